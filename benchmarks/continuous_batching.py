@@ -19,9 +19,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.models import make_model
+from ludic.engines.continuous import Sequences, make_rows, random_numbers, sample
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
-from ludic.engines.sampling import make_rows, random_numbers, sample
-from ludic.engines.sequences import Sequences
 from ludic.engines.transformers_engine import TransformersEngine
 
 _SHORT, _LONG = 16, 256

@@ -23,10 +23,8 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.measure import print_table
 from ludic.agents.agent import Agent
-from ludic.agents.limits import EpisodeLimits
-from ludic.agents.play import run_episode
-from ludic.agents.requests import EpisodeRequest, repeat
-from ludic.agents.single_agent import single_agent
+from ludic.agents.play import run_episode, single_agent
+from ludic.agents.requests import EpisodeLimits, EpisodeRequest, repeat
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams
 from ludic.environments.environment import Example, Split, Transition

@@ -33,14 +33,14 @@ import tyro
 
 import ludic
 from benchmarks.measure import print_table
-from ludic.agents import event_loop
 from ludic.agents.agent import Agent
 from ludic.batches import online
 from ludic.batches.online import OnlineSource
 from ludic.engines.engine import Completion, GenerationRequest
+from ludic.environments import event_loops
 from ludic.environments.environment import Example, Score, Split, Transition
 from ludic.environments.limits import LimitedEnvironments
-from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.single_turn import SingleTurn
 from ludic.eval.config import EvalConfig
 from ludic.eval.sampling import evaluate
 from ludic.models.chat import load_tokenizer
@@ -322,7 +322,7 @@ def _evaluate(model: str, url: str, max_batch: int, block_by_block: bool) -> tup
     with ExitStack() as stack:
         clock = stack.enter_context(Clock())
         stack.enter_context(_without_threads())
-        stack.enter_context(mock.patch.object(event_loop, "run", clock.run_until_complete))
+        stack.enter_context(mock.patch.object(event_loops, "run", clock.run_until_complete))
         engine = SimulatedEngine(clock, max_batch)
         # Examples that are stored are not sampled again, so each of many evaluations samples one further block.
         step = EvalConfig().examples_per_call if block_by_block else NUM_EXAMPLES

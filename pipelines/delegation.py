@@ -18,7 +18,7 @@ import tyro
 import ludic
 from ludic.adapters.imports.episodes import to_message
 from ludic.agents.delegation import delegate_schema, helper
-from ludic.environments.errands import Errands
+from ludic.environments.toys import Errands
 from ludic.models.tiny_chat import make_tiny_chat_model
 
 HIGHEST = 4

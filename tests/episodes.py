@@ -7,9 +7,8 @@ from typing import Any
 
 from ludic.agents import play
 from ludic.agents.agent import Agent
-from ludic.agents.limits import EpisodeLimits
-from ludic.agents.protocols import by_environment
-from ludic.agents.requests import EpisodeRequest
+from ludic.agents.play import by_environment
+from ludic.agents.requests import EpisodeLimits, EpisodeRequest
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example, Transition
 from ludic.records import Message, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata

@@ -1,19 +1,27 @@
-"""An agent: a model with its tokenizer, and how its completions are read and its prompts are made."""
+"""An agent: a model with its tokenizer, how its completions are read, and how its prompts are made."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from ludic.agents.contexts import Context, make_context
+from ludic.agents.delegation import SubAgent
 from ludic.agents.parsers import Parser, make_parser
-from ludic.agents.prompts import Render, make_render
 from ludic.agents.tools.formats import ToolFormat, make_tool_format
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.engines.engine import Engine
+from ludic.engines.engine import Completion, Engine
+from ludic.models.chat import render_prompt, render_text
+from ludic.records import Message
+from ludic.waits import Turns, in_thread
 
 if TYPE_CHECKING:
-    from ludic.agents.delegation import SubAgent
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +43,107 @@ class Agent:
     """Tools that the agent runs itself."""
     tool_format: ToolFormat = field(default_factory=partial(make_tool_format, "hermes"))
     """How the model writes tool calls."""
-    sub_agents: "tuple[SubAgent, ...]" = ()
+    sub_agents: tuple[SubAgent, ...] = ()
     """Agents to which it can hand tasks."""
-    render: Render = field(init=False, repr=False, compare=False)
+    render: "Render" = field(init=False, repr=False, compare=False)
     """Renders whole prompts; shared by all episodes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "render", make_render(self.tokenizer, self.toolbox.schemas))
+
+
+# --- Prompts ---------------------------------------------------------------------------------------------
+# Turn a growing conversation into prompts without tokenising sampled tokens again.
+#
+# While a conversation only grows, a prompt is the tokens so far and the tokens of what was added. What the chat
+# template writes between a completion and the next one does not depend on the completion's text, so it is rendered
+# behind a marker in the completion's place, and tokenised alone: tokens never merge across the border. If earlier
+# messages were changed or left out, the prompt is rendered as a whole.
+
+_LONG = 20_000
+"""Characters of a dialogue that take so long to tokenise, 10 ms, that they do not hold up other episodes."""
+_turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, WeakKeyDictionary[Any, Turns]]" = WeakKeyDictionary()
+"""Long prompts that are made at a time, by event loop and tokenizer."""
+
+Render = Callable[[tuple[Message, ...]], np.ndarray]
+"""Returns (length,) int32: the prompt of a dialogue, rendered as a whole. The array must not be changed."""
+
+
+def make_render(tokenizer: "PreTrainedTokenizerBase", tools: Sequence[Mapping[str, Any]] = ()) -> Render:
+    """Return a function that renders whole prompts; the episodes of a group begin alike, so it keeps recent ones.
+
+    tools: schemas of tools for the chat template.
+    """
+
+    @lru_cache(maxsize=64)
+    def render(messages: tuple[Message, ...]) -> np.ndarray:
+        prompt = render_prompt(tokenizer, messages, tools=tools)
+        prompt.flags.writeable = False
+        return prompt
+
+    return render
+
+
+class PromptBuilder:
+    """Builds the prompts of one agent in one episode."""
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        tools: Sequence[Mapping[str, Any]] = (),
+        render: Render | None = None,
+    ) -> None:
+        """tools: schemas of tools for the chat template. render: of the same tokenizer and tools; None makes one."""
+        self._tokenizer, self._tools = tokenizer, tools
+        self._render = render or make_render(tokenizer, tools)
+        self._seen: tuple[Message, ...] = ()
+        """Messages of the last call, with its completion; empty before the first."""
+        self._last: tuple[np.ndarray, Completion] | None = None
+        """The last call's prompt, (length,) int32, and completion."""
+
+    def build(self, messages: Sequence[Message]) -> np.ndarray:
+        """Return (length,) int32: the prompt of a call that sees these messages."""
+        if self._last is not None and tuple(messages[: len(self._seen)]) == self._seen:
+            prompt, completion = self._last
+            added = self._render_added(messages, completion)
+            if added is not None:
+                return np.concatenate([prompt, completion.tokens, added], dtype=np.int32)
+        return self._render(tuple(messages))
+
+    async def build_beside(self, messages: Sequence[Message]) -> np.ndarray:
+        """Return the prompt as `build` does. A long one is made in a thread, while the event loop goes on.
+
+        Of one tokenizer only one at a time, so that few take much memory, and that episodes of one example make one.
+        """
+        if sum(len(message.content) for message in messages) < _LONG:
+            return self.build(messages)
+        of_loop = _turns.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
+        async with of_loop.setdefault(self._tokenizer, Turns(1)).turn():
+            return await in_thread(partial(self.build, messages))
+
+    def complete(
+        self, messages: Sequence[Message], prompt: np.ndarray, completion: Completion, answer: Message
+    ) -> None:
+        """Note a call: its messages, its prompt, and its completion, also as a message."""
+        self._seen, self._last = (*messages, answer), (prompt, completion)
+
+    def _render_added(self, messages: Sequence[Message], completion: Completion) -> np.ndarray | None:
+        """Return the tokens that follow the last completion; None if the template leaves out the completion."""
+        *before, answer = self._seen
+        after = messages[len(self._seen) :]
+        marker = _marker(before, after, self._tools)
+        marked = [*before, Message(role=answer.role, content=marker), *after]
+        _, found, added = render_text(self._tokenizer, marked, tools=self._tools).rpartition(marker)
+        if not found:
+            return None
+        # The template ends a completion with the stop token, which was sampled if the completion was not cut off.
+        has_stopped = completion.finish_reason == "stop"
+        stop_text = self._tokenizer.decode([int(completion.tokens[-1])]) if has_stopped else ""
+        before_stop, stop, after_stop = added.partition(stop_text) if stop_text else (added, "", "")
+        added = after_stop if stop and not before_stop.strip() else added
+        return np.asarray(self._tokenizer(added, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+def _marker(*texts: object) -> str:
+    """Return a marker that is not in the texts: it holds their digest, which they can't."""
+    return f"LUDIC COMPLETION {blake2b(repr(texts).encode(errors='replace'), digest_size=16).hexdigest()}"

@@ -7,16 +7,13 @@ is the result of the tool. Its rows belong to the same episode, with parent_roll
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
 from ludic.agents.environment_calls import score_task
 from ludic.agents.parsers import Parser, make_parser
-from ludic.agents.tools.arguments import make_validator
 from ludic.agents.tools.registry import as_tool, built_in_tool
-from ludic.agents.tools.tool import Tool
-from ludic.agents.tools.toolbox import Toolbox
+from ludic.agents.tools.toolbox import Tool, Toolbox, make_validator
 from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kinds import CONTEXT, MCP, PARSER, SUB_AGENT, TOOL, Kind, build_own, find
 from ludic.environments.environment import TaskScorer, Transition
@@ -24,6 +21,11 @@ from ludic.environments.limits import HeldEnvironment
 from ludic.errors import ConfigError
 from ludic.records import Message
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+AnAgent = TypeVar("AnAgent", bound="DataclassInstance")
+"""An Agent, whose module imports this one."""
 DELEGATE = "delegate"
 """Name of the tool."""
 
@@ -64,7 +66,7 @@ class SubAgent:
                 raise ConfigError(f"sub-agent {self.name}: a tool of its own is named {DELEGATE!r}; rename it")
         return parts
 
-    def equip(self, agent: Agent) -> Agent:
+    def equip(self, agent: AnAgent) -> AnAgent:
         """Return this agent with the model of another."""
         return replace(agent, **self._parts)
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from reprlib import repr as shown
 from typing import Any, SupportsFloat
 
-from ludic.agents.failures import fails_the_episode
+from ludic.agents.requests import fails_the_episode
 from ludic.environments.environment import Example, GroupAnswer, SpanReward, Split, Transition, to_score
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
-from ludic.environments.single_turn_adapter import transition_of
+from ludic.environments.single_turn import transition_of
 from ludic.printable import storable
 from ludic.records import LARGEST_REWARD, Message
 

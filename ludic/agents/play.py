@@ -1,26 +1,37 @@
-"""Run an episode by a protocol: an async function over the agents and the environment.
+"""Play an episode by a protocol, an async function over the agents and the environment; and the protocols of ludic.
 
 The protocol gets a Play, lets agents join, asks them to act and steps the environment. Limits, errors and rows are
 handled here, so a protocol holds nothing but the game. Errors of the environment are stored in the rows, not raised.
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 from ludic.agents import environment_calls as calls
 from ludic.agents.agent import Agent
 from ludic.agents.delegation import Delegate, SubAgent, SubTask, delegate_validators
 from ludic.agents.episode import Part
-from ludic.agents.failures import ENGINE_ERRORS, EpisodeFailedError, LimitReachedError, fails_the_episode
-from ludic.agents.limits import Ending, EpisodeLimits, TokenBudget, ending
 from ludic.agents.player import Player
-from ludic.agents.requests import EpisodeRequest, derive_seed
-from ludic.agents.single_agent import play_alone
-from ludic.agents.tools.functions import environment_tools
-from ludic.agents.tools.tool import Tool
-from ludic.agents.tools.toolbox import Toolbox
+from ludic.agents.requests import (
+    ENGINE_ERRORS,
+    Ending,
+    EpisodeFailedError,
+    EpisodeLimits,
+    EpisodeRequest,
+    LimitReachedError,
+    TokenBudget,
+    derive_seed,
+    ending,
+    fails_the_episode,
+)
+from ludic.agents.tools.registry import environment_tools
+from ludic.agents.tools.toolbox import Tool, Toolbox
+from ludic.code.files import NO_FILES, Files, python_file_of
+from ludic.code.kinds import PROTOCOL, find
 from ludic.code.run import describe
 from ludic.environments.environment import Transition
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
@@ -253,3 +264,97 @@ async def _answer(child: Player, environment: SubTask) -> str:
         raise ToolError(f"the agent failed: {child.error}")
     assert environment.answer is not None, "the task is over"
     return environment.answer
+
+
+# --- Protocols by name -----------------------------------------------------------------------------------
+# single_agent, several_agents, or a function of your own in path/to/file.py:name. Without a name, the environment
+# decides. Every failure raises ConfigError.
+
+
+async def by_environment(play: Play) -> None:
+    """Play the protocol that fits the environment."""
+    has_several = hasattr(play.environment, "next_agents")  # isinstance of a Protocol is slow
+    await (several_agents if has_several else single_agent)(play)
+
+
+def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
+    """Return a protocol; runs a user's file. An error of the user's function fails the episode, not the worker.
+
+    files: files to run instead of those on disk, by path as in the name.
+    """
+    if name is None:
+        return by_environment
+    own: Protocol = find(PROTOCOL, name, files)
+    if python_file_of(name) is None:
+        return own
+    if not inspect.iscoroutinefunction(own):
+        raise ConfigError(f"protocol {name}: wanted a function that begins with `async def`")
+
+    @wraps(own)
+    async def guarded(play: Play) -> None:
+        with fails_the_episode(unless=ENGINE_ERRORS):
+            await own(play)
+
+    return guarded
+
+
+# --- One agent in one environment: ask the agent, step the environment, until an end ---------------------
+
+
+async def single_agent(play: Play) -> None:
+    """Play one agent in one environment."""
+    await play_alone(play.join(messages=await play.reset()), play.step)
+
+
+async def play_alone(player: Player, step: Callable[[str], Awaitable[Transition]]) -> None:
+    """Let a player act in an environment that was reset, until the episode is over.
+
+    step: applies an action. An error of it ends the episode.
+    """
+    while not player.is_over:
+        action = await player.act()
+        if action is None:
+            continue
+        try:
+            player.take(await step(action))
+        except EpisodeFailedError as error:
+            return player.fail(str(error))
+    return None
+
+
+# --- Several agents in one environment -------------------------------------------------------------------
+# Those whose turn it is act at the same time, then the environment is stepped.
+
+
+async def several_agents(play: Play) -> None:
+    """Play all agents of a MultiAgentEnvironment, each with the run's model and a dialogue of its own."""
+    first = await calls.reset_agents(play.held, play.request.example)
+    players = {agent_id: play.join(agent_id, messages) for agent_id, messages in first.items()}
+    while playing := [agent_id for agent_id, player in players.items() if not player.is_over]:
+        acting = await calls.next_agents(play.held, playing)
+        actions = await _act_together([players[agent_id] for agent_id in acting])
+        try:
+            transitions = await calls.step_agents(play.held, dict(zip(acting, actions, strict=True)), players)
+            for agent_id, transition in transitions.items():
+                player = players[agent_id]
+                (player.take if agent_id in acting else player.hear)(transition)
+        except EpisodeFailedError as error:
+            return play.fail(str(error))
+    return None
+
+
+async def _act_together(players: Sequence[Player]) -> list[str]:
+    """Ask players at the same time. If one can't act, the others are stopped."""
+    tasks = [asyncio.ensure_future(_act(player)) for player in players]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _act(player: Player) -> str:
+    """Ask a player until it acts."""
+    while (action := await player.act()) is None:
+        pass
+    return action

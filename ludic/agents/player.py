@@ -5,30 +5,37 @@ cut off and is refused, is a step of its own: the environment is not stepped, an
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ludic.agents.agent import Agent
+from ludic.agents.agent import Agent, PromptBuilder
 from ludic.agents.contexts import Context, text_after_thinking
 from ludic.agents.environment_calls import check_text, checked, checked_messages, finite
 from ludic.agents.episode import Episode, Part
-from ludic.agents.failures import EpisodeFailedError, LimitReachedError, fails_the_episode
-from ludic.agents.limits import EpisodeLimits, TokenBudget
-from ludic.agents.prompts import PromptBuilder
-from ludic.agents.requests import EpisodeRequest, derive_seed
-from ludic.agents.reward_spans import rewards_at_tokens
-from ludic.agents.steps import Step, merge
+from ludic.agents.requests import (
+    EpisodeFailedError,
+    EpisodeLimits,
+    EpisodeRequest,
+    LimitReachedError,
+    TokenBudget,
+    derive_seed,
+    fails_the_episode,
+)
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.engines.checks import check_completion
-from ludic.engines.engine import Completion, GenerationRequest
-from ludic.environments.environment import Transition
+from ludic.engines.engine import Completion, GenerationRequest, check_completion
+from ludic.environments.environment import SpanReward, Transition
 from ludic.errors import ConfigError, ModelError
 from ludic.models.chat import decode
 from ludic.printable import shortened
 from ludic.records import ActionTarget, Message, Rollout, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 INCOMPLETE_OBSERVATION = "Your answer was cut off: it reached the limit of tokens. Answer more briefly."
 """Observation of the agent instead of the environment's answer, if its completion was cut off."""
@@ -427,3 +434,81 @@ def _numbered(calls: Sequence[ToolCall], num_calls: int) -> tuple[ToolCall, ...]
 def _as_message(call: ToolCall) -> Message:
     content = call.result if call.error is None else f"Error: {call.error}"
     return Message(role="tool", content=content or "", name=call.name)
+
+
+# --- Steps -----------------------------------------------------------------------------------------------
+# A step of one agent: its action, and what comes of it until the agent acts again.
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that is not recorded yet, since more may come of it."""
+
+    observation: str | None
+    action: str | None
+    start: int | None
+    """Index of the action in the completion's text; None if it is not known."""
+    token_rewards: list[tuple[int, float]] = field(default_factory=list)
+    transitions: list[Transition] = field(default_factory=list)
+
+
+def merge(transitions: Sequence[Transition]) -> Transition | None:
+    """Return what came of an action in all; None if nothing has. Rewards of spans are at their tokens by then."""
+    if len(transitions) <= 1:
+        return transitions[0] if transitions else None
+    observations = [each.observation for each in transitions if each.observation is not None]
+    components: dict[str, float] = {}
+    for each in transitions:
+        for name, value in each.reward_components.items():
+            components[name] = components.get(name, 0.0) + value
+    return Transition(
+        observation="\n\n".join(observations) if observations else None,
+        reward=sum(each.reward for each in transitions),
+        reward_components=components,
+        terminated=any(each.terminated for each in transitions),
+        truncated=any(each.truncated for each in transitions),
+        info={name: value for each in transitions for name, value in each.info.items()},
+        extra={name: value for each in transitions for name, value in each.extra.items()},
+    )
+
+
+# --- Rewards of parts of an action -----------------------------------------------------------------------
+# The tokens of a completion at which they fall.
+
+
+def rewards_at_tokens(
+    tokenizer: "PreTrainedTokenizerBase",
+    tokens: np.ndarray,
+    action: str,
+    spans: Sequence[SpanReward],
+    *,
+    start: int | None = None,
+) -> list[tuple[int, float]]:
+    """Return for each span the index of the token that ends it, and its reward.
+
+    tokens: (length,) int32, the completion. action: what a parser found in it, and start: where in its text. Where the
+    action is not in the text, or no start is known and it is there more than once, all rewards fall at the last token.
+    """
+    if not spans:
+        return []
+    start = _start_of(action, decode(tokenizer, tokens), start)
+    if start is None:
+        return [(len(tokens) - 1, span.reward) for span in spans]
+    return [(_token_of(tokenizer, tokens, start + span.end), span.reward) for span in spans]
+
+
+def _start_of(action: str, text: str, start: int | None) -> int | None:
+    if isinstance(start, int) and start >= 0 and text.startswith(action, start):  # a user's parser may say anything
+        return start
+    first = text.find(action)
+    return first if first >= 0 and first == text.rfind(action) else None
+
+
+def _token_of(tokenizer: "PreTrainedTokenizerBase", tokens: np.ndarray, num_characters: int) -> int:
+    """Return the index of the first token with which the text has this number of characters."""
+
+    def num_complete(index: int) -> int:
+        # The bytes of a character that is not complete are decoded as U+FFFD.
+        return len(decode(tokenizer, tokens[: index + 1]).rstrip("\ufffd"))
+
+    return min(bisect_left(range(len(tokens)), num_characters, key=num_complete), len(tokens) - 1)

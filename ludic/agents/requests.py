@@ -1,13 +1,21 @@
-"""Requests: the inputs of an episode. One request is one episode."""
+"""What an episode is asked to do, within which limits, and how it fails. One request is one episode."""
 
+import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import cycle, product
+from types import TracebackType
 from typing import Any
 
+from ludic.code.run import as_error, describe
+from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example
+from ludic.errors import ConfigError, EngineError, ModelError
+from ludic.printable import storable
 from ludic.records import Purpose
 
 
@@ -64,3 +72,123 @@ def derive_seed(*parts: int) -> int:
     """Return a seed of 63 bits from integers: the same on every machine, and unrelated for neighbouring integers."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+# --- Limits ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLimits:
+    """Limits of an episode."""
+
+    max_steps: int | None = None
+    """Maximum steps of each agent in the environment; None takes the environment's own, else MAX_STEPS."""
+    max_seq_len: int | None = None
+    """Maximum tokens of prompt and completion together; None is the engine's."""
+    max_observation_characters: int | None = MAX_OBSERVATION_CHARACTERS
+    """Maximum characters of an observation; the rest is cut. None is no limit."""
+    max_tool_rounds: int = 16
+    """Maximum completions with tool calls before one step of the environment."""
+    max_tool_calls: int = 16
+    """Maximum tool calls of one completion that are run; the others get an error."""
+    accept_incomplete: bool = False
+    """Pass a completion that reached max_tokens on, instead of refusing it."""
+    timeout_s: float | None = None
+    """Maximum seconds of an episode; None is no limit."""
+    max_depth: int = 1
+    """Maximum number of agents above one that works on a task that was handed to it."""
+    max_children: int = 8
+    """Maximum tasks that are handed on in an episode."""
+    max_child_tokens: int | None = None
+    """Maximum tokens that are sampled for all of these tasks; None is no limit."""
+
+
+class Ending:
+    """Lets whoever has started an episode end it early."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        """Why the episode was ended; None if nobody did."""
+        self._limit: asyncio.Timeout | None = None
+
+    def end(self, reason: str) -> None:
+        """End the episode, which stores what it has, with an error. reason: the error."""
+        self.reason = reason
+        self._expire()
+
+    def watch(self, limit: asyncio.Timeout | None) -> None:
+        """Let the limit end the episode, at once if it has been ended already. None: the episode is over."""
+        self._limit = limit
+        if self.reason is not None:
+            self._expire()
+
+    def _expire(self) -> None:
+        if self._limit is not None:
+            with suppress(RuntimeError):  # the episode is about to end
+                self._limit.reschedule(asyncio.get_running_loop().time())
+
+
+ending: ContextVar[Ending | None] = ContextVar("ending", default=None)
+"""How to end the episode that begins in this context."""
+
+
+class TokenBudget:
+    """Tokens that several agents share, which may sample at the same time."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_left = num_tokens
+
+    def reserve(self, wanted: int) -> int:
+        """Return at most `wanted` tokens, at least one. Raises LimitReachedError if none is left."""
+        if self.num_left <= 0:
+            raise LimitReachedError("budget", "the tokens for tasks that are handed on are used up or reserved")
+        granted = min(wanted, self.num_left)
+        self.num_left -= granted
+        return granted
+
+    def give_back(self, unused: int) -> None:
+        """Give back tokens that were reserved and not sampled."""
+        self.num_left += unused
+
+
+# --- Failures --------------------------------------------------------------------------------------------
+# Code that is not ludic's is called so that its mistakes fail one episode and never the worker.
+
+ENGINE_ERRORS = (ModelError, ConfigError, EngineError)
+"""Errors of an engine, which end the worker; no agent reads them, and no episode fails by them."""
+
+
+class EpisodeFailedError(Exception):
+    """An environment, a parser or a context raised an error, or returned what can't be stored; the text says which."""
+
+
+class LimitReachedError(Exception):
+    """A limit ends the episode."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        """reason: truncation reason of the rows."""
+        super().__init__(message)
+        self.reason = reason
+
+
+class fails_the_episode:  # noqa: N801
+    """Raise EpisodeFailedError for what the block raises, see `as_error`; its text is one line that UTF-8 can hold.
+
+    An episode enters about ten of these, and a generator would cost three times as much.
+    """
+
+    __slots__ = ("_passing",)
+
+    def __init__(self, unless: tuple[type[Exception], ...] = ()) -> None:
+        """unless: errors that pass as they are, besides EpisodeFailedError and LimitReachedError."""
+        self._passing = (EpisodeFailedError, LimitReachedError, *unless)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failure = None if error is None else as_error(error, in_coroutine=True)
+        if failure is not None and not isinstance(failure, self._passing):
+            raise EpisodeFailedError(storable(describe(failure))) from failure

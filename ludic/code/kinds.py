@@ -93,16 +93,16 @@ class Kind:
 ENVIRONMENT = Kind(
     role="environment",
     built_in={
-        "addition": "ludic.environments.addition:Addition",
-        "errands": "ludic.environments.errands:Errands",
-        "guess_number": "ludic.environments.guess_number:GuessNumber",
+        "addition": "ludic.environments.toys:Addition",
+        "errands": "ludic.environments.toys:Errands",
+        "guess_number": "ludic.environments.toys:GuessNumber",
         "moar_cats": "ludic.environments.moar_cats:MoarCats",
-        "number_comparison": "ludic.environments.number_comparison:NumberComparison",
-        "opposites": "ludic.environments.opposites:Opposites",
-        "sequential_digits": "ludic.environments.sequential_digits:SequentialDigits",
-        "tic_tac_toe": "ludic.environments.tic_tac_toe:TicTacToe",
-        "tic_tac_toe_self_play": "ludic.environments.tic_tac_toe:TicTacToeSelfPlay",
-        "word_problems": "ludic.environments.word_problems:WordProblems",
+        "number_comparison": "ludic.environments.toys:NumberComparison",
+        "opposites": "ludic.environments.toys:Opposites",
+        "sequential_digits": "ludic.environments.toys:SequentialDigits",
+        "tic_tac_toe": "ludic.environments.toys:TicTacToe",
+        "tic_tac_toe_self_play": "ludic.environments.toys:TicTacToeSelfPlay",
+        "word_problems": "ludic.environments.toys:WordProblems",
     },
     packages={
         "reasoning_gym/": "ludic.adapters.environments.reasoning_gym:FAMILY",
@@ -118,10 +118,10 @@ ENVIRONMENT = Kind(
 SCORER = Kind(
     role="scorer",
     built_in={
-        "exact": "ludic.environments.qa_scorers:score_exact",
-        "numeric": "ludic.environments.qa_scorers:score_numeric",
-        "math": "ludic.environments.qa_scorers:score_math",
-        "regex": "ludic.environments.qa_scorers:score_regex",
+        "exact": "ludic.environments.qa:score_exact",
+        "numeric": "ludic.environments.qa:score_numeric",
+        "math": "ludic.environments.qa:score_math",
+        "regex": "ludic.environments.qa:score_regex",
     },
     own=(_FUNCTION,),
     noun="function",
@@ -168,8 +168,8 @@ TOOL = Kind(
 PROTOCOL = Kind(
     role="protocol",
     built_in={
-        "single_agent": "ludic.agents.single_agent:single_agent",
-        "several_agents": "ludic.agents.several_agents:several_agents",
+        "single_agent": "ludic.agents.play:single_agent",
+        "several_agents": "ludic.agents.play:several_agents",
     },
     own=(_FUNCTION,),
 )

@@ -3,6 +3,9 @@
 One thread runs the model and changes its weights, so the event loops of the callers stay free. It exists while its
 `ContinuousBatch` does, and works only while there are requests. transformers' own continuous batching is not used: it
 draws all tokens of a batch from one random generator, so a request's seed would not determine its tokens.
+
+Below: `Sequences`, the batch in the model's key-value cache, and `sample`, which draws its next tokens. Both are pure
+tensor code.
 """
 
 import asyncio
@@ -14,16 +17,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isnan
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ludic.engines.engine import Completion, GenerationRequest
-from ludic.engines.sampling import Rows, kept_ids, make_rows, random_numbers, sample
-from ludic.engines.sequences import Sequences
+from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, nan_logits
 from ludic.errors import ModelError
+from ludic.models.families import Sampled, probe_sequences
 from ludic.records import WeightSpan
 
 _JOIN_SHARE = 0.25
@@ -68,7 +72,7 @@ class _Call:
             self.kept_tokens.append(kept)
         stopped = token in self.stop_token_ids
         if isnan(logprob):
-            self.end(ModelError(f"the weights of version {version} give NaN logits; did training diverge?"))
+            self.end(ModelError(nan_logits(version)))
         elif stopped or len(self.tokens) == self.request.params.max_tokens:
             completion = Completion(
                 tokens=np.array(self.tokens, dtype=np.int32),
@@ -285,3 +289,273 @@ def _settle(calls: Sequence[_Call]) -> None:
 def _settle_here(calls: Sequence[_Call]) -> None:
     for call in calls:
         call.settle()
+
+
+# --- Sequences in a key-value cache ----------------------------------------------------------------------
+# Sequences that a model extends token by token. They may leave the batch and others join it; the caller draws the
+# tokens.
+#
+# Shapes: B = sequences of the batch, L = tokens of the longest, V = vocabulary, H = heads, D = size of a head.
+
+
+class Sequences:
+    """A batch of left-padded sequences in a model's key-value cache."""
+
+    logits: Tensor
+    """(B, V), of the next tokens, in the model's dtype."""
+
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[np.ndarray], max_length: int) -> None:
+        """Run the prompts, each int32; equal prompts, as in a group of rollouts, are run once.
+
+        max_length: maximum tokens of a sequence.
+        """
+        self._model = model
+        self._last_position = max_length - 1
+        unique = {prompt.tobytes(): prompt for prompt in prompts}
+        tokens, mask = (array.to(model.device) for array in _pad_left(list(unique.values())))
+        self._mask = mask
+        """(B, L) int64, 0 for padding."""
+        self._cache = DynamicCache(config=model.config)
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        self._position = positions[:, -1:]
+        """(B, 1) int64, of the last token."""
+        self._forward(tokens, positions)
+        if len(unique) < len(prompts):
+            index_of = {key: index for index, key in enumerate(unique)}
+            self._index(torch.tensor([index_of[prompt.tobytes()] for prompt in prompts], device=model.device))
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self._mask)
+
+    @property
+    def can_join(self) -> bool:
+        """Whether `join` supports all layers of the cache; it does not support linear attention, for example."""
+        return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in self._cache.layers)
+
+    def select(self, indexes: Tensor) -> None:
+        """Keep the sequences at `indexes`, (n,) int64, and drop padding that none of them needs."""
+        self._index(indexes)
+        padding = int(self._mask.any(dim=0).int().argmax())
+        if padding > 0 and self.can_join:
+            self._mask = self._mask[:, padding:]
+            for layer in self._cache.layers:
+                _drop_left(layer, padding)
+
+    def extend(self, tokens: Tensor) -> None:
+        """Append one token, (B,) int64, to each sequence."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        # A finished sequence may wait in the batch; the positions of its padding must stay in the model's range.
+        self._position = (self._position + 1).clamp(max=self._last_position)
+        self._forward(tokens[:, None], self._position)
+
+    def join(self, others: "Sequences") -> None:
+        """Append other sequences of the same model to the batch; `others` must not be used afterwards."""
+        length = max(self._mask.shape[1], others._mask.shape[1])
+        self._mask = _stack_right_aligned(self._mask[..., None], others._mask[..., None], length)[..., 0]
+        self._position = torch.cat([self._position, others._position])
+        self.logits = torch.cat([self.logits, others.logits])
+        for layer, other in zip(self._cache.layers, others._cache.layers, strict=True):
+            _join_layers(layer, other)
+
+    def _index(self, indexes: Tensor) -> None:
+        self.logits, self._mask, self._position = self.logits[indexes], self._mask[indexes], self._position[indexes]
+        self._cache.reorder_cache(indexes)
+
+    def _forward(self, tokens: Tensor, positions: Tensor) -> None:
+        output = self._model(
+            input_ids=tokens,
+            attention_mask=self._mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.logits = output.logits[:, -1]
+
+
+def _pad_left(prompts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Return tokens and attention mask, each (B, L) int64; padding is token 0 with mask 0."""
+    tokens = torch.zeros(len(prompts), max(len(prompt) for prompt in prompts), dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts):
+        tokens[row, -len(prompt) :] = torch.from_numpy(np.array(prompt, dtype=np.int64))
+        mask[row, -len(prompt) :] = 1
+    return tokens, mask
+
+
+def _drop_left(layer: DynamicLayer, padding: int) -> None:
+    """Drop the first columns of the batch from a layer of the cache."""
+    if isinstance(layer, DynamicSlidingWindowLayer):  # holds the last sliding_window - 1 columns only
+        layer.cumulative_length -= padding
+        padding = max(0, layer.keys.shape[-2] - layer.cumulative_length)
+    layer.keys, layer.values = layer.keys[:, :, padding:], layer.values[:, :, padding:]
+
+
+def _join_layers(layer: DynamicLayer, other: DynamicLayer) -> None:
+    """Append the other layer's rows; in both, the last column is the last token."""
+    length = max(layer.keys.shape[-2], other.keys.shape[-2])
+    layer.keys = _stack_right_aligned(layer.keys, other.keys, length)
+    layer.values = _stack_right_aligned(layer.values, other.values, length)
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        layer.cumulative_length = max(layer.cumulative_length, other.cumulative_length)
+
+
+def _stack_right_aligned(top: Tensor, bottom: Tensor, length: int) -> Tensor:
+    """Concatenate tensors, (B, ..., L, D), along B; their L may differ and is filled up with zeros on the left."""
+    stacked = top.new_zeros(len(top) + len(bottom), *top.shape[1:-2], length, top.shape[-1])
+    stacked[: len(top), ..., length - top.shape[-2] :, :] = top
+    stacked[len(top) :, ..., length - bottom.shape[-2] :, :] = bottom
+    return stacked
+
+
+def probe_batches(model: PreTrainedModel) -> Sampled:
+    """Return the logprobs that a batch gives to the sequences of a probe, which join and leave it on the way.
+
+    The first half of each is its prompt; their tokens are given, not drawn.
+    """
+    tokens = probe_sequences()
+    half, longest = len(tokens) // 2, max(map(len, tokens))
+    first, second = [list(range(half)), list(range(half, len(tokens)))]
+    logprobs: list[list[float]] = [[] for _ in tokens]
+
+    def begin(rows: list[int]) -> Sequences:
+        return Sequences(model, [tokens[row][: len(tokens[row]) // 2] for row in rows], longest)
+
+    def next_token(row: int) -> int:
+        return int(tokens[row][len(tokens[row]) // 2 + len(logprobs[row])])
+
+    def is_live(row: int) -> bool:
+        return len(logprobs[row]) < len(tokens[row]) - len(tokens[row]) // 2
+
+    def run(rows: list[int], joining: list[int]) -> None:
+        batch = begin(rows)
+        while True:
+            given = [next_token(row) for row in rows]
+            found = batch.logits.double().log_softmax(-1)
+            for index, row in enumerate(rows):
+                logprobs[row].append(found[index, given[index]].item())
+            live = [index for index, row in enumerate(rows) if is_live(row)]
+            if not live:
+                return
+            batch.select(torch.tensor(live, device=model.device))
+            rows = [rows[index] for index in live]
+            batch.extend(torch.tensor([given[index] for index in live], device=model.device))
+            if joining and len(logprobs[rows[0]]) == 2:
+                batch.join(begin(joining))
+                rows, joining = rows + joining, []
+
+    if begin(first).can_join:
+        run(first, second)
+    else:
+        run(first, [])
+        run(second, [])
+    return list(zip(tokens, logprobs, strict=True))
+
+
+# --- The next token of each sequence ---------------------------------------------------------------------
+# Sample the next token of every row of a batch, each row with its own parameters and random numbers.
+#
+# Pure tensor code. A row's token depends only on its own logits, parameters and uniforms, so a request gives the same
+# tokens whatever else is in its batch. Batches of another shape round logits differently (about 1e-6); that changes a
+# token only if its uniform is this close to a boundary.
+#
+# Shapes: B = rows, V = vocabulary.
+
+
+OFF = torch.iinfo(torch.int64).max
+"""top_k of a row that keeps all tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Parameters as tensors, one entry per row. A tensor is None if no row uses it, which skips the work."""
+
+    temperature: Tensor
+    """(B, 1) float32; 1 for greedy rows."""
+    greedy: Tensor | None
+    """(B,) bool: rows that take the most likely token."""
+    top_k: Tensor | None
+    """(B, 1) int64; OFF disables it for a row."""
+    top_p: Tensor | None
+    """(B, 1) float32; infinity disables it for a row, since a sum of probabilities may round to 1 too early."""
+    wants_kept: Tensor | None
+    """(B, 1) bool: rows whose kept tokens are asked for."""
+
+
+class Drawn(NamedTuple):
+    """Next tokens."""
+
+    tokens: Tensor
+    """(B,) int64."""
+    logprobs: Tensor
+    """(B,) float32, nats."""
+    kept: Tensor | None
+    """(B, V) bool: tokens that top_k and top_p kept, all False in rows that do not ask; None if no row asks."""
+
+
+def make_rows(params: Sequence[SamplingParams], device: torch.device) -> Rows:
+    """Build rows from the parameters of at least one request."""
+
+    def column(values: list, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    greedy = [p.temperature == 0 for p in params]
+    top_k = [p.top_k or OFF for p in params]
+    top_p = [p.top_p if p.top_p < 1 else float("inf") for p in params]
+    wants_kept = [p.wants_kept_tokens for p in params]
+    return Rows(
+        temperature=column([[p.temperature or 1.0] for p in params], torch.float32),
+        greedy=column(greedy, torch.bool) if any(greedy) else None,
+        top_k=column(top_k, torch.int64)[:, None] if min(top_k) < OFF else None,
+        top_p=column(top_p, torch.float32)[:, None] if min(top_p) < 1 else None,
+        wants_kept=column(wants_kept, torch.bool)[:, None] if any(wants_kept) else None,
+    )
+
+
+def random_numbers(seed: int) -> np.random.Generator:
+    """Return a request's random numbers: its n-th token takes the n-th call of `random`, a float64 in [0, 1)."""
+    # Philox is designed for streams that differ only by their key (Salmon et al. 2011).
+    return np.random.Generator(np.random.Philox(key=seed % 2**64))
+
+
+def sample(logits: Tensor, rows: Rows, uniforms: Tensor) -> Drawn:
+    """Sample next tokens.
+
+    logits: (B, V). uniforms: (B,) float64 in [0, 1), for inverting the cumulative distribution. The distribution is
+    the softmax of logits / temperature, cut to top_k, then to top_p, and renormalised; logprobs are under this
+    distribution. A row with NaN among its logits gets an arbitrary token and the logprob NaN.
+    """
+    scaled = logits.float() / rows.temperature
+    if rows.top_k is not None or rows.top_p is not None:
+        scaled = _cut(scaled, rows.top_k, rows.top_p)
+    logprobs = torch.log_softmax(scaled, dim=-1)
+    # float64: the error of a float32 sum over 150,000 tokens exceeds the probability of most of them.
+    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # only NaN goes past the end
+    taken = logprobs.gather(-1, tokens)
+    tokens, taken = tokens[:, 0], taken[:, 0]
+    if rows.greedy is not None:
+        tokens = torch.where(rows.greedy, logits.argmax(dim=-1), tokens)
+        taken = torch.where(rows.greedy, taken - taken, taken)  # 0, or NaN if it was NaN
+    return Drawn(tokens, taken, None if rows.wants_kept is None else scaled.isfinite() & rows.wants_kept)
+
+
+def kept_ids(kept: Tensor) -> list[np.ndarray]:
+    """Return the ids of each row's kept tokens, each (kept,) int32 ascending, on the CPU. kept: (B, V) bool."""
+    ids = kept.nonzero()[:, 1].int().cpu().numpy()
+    return np.split(ids, kept.sum(dim=1).cumsum(dim=0)[:-1].cpu().numpy())
+
+
+def _cut(scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+    """Return (B, V) logits with -inf outside top_k and top_p; of equally likely tokens, the lower id comes first."""
+    ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        rank = torch.arange(scaled.shape[-1], device=scaled.device)
+        ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
+    if top_p is not None:
+        probabilities = ordered.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        ordered = ordered.masked_fill(before >= top_p, -torch.inf)
+    return torch.empty_like(scaled).scatter(-1, tokens, ordered)

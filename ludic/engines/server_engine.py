@@ -4,8 +4,8 @@ Reads Hugging Face folders, to check them and to name them to the servers, which
 Several workers may share servers, without a coordinator, by these rules (server_pool.py, server_loading.py):
 
 - **Who loads.** Each worker brings each of its servers to the newest version that it knows. A server's label says what
-  it holds, and who is loading (weight_labels.py). Of workers that load at the same time one does; the others wait, find
-  the version there, and load nothing. A server that `ludic serve` started loads by itself, and workers only wait.
+  it holds, and who is loading (server_loading.py). Of workers that load at the same time one does; the others wait,
+  find the version there, and load nothing. A server that `ludic serve` started loads by itself, and workers only wait.
 - **The newest version of the run wins.** A server that holds a newer version than a worker wants stays as it is. The
   worker samples with it and stores, for each token, the version that the server gives.
 - **A server gets requests** only while it holds the wanted version or a newer one. Not so: one that is down; one that
@@ -33,13 +33,11 @@ from uuid import uuid4
 import httpx2
 
 from ludic.bounds import check_types
-from ludic.engines.checks import check_request
-from ludic.engines.engine import Completion, GenerationRequest
+from ludic.engines.engine import Completion, GenerationRequest, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import Server, check_url
-from ludic.engines.server_loading import Wanted
+from ludic.engines.server_loading import Wanted, Weights
 from ludic.engines.server_pool import ServerPool
-from ludic.engines.weight_labels import Weights
 from ludic.errors import ConfigError, ModelError
 from ludic.masking import SERVER_LOGIN, keep_secret
 from ludic.models.adapters import base_of_adapter

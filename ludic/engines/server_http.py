@@ -206,7 +206,7 @@ class Server:
             return "unknown"
 
     async def label(self) -> str:
-        """Return the label of the weights, see ludic.engines.weight_labels."""
+        """Return the label of the weights, see ludic.engines.server_loading."""
         try:
             content = await self._call("GET", "/weight_info")
         except MissingEndpointError as error:

@@ -11,17 +11,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from xxhash import xxh3_64_intdigest
 
-from ludic.engines.checks import why_no_answer
-from ludic.engines.engine import Completion, GenerationRequest
-from ludic.engines.server_checks import ServerFacts, inspect
+from ludic.engines.engine import Completion, GenerationRequest, why_no_answer
 from ludic.engines.server_http import (
     SERVE_NAME,
     Answer,
@@ -31,10 +30,8 @@ from ludic.engines.server_http import (
     Span,
     UnreachableError,
 )
-from ludic.engines.server_loading import Wanted, load
-from ludic.engines.server_prefixes import Prefixes, hash_blocks
-from ludic.engines.vllm_params import to_completion, to_vllm_params
-from ludic.engines.weight_labels import is_claim, weights_of
+from ludic.engines.server_loading import ServerFacts, Wanted, inspect, is_claim, load, weights_of
+from ludic.engines.vllm_options import to_completion, to_vllm_params
 from ludic.errors import ConfigError, LudicError, ModelError, NoServerError
 from ludic.records import WeightSpan
 from ludic.schema.validation import LOGPROB_TOLERANCE
@@ -82,7 +79,7 @@ class _Member:
     """Last claim in its label, and when it was first seen (monotonic, in seconds)."""
     calls: set[asyncio.Task] = field(default_factory=set)
     """Requests that it is working on."""
-    prefixes: Prefixes = field(default_factory=Prefixes)
+    prefixes: "Prefixes" = field(default_factory=lambda: Prefixes())
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -427,3 +424,53 @@ def _same_weights(server: Server, before: str, after: str, length: int) -> list[
             "--enable-scale-out, and it does"
         )
     return [Span(before, 0, length)]
+
+
+# --- Prefixes of prompts in a server's cache -------------------------------------------------------------
+# Which beginnings of prompts a server has in its prefix cache, as far as a worker knows. Pure.
+#
+# vLLM keeps the keys and values of whole blocks of tokens. It names a block by a hash over its tokens, the hash of the
+# block before it, and, in the first block, the salt of the request. A worker does the same with what it sends to each
+# server, so the next turn of an episode and the other rollouts of a group find the server that has computed their
+# beginning. A wrong guess costs time only: vLLM itself decides what it takes from its cache.
+
+_BLOCK = 16
+"""Tokens of a block; vLLM's own size on GPUs."""
+_MOST_BLOCKS = 1 << 16
+"""Blocks of a server that are remembered: a million tokens, in some 10 MB. A large GPU holds about as many."""
+
+
+class Prefixes:
+    """The blocks that were sent to one server or came from it, at most _MOST_BLOCKS; those used last are kept."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, blocks: Sequence[int]) -> None:
+        """Remember blocks, from `hash_blocks`."""
+        for block in reversed(blocks):  # so that a sequence loses its last block first
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > _MOST_BLOCKS:
+            self._blocks.popitem(last=False)
+
+    def count(self, blocks: Sequence[int]) -> int:
+        """Return how many of the blocks, from the first one on, the server has."""
+        return next((index for index, block in enumerate(blocks) if block not in self._blocks), len(blocks))
+
+    def clear(self) -> None:
+        """Forget all, as a server does that was started again."""
+        self._blocks.clear()
+
+
+def hash_blocks(tokens: np.ndarray, salt: str) -> list[int]:
+    """Return a hash of each whole block of tokens, which depends on all tokens up to its end.
+
+    tokens: (length,) int32. salt: names the weights, so that no block is found again under others.
+    """
+    data, hashes, last = np.ascontiguousarray(tokens, dtype=np.int32).tobytes(), [], xxh3_64_intdigest(salt.encode())
+    size = _BLOCK * np.dtype(np.int32).itemsize
+    for end in range(size, len(data) + 1, size):
+        last = xxh3_64_intdigest(data[end - size : end], seed=last)
+        hashes.append(last)
+    return hashes

@@ -6,21 +6,24 @@ process has died: the worker must then start again.
 """
 
 import asyncio
+import json
 import threading
 import time
+import warnings
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from transformers import PretrainedConfig
 
-from ludic.engines.checks import check_request
-from ludic.engines.engine import Completion, GenerationRequest
+from ludic.engines.engine import Completion, GenerationRequest, check_request
 from ludic.engines.registry import EngineSetup
-from ludic.engines.vllm_lora import Adapter, open_adapter
 from ludic.engines.vllm_options import (
     check_device,
     check_installed,
@@ -28,17 +31,20 @@ from ludic.engines.vllm_options import (
     engine_arguments,
     set_cpu_variables,
     set_variables,
+    to_completion,
+    to_vllm_params,
 )
-from ludic.engines.vllm_params import to_completion, to_vllm_params
-from ludic.engines.vllm_process import VllmProcess
-from ludic.errors import HalfLoadedError, ModelError, one_line
+from ludic.errors import ConfigError, EngineError, HalfLoadedError, ModelError, one_line
 from ludic.installed import package_of
-from ludic.models.adapters import base_of_adapter
+from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of_adapter
 from ludic.models.architecture import check_folder, eos_token_ids, load_config, load_generation_config
+from ludic.models.weight_files import read_shapes
 from ludic.records import WeightSpan
 
 if TYPE_CHECKING:
     from vllm import AsyncEngineArgs, CompletionOutput, SamplingParams
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class _Sampled:
     """What vLLM gave for a request."""
 
     output: "CompletionOutput"
-    adapter: Adapter | None
+    adapter: "Adapter | None"
     """The adapter that sampled it."""
     first_token_s: float | None
     """Seconds until its first token; None if it was not measured."""
@@ -164,7 +170,7 @@ class VllmEngine:
                 check_folder(folder, self._config)
                 self._process.wait(self._replace(str(Path(folder).absolute()), version))
 
-    async def _add(self, adapter: Adapter) -> None:
+    async def _add(self, adapter: "Adapter") -> None:
         """Load an adapter; vLLM forgets the one that was used least recently if it has too many."""
         try:
             await self._process.llm.add_lora(adapter.request())
@@ -207,7 +213,7 @@ def _model_of(folder: str, setup: EngineSetup) -> str:
 
 
 def _make_arguments(
-    model: str, config: PretrainedConfig, setup: EngineSetup, adapter: Adapter | None
+    model: str, config: PretrainedConfig, setup: EngineSetup, adapter: "Adapter | None"
 ) -> "AsyncEngineArgs":
     from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -256,3 +262,162 @@ def _to_completion(request: GenerationRequest, sampled: _Sampled) -> Completion:
         weight_versions=spans,
         first_token_s=sampled.first_token_s,
     )
+
+
+# --- LoRA adapters ---------------------------------------------------------------------------------------
+# vLLM applies them by one name and number for each version.
+#
+# Reads peft's adapter_config.json and the header of adapter_model.safetensors. Raises ModelError, which names the
+# folder.
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's max_lora_rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA folder."""
+
+    folder: str
+    version: int
+    """Version of the policy."""
+    rank: int
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shape of each tensor, by name."""
+
+    @property
+    def max_rank(self) -> int:
+        """The lowest max_lora_rank that holds the adapter."""
+        fitting = [rank for rank in _RANKS if rank >= self.rank]
+        if not fitting:
+            raise ModelError(f"{self.folder}: the LoRA adapter has rank {self.rank}, vLLM holds at most {_RANKS[-1]}")
+        return fitting[0]
+
+    def request(self) -> "LoRARequest":
+        """Return vLLM's name of the adapter."""
+        from vllm.lora.request import LoRARequest
+
+        # Numbers of adapters begin at 1, versions at 0.
+        return LoRARequest(f"version-{self.version}", self.version + 1, self.folder)
+
+    def check_like(self, other: "Adapter") -> None:
+        """Raise ModelError unless this adapter has the tensors of another one."""
+        names = sorted(
+            name for name in self.shapes.keys() | other.shapes.keys() if self.shapes.get(name) != other.shapes.get(name)
+        )
+        if names:
+            raise ModelError(
+                f"{self.folder}: the LoRA adapter has other tensors than version {other.version}; "
+                f"the first of {len(names)}: {names[0]}"
+            )
+
+
+def open_adapter(folder: str, version: int) -> Adapter:
+    """Return the adapter of a LoRA folder, whose files are complete."""
+    path = Path(folder).absolute()
+    try:
+        rank = int(json.loads((path / ADAPTER_CONFIG).read_text())["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder}: {ADAPTER_CONFIG} gives no rank: {one_line(error)}") from error
+    return Adapter(folder=str(path), version=version, rank=rank, shapes=read_shapes(path / ADAPTER_WEIGHTS))
+
+
+# --- vLLM's process --------------------------------------------------------------------------------------
+# vLLM's AsyncLLM in an event loop of its own, in a thread, so that it can be used from any thread and event loop.
+#
+# The model runs in a child process, which ends with this one. Raises ConfigError if vLLM refuses its arguments,
+# ModelError if it can't load the model, and EngineError if the process has died.
+
+_T = TypeVar("_T")
+_POLL_S = 1.0
+_LONGEST_END_S = 10.0
+
+
+class VllmProcess:
+    """A started AsyncLLM. It ends with this object, at the latest with this process."""
+
+    def __init__(self, make_arguments: Callable[[], "AsyncEngineArgs"], model: str) -> None:
+        """Start vLLM and wait until it is ready. model: folder of the weights, for error messages."""
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, name="ludic-vllm", daemon=True)
+        thread.start()
+        try:
+            self.llm: AsyncLLM = self.submit(_start(make_arguments, model)).result()
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            raise
+        self.close = weakref.finalize(self, _stop, self.llm, self._loop, thread)
+        """Function that ends vLLM."""
+
+    @property
+    def is_dead(self) -> bool:
+        return self.llm.errored
+
+    def submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Future[_T]":
+        """Start a coroutine in vLLM's event loop."""
+        if self._loop.is_closed():
+            coroutine.close()
+            raise EngineError("the engine was closed")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def wait(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine in vLLM's event loop and return its result. Raises EngineError if vLLM's process dies."""
+        future = self.submit(coroutine)
+        while True:
+            try:
+                return future.result(timeout=_POLL_S)
+            except Exception as error:
+                if self.is_dead:  # calls that a dead process has not answered wait for ever
+                    future.cancel()
+                    raise self.died() from error
+                if future.done():
+                    raise
+
+    def translate(self, error: Exception) -> Exception:
+        """Return ludic's error for one of vLLM's that ended a request."""
+        from vllm.exceptions import VLLMClientError
+
+        if self.is_dead:
+            return self.died()
+        if isinstance(error, VLLMClientError):
+            return ConfigError(f"vLLM refuses the request: {one_line(error)}")
+        return EngineError(f"vLLM could not serve a request: {error.__cause__ or error}")
+
+    def died(self) -> EngineError:
+        return EngineError("vLLM's process has died; the log above says why; start the worker again")
+
+
+async def _start(make_arguments: Callable[[], "AsyncEngineArgs"], model: str) -> "AsyncLLM":
+    with warnings.catch_warnings(action="ignore"):  # vLLM's own imports warn
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = make_arguments()
+        try:
+            config = arguments.create_engine_config()
+        except ValueError as error:  # pydantic's too
+            raise ConfigError(f"vLLM refuses its options: {one_line(error)}") from error
+        try:
+            return AsyncLLM.from_vllm_config(config, disable_log_stats=arguments.disable_log_stats)
+        except Exception as error:  # vLLM's process logs its own
+            raise ModelError(f"{model}: vLLM could not start ({one_line(error)}); the log above says why") from error
+
+
+def _stop(llm: "AsyncLLM", loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """End the tasks of vLLM's event loop, its process and the thread."""
+    if threading.current_thread() is thread:  # the garbage collector runs in any thread
+        llm.shutdown()
+        loop.stop()
+        return
+    # First the tasks, one of which would log the end of the process as an error.
+    asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(_LONGEST_END_S)
+    llm.shutdown()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(_LONGEST_END_S)
+    loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,20 +1,26 @@
-"""Settings that ludic starts vLLM with, in this process: arguments of AsyncEngineArgs, and environment variables.
+"""Arguments for vLLM, in this process and over HTTP: of its start and of sampling; and how its outputs are read.
 
-Raises ConfigError if vLLM is missing, or for an option that it does not know or that ludic sets itself.
+Imports nothing of vLLM before it is needed. Raises ConfigError if vLLM is missing, for an option that it does not know
+or that ludic sets itself, and for sampling parameters that vLLM would change silently; ModelError if the weights give
+NaN; and EngineError if vLLM ends a request for a reason of its own.
 """
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 from transformers import PretrainedConfig
+from xxhash import xxh3_64_intdigest
 
+from ludic.engines.engine import Completion, GenerationRequest, nan_logits
 from ludic.engines.registry import EngineSetup
 from ludic.engines.vllm_worker import OWNER
-from ludic.errors import ConfigError, unknown_name
+from ludic.errors import ConfigError, EngineError, ModelError, unknown_name
 from ludic.installed import is_installed
+from ludic.records import FinishReason, WeightSpan
 
 _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -139,3 +145,93 @@ def _cpu_cache_bytes(config: PretrainedConfig, max_batch: int) -> int:
         return _MOST_CPU_CACHE_BYTES
     # One block is the null block; one more a sequence, since requests that end free theirs a step later.
     return min(_MOST_CPU_CACHE_BYTES, token_bytes * _BLOCK_TOKENS * (1 + max_batch * (1 + blocks)))
+
+
+# --- Sampling parameters and outputs ---------------------------------------------------------------------
+# Shared by the engine in this process and the one that asks servers.
+
+_LOWEST_TEMPERATURE = 0.01
+"""vLLM raises lower temperatures to this one, except 0, with no more than a warning in its log."""
+_MOST_TIES = 8
+"""Tokens as likely as the last one of top_k, which vLLM keeps too."""
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+
+
+def to_vllm_params(request: GenerationRequest, eos_token_ids: Sequence[int], vocab_size: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's SamplingParams, which are also the JSON of `sampling_params` over HTTP.
+
+    eos_token_ids: the model's own end-of-sequence tokens. They are passed as stop tokens, and ignore_eos is set, so
+    that neither the tokenizer's nor generation_config.json's can differ from those of other engines. A stop token is
+    the last token of the completion. logprobs 0 asks for the sampled token's alone, which are those of the
+    distribution sampled from if vLLM was started with logprobs_mode processed_logprobs.
+    """
+    params = request.params
+    is_greedy = params.temperature == 0
+    if 0 < params.temperature < _LOWEST_TEMPERATURE:
+        raise ConfigError(
+            f"temperature is {params.temperature}, vLLM samples with at least {_LOWEST_TEMPERATURE}; "
+            "set it to 0 to take the most likely token"
+        )
+    return {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or 0,
+        "max_tokens": params.max_tokens,
+        "seed": None if is_greedy else _to_vllm_seed(request.seed),
+        "stop_token_ids": sorted({*eos_token_ids, *params.stop_token_ids}),
+        "ignore_eos": True,
+        "logprobs": _num_candidates(request, vocab_size) if params.wants_kept_tokens else 0,
+        "detokenize": False,
+    }
+
+
+def _num_candidates(request: GenerationRequest, vocab_size: int) -> int:
+    """Return the number of most likely tokens whose logprobs tell which of them top_k and top_p kept."""
+    top_k = request.params.top_k
+    if top_k is None:
+        raise ConfigError(
+            "top_p alone may keep any number of tokens, and vLLM would send the logprobs of all tokens at each one; "
+            "set top_k too, for example to 200, or --keep-sampling-mask False, which biases importance ratios"
+        )
+    return min(top_k + _MOST_TIES, vocab_size)
+
+
+def _to_vllm_seed(seed: int) -> int:
+    """Return a hash of 63 bits: vLLM takes -1 for no seed, and the CPU's generator ignores all but the low 32 bits."""
+    return xxh3_64_intdigest((seed % 2**64).to_bytes(8, "little")) >> 1
+
+
+def to_completion(
+    request: GenerationRequest,
+    *,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    finish_reason: str | None,
+    weight_versions: Sequence[WeightSpan],
+    candidates: Sequence[tuple[Sequence[int], Sequence[float]]] | None = None,
+    first_token_s: float | None = None,
+) -> Completion:
+    """Return the completion of a request from the lists that vLLM gives, one entry per token.
+
+    candidates: ids and logprobs of the token and the most likely ones, if the request wants kept_tokens.
+    A greedy completion gets logprobs 0, as the protocol says; vLLM gives those of temperature 1.
+    """
+    reason = _FINISH_REASONS.get(finish_reason or "")
+    if reason is None:
+        raise EngineError(f"vLLM ended a request with finish_reason {finish_reason}; wanted stop or length")
+    array = np.array(logprobs, dtype=np.float32)
+    if np.isnan(array).any():
+        raise ModelError(nan_logits(weight_versions[-1].version))
+    return Completion(
+        tokens=np.array(tokens, dtype=np.int32),
+        logprobs=np.zeros_like(array) if request.params.temperature == 0 else array,
+        finish_reason=reason,
+        weight_versions=tuple(weight_versions),
+        kept_tokens=None if candidates is None else tuple(_kept(*pair) for pair in candidates),
+        first_token_s=first_token_s,
+    )
+
+
+def _kept(token_ids: Sequence[int], logprobs: Sequence[float]) -> np.ndarray:
+    """Return the ids, (kept,) int32 ascending, of the tokens that were not cut; those that were have logprob -inf."""
+    return np.unique(np.array(token_ids, dtype=np.int32)[np.isfinite(np.array(logprobs, dtype=np.float32))])

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from ludic.code.run import only_exceptions
 from ludic.environments.environment import RUN_IN, Environment, Example, MultiAgentEnvironment, Split
-from ludic.environments.nested_loop import outside_of_loops
-from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.event_loops import outside_of_loops
+from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, Interruption, NotCalledError, TimeLimitError
 from ludic.waits import SideThread, blocking, finished
 

@@ -6,20 +6,24 @@ every worker that reads the same rows. ludic does not copy the data into the roo
 SHA-256 is recorded at each start, a change is logged, and the option sha256 refuses any other content.
 """
 
+import inspect
 import logging
 import re
 from array import array
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from hashlib import sha256 as sha256_of
+from math import isfinite
 from typing import Any
 
-from ludic.code.files import Files
-from ludic.environments.environment import RUN_IN, Example, Score, Split
+from ludic.code.files import Files, python_file_of
+from ludic.code.kinds import GROUP_SCORER, SCORER, find
+from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split, to_score
+from ludic.environments.limits import TimeLimit
 from ludic.environments.qa_rows import Columns, Row, Rows, Source
-from ludic.environments.qa_scorers import QuestionScorers, problem_of
 from ludic.environments.splits import is_heldout, nth
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, TimeLimitError
+from ludic.installed import require
 from ludic.records import Message
 
 logger = logging.getLogger(__name__)
@@ -174,3 +178,187 @@ def _names(columns: Iterable[Any]) -> tuple[str, ...]:
     if isinstance(columns, str):
         raise ConfigError(f"columns is {columns!r}, wanted a list of names")
     return tuple(str(name) for name in columns)
+
+
+# --- Scorers ---------------------------------------------------------------------------------------------
+# Scorers of `qa/SOURCE`: exact, numeric, math (the package math-verify), regex, or a user's function.
+#
+# An answer may be any text; a useless one scores 0. The run's parser cuts the final answer out of a completion
+# (--parser boxed, tag:answer); `numeric` takes the last number of a text, and `math` looks for the answer itself.
+
+Scorer = Callable[[Example, str], Score | Awaitable[Score]]
+"""Returns the score of an answer, or a coroutine that does. example.data["answer"] is the right answer."""
+
+GroupScorer = Callable[[Example, Sequence[GroupAnswer]], Any]
+"""Returns the scores of all answers to a question, or a coroutine that does; see environment.GroupScorer."""
+
+MATH_TIMEOUT_S = 5.0
+"""Seconds for one comparison of math-verify; an answer that needs longer, such as 9**9**9**9, scores 0."""
+MATH_CHARACTERS = 4000
+"""Characters at the end of an answer in which math-verify looks for the result."""
+_BARE_CHARACTERS = 200
+
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|(?<![\w.])[-+]?\.\d+"
+)
+
+
+def make_scorer(name: str, tolerance: float, files: Files) -> Scorer:
+    """Return a scorer by its name, or the function of path/to/file.py:function.
+
+    tolerance: of `numeric`. files: users' files to run instead of those on disk. Raises ConfigError.
+    """
+    score: Callable[..., Any] = find(SCORER, name, files)
+    if python_file_of(name) is not None:
+        return partial(_call_users, score, name)
+    if name == "math":
+        require("math_verify", "math", "scorer math")
+        _quiet_math_verify()
+    return partial(score, tolerance=tolerance) if name == "numeric" else score
+
+
+class QuestionScorers:
+    """The scorers of an environment of questions; `score_group` is there only if one is named."""
+
+    def __init__(
+        self,
+        files: Files,
+        /,
+        *,
+        scorer: str = "exact",
+        group_scorer: str | None = None,
+        tolerance: float = 0.0,
+        **others: Any,
+    ) -> None:
+        """The options of Questions; others are not for scorers. Raises ConfigError."""
+        if tolerance != 0 and scorer != "numeric":
+            raise ConfigError(f"tolerance is {tolerance!r}, which the scorer {scorer} does not take; numeric does")
+        if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
+            raise ConfigError(f"tolerance is {tolerance!r}, wanted a number of at least 0")
+        self.score: Scorer = make_scorer(scorer, tolerance, files)
+        if group_scorer is not None:
+            self.score_group: GroupScorer = make_group_scorer(group_scorer, files)
+
+
+def make_group_scorer(name: str, files: Files) -> GroupScorer:
+    """Return the function of path/to/file.py:function. files: as of make_scorer. Raises ConfigError."""
+    return find(GROUP_SCORER, name, files)
+
+
+def problem_of(scorer: str, answer: str) -> str | None:
+    """Return what is wrong with a right answer for this scorer; None if nothing is."""
+    if scorer == "numeric" and _whole_number(answer) is None:
+        return "the scorer numeric wants a number, which answer_pattern can cut out of a text"
+    if scorer == "regex":
+        return _problem_of_pattern(answer)
+    return None
+
+
+def _problem_of_pattern(pattern: str) -> str | None:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"the scorer regex wants a regular expression: {error}"
+    return None
+
+
+def score_exact(example: Example, answer: str) -> Score:
+    """Reward 1 for the right answer, blanks around it aside; else 0."""
+    return _correct(answer.strip() == example.data["answer"].strip())
+
+
+def score_numeric(example: Example, answer: str, tolerance: float = 0.0) -> Score:
+    """Reward 1 if the last number of the answer is right.
+
+    tolerance: largest difference, as a share of the right number, or absolute if that is between -1 and 1.
+    """
+    right = _whole_number(example.data["answer"])
+    assert right is not None, "problem_of was not asked"
+    numbers = _NUMBER.findall(answer)
+    found = _to_float(numbers[-1]) if numbers else None
+    is_right = found is not None and abs(found - right) <= tolerance * max(1.0, abs(right))
+    return _correct(is_right or found == right)
+
+
+def score_regex(example: Example, answer: str) -> Score:
+    """Reward 1 if the right answer, a regular expression, matches anywhere in the answer; else 0."""
+    return _correct(re.search(example.data["answer"], answer) is not None)
+
+
+def score_math(example: Example, answer: str) -> Score:
+    """Reward 1 if math-verify finds the answer equal to the right one, such as 1/2 to 0.5; else 0.
+
+    Raises ValueError if math-verify can't read the right answer.
+    """
+    gold = _gold(example.data["answer"])
+    if not gold:
+        raise ValueError(f"math-verify can't read the right answer {example.data['answer'][:80]!r}")
+    limit = TimeLimit(timeout_s=MATH_TIMEOUT_S)
+    try:
+        return _correct(limit.call("math-verify", partial(_is_equal, gold, answer[-MATH_CHARACTERS:])))
+    except TimeLimitError:
+        return Score(
+            reward=0.0,
+            components={"correct": 0.0},
+            info={"scorer_error": f"math-verify did not end within {MATH_TIMEOUT_S:g} s"},
+        )
+
+
+@lru_cache(maxsize=256)
+def _gold(answer: str) -> tuple[Any, ...]:
+    has_latex = "$" in answer or "\\boxed" in answer
+    limit = TimeLimit(timeout_s=MATH_TIMEOUT_S)
+    return limit.call("math-verify", lambda: tuple(_parse(answer if has_latex else f"\\boxed{{{answer}}}")))
+
+
+def _is_equal(gold: tuple[Any, ...], answer: str) -> bool:
+    """Compare with the result that math-verify finds in the text, and with the text itself if it is short."""
+    from math_verify import verify
+
+    texts = [answer]
+    if len(answer) <= _BARE_CHARACTERS and "\\boxed" not in answer:
+        texts.append(f"\\boxed{{{answer.strip().strip('$')}}}")
+    # A time limit of math-verify's own would end the one of ludic, which uses the same signal.
+    return any(verify(list(gold), _parse(text), timeout_seconds=None) for text in texts)
+
+
+def _parse(text: str) -> list[Any]:
+    from math_verify import parse
+
+    return parse(text, parsing_timeout=None)
+
+
+def _quiet_math_verify() -> None:
+    """Drop the warning of math-verify that its time limits are off; ludic's are on."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Timeout is disabled")
+
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).addFilter(is_other)
+
+
+def _call_users(
+    function: Callable[[Example, str], Any], name: str, example: Example, answer: str
+) -> Score | Awaitable[Score]:
+    found = function(example, answer)
+    return _awaited(found, name) if inspect.isawaitable(found) else to_score(found, f"scorer {name}")
+
+
+async def _awaited(found: Awaitable[Any], name: str) -> Score:
+    return to_score(await found, f"scorer {name}")
+
+
+def _correct(is_right: bool) -> Score:
+    return Score(reward=float(is_right), components={"correct": float(is_right)})
+
+
+def _whole_number(text: str) -> float | None:
+    """Return the number that a text is; None if it is anything else."""
+    stripped = text.strip().removeprefix("$").removesuffix("%").strip()
+    return _to_float(stripped) if _NUMBER.fullmatch(stripped) else None
+
+
+def _to_float(number: str) -> float | None:
+    value = float(number.replace(",", ""))
+    return value if isfinite(value) else None

@@ -1,8 +1,8 @@
 """Environments by name: built-in, those of other packages and of your data as PREFIX/NAME, or your own class.
 
-To add a built-in environment, write its file and its line in ludic.code.kinds; for those of a package, write an adapter
-in ludic/adapters/environments/ and its line there. Every failure raises ConfigError, which says what was requested,
-what was found and what to change.
+To add a built-in environment, write its class, and its line in ludic.code.kinds; for those of a package, write an
+adapter in ludic/adapters/environments/ and its line there. Every failure raises ConfigError, which says what was
+requested, what was found and what to change.
 """
 
 import importlib
@@ -19,11 +19,9 @@ from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kinds import ENVIRONMENT, QUESTIONS, find, unknown
 from ludic.code.run import describe, only_exceptions
 from ludic.environments.environment import RUN_IN, Environment, Family, MultiAgentEnvironment, SingleTurnEnvironment
-from ludic.environments.qa import Questions, heldout_sha256
+from ludic.environments.qa import Questions, QuestionScorers, heldout_sha256
 from ludic.environments.qa_rows import Source
-from ludic.environments.qa_scorers import QuestionScorers
-from ludic.environments.scorer_processes import ScorerProcesses
-from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.single_turn import ScorerProcesses, SingleTurn
 from ludic.errors import ConfigError, LudicError
 from ludic.installed import LUDIC, module_file, name_and_version, package_of
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-from ludic.agents import event_loop
 from ludic.agents.agent import Agent
 from ludic.agents.requests import EpisodeRequest
 from ludic.code.files import Files
 from ludic.engines.registry import MakeEngine
+from ludic.environments import event_loops
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, NameTakenError, SchemaError
 from ludic.eval.config import EvalConfig
@@ -257,7 +257,7 @@ class _Sampler:
                 except MissingWeightsError:
                     self.claims.release(first.name)
                     raise
-                event_loop.run(_Stream(self, left, agent, self._weights.calls).run(first))
+                event_loops.run(_Stream(self, left, agent, self._weights.calls).run(first))
             elif left and wait:
                 self.stop.wait(_until_next_look_s())
             else:

@@ -13,7 +13,7 @@ from ludic.agents.tools.calculator import calculate
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import Example
-from ludic.environments.word_problems import WordProblems
+from ludic.environments.toys import WordProblems
 
 TOOLS = ("calculator",)
 PARSER = "boxed"

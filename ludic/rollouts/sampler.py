@@ -1,27 +1,32 @@
-"""Sample a batch of rollouts from group numbers: example, requests, episodes, groups.
+"""Sample a batch of rollouts from group numbers: example, requests, episodes, groups; and make the parts of a run.
 
 An episode may have any number of rows, of one agent or of several; the rows of a group's episodes are its rollouts.
 """
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ludic.agents import environment_calls as calls
 from ludic.agents.agent import Agent
-from ludic.agents.failures import EpisodeFailedError
-from ludic.agents.play import run_episode
-from ludic.agents.protocols import make_protocol
-from ludic.agents.requests import EpisodeRequest, derive_seed, repeat, sweep
-from ludic.agents.settings import check_agent, equip, limits_of
+from ludic.agents.contexts import make_context
+from ludic.agents.delegation import DELEGATE, make_sub_agents
+from ludic.agents.parsers import make_parser
+from ludic.agents.play import make_protocol, run_episode
+from ludic.agents.requests import EpisodeFailedError, EpisodeLimits, EpisodeRequest, derive_seed, repeat, sweep
+from ludic.agents.tools.formats import make_tool_format
+from ludic.agents.tools.registry import check_tools, make_tools
+from ludic.agents.tools.toolbox import Toolbox
 from ludic.code.consent import sampling_uses
-from ludic.code.files import NO_FILES, Files
+from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kept import keep_code, trusted_files
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example, Split
 from ludic.environments.limits import NO_LIMIT, LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
+from ludic.errors import ConfigError
 from ludic.records import RolloutBatch, RolloutMetadata, new_id
 from ludic.rollouts.pump import RunEpisode, sample_groups
 from ludic.store import Root, RunConfig
@@ -180,3 +185,48 @@ def _num_turns(envs: Sequence[str], name: str, end: int) -> int:
     """Return how many of the groups from 0 to `end` an environment would get if these took turns."""
     turns, rest = divmod(end, len(envs))
     return turns * envs.count(name) + envs[:rest].count(name)
+
+
+# --- The agent of a run ----------------------------------------------------------------------------------
+
+
+def check_agent(run: RunConfig, files: Files = NO_FILES) -> None:
+    """Raise ConfigError if a part of the agent can't be made. Runs users' files, and starts no servers of tools."""
+    _make_parts(run, files)
+    make_protocol(run.protocol, files)
+    check_tools(run.tools, files)
+    make_tools([name for name in run.tools if python_file_of(name)], files)
+
+
+def equip(agent: Agent, run: RunConfig, files: Files = NO_FILES) -> Agent:
+    """Return the agent with what the run's settings name; starts the servers of its tools.
+
+    files: users' files to run instead of those on disk. Raises ConfigError if a part can't be made.
+    """
+    toolbox = Toolbox(make_tools(run.tools, files))
+    if run.sub_agents and DELEGATE in toolbox:
+        raise ConfigError(f"a tool is named {DELEGATE!r}, as is the tool of sub_agents; rename it")
+    return replace(agent, **_make_parts(run, files), toolbox=toolbox)
+
+
+def limits_of(run: RunConfig, timeout_s: float | None = None) -> EpisodeLimits:
+    """Return the limits of a run's episodes. timeout_s: of an episode; None is no limit."""
+    return EpisodeLimits(
+        max_steps=run.max_steps,
+        max_seq_len=run.max_sequence_tokens,
+        max_observation_characters=run.max_observation_characters,
+        accept_incomplete=run.accept_incomplete,
+        timeout_s=timeout_s,
+        max_depth=run.max_depth,
+        max_children=run.max_children,
+        max_child_tokens=run.max_child_tokens,
+    )
+
+
+def _make_parts(run: RunConfig, files: Files) -> dict[str, Any]:
+    return {
+        "parser": make_parser(run.parser, format_reward=run.format_reward, files=files),
+        "make_context": make_context(run.context, files=files),
+        "tool_format": make_tool_format(run.tool_format),
+        "sub_agents": make_sub_agents(run.sub_agents, files),
+    }

@@ -10,33 +10,28 @@ waits and tries again.
 import asyncio
 import contextlib
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from ludic.agents import event_loop
-from ludic.agents.agent import Agent
 from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.engines.registry import MakeEngine
+from ludic.environments import event_loops
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
-from ludic.errors import ConfigError, EngineError, ModelError, NoServerError, SchemaError, StoreError
-from ludic.models.chat import load_tokenizer
-from ludic.models.first_model import vocabulary_of
+from ludic.errors import ConfigError, EngineError, StoreError
 from ludic.printable import storable
 from ludic.records import GroupEvent, GroupEventKind, RolloutBatch, RolloutMetadata
 from ludic.rollouts.config import WorkerConfig
+from ludic.rollouts.follower import PolicyFollower, SwapTimes
 from ludic.rollouts.metrics import stream_metrics
-from ludic.rollouts.pump import BegunGroup, EngineCalls, Finished, Pump, RunEpisode
-from ludic.rollouts.sampler import GroupSampler, episodes_of_run, open_code
+from ludic.rollouts.pump import BegunGroup, Finished, Pump
+from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
-from ludic.rollouts.swap_times import SwapTimes
-from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_policy, latest_policy
+from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root
 from ludic.store.claims import check_holds_slot, code_before, held_slot
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile
 from ludic.temporary import temporary_folder
@@ -52,10 +47,6 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
 _READS_A_SECOND = 2000
 """Most reads of LATEST in a second by all waiting workers of a run. S3 serves 5,500 GETs a second below a prefix; 1,000
 workers that all begin with _SHORTEST_WAIT_S would send about 10,000 (benchmarks/scale.py)."""
-_REFUSED_S = 10.0
-"""Seconds until a broken policy is read again."""
-_LOOK_S = 10.0
-"""Seconds between looks at run.json while there is no LATEST, which else says that the root is still the same run."""
 
 _SHORTEST_AGE_S, _AGE_SHARE = 0.05, 0.1
 """A complete group waits for others, so that files are few: at least so many seconds, and at most FLUSH_AGE_S; between
@@ -80,7 +71,7 @@ def run_worker(
     """
     with opened_stream(root, config, make_engine, stop, report, announce) as stream:
         if stream.wait_for_policy():
-            event_loop.run(stream.run())
+            event_loops.run(stream.run())
     return stream.num_committed
 
 
@@ -111,7 +102,7 @@ def opened_stream(
         stream = Stream(
             root,
             config,
-            _PolicyFollower(root, cache, make_engine, environments, episodes),
+            PolicyFollower(root, cache, make_engine, environments, episodes),
             environments=environments,
             numbers=schedule.missing(lives.positions),
             store=_Store(root, writer, log, partial(check_holds_slot, root, claim), stop, lives.files),
@@ -210,7 +201,7 @@ class Stream:
         self,
         root: Root,
         config: WorkerConfig,
-        follower: "_PolicyFollower",
+        follower: PolicyFollower,
         *,
         environments: Mapping[str, LimitedEnvironments],
         numbers: Iterator[int],
@@ -476,98 +467,3 @@ def _back_off(num_workers: int = 1) -> Iterator[float]:
     while True:
         yield wait_s
         wait_s = max(wait_s, min(wait_s * 1.2, _LONGEST_WAIT_S))
-
-
-class _PolicyFollower:
-    """Keeps an engine at the newest policy that can be loaded; never returns to a lower version."""
-
-    def __init__(
-        self,
-        root: Root,
-        cache: Path,
-        make_engine: MakeEngine,
-        environments: Mapping[str, LimitedEnvironments],
-        episodes: Callable[[Agent], RunEpisode],
-    ) -> None:
-        self._root, self._cache, self._make_engine, self._environments = root, cache, make_engine, environments
-        self._episodes = episodes
-        self._calls: EngineCalls | None = None
-        self._sampler: GroupSampler | None = None
-        self.times = SwapTimes(root)
-        self._complained: str | None = None
-        self._refused: tuple[int | None, float] = None, 0.0
-        """A version that is broken, if any, and the time (monotonic, in seconds) from which on it is read again."""
-        self._look_at = time.monotonic() + _LOOK_S
-
-    @property
-    def sampler(self) -> GroupSampler:
-        assert self._sampler is not None, "follow has not found a policy yet"
-        return self._sampler
-
-    @property
-    def calls(self) -> EngineCalls:
-        """The engine."""
-        assert self._calls is not None, "follow has not found a policy yet"
-        return self._calls
-
-    @property
-    def version(self) -> int:
-        return self.calls.policy_version
-
-    def follow(self, quiet: Callable[[], None] = lambda: None) -> LatestPolicy | None:
-        """Load the newest policy if it is newer than the weights in use, and return it; None before the first one.
-
-        quiet: called when the weights are on this machine, before they replace those in use.
-
-        A policy that is missing or half-written leaves the old weights in place and is tried again, one that is broken
-        after some seconds: it may be large. It is returned all the same, for its budget. Raises ReplacedRootError if
-        the root is another run by now.
-        """
-        latest = None
-        try:
-            latest = latest_policy(self._root)
-            if latest is None and time.monotonic() >= self._look_at:
-                self._look_at = time.monotonic() + _LOOK_S
-                self._root.check_same_run()
-            if latest is not None and (self._sampler is None or latest.version > self.version):
-                refused, until = self._refused
-                if latest.version != refused or time.monotonic() >= until:
-                    self._load(latest.version, quiet)
-        except (FileNotFoundError, ModelError, NoServerError, SchemaError, StoreError) as error:
-            self._complain(error)
-            if latest is not None and isinstance(error, ModelError | SchemaError):
-                self._refused = latest.version, time.monotonic() + _REFUSED_S
-        return None if self._sampler is None else latest
-
-    def _load(self, version: int, quiet: Callable[[], None]) -> None:
-        try:
-            with self.times.measured("fetch"):
-                folder = fetch_policy(self._root, version, self._cache)
-            quiet()
-            with self.times.measured("load"):
-                self._use(folder, version)
-        except ModelError:
-            # The local copy may be broken: the next try fetches it again.
-            for copy in self._cache.iterdir():
-                shutil.rmtree(copy, ignore_errors=True)
-            raise
-
-    def _use(self, folder: str, version: int) -> None:
-        if self._calls is not None:
-            self._calls.load_weights(folder, version)
-            return
-        run, calls = self._root.run, self.times.watch(self._make_engine(folder, version))
-        agent = Agent(
-            engine=calls,
-            tokenizer=load_tokenizer(folder),
-            model=run.model,
-            vocab_size=vocabulary_of(self._root),
-        )
-        self._sampler = GroupSampler(run=run, run_episode=self._episodes(agent), environments=self._environments)
-        self._calls = calls
-
-    def _complain(self, error: Exception) -> None:
-        """Log a warning, once per error, not at every try."""
-        if str(error) != self._complained:
-            self._complained = str(error)
-            logger.warning("waiting for a policy that can be loaded: %s", error)

@@ -12,7 +12,7 @@ from episodes import EXAMPLE, Script, end, go_on, run_episode
 from ludic.agents.parsers import make_parser
 from ludic.agents.play import MAX_STEPS
 from ludic.agents.player import INCOMPLETE_OBSERVATION
-from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import SpanReward, Transition
 from ludic.errors import ConfigError

@@ -12,7 +12,7 @@ from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
 from ludic.agents.tools.calculator import calculator
 from ludic.agents.tools.formats import make_tool_format
-from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 
 SPECIAL = ("</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]")

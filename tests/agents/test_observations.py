@@ -9,15 +9,15 @@ import pytest
 from chat_models import chat_tokenizer, scripted_agent
 from episodes import Script, end, go_on, run_episode
 
+from ludic.agents.agent import PromptBuilder, make_render
 from ludic.agents.play import Play
-from ludic.agents.prompts import PromptBuilder, make_render
-from ludic.agents.settings import limits_of
 from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.engines.engine import Completion, SamplingParams
 from ludic.environments.environment import Example
 from ludic.eval.plan import settings_of
 from ludic.models.chat import decode
 from ludic.records import Message, WeightSpan
+from ludic.rollouts.sampler import limits_of
 from ludic.store import RunConfig
 
 LONG = "cats " * 5000

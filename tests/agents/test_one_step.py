@@ -10,11 +10,9 @@ import transformers
 from tiny_models import forward_logprobs
 
 from ludic.agents.agent import Agent
-from ludic.agents.limits import EpisodeLimits
-from ludic.agents.play import run_episode
+from ludic.agents.play import run_episode, single_agent
 from ludic.agents.player import INCOMPLETE_OBSERVATION
-from ludic.agents.requests import EpisodeRequest, repeat
-from ludic.agents.single_agent import single_agent
+from ludic.agents.requests import EpisodeLimits, EpisodeRequest, repeat
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, generate_all
 from ludic.environments.environment import Environment, Example, Transition
 from ludic.environments.registry import make_environment

@@ -7,9 +7,9 @@ import pytest
 from chat_models import ScriptedEngine, chat_tokenizer, scripted_agent
 from episodes import Script, end, go_on, run_episode
 
+from ludic.agents.agent import PromptBuilder, make_render
 from ludic.agents.contexts import make_context
-from ludic.agents.prompts import PromptBuilder, make_render
-from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.models.chat import render_prompt, render_text

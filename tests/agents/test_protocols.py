@@ -6,11 +6,11 @@ import pytest
 from chat_models import hermes_call, scripted_agent
 from episodes import Script, end, go_on, run_episode
 
-from ludic.agents.protocols import make_protocol
+from ludic.agents.play import make_protocol
 from ludic.errors import ConfigError
 
 OWN = """\
-from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import SpanReward, Transition
 

@@ -19,7 +19,7 @@ from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
 from ludic.agents.delegation import SubAgent
 from ludic.agents.parsers import make_parser
-from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.environment import Example
@@ -292,9 +292,8 @@ def test_each_call_has_a_seed_of_its_own_and_the_first_the_requests() -> None:
 
 def test_hundreds_of_episodes_run_at_the_same_time() -> None:
     async def run() -> float:
-        from ludic.agents.play import run_episode
+        from ludic.agents.play import run_episode, single_agent
         from ludic.agents.requests import EpisodeRequest, repeat
-        from ludic.agents.single_agent import single_agent
         from ludic.engines.engine import SamplingParams
 
         agent = scripted_agent(["a"] * 200, delay_s=0.05)

@@ -15,7 +15,7 @@ from ludic.agents.agent import Agent
 from ludic.environments.environment import Example, Score, Transition, tool
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
-from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError
 from ludic.records import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
@@ -432,7 +432,7 @@ def test_a_limit_of_steps_that_reset_sets_counts() -> None:
 
 
 OWN = """\
-from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 
 

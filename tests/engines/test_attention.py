@@ -10,9 +10,13 @@ from model_families import FAMILIES, VOCAB_SIZE, random_model_of
 from torch import nn
 from transformers import AutoModelForCausalLM, FalconConfig, GptOssConfig, PreTrainedConfig
 
-from ludic.engines.attention import DECODING_ATTENTION, decoding_attention, use_decoding_attention
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
-from ludic.engines.transformers_engine import TransformersEngine
+from ludic.engines.transformers_engine import (
+    DECODING_ATTENTION,
+    TransformersEngine,
+    decoding_attention,
+    use_decoding_attention,
+)
 
 
 def test_heads_of_a_group_share_a_key_and_value_head_and_see_no_padding() -> None:

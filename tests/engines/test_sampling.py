@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ludic.engines.continuous import make_rows, random_numbers, sample
 from ludic.engines.engine import SamplingParams
-from ludic.engines.sampling import make_rows, random_numbers, sample
 
 
 def draw(probabilities: list[float], uniform: float, **params: Any) -> tuple[int, float]:

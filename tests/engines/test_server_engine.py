@@ -17,12 +17,12 @@ import pytest
 from engine_requests import a_request
 from fake_vllm import FakeVllm, Fault, listening, logprobs_of_folder
 
-from ludic.engines import server_checks, server_loading, server_pool
+from ludic.engines import server_loading, server_pool
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, GenerationRequest, generate_all
 from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.server_engine import ServerEngine
-from ludic.engines.weight_labels import is_claim
+from ludic.engines.server_loading import is_claim
 from ludic.errors import ConfigError, EngineError, ModelError, NoServerError
 from ludic.records import WeightSpan
 
@@ -748,7 +748,7 @@ def test_each_load_is_compared_on_a_cpu_and_the_first_one_elsewhere(
 def test_large_weights_are_not_read_a_second_time_but_the_extension_is_asked_for(
     fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_checks, "_MOST_COMPARED_BYTES", 1000)
+    monkeypatch.setattr(server_loading, "_MOST_COMPARED_BYTES", 1000)
     fake.device_and_dtype = ("cpu", "float32")
     with pytest.raises(ModelError, match=OLD_HEAD):
         start(fake)

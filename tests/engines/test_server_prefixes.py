@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ludic.engines import server_prefixes
-from ludic.engines.server_prefixes import Prefixes, hash_blocks
+from ludic.engines import server_pool
+from ludic.engines.server_pool import Prefixes, hash_blocks
 
 TOKENS = np.arange(64, dtype=np.int32)
 
@@ -38,7 +38,7 @@ def test_blocks_count_from_the_first_one_on() -> None:
 
 
 def test_the_last_blocks_of_what_was_used_first_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_prefixes, "_MOST_BLOCKS", 6)
+    monkeypatch.setattr(server_pool, "_MOST_BLOCKS", 6)
     old, new, prefixes = hash_blocks(TOKENS, "run:1"), hash_blocks(TOKENS, "run:2"), Prefixes()
     prefixes.add(old)
     prefixes.add(new)

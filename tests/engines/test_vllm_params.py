@@ -11,8 +11,14 @@ from transformers import Qwen3Config
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion
 from ludic.engines.registry import EngineSetup
-from ludic.engines.vllm_options import check_device, check_installed, check_options, engine_arguments
-from ludic.engines.vllm_params import to_completion, to_vllm_params
+from ludic.engines.vllm_options import (
+    check_device,
+    check_installed,
+    check_options,
+    engine_arguments,
+    to_completion,
+    to_vllm_params,
+)
 from ludic.errors import ConfigError, EngineError, ModelError
 from ludic.installed import is_installed
 from ludic.records import WeightSpan

@@ -4,14 +4,18 @@ import re
 
 import pytest
 
-from ludic.environments.addition import Addition
 from ludic.environments.environment import Example
 from ludic.environments.moar_cats import PROMPTS, WORDS, MoarCats
-from ludic.environments.number_comparison import NumberComparison
-from ludic.environments.opposites import PAIRS, Opposites
-from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.splits import draw, nth, partition, split_of
-from ludic.environments.word_problems import STORIES, WordProblems
+from ludic.environments.toys import (
+    PAIRS,
+    STORIES,
+    Addition,
+    NumberComparison,
+    Opposites,
+    SequentialDigits,
+    WordProblems,
+)
 from ludic.errors import ConfigError
 
 

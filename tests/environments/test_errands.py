@@ -6,8 +6,8 @@ from episodes import run_episode
 
 from ludic.agents.delegation import helper
 from ludic.environments.environment import Environment, Example, TaskScorer
-from ludic.environments.errands import Errands
 from ludic.environments.registry import make_environment
+from ludic.environments.toys import Errands
 from ludic.errors import ConfigError
 
 

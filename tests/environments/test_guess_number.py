@@ -3,8 +3,8 @@
 import pytest
 
 from ludic.environments.environment import Environment
-from ludic.environments.guess_number import GuessNumber
 from ludic.environments.registry import make_environment
+from ludic.environments.toys import GuessNumber
 from ludic.errors import ConfigError
 
 

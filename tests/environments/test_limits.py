@@ -10,7 +10,7 @@ import pytest
 
 from ludic.environments.environment import Example, Score, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
-from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.single_turn import SingleTurn
 from ludic.errors import TimeLimitError
 from ludic.records import Message
 

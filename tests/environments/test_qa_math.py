@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.environments import qa_scorers
+from ludic.environments import qa
 from ludic.environments.environment import Environment, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
@@ -65,7 +65,7 @@ def test_equal_expressions_are_right(ask, answer, given, is_right):
 
 
 def test_an_answer_that_takes_too_long_scores_nothing_and_leaves_the_timers_alone(ask, monkeypatch):
-    monkeypatch.setattr(qa_scorers, "MATH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(qa, "MATH_TIMEOUT_S", 0.2)
     fired: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, frame: fired.append(number))
     signal.setitimer(signal.ITIMER_REAL, 1000)

@@ -1,7 +1,7 @@
 import pytest
 
 from ludic.environments.environment import Environment, Example, Score, Transition
-from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.single_turn import SingleTurn
 from ludic.records import Message
 
 

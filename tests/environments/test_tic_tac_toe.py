@@ -6,7 +6,7 @@ import pytest
 
 from ludic.environments.environment import Environment, MultiAgentEnvironment, Transition
 from ludic.environments.registry import make_environment
-from ludic.environments.tic_tac_toe import TicTacToe, TicTacToeSelfPlay
+from ludic.environments.toys import TicTacToe, TicTacToeSelfPlay
 from ludic.errors import ConfigError
 
 

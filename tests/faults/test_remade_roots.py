@@ -20,7 +20,7 @@ import ludic
 from ludic.code.kept import create_root
 from ludic.errors import ReplacedRootError, SchemaError
 from ludic.launch.local import predecessor, worker_child
-from ludic.rollouts.worker import _PolicyFollower
+from ludic.rollouts.follower import PolicyFollower
 from ludic.schema import arrow_schema
 from ludic.store import (
     LatestPolicy,
@@ -111,7 +111,7 @@ def writes(made: Publisher) -> None:
 
 
 def following(root: Root) -> Act:
-    return _PolicyFollower(root, Path("unused"), None, {}, None).follow  # type: ignore[arg-type]
+    return PolicyFollower(root, Path("unused"), None, {}, None).follow  # type: ignore[arg-type]
 
 
 def appending(root: Root, open_log: Callable[[Root], object], append: Callable[[object], None]) -> Act:
@@ -136,7 +136,7 @@ def one_row_of_token_stats() -> pa.Table:
 ACTS: dict[str, Callable[[Root], Act]] = {
     "launch.local._args": lambda root: worker_child(root, 0, {}, {}).args,
     "launch.local.predecessor": lambda root: partial(predecessor, root),
-    "rollouts.worker._PolicyFollower.follow": following,
+    "rollouts.follower.PolicyFollower.follow": following,
     "store.attempts.check_not_fenced": partial(checking, check_not_fenced),
     "store.attempts.check_not_replaced": partial(checking, check_not_replaced),
     "store.attempts.record_attempt": recording,
@@ -172,7 +172,7 @@ ACTS: dict[str, Callable[[Root], Act]] = {
     "training.publisher.Publisher.mend_latest": lambda root: publisher(root, Publisher.mend_latest),
     "training.publisher.Publisher.start": lambda root: publisher(root, lambda made: made.start(save, step=1)),
 }
-READS = {"store.policies.latest_policy", "rollouts.worker._PolicyFollower.follow"}
+READS = {"store.policies.latest_policy", "rollouts.follower.PolicyFollower.follow"}
 """Functions that compare only what they read; where nothing is, they find nothing."""
 ELSEWHERE = {
     "store.writer.BackgroundAppender._write": "by every class that has an appender, above",

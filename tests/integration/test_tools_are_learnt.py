@@ -15,7 +15,7 @@ from guide_examples import example, judge_of_safes
 
 from ludic.adapters.imports.episodes import to_message
 from ludic.adapters.imports.importing import import_files
-from ludic.agents.tools.functions import environment_tools
+from ludic.agents.tools.registry import environment_tools
 from ludic.code.kept import create_root
 from ludic.engines.config import EngineConfig
 from ludic.environments.environment import Example

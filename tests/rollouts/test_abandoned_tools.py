@@ -9,10 +9,9 @@ import pytest
 from chat_models import scripted_agent
 from episodes import Script, end
 
-from ludic.agents.limits import EpisodeLimits
-from ludic.agents.play import run_episode
-from ludic.agents.protocols import by_environment
-from ludic.agents.tools.functions import function_tool
+from ludic.agents.play import by_environment, run_episode
+from ludic.agents.requests import EpisodeLimits
+from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import ModelError

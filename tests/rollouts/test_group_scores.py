@@ -15,7 +15,7 @@ from ludic.agents.delegation import helper
 from ludic.code.kept import create_root
 from ludic.environments.environment import Example, GroupAnswer, Score, SpanReward, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
-from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.single_turn import SingleTurn
 from ludic.records import Message, Rollout
 from ludic.rollouts.pump import Pump
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run

@@ -9,7 +9,7 @@ import pytest
 from tiny_models import committed_rows
 
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, WeightSpan
-from ludic.rollouts.swap_times import SwapTimes
+from ludic.rollouts.follower import SwapTimes
 from ludic.store import MetricsTail
 from ludic.store.catalogue import POLICIES
 from ludic.store.policies import read_policy

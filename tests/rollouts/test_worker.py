@@ -17,10 +17,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tiny_models import committed_rows, forward_logprobs, publish
 
-import ludic.environments.addition
+import ludic.environments.toys
 from ludic.code.kept import create_root
 from ludic.errors import ConfigError, SlotTakenError, StoreError
-from ludic.rollouts import worker
+from ludic.rollouts import follower
 from ludic.rollouts.worker import WorkerConfig, _back_off
 from ludic.store import (
     LatestPolicy,
@@ -198,8 +198,8 @@ def test_a_broken_policy_is_not_read_again_at_every_look(
     root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, reads = [], []
-    monkeypatch.setattr(worker, "latest_policy", lambda root: looks.append(1) or latest_policy(root))
-    monkeypatch.setattr(worker, "fetch_policy", lambda *args: reads.append(1) or fetch_policy(*args))
+    monkeypatch.setattr(follower, "latest_policy", lambda root: looks.append(1) or latest_policy(root))
+    monkeypatch.setattr(follower, "fetch_policy", lambda *args: reads.append(1) or fetch_policy(*args))
     publish(root, folder, budget=2)
     weights = Path(root.at("policies/version=0/model.safetensors"))
     weights.write_bytes(weights.read_bytes()[:500])
@@ -211,7 +211,7 @@ def test_a_broken_policy_is_not_read_again_at_every_look(
 def test_a_policy_that_becomes_whole_after_all_is_taken(
     root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_REFUSED_S", 0.2)
+    monkeypatch.setattr(follower, "_REFUSED_S", 0.2)
     publish(root, folder, budget=2)
     weights = Path(root.at("policies/version=0/model.safetensors"))
     data = weights.read_bytes()
@@ -477,7 +477,7 @@ def test_a_life_says_which_environments_scored_and_names_what_has_changed(
     publish(root, folder, budget=10)
     work(root, num_groups=1)
     (record,) = WORKERS.read(root, 0, 1).code
-    text = Path(ludic.environments.addition.__file__).read_bytes()
+    text = Path(ludic.environments.toys.__file__).read_bytes()
     assert (record["role"], record["name"], record["sha256"]) == ("environment", "addition", sha256(text).hexdigest())
     assert record["package"] == f"ludic-rl {version('ludic-rl')}"
     claim = replace(WORKERS.read(root, 0, 1), code=[{**record, "sha256": "a" * 64, "package": "ludic-rl 0"}])

@@ -16,7 +16,7 @@ from strategies import make_group
 
 from ludic.agents.contexts import make_context
 from ludic.agents.parsers import make_parser
-from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import Example
 from ludic.records import (

@@ -25,7 +25,7 @@ from verifiers.v1.utils.decorators import discover_decorated, invoke
 
 from ludic.code.run import describe, only_exceptions
 from ludic.environments.environment import Split
-from ludic.environments.nested_loop import NestedTask
+from ludic.environments.event_loops import NestedTask
 from ludic.environments.splits import partition
 from ludic.errors import ConfigError
 from ludic.records import Message

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from ludic.agents.tools.arguments import refuse_constant
+from ludic.agents.tools.toolbox import refuse_constant
 from ludic.errors import ConfigError
 from ludic.printable import storable
 from ludic.records import ToolCall

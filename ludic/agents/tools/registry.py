@@ -1,16 +1,23 @@
-"""Tools by name: `calculator`, `python`, path/to/file.py:name, mcp:COMMAND or mcp:https://ADDRESS.
+"""Tools by name, `calculator`, `python`, path/to/file.py:name, mcp:COMMAND or mcp:https://ADDRESS; functions as tools.
 
 Every failure raises ConfigError, which says what was requested, what was found and what to change.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from ludic.agents.tools.functions import function_tool
 from ludic.agents.tools.mcp import McpServer, check_server
-from ludic.agents.tools.tool import Tool
+from ludic.agents.tools.toolbox import Tool, make_validator
 from ludic.code.files import NO_FILES, Files, file_of
 from ludic.code.kinds import MCP, TOOL, check, find
-from ludic.errors import ConfigError
+from ludic.environments.environment import is_tool
+from ludic.environments.limits import HeldEnvironment
+from ludic.environments.single_turn import SingleTurn
+from ludic.errors import ConfigError, one_line
+from ludic.waits import in_thread
 
 
 def check_tools(names: Sequence[str], files: Files = NO_FILES) -> None:
@@ -54,3 +61,100 @@ def as_tool(found: Callable[..., object] | Tool) -> Tool:
     if isinstance(found, Tool) and not isinstance(found, type):
         return found
     return function_tool(found)
+
+
+# --- Functions as tools: the schema comes from type hints and the docstring ------------------------------
+
+EXAMPLE = (
+    'def add(a: int, b: int) -> int: """Add two numbers.\\n\\nArgs:\\n    a: First number.\\n    b: Second number."""'
+)
+
+_Parts = Mapping[str, tuple[Mapping[str, Any], Any]]
+"""Schema and validator of tools by their names."""
+_parts: dict[type, _Parts] = {}
+"""Tools of environments by class: to make them takes longer than an episode of one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    """A function as a tool. Asynchronous functions run on the event loop, all others in a thread of their own."""
+
+    name: str
+    schema: Mapping[str, Any]
+    function: Callable[..., Any]
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> str:
+        """Call the function by keyword. A result that is not text is written as JSON."""
+        if inspect.iscoroutinefunction(self.function):
+            return _as_text(await self.function(**arguments))
+        result = await in_thread(lambda: self.function(**arguments))
+        return _as_text(await result if inspect.isawaitable(result) else result)
+
+
+def function_tool(function: Callable[..., Any]) -> FunctionTool:
+    """Return a tool of a function, with the schema of transformers.utils.get_json_schema.
+
+    Each parameter needs a type hint and a line under `Args:` of the docstring. Raises ConfigError if one lacks them, or
+    if a parameter can't be given by name.
+    """
+    from transformers.utils import get_json_schema  # imports torch
+
+    name = getattr(function, "__name__", type(function).__name__)
+    unnamed = [parameter for parameter in inspect.signature(function).parameters.values() if not _has_name(parameter)]
+    if unnamed:
+        raise ConfigError(f"tool {name}: parameter {unnamed[0]} can't be given by name; models give arguments by name")
+    try:
+        schema = get_json_schema(function)
+    except Exception as error:  # it raises Exceptions of its own, and whatever a hint that can't be evaluated raises
+        raise ConfigError(
+            f"tool {name}: no schema could be made: {one_line(error)}; wanted such as {EXAMPLE}"
+        ) from error
+    return FunctionTool(name, schema, function)
+
+
+def _has_name(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _as_text(result: Any) -> str:
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, or an object that holds itself
+        return str(result)
+
+
+# --- Tools of an environment: its methods that are marked with ludic.environments.environment.tool ------------
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentTool:
+    """A method of the environment of one episode."""
+
+    name: str
+    schema: Mapping[str, Any]
+    held: HeldEnvironment
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> str:
+        """Call the method by keyword, in time, where the environment runs."""
+        return _as_text(await self.held.call(self.name, **arguments))
+
+
+def environment_tools(held: HeldEnvironment) -> tuple[list[EnvironmentTool], dict[str, Any]]:
+    """Return the tools of an episode's environment, and their validators by name.
+
+    Raises ConfigError for a method of which no schema can be made.
+    """
+    inner = held.environment.environment if isinstance(held.environment, SingleTurn) else held.environment
+    if type(inner) not in _parts:
+        _parts[type(inner)] = _make_parts(inner)
+    parts = _parts[type(inner)]
+    tools = [EnvironmentTool(name, schema, held) for name, (schema, _) in parts.items()]
+    return tools, {name: validator for name, (_, validator) in parts.items()}
+
+
+def _make_parts(environment: Any) -> _Parts:
+    names = [name for name in dir(type(environment)) if is_tool(getattr(type(environment), name, None))]
+    made = [function_tool(getattr(environment, name)) for name in names]
+    return {tool.name: (tool.schema, make_validator(tool.schema)) for tool in made}

@@ -9,7 +9,7 @@ import pytest
 from chat_models import scripted_agent
 from episodes import run_episode
 
-from ludic.environments import nested_loop
+from ludic.environments import event_loops
 from ludic.environments.environment import Environment
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment, source_of
@@ -278,7 +278,7 @@ def test_it_plays_inside_a_running_loop_and_episodes_are_apart(write):
 
 def test_an_episode_that_is_left_behind_is_cancelled(write):
     make = make_environment(write(HINTS), {"num_tasks": 60})
-    loop = nested_loop._loop()
+    loop = event_loops._loop()
     gc.collect()
     before = len(asyncio.all_tasks(loop))
     environment = make()

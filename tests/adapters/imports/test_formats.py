@@ -14,7 +14,7 @@ import ludic
 from ludic.adapters.imports.episodes import to_message
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
-from ludic.agents.prompts import PromptBuilder
+from ludic.agents.agent import PromptBuilder
 from ludic.code.kept import create_root
 from ludic.errors import ConfigError
 from ludic.launch.demonstrations import make_demonstrations

@@ -13,10 +13,10 @@ from chat_models import scripted_agent
 from judge_replies import answer, send
 
 from ludic.adapters.judge import Judge
-from ludic.agents import event_loop
+from ludic.environments import event_loops
 from ludic.environments.environment import Example, GroupAnswer, Score, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
-from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, JudgeError
 from ludic.records import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
@@ -78,7 +78,7 @@ def run(coroutine: Any) -> Any:
     async def main() -> None:
         results.append(await coroutine)
 
-    event_loop.run(main())
+    event_loops.run(main())
     return results[0]
 
 

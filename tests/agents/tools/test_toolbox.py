@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.errors import ConfigError
 from ludic.records import ToolCall

@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 
-from ludic.agents import event_loop
+from ludic.environments import event_loops
 
 
 def test_episodes_also_run_inside_a_running_event_loop_as_of_a_notebook() -> None:
@@ -16,7 +16,7 @@ def test_episodes_also_run_inside_a_running_event_loop_as_of_a_notebook() -> Non
 
     async def notebook() -> None:
         before, task = asyncio.get_running_loop(), asyncio.current_task()
-        event_loop.run(episode())
+        event_loops.run(episode())
         assert (asyncio.get_running_loop(), asyncio.current_task()) == (before, task)
         await asyncio.sleep(0)
         seen.append("notebook")
@@ -32,7 +32,7 @@ def test_the_event_loop_of_the_thread_stays_set() -> None:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        event_loop.run(episode())
+        event_loops.run(episode())
         assert asyncio.get_event_loop() is loop
     finally:
         asyncio.set_event_loop(None)
@@ -41,13 +41,13 @@ def test_the_event_loop_of_the_thread_stays_set() -> None:
 
 WAITS = """
 import asyncio, threading
-from ludic.agents import event_loop
+from ludic.environments import event_loops
 
 async def main():
     waiting = [asyncio.ensure_future(asyncio.to_thread(threading.Event().wait)) for _ in range(100)]
     print(await asyncio.to_thread(lambda: "another goes on"))
 
-event_loop.run(main())
+event_loops.run(main())
 print("over")
 """
 
@@ -66,5 +66,5 @@ def test_what_a_function_in_a_thread_raises_is_raised() -> None:
         except ValueError as error:
             raised.append(error)
 
-    event_loop.run(main())
+    event_loops.run(main())
     assert "'one'" in str(raised)

@@ -1,9 +1,9 @@
-"""Score answers in processes beside, for scorers that crash, leak, or run for ever in C code.
+"""Environments with a question and a score: as episodes of one step, and with their scores made in processes beside.
 
-An environment with a question and a score is made once more in each process, from its name, its options and the texts
-of users' files; examples, answers and scores go to and fro as MessagePack. A process takes one call at a time. One that
-ends, or whose call has met its time limit or was cancelled, is replaced by a new one for a later call. Raises
-ScorerError.
+Processes are for scorers that crash, leak, or run for ever in C code. The environment is made once more in each
+process, from its name, its options and the texts of users' files; examples, answers and scores go to and fro as
+MessagePack. A process takes one call at a time. One that ends, or whose call has met its time limit or was cancelled,
+is replaced by a new one for a later call. Raises ScorerError.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,9 +26,80 @@ import msgspec
 from ludic.children import describe_end, end_with_parent, start_python
 from ludic.code.files import Files, UserFile
 from ludic.code.run import describe, only_exceptions
-from ludic.environments.environment import Example, GroupAnswer, Score, SpanReward, to_score
+from ludic.environments.environment import (
+    Example,
+    GroupAnswer,
+    Score,
+    SingleTurnEnvironment,
+    SpanReward,
+    Split,
+    Transition,
+    to_score,
+)
 from ludic.errors import ScorerError
+from ludic.records import Message
 from ludic.waits import SideThread, Turns
+
+
+class SingleTurn:
+    """Environment that holds one episode of a stateless environment, which many episodes may share."""
+
+    max_steps = 1
+
+    def __init__(self, environment: SingleTurnEnvironment, processes: "ScorerProcesses | None" = None) -> None:
+        """processes: in which the answers are scored; None scores them here."""
+        self.environment = environment
+        self._scorer: SingleTurnEnvironment | ScorerProcesses = environment if processes is None else processes
+        self._example: Example | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the environment has, such as score_task and tools; private names are the adapter's own."""
+        if name.startswith("_") or name == "environment":
+            raise AttributeError(name)
+        found = getattr(self.environment, name)
+        return getattr(self._scorer, name) if name == "score_group" else found
+
+    def example(self, index: int, split: Split) -> Example:
+        return self.environment.example(index, split)
+
+    def reset(self, example: Example) -> tuple[Message, ...]:
+        self._example = example
+        return example.messages
+
+    def step(self, action: str) -> Transition | Awaitable[Transition]:
+        """Score the answer and end the episode; to be awaited if `score` is a coroutine.
+
+        Raises RuntimeError if no episode is open: before reset, or at a second step.
+        """
+        if self._example is None:
+            raise RuntimeError(
+                f"{type(self.environment).__name__}: step() without an open episode; "
+                "call reset(example) first, a single-turn episode ends at its first step"
+            )
+        score = self._scorer.score(self._example, action)
+        self._example = None
+        return _awaited(score) if inspect.isawaitable(score) else transition_of(score)
+
+
+async def _awaited(score: Awaitable[Score]) -> Transition:
+    return transition_of(await score)
+
+
+def transition_of(found: Score | float) -> Transition:
+    """Return a score, or a number, as the transition that ends an episode. Raises TypeError for anything else."""
+    score = to_score(found, "score")
+    return Transition(
+        observation=None,
+        reward=score.reward,
+        span_rewards=score.span_rewards,
+        reward_components=score.components,
+        terminated=True,
+        info=score.info,
+        extra=score.extra,
+    )
+
+
+# --- Scores in processes ---------------------------------------------------------------------------------
 
 MOST_PROCESSES = min(8, os.cpu_count() or 1)
 """Processes of one environment, and so the calls that run at a time; others wait, which is no part of their time."""
