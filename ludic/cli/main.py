@@ -14,13 +14,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ludic.bounds import check_urls
 from ludic.children import protect_children_of_libraries
 from ludic.errors import LudicError
 from ludic.installed import LUDIC, installed_version
 from ludic.launch.flags import to_flags
 from ludic.masking import mask
 from ludic.printable import printable
+from ludic.settings import check_urls
 
 COMMANDS = {
     "demo": "Teach a tiny model on this machine, in a minute; with --agents, to call a tool",

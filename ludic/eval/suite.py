@@ -9,12 +9,9 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, get_type_hints
-
-import msgspec
+from typing import Any
 
 from ludic.consent import QUESTIONS
 from ludic.errors import ConfigError, QueryError
@@ -22,6 +19,7 @@ from ludic.eval.config import EvalConfig, MeasureConfig
 from ludic.eval.numbers import check_measures
 from ludic.eval.suite_paths import Paths
 from ludic.paths import local_path
+from ludic.settings import settings_of, unknown
 from ludic.user_files import MAX_BYTES
 
 OF_THE_CALL = (
@@ -97,9 +95,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _check_keys(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
     for key in values:
         if key not in known:
-            close = get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-            raise ConfigError(f"{where}: no setting is called {key!r}; {hint}")
+            raise ConfigError(f"{where}: {unknown(key, known)}")
 
 
 def _refuse_doubles(file: Path, names: Sequence[str]) -> None:
@@ -181,15 +177,9 @@ def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _converted(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    """Turn TOML's integers and lists into the fields' numbers and tuples; the class itself refuses what fits none."""
-    types = get_type_hints(settings)
-    found = dict(values)
-    for name, value in values.items():
-        try:
-            found[name] = msgspec.convert(value, types[name])
-        except msgspec.ValidationError:
-            continue
-    return found
+    """Return TOML's values in the types of the fields. Raises ConfigError."""
+    table = {each.name: each for each in settings_of(settings)}
+    return {name: table[name].convert(value, source="file") for name, value in values.items()}
 
 
 def _show(value: Any) -> str:

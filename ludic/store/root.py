@@ -6,9 +6,9 @@ from pathlib import Path, PurePosixPath
 
 import fsspec
 
-from ludic.bounds import check_urls
 from ludic.errors import ConfigError, MissingRootError, ReplacedRootError
 from ludic.records import new_id
+from ludic.settings import check_urls
 from ludic.store.catalogue import RUN
 from ludic.store.code_files import consented_files, copy_code, keep_files
 from ludic.store.filesystem import Storage

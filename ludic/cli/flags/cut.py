@@ -5,15 +5,15 @@ from typing import Annotated
 
 import tyro
 
-from ludic.bounds import check_numbers
 from ludic.cli.settings import RootUrl
+from ludic.settings import Index, check
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    step: int
+    step: Index
     """Step to cut out."""
     out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
     """Local folder to write; it must not exist, or be empty."""
@@ -21,4 +21,4 @@ class Settings:
     """Print JSON instead of text."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check(self)

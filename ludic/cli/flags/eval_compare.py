@@ -5,8 +5,8 @@ from typing import Annotated
 
 import tyro
 
-from ludic.bounds import check_numbers
 from ludic.eval.config import MeasureConfig
+from ludic.settings import Range, Seed, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +20,12 @@ class Settings:
     evaluation: str | None = None
     """Id of the settings to compare (view evaluations). None takes the newest that both sides were sampled with, or the
     newest of each side, with warnings of what differs."""
-    difference: float = 0.05
+    difference: Annotated[float, Range(0, 10**6, above=True)] = 0.05
     """The difference that should be found, for power and the number of examples needed."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the permutation test."""
     json: bool = False
     """Print JSON instead of tables."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check(self)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import tyro
 
-from ludic.bounds import check_numbers
 from ludic.cli.settings import RootUrl
+from ludic.settings import GroupSize, GroupsPerBatch, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,12 @@ class Settings:
     """Folder, Hugging Face id or URL of the tokenizer for texts; None uses the tokenizer of the run's model."""
     model: str | None = None
     """Folder, Hugging Face id or URL of the weights, for a run that is created."""
-    group_size: int = 8
+    group_size: GroupSize = 8
     """Group size in the settings of a run that is created. Imported groups keep their size."""
-    groups_per_batch: int = 8
+    groups_per_batch: GroupsPerBatch = 8
     """Groups per batch in the settings of a run that is created."""
     json: bool = False
     """Print the whole report as JSON."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check(self)

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ludic.bounds import check_numbers
 from ludic.cli.settings import RootUrl
+from ludic.settings import Count, check
 
 Format = Literal["table", "json", "csv", "parquet"]
 
@@ -26,13 +26,13 @@ class Settings:
     """Output format; None derives it from the suffix of --out, else prints a table."""
     out: Path | None = None
     """File to write; None writes to stdout."""
-    max_rows: int = 40
+    max_rows: Count = 40
     """Maximum number of rows that a table shows."""
     unsafe: bool = False
     """Run any statement, not queries only: it may read and write files, attach databases and load extensions."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check(self)
 
     @property
     def chosen_format(self) -> Format:

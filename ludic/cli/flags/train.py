@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import tyro
 
-from ludic.bounds import check_numbers
 from ludic.cli.settings import Algorithm, RootUrl
 from ludic.consent import CodeSettings
+from ludic.settings import CountOr0, Processes, StopWithin, check
 from ludic.training.config import TrainConfig
 
 
@@ -25,15 +25,15 @@ class Settings:
     resume: bool = False
     """Fail if there is no complete checkpoint to resume from. Without this flag, a run with a checkpoint is resumed,
     and a run without one starts from its first weights."""
-    ranks: int = 1
+    ranks: Processes = 1
     """Number of processes that train together, started here under torchrun."""
-    stop_within_s: int | None = None
+    stop_within_s: StopWithin | None = None
     """Seconds that a rank may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint; then
     it is killed. None takes the setting of the `ludic run` that started this process, else its default."""
     take_over: bool = False
     """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
-    replaces: int | None = None
+    replaces: CountOr0 | None = None
     """Attempt that is known to have ended, so that its lease is not watched; set by `ludic run`."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check(self)

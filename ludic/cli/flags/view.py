@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from ludic.cli.settings import RootUrl
+from ludic.settings import Port
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,5 +27,5 @@ class Settings:
     host_names: tuple[str, ...] = ()
     """More names by which browsers call this machine, such as a proxy's. Its own names and addresses need no flag;
     requests for other names are refused."""
-    port: int = 8000
+    port: Port = 8000
     """Port to serve at."""

@@ -11,8 +11,8 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ludic.bounds import check_url
 from ludic.errors import ConfigError, one_line
+from ludic.settings import check_url
 
 _ROWS_A_BATCH = 256
 
