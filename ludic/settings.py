@@ -19,13 +19,15 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ludic.errors import ConfigError
 from ludic.masking import SERVER_LOGIN, has_secret, public_url
 from ludic.renamed_settings import close_names
 
 S = TypeVar("S")
+_MOST_LISTED = 30
+"""Names that an error message lists."""
 
 
 # --- Annotations of fields -----------------------------------------------------------------------------------------
@@ -41,6 +43,9 @@ class Range:
 
     def holds(self, value: float) -> bool:
         return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'above ' if self.above else ''}{self.low:,} to {self.high:,}"
 
     def wanted(self, value: float) -> str:
         """Describe the bound that a value outside the range violates, for an error message."""
@@ -139,54 +144,47 @@ class Setting:
         return not self.by_position or (self.shown is not None and self.shown.has_flag)
 
     @property
+    def kinds(self) -> tuple[Any, ...]:
+        """Types that the setting may have, without annotations."""
+        return _plain_kinds(self.kind)
+
+    @property
     def is_switch(self) -> bool:
         """Whether flags without a value set it: --x and --no-x."""
-        return bool in _plain_kinds(self.kind)
+        return bool in self.kinds
 
     @property
     def is_optional(self) -> bool:
-        return NoneType in _plain_kinds(self.kind)
+        return NoneType in self.kinds
 
     @property
     def is_list(self) -> bool:
         """Whether its flag takes several values."""
-        return any(get_origin(each) is tuple for each in _plain_kinds(self.kind))
+        return any(get_origin(each) is tuple for each in self.kinds)
 
     @property
     def choices(self) -> tuple[Any, ...]:
         """Values of a Literal; () if others are allowed."""
-        return tuple(each for kind in _plain_kinds(self.kind) if get_origin(kind) is Literal for each in get_args(kind))
+        return tuple(each for kind in self.kinds if get_origin(kind) is Literal for each in get_args(kind))
 
     @property
     def ranges(self) -> tuple[Range, ...]:
         return tuple(each for each in _annotations(self.kind) if isinstance(each, Range))
 
-    def convert(self, value: Any, what: str = "", source: "Source" = "python") -> Any:
+    def convert(self, value: Any, what: str = "", source: "Source" = "code") -> Any:
         """Return a value in the type of the field.
 
         what: names the setting in errors; "" is its name. Raises ConfigError if the value does not fit, or is a URL
         with a secret.
         """
         what = what or self.name
-        for text in _texts(value):
+        for text in _texts(value) if source != "stored" else ():
             check_url(text, what, _LOGINS.get(self.name))
-        return self._fit(value, what, source)
-
-    def check(self, value: Any, *, urls: bool = True) -> None:
-        """Check a value that Python gave. urls: refuse URLs with secrets. Raises ConfigError."""
-        if urls:
-            self.convert(value)
-        else:
-            self._fit(value, self.name, "python")
-
-    def _fit(self, value: Any, what: str, source: "Source") -> Any:
         try:
             return _fit(value, self.kind, source)
         except _MisfitError as error:
-            wanted = error.wanted or describe(self.kind, source)
-            raise ConfigError(
-                f"{what} is {_found(value, source, is_number=error.is_number)}, wanted {wanted}"
-            ) from None
+            found = _found(value, source, is_number=error.is_number)
+            raise ConfigError(f"{what} is {found}, wanted {error.wanted or describe(self.kind, source)}") from None
 
 
 def settings_of(owner: Any) -> tuple[Setting, ...]:
@@ -248,8 +246,9 @@ def _helps_of_parameters(docstring: str) -> dict[str, str]:
 
 # --- Conversion ----------------------------------------------------------------------------------------------------
 
-Source = Literal["python", "file", "flag"]
-"""Where a value comes from. Flags are texts; a file says None as the text "None", and may give one value of a list."""
+Source = Literal["code", "file", "flag", "stored"]
+"""Where a value comes from. Flags are texts. A file says None as the text "None", and may give one value of a list.
+What a root has stored may hold a URL that is refused today."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,31 +262,55 @@ class Given:
 
 
 def given(values: Mapping[str, Any], where: str, source: Source = "file") -> dict[str, Given]:
-    """Return the values of a file. where: its name."""
+    """Return the values of one place. where: names it in errors, such as a file's name."""
     return {name: Given(value, f"{where}: {name}", source) for name, value in values.items()}
 
 
 def convert(owner: Callable[..., S], values: Mapping[str, Any], *, where: str = "") -> S:
-    """Return the dataclass, or call the function, with these values by the names of its settings.
+    """Return the dataclass with these values by the names of its settings.
 
     values: plain ones, or `Given`. where: names their place in errors. Raises ConfigError for an unknown name, a
     value that does not fit, and settings that are missing or contradict each other.
     """
+    return owner(**arguments(owner, typed(owner, values, where=where)))
+
+
+def typed(owner: Any, values: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+    """Return the values in the types of their settings, by name; arguments and errors are those of `convert`."""
     table = {each.name: each for each in settings_of(owner)}
-    nested: dict[tuple[str, ...], dict[str, Any]] = {}
+    found = {}
     for name, value in values.items():
         if name not in table:
             raise ConfigError(f"{where}{unknown(name, table)}")
-        each = table[name]
-        fitting = (
-            each.convert(value.value, value.what, value.source)
-            if isinstance(value, Given)
-            else each.convert(value, f"{where}{name}")
-        )
-        nested.setdefault(each.path, {})[each.field] = fitting
+        one = value if isinstance(value, Given) else Given(value, f"{where}{name}", "code")
+        found[name] = table[name].convert(one.value, one.what, one.source)
+    return found
+
+
+def arguments(owner: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a dataclass or a function, with the dataclasses in it. values: from `typed`.
+
+    Raises ConfigError for settings that are missing, or contradict each other.
+    """
     if absent := missing(owner, values):
-        raise ConfigError(f"{where}missing: {', '.join(each.name for each in absent)}")
-    return cast(S, _build(owner, nested, ()))
+        raise ConfigError(f"missing: {', '.join(each.name for each in absent)}")
+    nested: dict[tuple[str, ...], dict[str, Any]] = {}
+    for each in settings_of(owner):
+        if each.name in values:
+            nested.setdefault(each.path, {})[each.field] = values[each.name]
+    return _arguments(owner, nested, ())
+
+
+def _arguments(
+    owner: Any, nested: Mapping[tuple[str, ...], Mapping[str, Any]], path: tuple[str, ...]
+) -> dict[str, Any]:
+    kinds = get_type_hints(owner)
+    inner = {
+        name: kind(**_arguments(kind, nested, (*path, name)))
+        for name, kind in kinds.items()
+        if name != "return" and isinstance(kind, type) and is_dataclass(kind)
+    }
+    return inner | dict(nested.get(path, {}))
 
 
 def missing(owner: Any, values: Collection[str]) -> list[Setting]:
@@ -295,26 +318,16 @@ def missing(owner: Any, values: Collection[str]) -> list[Setting]:
     return [each for each in settings_of(owner) if each.default is MISSING and each.name not in values]
 
 
-def _build(owner: Any, nested: Mapping[tuple[str, ...], Mapping[str, Any]], path: tuple[str, ...]) -> Any:
-    kinds = get_type_hints(owner)
-    inner = {
-        name: _build(kind, nested, (*path, name))
-        for name, kind in kinds.items()
-        if name != "return" and isinstance(kind, type) and is_dataclass(kind)
-    }
-    return owner(**inner, **nested.get(path, {}))
-
-
 def check(settings: Any, *, urls: bool = True) -> None:
     """Check a dataclass in its __post_init__; dataclasses in it have checked themselves.
 
-    urls: refuse URLs with secrets. Raises ConfigError.
+    urls: refuse URLs with secrets, which stored settings may hold. Raises ConfigError.
     """
     owner: Any = type(settings)
     for each in _own_settings(owner):
         value = getattr(settings, each.field)
         if value is not each.default:
-            each.check(value, urls=urls)
+            each.convert(value, source="code" if urls else "stored")
 
 
 def flat(settings: Any) -> dict[str, Any]:
@@ -331,7 +344,8 @@ def flat(settings: Any) -> dict[str, Any]:
 def unknown(name: str, known: Collection[str], what: str = "setting") -> str:
     """Describe a name that is not known, with the name that it may mean: its current one, else a similar one."""
     close = close_names(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    listed = f"there are {', '.join(known)}" if len(known) <= _MOST_LISTED else "docs/settings.md lists them"
+    hint = f"did you mean {close[0]!r}?" if close else listed
     return f"there is no {what} {name!r}; {hint}"
 
 
@@ -388,7 +402,7 @@ def _fit_annotated(value: Any, inner: tuple[Any, ...], source: Source) -> Any:
 
 
 def _fit_union(value: Any, kinds: tuple[Any, ...], source: Source) -> Any:
-    if NoneType in kinds and (value is None or (source != "python" and value in ("None", ["None"]))):
+    if NoneType in kinds and (value is None or (source in ("file", "flag") and value in ("None", ["None"]))):
         return None
     wanted: _MisfitError | None = None
     for kind in kinds:
@@ -482,7 +496,7 @@ _WORDS = {
 }
 
 
-def describe(kind: Any, source: Source = "python") -> str:
+def describe(kind: Any, source: Source = "code") -> str:
     """Describe a type in words: a whole number or None; one of 'a', 'b'; a list, each a text."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -495,7 +509,7 @@ def describe(kind: Any, source: Source = "python") -> str:
         number = "a list" if inner[-1] is ... else f"{len(inner)} values"
         return f"{number}, each {describe(inner[0], source)}"
     if origin is Mapping:
-        return {"flag": "a JSON object", "file": "a table", "python": "a mapping"}[source]
+        return {"flag": "a JSON object", "file": "a table"}.get(source, "a mapping")
     return _WORDS.get(kind, "a value of its type")
 
 

@@ -179,7 +179,7 @@ def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def _converted(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
     """Return TOML's values in the types of the fields. Raises ConfigError."""
     table = {each.name: each for each in settings_of(settings)}
-    return {name: table[name].convert(value, source="file") for name, value in values.items()}
+    return {name: table[name].convert(value) for name, value in values.items()}
 
 
 def _show(value: Any) -> str:

@@ -14,13 +14,13 @@ from ludic.engines.registry import check_engine
 from ludic.errors import ConfigError, LudicError, SchemaError, StoreError
 from ludic.launch.config import LaunchConfig
 from ludic.launch.evaluation import log_missed
-from ludic.launch.flags import to_flags
 from ludic.launch.gpus import VARIABLE, GpuPlan, Gpus, assign_gpus, parse_gpus, visible_gpus
 from ludic.launch.process import ENVIRONMENT, stop_variables
 from ludic.launch.roots import other_location
 from ludic.launch.supervisor import Child, finish, supervise
 from ludic.launch.train import last_step, train_args
 from ludic.rollouts.config import StreamConfig
+from ludic.settings import to_flags
 from ludic.store import Root
 from ludic.store.catalogue import LOGS, WORKERS
 from ludic.store.lease import await_free, newest_claim

@@ -12,9 +12,9 @@ from ludic.children import become_python
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError, MissingRootError
 from ludic.launch.code_consent import gives_consent, prepare_code, rules_of
-from ludic.launch.flags import to_flags
 from ludic.launch.process import LAUNCHER, stop_variables, stop_within_s
 from ludic.launch.roots import other_location, start_like
+from ludic.settings import to_flags
 from ludic.sql.planner import Planner
 from ludic.sql.rule_code import rule_uses
 from ludic.store import Root, newest_attempt_id

@@ -8,10 +8,10 @@ from ludic.cli.flags.worker import Settings
 from ludic.cli.settings import parse
 from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
-from ludic.launch.flags import to_flags
 from ludic.launch.local import worker_flags
 from ludic.launch.ray import connected
 from ludic.rollouts.config import WorkerConfig
+from ludic.settings import to_flags
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from ludic.rollouts.config import WorkerConfig
         ({"eval_options": {"n": 4}}, "eval_options has no effect without eval_every"),
         (
             {"eval_every": 5, "eval_options": {"nn": 4}},
-            "no setting of an evaluation .* is called 'nn'; did you mean 'n'",
+            "there is no setting of an evaluation .* 'nn'; did you mean 'n'",
         ),
         ({"eval_every": 5, "eval_options": {"n": 0}}, "n is 0, wanted at least 1"),
         (

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-
 from ludic.cli.settings import RootUrl
-from ludic.settings import Index, check
+from ludic.settings import Index, Shown, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +13,7 @@ class Settings:
     """Folder or URL of the run."""
     step: Index
     """Step to cut out."""
-    out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
+    out: Annotated[str, Shown("OUT", by_position=True)]
     """Local folder to write; it must not exist, or be empty."""
     json: bool = False
     """Print JSON instead of text."""

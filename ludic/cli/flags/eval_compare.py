@@ -3,18 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import tyro
-
 from ludic.eval.config import MeasureConfig
-from ludic.settings import Range, Seed, check
+from ludic.settings import Range, Seed, Shown, check
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    sides: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="ROOT@VERSION")]
+    sides: Annotated[tuple[str, ...], Shown("ROOT@VERSION", by_position=True)]
     """The baseline, then what to compare it with: ROOT@VERSION, ROOT (its newest version with samples), or @VERSION of
     the root before."""
-    measure: tyro.conf.OmitArgPrefixes[MeasureConfig] = field(default_factory=MeasureConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
     env: tuple[str, ...] = ()
     """Environments to compare; none are all that both sides have."""
     evaluation: str | None = None

@@ -3,19 +3,17 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-
 from ludic.cli.settings import RootUrl
-from ludic.settings import GroupSize, GroupsPerBatch, check
+from ludic.settings import GroupSize, GroupsPerBatch, Shown, check
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
     """Folder or URL of the run; created if it does not exist and --model is given."""
-    files: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE")]
+    files: Annotated[tuple[str, ...], Shown("FILE", by_position=True)]
     """Files to import, paths or URLs."""
-    from_: Annotated[str, tyro.conf.arg(name="from", metavar="FORMAT")]
+    from_: Annotated[str, Shown("FORMAT")]
     """Format of the files: jsonl, verl, trl, prime-rl, art, inspect, lm-eval, lighteval, or path/to/file.py:function
     (docs/interop.md)."""
     env: str | None = None

@@ -2,12 +2,27 @@
 
 from dataclasses import dataclass, field
 
-import tyro
-
 from ludic.cli.settings import Algorithm, RootUrl
 from ludic.consent import CodeSettings
 from ludic.settings import CountOr0, Processes, StopWithin, check
 from ludic.training.config import TrainConfig
+
+FIRST = (
+    "algorithm",
+    "num_steps",
+    "learning_rate",
+    "advantage",
+    "filters",
+    "objective",
+    "max_tokens_per_micro_batch",
+    "lora_rank",
+    "dtype",
+    "device",
+    "ranks",
+    "checkpoint_every",
+    "resume",
+)
+"""Settings that the first page of --help shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +32,8 @@ class Settings:
     --replay-batches, the run is created if it does not exist."""
     algorithm: Algorithm = None
     """Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them."""
-    train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
-    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    code: CodeSettings = field(default_factory=CodeSettings)
     model: str | None = None
     """First weights of a run that is created here; None takes the model of its first source. For an existing run: the
     location of its first model, if it is not where run.json says."""
