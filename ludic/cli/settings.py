@@ -97,6 +97,8 @@ def _read_file(path: Path, owner: Any) -> dict[str, Any]:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: wanted a JSON object of settings")
     table = {each.name: each for each in settings_of(owner) if each.has_flag}
     of_others: dict[str, Setting] = {}
     if table.keys() & _EXPERIMENT:

@@ -12,9 +12,9 @@ from ludic.children import become_python
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError, MissingRootError
 from ludic.launch.code_consent import gives_consent, prepare_code, rules_of
+from ludic.launch.config_files import config_args
 from ludic.launch.process import LAUNCHER, stop_variables, stop_within_s
 from ludic.launch.roots import other_location, start_like
-from ludic.settings import to_flags
 from ludic.sql.planner import Planner
 from ludic.sql.rule_code import rule_uses
 from ludic.store import Root, newest_attempt_id
@@ -79,9 +79,12 @@ def train_args(
     *,
     resume: bool = False,
 ) -> list[str]:
-    """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks."""
-    flags = to_flags({**config.flat(), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
-    train = ["ludic", "train", root, *flags]
+    """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks.
+
+    Writes the settings to a file that lasts as long as this process, also if it becomes torchrun.
+    """
+    settings = {**config.flat(), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume}
+    train = ["ludic", "train", root, *config_args("trainer", settings)]
     if ranks == 1:
         return train
     return ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", *args_of_ranks(train)]

@@ -8,10 +8,10 @@ from ludic.cli.flags.worker import Settings
 from ludic.cli.settings import parse
 from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
-from ludic.launch.local import worker_flags
+from ludic.launch.config_files import config_args
+from ludic.launch.local import worker_settings
 from ludic.launch.ray import connected
 from ludic.rollouts.config import WorkerConfig
-from ludic.settings import to_flags
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_the_evaluation_has_the_limits_of_the_run_unless_it_gets_others() -> Non
 
 def test_workers_get_the_settings_of_their_episodes() -> None:
     settings = {"in_flight": 4, "swap": "episode", "on_stop": "finish", "env_timeout_s": 3.0, "episode_timeout_s": 9.0}
-    flags = to_flags(worker_flags(LaunchConfig(**settings), model=None))
-    worker = parse(Settings, ["root", *flags], program="ludic worker", description="").worker
+    args = config_args("worker-0", worker_settings(LaunchConfig(**settings), model=None))
+    worker = parse(Settings, ["root", *args], program="ludic worker", description="").worker
     assert worker == WorkerConfig(**settings)
 
 
