@@ -1,7 +1,5 @@
 """Run all benchmarks: `python -m benchmarks`; with --quick, only check that they work."""
 
-import tyro
-
 from benchmarks import (
     compaction,
     contention,
@@ -33,6 +31,7 @@ from benchmarks import (
     wait,
     weights,
 )
+from ludic.flags import run_script
 
 BENCHMARKS = (
     store_size,
@@ -78,4 +77,4 @@ def main(quick: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

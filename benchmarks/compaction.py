@@ -22,10 +22,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tyro
 
 from benchmarks.measure import print_table, take_turns
 from benchmarks.rollouts import make_batch
+from ludic.flags import run_script
 from ludic.maintenance.compact import ROW_GROUP_ROWS, compact
 from ludic.records import new_id
 from ludic.schema import to_table
@@ -190,4 +190,4 @@ def read_rows_of(file: str, group_id: str, columns: list[str] | None) -> pa.Tabl
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -19,11 +19,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
 import numpy as np
-import tyro
 
 from benchmarks.measure import print_table, processes
 from benchmarks.rollouts import make_batch, make_like
 from benchmarks.tables import TABLES
+from ludic.flags import run_script
 from ludic.schema import to_table
 
 GROUP_SIZE = 8
@@ -154,4 +154,4 @@ def _group_id(worker_id: str, number: int) -> str:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

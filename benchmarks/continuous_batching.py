@@ -14,7 +14,6 @@ from statistics import median
 
 import numpy as np
 import torch
-import tyro
 from transformers import PreTrainedModel
 
 from benchmarks.measure import median_ratio, print_table, take_turns
@@ -22,6 +21,7 @@ from benchmarks.models import make_model
 from ludic.engines.continuous import Sequences, make_rows, random_numbers, sample
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
+from ludic.flags import run_script
 
 _SHORT, _LONG = 16, 256
 _VOCABULARY = 1024
@@ -120,4 +120,4 @@ def _sample_batch(model: PreTrainedModel, requests: Sequence[GenerationRequest])
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

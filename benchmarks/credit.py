@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any
 
 import duckdb
-import tyro
 
 from benchmarks.measure import print_table
+from ludic.flags import run_script
 from ludic.sql import advantages
 from ludic.sql.connect import open_duckdb
 
@@ -100,4 +100,4 @@ def _measure(con: duckdb.DuckDBPyConnection, name: str) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -36,7 +36,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
-import tyro
 from transformers import GenerationConfig
 
 import ludic
@@ -48,6 +47,7 @@ from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.server_engine import ServerEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import NoServerError
+from ludic.flags import run_script
 from ludic.installed import is_installed
 from ludic.launch.demo import OTHER_WORDS
 from ludic.launch.vllm_server import ServerArguments
@@ -422,4 +422,4 @@ def _until(look: Callable[[], Any]) -> Any:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -17,7 +17,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import tyro
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -28,6 +27,7 @@ from ludic.agents.requests import EpisodeLimits, EpisodeRequest, repeat
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams
 from ludic.environments.environment import Example, Split, Transition
+from ludic.flags import run_script
 from ludic.records import Message, WeightSpan
 
 _LATENCY_S, _LONGEST_TOOL_S = 0.05, 0.5
@@ -164,4 +164,4 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -9,12 +9,12 @@ import re
 import tempfile
 from typing import Any
 
-import tyro
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ludic.engines.transformers_engine import exact_attention
 from ludic.errors import ModelError, one_line
+from ludic.flags import run_script
 from ludic.training.model import check_trainable
 
 INCOMPLETE: dict[str, dict[str, Any]] = {
@@ -80,4 +80,4 @@ def _short(problem: str) -> str:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_script(main)

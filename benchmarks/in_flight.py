@@ -29,7 +29,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import tyro
 
 import ludic
 from benchmarks.measure import print_table
@@ -43,6 +42,7 @@ from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.single_turn import SingleTurn
 from ludic.eval.config import EvalConfig
 from ludic.eval.sampling import evaluate
+from ludic.flags import run_script
 from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
 from ludic.records import Message, WeightSpan
@@ -438,4 +438,4 @@ def _ages(root: Root) -> list[str]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import NormalDist
 
 import numpy as np
-import tyro
 
 from benchmarks.measure import print_table
 from ludic.eval import intervals, significance
+from ludic.flags import run_script
 
 DISTRIBUTIONS: Mapping[str, tuple[float, float]] = {
     "uniform, Beta(1, 1)": (1, 1),
@@ -167,4 +167,4 @@ def _normal_power(shift: float) -> float:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

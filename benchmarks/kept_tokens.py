@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tyro
 
 from benchmarks.measure import print_table
+from ludic.flags import run_script
 from ludic.store.parquet import writer_options
 
 VOCABULARY = 150_000
@@ -130,4 +130,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config, description=__doc__))
+    run_script(main, description=__doc__)

@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-import tyro
-
 import ludic
 from benchmarks.measure import print_table
 from ludic.environments.moar_cats import WORDS
+from ludic.flags import run_script
 from ludic.launch.demo import OTHER_WORDS
 from ludic.models.tiny import make_tiny_model
 
@@ -83,4 +82,4 @@ def _learn(name: str, seed: int, folder: Path, quick: bool) -> tuple[float, floa
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

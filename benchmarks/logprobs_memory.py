@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import tyro
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.measure import in_a_process, print_table
 from benchmarks.models import make_model
 from ludic.batches.packing import MicroBatch, TrainingSequence, pack
+from ludic.flags import run_script
 from ludic.training.attention import packed_arguments
 from ludic.training.logprobs import token_logprobs
 
@@ -119,4 +119,4 @@ def _memory(name: str) -> int:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -12,13 +12,12 @@ from itertools import count, islice
 from pathlib import Path
 from statistics import fmean, median
 
-import tyro
-
 from benchmarks.measure import median_ratio, print_table, take_turns
 from ludic.agents.agent import Agent
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
+from ludic.flags import run_script
 from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
@@ -104,4 +103,4 @@ def to_sequences(group: RolloutGroup) -> list[TrainingSequence]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 import duckdb
-import tyro
 
 import ludic
 from benchmarks.measure import in_a_process, median_ratio, print_table
 from benchmarks.sql import by_sql, connect, plain_duckdb
 from benchmarks.stores import GROUPS_A_FILE, make_store
 from benchmarks.tail import COLUMNS
+from ludic.flags import run_script
 from ludic.paths import CACHE_VARIABLE
 from ludic.store import RolloutReader, Root
 from ludic.viewer.stats import collect_stats
@@ -103,4 +103,4 @@ TASKS: Mapping[str, Callable[[Root], object]] = {
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

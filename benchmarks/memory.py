@@ -14,10 +14,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from benchmarks.measure import in_a_process, print_table
 from benchmarks.rollouts import make_batch, make_like
+from ludic.flags import run_script
 from ludic.maintenance.compact import compact
 from ludic.records import new_id
 from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig
@@ -98,4 +97,4 @@ ROLES: dict[str, Role] = {
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -15,10 +15,10 @@ from functools import partial
 from statistics import median
 
 import fsspec
-import tyro
 
 from benchmarks.measure import print_table
 from benchmarks.s3_server import BUCKET, s3_server
+from ludic.flags import run_script
 from ludic.store.s3 import CLIENT_CONFIG, S3, ObstoreS3
 
 FILE_BYTES = 300_000
@@ -126,4 +126,4 @@ def _ms(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -14,7 +14,6 @@ from statistics import median
 
 import numpy as np
 import torch
-import tyro
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -26,6 +25,7 @@ from benchmarks.models import make_model
 from benchmarks.packing import skewed_sequences
 from ludic.batches.packing import MicroBatch, assign, pack
 from ludic.distributed import init_distributed, shut_down
+from ludic.flags import run_script
 from ludic.training.attention import packed_arguments
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import register_token_logprobs
@@ -135,4 +135,4 @@ def _logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

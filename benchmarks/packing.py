@@ -13,7 +13,6 @@ from statistics import median
 
 import numpy as np
 import torch
-import tyro
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,6 +20,7 @@ from benchmarks.measure import in_a_process, median_ratio, print_table
 from benchmarks.models import make_model
 from benchmarks.padding import fill_padded, padded_logprobs
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
+from ludic.flags import run_script
 from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
@@ -138,4 +138,4 @@ def _peak_mb() -> float:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

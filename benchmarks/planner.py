@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any
 
 import pyarrow as pa
-import tyro
 
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.rollouts import make_batch
+from ludic.flags import run_script
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
 
@@ -91,4 +91,4 @@ def _rloo(group: list[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

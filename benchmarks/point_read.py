@@ -22,11 +22,11 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
-import tyro
 
 from benchmarks.measure import in_a_process, print_table
 from benchmarks.sql import plain_duckdb
 from benchmarks.stores import compact_copy, make_store
+from ludic.flags import run_script
 from ludic.schema import arrow_schema
 from ludic.store import Root, list_files, read_columns
 from ludic.store.files import find_rows, read_addresses
@@ -141,4 +141,4 @@ def print_commands(roots: Mapping[str, Root], ids: list[tuple[str, int]]) -> Non
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -16,12 +16,12 @@ from pathlib import Path
 from unittest import mock
 
 import nbformat
-import tyro
 from nbclient import NotebookClient
 
 import ludic
 from benchmarks.measure import print_table, take_turns, with_spread
 from ludic.environments.moar_cats import WORDS
+from ludic.flags import run_script
 from ludic.models.tiny import make_tiny_model
 
 _NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -71,4 +71,4 @@ def _execute_notebook(url: str) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -19,12 +19,12 @@ from statistics import median
 from time import perf_counter
 
 import torch
-import tyro
 
 from benchmarks.measure import print_table
 from benchmarks.s3_server import BUCKET, Request, S3Server, s3_server
 from benchmarks.simulation import GROUP_SIZE, GROUPS_PER_CALL, ROLLOUTS_A_SECOND, Outcome, simulate
 from ludic.distributed import init_distributed, shut_down
+from ludic.flags import run_script
 from ludic.store import MetricsTail, Root, RunConfig
 
 DOLLARS = {"PUT": 5e-6, "POST": 5e-6, "LIST": 5e-6, "GET": 4e-7, "HEAD": 4e-7, "DELETE": 0.0}
@@ -195,4 +195,4 @@ def _print_folders(run: OnS3) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

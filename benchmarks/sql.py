@@ -22,12 +22,12 @@ from typing import Any
 import duckdb
 import polars as pl
 import pyarrow as pa
-import tyro
 
 import ludic
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.row_formats import readers, write_rows
 from benchmarks.stores import compact_copy, make_store
+from ludic.flags import run_script
 from ludic.paths import CACHE_VARIABLE
 from ludic.sql import advantages
 from ludic.store import Root, list_files
@@ -210,4 +210,4 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

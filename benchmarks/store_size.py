@@ -21,10 +21,10 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tyro
 
 from benchmarks.measure import in_a_process, median_ratio, print_table, take_turns, with_spread
 from benchmarks.rollouts import Source, make_batch
+from ludic.flags import run_script
 from ludic.records import RolloutBatch, new_id
 from ludic.schema import TOKEN_COLUMNS, column_values, to_table, validate
 from ludic.store import RolloutFile, Root, RunConfig, read_rows
@@ -285,4 +285,4 @@ FORMATS: dict[str, Callable[[RolloutBatch], Format]] = {
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

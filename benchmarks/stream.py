@@ -26,13 +26,13 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 import torch
-import tyro
 
 from benchmarks.measure import in_a_process, median_ratio, print_table, take_turns
 from benchmarks.padding import fill_padded
 from benchmarks.rollouts import make_batch, with_own_requests
 from ludic.batches.reading import read_rank_batch
 from ludic.batches.source import Plan
+from ludic.flags import run_script
 from ludic.records import Rollout, RolloutBatch
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
@@ -218,4 +218,4 @@ CONTESTANTS: dict[str, Callable[[Path, int], Load]] = {
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -20,13 +20,13 @@ from statistics import median
 
 import lance
 import pyarrow.parquet as pq
-import tyro
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from lance.fragment import write_fragments
 
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.rollouts import make_batch, make_like
+from ludic.flags import run_script
 from ludic.records import RolloutBatch
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
@@ -215,4 +215,4 @@ TAILS = {"ludic": start_ludic, "Delta Lake": start_delta, "Lance": start_lance}
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import tyro
 from torch import Tensor
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.optim import Optimizer
@@ -30,6 +29,7 @@ from benchmarks.packing import skewed_sequences
 from benchmarks.padding import fill_padded, pad_tokens, padded_logprobs, response_states
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
 from ludic.distributed import init_distributed, shut_down
+from ludic.flags import run_script
 from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
@@ -199,4 +199,4 @@ CONTESTANTS = {"packed (ludic)": by_ludic, "padded": by_padded_rows, PLAIN: by_p
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -18,7 +18,6 @@ from functools import partial
 from statistics import median
 
 import torch
-import tyro
 
 from benchmarks.measure import print_table
 from benchmarks.rollouts import make_batch, with_own_requests
@@ -26,6 +25,7 @@ from benchmarks.s3_server import BUCKET, s3_server
 from ludic.batches.online import OnlineSource
 from ludic.batches.stream import PlannedStream
 from ludic.distributed import init_distributed, shut_down
+from ludic.flags import run_script
 from ludic.records import RolloutBatch, RolloutGroup, new_id
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig, start_attempt
@@ -138,4 +138,4 @@ def _compute(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tyro
 from textual.pilot import Pilot
 
 import ludic
 from benchmarks.measure import print_table, with_spread
 from benchmarks.stores import make_store
+from ludic.flags import run_script
 from ludic.paths import CACHE_VARIABLE
 from ludic.store import Root
 from ludic.viewer.terminal.app import ViewApp
@@ -162,4 +162,4 @@ def _figures(times: list[tuple[float, float]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-import tyro
-
 import ludic
 from benchmarks.measure import print_table
 from ludic.batches.packing import pack
 from ludic.batches.reading import read_sequences
 from ludic.environments.moar_cats import WORDS
+from ludic.flags import run_script
 from ludic.models.tiny import make_tiny_model
 from ludic.sql import BatchRules, Planner, connect
 from ludic.store import RolloutReader, Root
@@ -96,4 +95,4 @@ def _plan_and_read_again(root: Root, num_steps: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

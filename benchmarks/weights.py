@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from transformers import PreTrainedModel
 
 import ludic
@@ -42,6 +41,7 @@ from ludic.engines.config import EngineConfig
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
+from ludic.flags import run_script
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import run_worker
@@ -314,4 +314,4 @@ def _make_engine(folder: str, version: int) -> TransformersEngine:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

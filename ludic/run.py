@@ -11,12 +11,12 @@ from functools import cached_property
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from ludic.bounds import check_names
 from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE, TARGET_BYTES
 from ludic.errors import ConfigError
 from ludic.launch import eval_methods, what_if_methods
 from ludic.launch import run_methods as methods
+from ludic.settings import check_names
 from ludic.store import Root, RunConfig
 from ludic.store.root import Track, untracked
 from ludic.viewer import methods as view_methods
@@ -196,7 +196,7 @@ class Run:
         from ludic.scoring.options import ScoreOptions
         from ludic.scoring.score import score_rollouts
 
-        check_names(judge, ScoreOptions, "a judge")
+        check_names(judge, ScoreOptions, "setting of a judge")
         options = ScoreOptions(
             scorer=scorer,
             name=name,
@@ -405,7 +405,7 @@ def create(
         return Run(root)
     if model is None or env is None:
         raise ConfigError("model and env are missing: ludic.create(url, model=..., env=...), or like=RUN")
-    check_names(settings, RunConfig, "a run")
+    check_names(settings, RunConfig, "setting of a run")
     config = RunConfig(model=model, env=(env,) if isinstance(env, str) else tuple(env), **settings)
     code = CodeSettings(trust_code=trust_code, update_code=update_code)
     return Run(create_run(fspath(url), config, TrainConfig(), code))

@@ -3,12 +3,25 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from ludic.bounds import check_numbers, check_types
 from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.errors import ConfigError
 from ludic.extra_columns import check_extra_columns
+from ludic.settings import (
+    Count,
+    FormatReward,
+    GroupSize,
+    GroupsPerBatch,
+    MaxSteps,
+    Processes,
+    Range,
+    Seed,
+    Temperature,
+    Tokens,
+    TopP,
+    check,
+)
 
 SWEPT = ("temperature", "top_p", "top_k", "max_tokens")
 """Settings that `sweep` may hold."""
@@ -30,27 +43,27 @@ class RunConfig:
     textarena/NAME, gymnasium/NAME, verifiers/NAME, or path/to/file.py:ClassName; see docs/environments.md."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environments, by environment name."""
-    group_size: int = 8
+    group_size: GroupSize = 8
     """Episodes sampled from one example."""
-    close_groups_at: int | None = None
+    close_groups_at: GroupSize | None = None
     """Close a group when so many of its episodes have ended, and give up the others; None waits for all. A group waits
     less for its longest answer, and training sees fewer long answers: see the view bias_by_length."""
-    groups_per_batch: int = 8
+    groups_per_batch: GroupsPerBatch = 8
     """Groups in the batch of a gradient step, counted after filters."""
-    steps_per_version: int = 1
+    steps_per_version: Count = 1
     """Gradient steps between two published versions."""
-    batches_ahead: int | None = None
+    batches_ahead: Annotated[int, Range(0, 10**4)] | None = None
     """Batches that workers may sample beyond those that the current version needs; 0 is nearly on-policy. None lets
     them sample as far ahead as keeps the trainer busy, within max_off_policy_steps (ludic.batches.budget)."""
-    num_workers: int = 1
+    num_workers: Processes = 1
     """Number of workers that share the schedule. More or fewer may run; see ludic.rollouts.schedule."""
-    temperature: float = 1.0
+    temperature: Temperature = 1.0
     """Divides the logits before a token is sampled, and again when the trainer computes its logprob."""
-    top_p: float = 1.0
+    top_p: TopP = 1.0
     """Sample from the most likely tokens whose probabilities add up to this; 1 samples from all."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Sample from this number of the most likely tokens; None samples from all."""
-    max_tokens: int = 256
+    max_tokens: Tokens = 256
     """Maximum tokens in one completion."""
     keep_sampling_mask: bool | None = None
     """Store the tokens that top_k and top_p kept at each sampled token, so that the trainer renormalises over them.
@@ -58,23 +71,23 @@ class RunConfig:
     sweep: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings that the episodes of a group take in turn, such as {"temperature": [0.7, 1.0, 1.3]}; also
     top_p, top_k and max_tokens. Several settings are combined."""
-    curriculum: int | None = None
+    curriculum: Count | None = None
     """Groups after which the next environment of env joins those before it, easy ones first; None begins with all."""
     accept_incomplete: bool = False
     """Pass a completion that hit max_tokens to the environment; without this flag it is refused as a parse failure."""
-    max_steps: int | None = None
+    max_steps: MaxSteps | None = None
     """Maximum steps of the environment in an episode. None takes the environment's own number: 1 for a question and a
     score, else 32 unless its class says."""
-    max_sequence_tokens: int | None = None
+    max_sequence_tokens: Tokens | None = None
     """Maximum tokens of prompt and completions together; an episode that needs more is truncated. None is the model's
     limit."""
-    max_observation_characters: int | None = MAX_OBSERVATION_CHARACTERS
+    max_observation_characters: Count | None = MAX_OBSERVATION_CHARACTERS
     """Maximum characters of an observation of the environment; the rest is cut, and the text and the row say so. None
     is no limit."""
     parser: str = "whole"
     """How an action is read from a completion: whole, tag:NAME, boxed, json, regex:PATTERN, think, several joined by |,
     or path/to/file.py:ClassName."""
-    format_reward: float = 0.0
+    format_reward: FormatReward = 0.0
     """Reward for each completion that the parser can read, in addition to the environment's."""
     context: str = "full"
     """What the model sees of the dialogue: full, no_thinking, window:N, summary:N, or path/to/file.py:ClassName."""
@@ -87,22 +100,21 @@ class RunConfig:
     environment."""
     sub_agents: tuple[str, ...] = ()
     """Agents to which the model may hand tasks with the tool delegate: helper, or path/to/file.py:function."""
-    max_depth: int = 1
+    max_depth: Annotated[int, Range(0, 100)] = 1
     """Maximum number of agents above one that works on a task; 1 lets no sub-agent hand on tasks itself."""
-    max_children: int = 8
+    max_children: Annotated[int, Range(0, 10**6)] = 8
     """Maximum tasks that are handed on in an episode."""
-    max_child_tokens: int | None = None
+    max_child_tokens: Tokens | None = None
     """Maximum tokens that are sampled for all tasks of an episode that are handed on; None is no limit."""
     float32_head: bool = False
     """Compute logits in float32 when the model computes in bfloat16, in workers and trainer alike (MiniMax-M1)."""
-    seed: int = 0
+    seed: Seed = 0
     """Decides which examples are served in which order, and seeds the sampling of each answer."""
     extra_columns: Mapping[str, str] = field(default_factory=dict)
     """Extra columns of the run's rollouts, type by name, such as {"x_judge": "string"}; Score.extra fills them."""
 
     def __post_init__(self) -> None:
-        check_types(self, is_stored=True)  # Root.create checks its URLs
-        check_numbers(self)
+        check(self, urls=False)  # run.json of an older ludic may hold some; Root.create checks its URLs
         if not self.env:
             raise ConfigError("env is empty, wanted at least one environment, for example moar_cats")
         if self.temperature == 0:

@@ -9,10 +9,9 @@ the same command continues from the last checkpoint.
 
 from pathlib import Path
 
-import tyro
-
 import ludic
 from ludic.environments.moar_cats import WORDS
+from ludic.flags import run_script
 from ludic.models.tiny import make_tiny_model
 
 
@@ -42,4 +41,4 @@ select arg_min(reward, step), arg_max(reward, step) from steps
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -7,9 +7,8 @@ Run again, it continues the run's schedule: it samples the next groups, with the
 model itself, unless a trainer has published since (see train.py).
 """
 
-import tyro
-
 import ludic
+from ludic.flags import run_script
 
 
 def main(
@@ -47,4 +46,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

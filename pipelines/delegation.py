@@ -13,12 +13,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import tyro
-
 import ludic
 from ludic.adapters.imports.episodes import to_message
 from ludic.agents.delegation import delegate_schema, helper
 from ludic.environments.toys import Errands
+from ludic.flags import run_script
 from ludic.models.tiny_chat import make_tiny_chat_model
 
 HIGHEST = 4
@@ -154,4 +153,4 @@ def _call(index: int, task: str) -> Record:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -15,7 +15,6 @@ from itertools import count, islice
 from pathlib import Path
 
 import pyarrow.compute as pc
-import tyro
 from transformers import PreTrainedModel
 
 from ludic import store
@@ -25,6 +24,7 @@ from ludic.batches.reading import read_sequences
 from ludic.distributed import init_distributed, shut_down
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
+from ludic.flags import run_script
 from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.sampler import GroupSampler
@@ -95,4 +95,4 @@ def save_policy(root: store.Root, model: PreTrainedModel, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

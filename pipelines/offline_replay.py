@@ -9,10 +9,9 @@ The third repeats that ledger with the same settings: on one rank the weights co
 Stopped or killed, either continues from its last checkpoint.
 """
 
-import tyro
-
 import ludic
 from ludic.errors import ConfigError
+from ludic.flags import run_script
 
 
 def main(
@@ -48,4 +47,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

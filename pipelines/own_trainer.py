@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 
 import torch
-import tyro
 
+from ludic.flags import run_script
 from ludic.store import Root
 from ludic.training import BatchConfig, BatchStream
 from ludic.training.logprobs import token_logprobs
@@ -50,4 +50,4 @@ def main(root: str = "runs/collected", output: str = "runs/own", epochs: int = 1
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

@@ -11,9 +11,8 @@ the same command continues from the last checkpoint.
 
 import os
 
-import tyro
-
 import ludic
+from ludic.flags import run_script
 
 
 def main(root: str = "runs/collected", num_steps: int | None = None, learning_rate: float = 1e-6) -> None:
@@ -45,4 +44,4 @@ def steps_in(run: ludic.Run) -> int:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, description=__doc__)

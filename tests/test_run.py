@@ -59,7 +59,7 @@ def test_opening_a_run_imports_nothing_slow(run: ludic.Run) -> None:
     code = f"""
 import sys, ludic
 ludic.open({run.url!r})
-print(sorted({{"torch", "transformers", "duckdb", "polars", "rich", "tyro"}} & {{*sys.modules}}))
+print(sorted({{"torch", "transformers", "duckdb", "polars", "rich"}} & {{*sys.modules}}))
 """
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 

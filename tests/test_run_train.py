@@ -85,7 +85,7 @@ def test_a_config_gives_all_settings(run: ludic.Run) -> None:
 
 @pytest.mark.parametrize("start", ["train", "launch"])
 @pytest.mark.parametrize(
-    ("name", "hint"), [("learning_rat", "did you mean learning_rate?"), ("zzz", "`ludic train --help` lists them")]
+    ("name", "hint"), [("learning_rat", "did you mean 'learning_rate'?"), ("zzz", "docs/settings.md lists them")]
 )
 def test_an_unknown_setting_is_answered_with_the_likely_one(run: ludic.Run, start: str, name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -109,7 +109,7 @@ def test_create_opens_the_same_run_again_and_refuses_another(run: ludic.Run, tin
     ("settings", "error", "message"),
     [
         ({"env": "moar_cat"}, ConfigError, "environment 'moar_cat' is unknown; did you mean 'moar_cats'"),
-        ({"group_sise": 2}, ConfigError, "no setting of a run is called 'group_sise'; did you mean 'group_size'"),
+        ({"group_sise": 2}, ConfigError, "setting of a run 'group_sise' is unknown; did you mean 'group_size'"),
         ({"model": "./none"}, ModelError, "./none: there is no such folder"),
         ({"model": None}, ConfigError, "model and env are missing"),
         ({"like": "somewhere"}, ConfigError, "like gives the settings of the run; leave out env"),

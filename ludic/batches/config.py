@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
+from ludic.settings import Count, CountOr0, Index, Seconds, Tokens, check
 
 OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches", "replan_from")
 """Settings that select training on stored rollouts."""
@@ -27,12 +27,12 @@ class BatchConfig:
     online and epochs offline."""
     sql_params: Mapping[str, float | int | str] = field(default_factory=dict)
     """Values of the $parameters of advantage, filters and selection; docs/algorithms.md lists them."""
-    max_uses: int = 1
+    max_uses: Count = 1
     """Maximum number of steps that train on one group, online."""
-    max_off_policy_steps: int | None = 32
+    max_off_policy_steps: CountOr0 | None = 32
     """Drop rollouts sampled more than this many policy versions before the trainer's version; None keeps all. It also
     bounds how far ahead workers sample (ludic.batches.budget). Not used offline."""
-    max_age_s: float | None = None
+    max_age_s: Seconds | None = None
     """Drop rollouts written more than this many seconds ago; None keeps all. Not used offline."""
     baseline_over: Literal["group", "kept"] = "group"
     """Rollouts that the baseline is computed from: the whole group, or only those that the filters keep."""
@@ -44,34 +44,33 @@ class BatchConfig:
     None trains on the environment's reward."""
     mixed_scorers: bool = False
     """Train on groups whose rollouts were scored by different versions of a scorer, instead of dropping them."""
-    wait_for_scores_s: float | None = 600.0
+    wait_for_scores_s: Seconds | None = 600.0
     """Seconds that a group waits for scores after it was read; then its rollouts without scores are dropped. None
     waits without a limit. Not used offline."""
     offline: bool = False
     """Train on the rollouts that are stored now, not on those that workers deliver."""
     sources: tuple[str, ...] = ()
     """Roots whose rollouts to train on offline; if empty, the run's own root."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Offline passes over the stored rollouts; num_steps is computed from it. None trains until num_steps."""
     replay_batches: str | None = None
     """Root of another run whose batches to repeat, step by step, with its settings; None is off."""
-    replan_from: int | None = None
+    replan_from: Index | None = None
     """Step of replay_batches after which this run begins: it plans the rollouts that each later step considered, by its
     own advantage and filters (`ludic what-if --train`). None repeats the batches as they were."""
-    max_seq_len: int | None = None
+    max_seq_len: Tokens | None = None
     """Maximum tokens of a sequence; longer ones lose the end of their response. None does not cut."""
     training_unit: Literal["episode", "turn"] = "episode"
     """Train on each row as one sequence, or on each completion in it as a sequence of its own, whose prompt is all that
     came before. Turns cost more tokens; a setting that looks at sequences, such as max_seq_len, then looks at turns."""
-    max_tokens_per_micro_batch: int = 16384
+    max_tokens_per_micro_batch: Tokens = 16384
     """Maximum tokens in one forward pass of a rank; a longer sequence gets its own pass."""
-    rollout_timeout_s: float | None = 1800.0
+    rollout_timeout_s: Seconds | None = 1800.0
     """Seconds without new rollouts before the trainer stops with an error; None waits forever."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""
-        check_types(self)
-        check_numbers(self)
+        check(self)
         if not self.offline and (self.sources or self.epochs):
             name = "sources" if self.sources else "epochs"
             raise ConfigError(f"{name} is {getattr(self, name)}, which only offline training looks at; set offline")

@@ -9,8 +9,8 @@ from ludic.viewer.output import print_json, stdout_console
 
 
 def main(settings: Settings) -> None:
-    run = ludic.Run(open_to_evaluate(settings.root, settings.config, settings.model, settings.code, settings.suite))
-    parts = (settings.config, settings.measure, settings.code)
+    run = ludic.Run(open_to_evaluate(settings.root, settings.samples, settings.model, settings.code, settings.suite))
+    parts = (settings.samples, settings.measure, settings.code)
     options = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
     own = {name: getattr(settings, name) for name in ("suite", "interval", "engine", "device", "model")}
     found = run.evaluate(**options, **own)

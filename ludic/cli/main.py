@@ -10,55 +10,73 @@ import importlib
 import keyword
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from ludic.bounds import check_urls
 from ludic.children import protect_children_of_libraries
+from ludic.cli.settings import parse
 from ludic.errors import LudicError
 from ludic.installed import LUDIC, installed_version
-from ludic.launch.flags import to_flags
 from ludic.masking import mask
 from ludic.printable import printable
 
-COMMANDS = {
-    "demo": "Teach a tiny model on this machine, in a minute; with --agents, to call a tool",
-    "run": "Start or resume a run: workers and trainer on this machine or a Ray cluster",
-    "launch": "Write the files that start a run with Slurm, Kubernetes or SkyPilot",
-    "create": "Create a run without starting a process",
-    "worker": "Sample rollouts for a run",
-    "train": "Train on a run's rollouts, and publish weights",
-    "serve": "Run a vLLM server on this machine that follows a run's policies",
-    "sample": "Sample answers from a run's policy or from a model",
-    "score": "Score stored rollouts, by a function or an LLM judge",
-    "eval": "Evaluate versions of a run, or a model, on held-out examples",
-    "eval compare": "Compare two evaluations on the same examples, in pairs",
-    "eval contamination": "Find prompts of an evaluation in texts that a run trained on",
-    "what-if": "Plan a run's stored batches by another advantage, filters or algorithm",
-    "bisect": "Find the first step at which a SQL predicate is true",
-    "cut": "Write the smallest folder that replays one step bit for bit",
-    "sql": "Query rollouts, batches and metrics in SQL",
-    "stats": "Summarize a run: environments, versions, steps and files",
-    "watch": "Show the live state of a run",
-    "show": "Show one rollout or group",
-    "view": "Look at a run in the terminal or a browser: versions, groups, rollouts, tokens, labels",
-    "report": "Write a run, its evaluations and a comparison as one HTML file",
-    "verify": "Check a root's files and data; with --repair, quarantine broken files",
-    "compact": "Rewrite the many small files of finished versions into few large ones",
-    "expire": "Delete rollouts that are no longer needed",
-    "export": "Export weights (Hugging Face), tables (Delta, Iceberg) or text (JSONL, CSV)",
-    "import": "Import rollouts that other programs wrote",
+GROUPS = {
+    "First": {
+        "demo": "Teach a tiny model on this machine, in a minute; with --agents, to call a tool",
+        "run": "Start or resume a run: workers and trainer on this machine or a Ray cluster",
+        "watch": "Show the live state of a run",
+        "view": "Look at a run in the terminal or a browser: versions, groups, rollouts, tokens, labels",
+        "eval": "Evaluate versions of a run, or a model, on held-out examples",
+        "sql": "Query rollouts, batches and metrics in SQL",
+    },
+    "Start": {
+        "create": "Create a run without starting a process",
+        "worker": "Sample rollouts for a run",
+        "train": "Train on a run's rollouts, and publish weights",
+        "serve": "Run a vLLM server on this machine that follows a run's policies",
+        "launch": "Write the files that start a run with Slurm, Kubernetes or SkyPilot",
+    },
+    "Look": {
+        "stats": "Summarize a run: environments, versions, steps and files",
+        "show": "Show one rollout or group",
+        "sample": "Sample answers from a run's policy or from a model",
+        "report": "Write a run, its evaluations and a comparison as one HTML file",
+    },
+    "Evaluate": {
+        "eval compare": "Compare two evaluations on the same examples, in pairs",
+        "eval contamination": "Find prompts of an evaluation in texts that a run trained on",
+        "score": "Score stored rollouts, by a function or an LLM judge",
+    },
+    "Ask again": {
+        "what-if": "Plan a run's stored batches by another advantage, filters or algorithm",
+        "bisect": "Find the first step at which a SQL predicate is true",
+        "cut": "Write the smallest folder that replays one step bit for bit",
+    },
+    "Keep": {
+        "verify": "Check a root's files and data; with --repair, quarantine broken files",
+        "compact": "Rewrite the many small files of finished versions into few large ones",
+        "expire": "Delete rollouts that are no longer needed",
+    },
+    "Exchange": {
+        "export": "Export weights (Hugging Face), tables (Delta, Iceberg) or text (JSONL, CSV)",
+        "import": "Import rollouts that other programs wrote",
+    },
 }
+"""Commands and their descriptions, in the groups of `ludic --help`. The first group has no title there."""
+COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
 """Commands and their descriptions. Each is a module of ludic.cli.flags (`import` is import_.py) with a dataclass
-`Settings`, and one of ludic.cli with a function `main(settings)`. Flags with any number of positional arguments also
-have `positionals_to_flags(args)`."""
+`Settings`, and one of ludic.cli with a function `main(settings)`. Flags with many options also have `FIRST`, the names
+of those on the first page of --help."""
 
-_RESUMING = {"run": 0, "train": 0, "launch": 1}
-"""Commands that reuse settings of a root, with ROOT's index; their modules have `earlier_settings(root, given)`."""
-_DECISIVE = ("algorithm", "kl_weight", "objective", "replay_batches")
-"""Settings that decide which settings of a root are reused."""
+_RESUMING = ("run", "train", "launch")
+"""Commands that reuse settings of a root; their modules have `earlier_settings(root, given)`."""
 _MOST_LINES = 4
+_COLUMN = 22
+"""Column of the descriptions in `ludic --help`."""
 _UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 """Error numbers of a full or broken device."""
 
@@ -119,6 +137,8 @@ def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         _print_help()
         return 0
+    if args[0] == "--completion":
+        return _print_completion(args[1:])
     if args[0] in ("-V", "--version", "version"):
         print(f"ludic {installed_version(LUDIC) or '(from a folder that is not installed)'}")
         return 0
@@ -138,46 +158,43 @@ def module_of(name: str) -> str:
 
 
 def _run(name: str, args: list[str]) -> int:
-    from ludic.cli import settings as parser  # imports tyro, which the rest does not need
-
     module = module_of(name)
     flags = importlib.import_module(f"ludic.cli.flags.{module}")
-    if hasattr(flags, "positionals_to_flags"):
-        args = flags.positionals_to_flags(args)
-    earlier: Mapping[str, Any] = {}
-    rest, values = parser.take_config(args, flags.Settings)
-    if name in _RESUMING and rest and not {"-h", "--help"}.intersection(rest):
-        if rest[0].startswith("-"):
-            print(f"ludic: ROOT comes first: ludic {name} ROOT [options]", file=sys.stderr)
-            return 2
-        earlier = _earlier_settings(name, rest, to_flags(values), module)
-    texts = {"program": f"ludic {name}", "description": COMMANDS[name]}
-    settings = parser.parse(flags.Settings, args, **texts, earlier=earlier)
-    check_urls(settings)
+    settings = parse(
+        flags.Settings,
+        args,
+        program=f"ludic {name}",
+        description=COMMANDS[name],
+        earlier=partial(_earlier_settings, module) if name in _RESUMING else None,
+        first=getattr(flags, "FIRST", ()),
+    )
     importlib.import_module(f"ludic.cli.{module}").main(settings)
     return 0
 
 
-def _earlier_settings(name: str, args: list[str], flags: list[str], module: str) -> Mapping[str, Any]:
-    """Return the settings that the root in `args` holds; {} if it is left out. flags: those of the settings' file."""
-    from ludic.cli import settings as parser
+def _print_completion(args: list[str]) -> int:
+    from ludic.cli.completion import SHELLS, completion
 
-    index = _RESUMING[name]
-    if len(args) <= index or args[index].startswith("-"):
-        return {}
-    given = parser.given_settings([*flags, *args[index + 1 :]], _DECISIVE)
-    return importlib.import_module(f"ludic.cli.{module}").earlier_settings(args[index], given)
+    if len(args) != 1 or args[0] not in SHELLS:
+        print(f"ludic: --completion needs a shell: {', '.join(SHELLS)}", file=sys.stderr)
+        return 2
+    print(completion(args[0]))
+    return 0
+
+
+def _earlier_settings(module: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings that the root holds. given: those that flags and file give."""
+    return importlib.import_module(f"ludic.cli.{module}").earlier_settings(given["root"], given)
 
 
 def _print_help() -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    console.print("[bold]ludic[/] COMMAND ROOT [options]     post-training with storage as the spine\n")
-    table = Table.grid(padding=(0, 2))
-    for name, line in COMMANDS.items():
-        table.add_row(f"  [bold]{name}[/]", line)
-    console.print(table)
-    console.print("\n`ludic COMMAND --help` lists its options; `--config FILE.toml` sets them from a file.")
-    console.print("`ludic --version` says which ludic this is.")
+    width = shutil.get_terminal_size().columns
+    print("usage: ludic COMMAND ROOT [OPTIONS]\n\nPost-training with storage as the spine.\n")
+    for title, commands in GROUPS.items():
+        if title != "First":
+            print(f"\n{title}:")
+        for name, about in commands.items():
+            lines = textwrap.wrap(about, max(width - _COLUMN, 20))
+            print(f"  {name:<{_COLUMN - 2}}{lines[0]}", *(f"{' ' * _COLUMN}{line}" for line in lines[1:]), sep="\n")
+    print("\n`ludic COMMAND --help` lists its options; `--config FILE.toml` sets them from a file.")
+    print("`ludic --version` says which ludic this is; `ludic --completion bash|zsh|fish` completes in a shell.")

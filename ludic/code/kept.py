@@ -21,7 +21,6 @@ from typing import Any
 
 import fsspec
 
-from ludic.bounds import check_urls
 from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, sampling_uses
 from ludic.code.files import NO_FILES, Files, UserFile, digest, file_of, files_of, read_user_file
@@ -31,6 +30,7 @@ from ludic.installed import LUDIC, name_and_version
 from ludic.paths import local_path
 from ludic.records import new_id
 from ludic.run_config import RunConfig
+from ludic.settings import check_urls
 from ludic.store.catalogue import CODE, RUN, TEXTS, NumberName, TextName
 from ludic.store.claims import owner_name
 from ludic.store.filesystem import Storage

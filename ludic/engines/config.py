@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ludic.bounds import check_numbers, check_types
 from ludic.defaults import ENGINE
+from ludic.settings import GpuMemory, MaxBatch, TensorParallel, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +15,11 @@ class EngineConfig:
     engine: str = ENGINE
     """Inference engine: transformers, vllm (in the worker's process), server (vLLM servers elsewhere), or
     path/to/file.py:ClassName of your own."""
-    max_batch: int = 256
+    max_batch: MaxBatch = 256
     """Maximum number of sequences that the engine decodes together; further requests wait."""
-    tensor_parallel: int = 1
+    tensor_parallel: TensorParallel = 1
     """Number of GPUs that hold one copy of the model. Only for vllm."""
-    gpu_memory: float | None = None
+    gpu_memory: GpuMemory | None = None
     """Share of a GPU's memory that the engine may take, from 0 to 1. None is 0.9, or less if the trainer uses the same
     GPU. Only for vllm."""
     server_url: tuple[str, ...] = ()
@@ -28,5 +28,4 @@ class EngineConfig:
     """More options of the engine as JSON, such as {"max_model_len": 8192}; for vllm, arguments of AsyncEngineArgs."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_numbers(self)
+        check(self)

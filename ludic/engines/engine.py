@@ -12,23 +12,23 @@ from typing import Protocol
 
 import numpy as np
 
-from ludic.bounds import check_numbers
 from ludic.errors import ConfigError, EngineError, ModelError
 from ludic.records import FinishReason, WeightSpan
 from ludic.schema.validation import LOGPROB_TOLERANCE, LOWEST_LOGPROB, NUM_TOKEN_IDS
+from ludic.settings import Count, Temperature, Tokens, TopP, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Parameters of sampling a completion."""
 
-    temperature: float = 1.0
+    temperature: Temperature = 1.0
     """Divisor of the logits; 0 takes the most likely token, with logprob 0."""
-    top_p: float = 1.0
+    top_p: TopP = 1.0
     """Nucleus sampling: keep the smallest set of tokens with at least this probability; 1 is off."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Keep only the k most likely tokens; None keeps all."""
-    max_tokens: int = 256
+    max_tokens: Tokens = 256
     """Maximum tokens in one completion, including the stop token."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a completion, as its last token. The engine adds the model's own end-of-sequence tokens."""
@@ -36,7 +36,7 @@ class SamplingParams:
     """Return the tokens that top_k and top_p kept at each token."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check(self)
 
     @property
     def wants_kept_tokens(self) -> bool:

@@ -32,7 +32,6 @@ from uuid import uuid4
 
 import httpx2
 
-from ludic.bounds import check_types
 from ludic.engines.engine import Completion, GenerationRequest, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import Server, check_url
@@ -42,6 +41,7 @@ from ludic.errors import ConfigError, ModelError
 from ludic.masking import SERVER_LOGIN, keep_secret
 from ludic.models.adapters import base_of_adapter
 from ludic.models.architecture import check_folder, eos_token_ids, load_config, load_generation_config
+from ludic.settings import check
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class ServerOptions:
     """Time in which a server should answer a request, in seconds; then it is sent again."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check(self)
         if self.request_timeout_s <= 0:
             raise ConfigError(f"engine_options: request_timeout_s is {self.request_timeout_s}, wanted more than 0")
 

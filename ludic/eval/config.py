@@ -3,11 +3,24 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from ludic.bounds import check_numbers, check_types
 from ludic.defaults import ENV_TIMEOUT_S
 from ludic.errors import ConfigError
+from ludic.settings import (
+    Count,
+    FormatReward,
+    InFlight,
+    MaxSteps,
+    NumSamples,
+    Range,
+    SecondsOfADay,
+    Seed,
+    Temperature,
+    Tokens,
+    TopP,
+    check,
+)
 
 LATEST = "latest"
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18}|latest)")
@@ -20,10 +33,10 @@ class EvalConfig:
     versions: str = LATEST
     """Policy versions, joined by commas: numbers, latest, and ranges such as 10-20 or 10-latest, which are the versions
     in between whose weights are stored. Version 0 is the run's first model."""
-    every: int | None = None
+    every: Count | None = None
     """Follow a run while it trains: evaluate version 0, every version whose number is a multiple of this, as it is
     published, and the last one. None evaluates `versions`."""
-    until_step: int | None = None
+    until_step: Count | None = None
     """With `every`: end when training has reached this step and its last version is evaluated. None follows the run
     until it is stopped."""
     env: tuple[str, ...] = ()
@@ -31,27 +44,27 @@ class EvalConfig:
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environments, by environment name; those of the run's environments are the run's unless
     given here."""
-    num_examples: int = 256
+    num_examples: Annotated[int, Range(1, 10**7)] = 256
     """Number of held-out examples of each environment, the first ones by the seed; fewer if it has fewer."""
-    n: int = 1
+    n: NumSamples = 1
     """Number of samples of each example."""
-    temperature: float | None = None
+    temperature: Temperature | None = None
     """Divides the logits; 0 takes the likeliest tokens. None is the run's."""
-    top_p: float | None = None
+    top_p: TopP | None = None
     """Probability mass of nucleus sampling. None is the run's."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Sample from the k likeliest tokens only. None is the run's."""
-    max_tokens: int | None = None
+    max_tokens: Tokens | None = None
     """Maximum tokens of a completion. None is the run's."""
     accept_incomplete: bool | None = None
     """Pass a completion that hit max_tokens to the environment. None is the run's."""
-    max_steps: int | None = None
+    max_steps: MaxSteps | None = None
     """Maximum steps of the environment in an episode. None is the run's."""
-    max_sequence_tokens: int | None = None
+    max_sequence_tokens: Tokens | None = None
     """Maximum tokens of prompt and completions together. None is the run's."""
     parser: str | None = None
     """How an action is read from a completion, as in `ludic run`. None is the run's."""
-    format_reward: float | None = None
+    format_reward: FormatReward | None = None
     """Reward for each completion that the parser can read. None is the run's."""
     context: str | None = None
     """What the model sees of the dialogue, as in `ludic run`. None is the run's."""
@@ -61,22 +74,21 @@ class EvalConfig:
     """How the model writes tool calls. None is the run's."""
     protocol: str | None = None
     """How an episode is played, as in `ludic run`. None is the run's."""
-    seed: int = 0
+    seed: Seed = 0
     """Decides which held-out examples come first, and seeds the samples. The same seed gives the same examples in every
     run, so that runs can be compared in pairs."""
-    in_flight: int | None = None
+    in_flight: InFlight | None = None
     """Number of episodes that run at a time; changes no sample. None runs as many as keep the engine's batch full
     (--max-batch), whatever they wait for."""
-    examples_per_call: int = 32
+    examples_per_call: Annotated[int, Range(1, 10**5)] = 32
     """Number of examples that one process samples and stores as one file; changes no sample."""
-    env_timeout_s: float | None = ENV_TIMEOUT_S
+    env_timeout_s: SecondsOfADay | None = ENV_TIMEOUT_S
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
-    episode_timeout_s: float | None = None
+    episode_timeout_s: SecondsOfADay | None = None
     """Maximum seconds of an episode, which is then truncated. None is no limit."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_numbers(self)
+        check(self)
         parse_versions(self.versions)
         if self.every is not None and self.versions != LATEST:
             raise ConfigError(f"every ({self.every}) and versions ({self.versions}) contradict each other; give one")
@@ -96,12 +108,11 @@ class MeasureConfig:
     reward, success rate, pass@k for several samples, length and unscored samples; of a comparison the mean reward."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Values of the measures' parameters as JSON, such as {"k": 4, "threshold": 0.5, "unscored": 0}."""
-    confidence: float = 0.95
+    confidence: Annotated[float, Range(0.5, 0.999999)] = 0.95
     """Probability that an interval holds the true value."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_numbers(self)
+        check(self)
 
 
 Interval = Literal["korn_graubard", "clustered", "bootstrap", "wilson"]

@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, get_type_hints
-
-import msgspec
+from typing import Any
 
 from ludic.code.consent import QUESTIONS
 from ludic.code.files import MAX_BYTES
@@ -22,6 +20,7 @@ from ludic.eval.config import EvalConfig, MeasureConfig
 from ludic.eval.numbers import check_measures
 from ludic.eval.suite_paths import Paths
 from ludic.paths import local_path
+from ludic.settings import settings_of
 
 OF_THE_CALL = (
     "versions",
@@ -178,15 +177,9 @@ def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _converted(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    """Turn TOML's integers and lists into the fields' numbers and tuples; the class itself refuses what fits none."""
-    types = get_type_hints(settings)
-    found = dict(values)
-    for name, value in values.items():
-        try:
-            found[name] = msgspec.convert(value, types[name])
-        except msgspec.ValidationError:
-            continue
-    return found
+    """Return TOML's values in the types of the fields. Raises ConfigError."""
+    table = {each.name: each for each in settings_of(settings)}
+    return {name: table[name].convert(value) for name, value in values.items()}
 
 
 def _show(value: Any) -> str:

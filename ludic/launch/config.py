@@ -2,29 +2,40 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from ludic.bounds import check_names, check_numbers, check_types
 from ludic.defaults import STOP_WITHIN_S
 from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig
 from ludic.rollouts.config import StreamConfig
+from ludic.settings import (
+    Count,
+    GpuMemory,
+    MaxBatch,
+    Port,
+    Processes,
+    Range,
+    StopWithin,
+    TensorParallel,
+    check,
+    check_names,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig(StreamConfig):
     """Processes that `ludic run` starts, on this machine or on a Ray cluster, and settings of its workers."""
 
-    local_workers: int | None = None
+    local_workers: Annotated[int, Range(0, 4096)] | None = None
     """Number of workers to start on this machine, or on the Ray cluster, 0 for none; None starts num_workers, all of
     the schedule."""
-    ranks: int = 1
+    ranks: Processes = 1
     """Number of processes that train together."""
     trainer_gpus: str | None = None
     """GPUs of the trainer, such as 0,1, one for each rank; None takes the first ones."""
     worker_gpus: str | None = None
     """GPUs that the workers divide among them, such as 2,3; None takes those that the trainer does not use."""
-    eval_every: int | None = None
+    eval_every: Count | None = None
     """Evaluate version 0, every version whose number is a multiple of this, and the last one, in a process of its own
     (docs/evaluation.md). The trainer never waits for it. None evaluates nothing."""
     eval_options: Mapping[str, Any] = field(default_factory=dict)
@@ -32,7 +43,7 @@ class LaunchConfig(StreamConfig):
     take_over: bool = False
     """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
 
-    stop_within_s: int = STOP_WITHIN_S
+    stop_within_s: StopWithin = STOP_WITHIN_S
     """Seconds that a process may take to stop cleanly after Ctrl-C, such as to finish a step and write a checkpoint;
     then it is killed."""
 
@@ -41,12 +52,11 @@ class LaunchConfig(StreamConfig):
     ray_address: str | None = None
     """Address of the Ray cluster, such as node1:6379. None takes RAY_ADDRESS, else the cluster of this machine, else
     starts one on this machine."""
-    ray_cpus: int = 1
+    ray_cpus: Annotated[int, Range(1, 10**4)] = 1
     """Number of CPUs that Ray reserves for each worker and each rank."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_numbers(self)
+        check(self)
         if self.launcher == "local" and self.ray_address is not None:
             raise ConfigError("ray_address has no effect without --launcher ray; add it, or leave out ray_address")
         if self.launcher == "ray" and {self.trainer_gpus, self.worker_gpus} != {None}:
@@ -67,7 +77,7 @@ class LaunchConfig(StreamConfig):
         if self.eval_every is None:
             return None
         options = dict(self.eval_options)
-        check_names(options, EvalConfig, "an evaluation (eval_options)")
+        check_names(options, EvalConfig, "setting of an evaluation (eval_options)")
         if taken := options.keys() & {"versions", "every", "until_step"}:
             raise ConfigError(
                 f"eval_options has {', '.join(sorted(taken))}, which follows from eval_every; leave it out"
@@ -94,17 +104,16 @@ class ServeConfig:
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 is reachable from other machines. Whoever reaches the server can load weights into
     it, so open it only in a network that you trust."""
-    port: int = 8000
+    port: Port = 8000
     """Port to listen at."""
-    max_batch: int = 256
+    max_batch: MaxBatch = 256
     """Maximum number of sequences that vLLM decodes together; further requests wait."""
-    tensor_parallel: int = 1
+    tensor_parallel: TensorParallel = 1
     """Number of GPUs that hold one copy of the model."""
-    gpu_memory: float | None = None
+    gpu_memory: GpuMemory | None = None
     """Share of a GPU's memory that vLLM may take, from 0 to 1. None is vLLM's default."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """More options of vLLM as JSON, such as {"max_model_len": 8192}: arguments of AsyncEngineArgs."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_numbers(self)
+        check(self)

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ludic.bounds import check_names
 from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE
 from ludic.eval.config import Interval
+from ludic.settings import check_names
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -67,7 +67,7 @@ def evaluate(
     from ludic.launch.process import interruptible_unless, is_supervised
     from ludic.store import Root
 
-    check_names(settings, EvalConfig, "an evaluation")
+    check_names(settings, EvalConfig, "setting of an evaluation")
     if isinstance(settings.get("env"), str):
         settings["env"] = (settings["env"],)
     config = EvalConfig(versions=_as_text(versions), **settings)

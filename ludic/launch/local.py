@@ -13,8 +13,8 @@ from ludic.engines.config import EngineConfig
 from ludic.engines.registry import check_engine
 from ludic.errors import ConfigError, LudicError, SchemaError, StoreError
 from ludic.launch.config import LaunchConfig
+from ludic.launch.config_files import config_args
 from ludic.launch.evaluation import log_missed
-from ludic.launch.flags import to_flags
 from ludic.launch.gpus import VARIABLE, GpuPlan, Gpus, assign_gpus, parse_gpus, visible_gpus
 from ludic.launch.process import ENVIRONMENT, stop_variables
 from ludic.launch.roots import other_location
@@ -115,9 +115,9 @@ def _supervise(
         progress=partial(newest_checkpoint, root),
         environment=_see(plan.trainer) if plan else {},
     )
-    flags = worker_flags(processes, model)
+    shared = worker_settings(processes, model)
     workers = [
-        worker_child(root, slot, {**flags, **asdict(engine)}, _see(plan.workers[slot]) if plan else {})
+        worker_child(root, slot, {**shared, **asdict(engine)}, _see(plan.workers[slot]) if plan else {})
         for slot, engine in enumerate(engines)
     ]
     others = [*workers, *([evaluator] if evaluator else [])]
@@ -166,7 +166,7 @@ def _see(gpus: Gpus) -> Mapping[str, str]:
     return {VARIABLE: ",".join(gpus)}
 
 
-def worker_flags(processes: LaunchConfig, model: str | None) -> dict[str, Any]:
+def worker_settings(processes: LaunchConfig, model: str | None) -> dict[str, Any]:
     """Return the settings of `ludic worker` that all workers share, without those of the engine."""
     return {"model": model} | {each.name: getattr(processes, each.name) for each in fields(StreamConfig)}
 
@@ -175,7 +175,7 @@ def worker_child(root: Root, slot: int, settings: Mapping[str, Any], environment
     """Return a `ludic worker` to supervise; if another worker takes its slot, it waits until that one has ended."""
     return Child(
         name=f"worker {slot}",
-        args=partial(_args, root, ["ludic", "worker", root.url, *to_flags({"slot": slot, **settings})]),
+        args=partial(_args, root, "worker", f"worker-{slot}", {"slot": slot, **settings}),
         log=log_folder(root) / f"worker-{slot}.log",
         is_free=partial(_is_slot_free, root, slot),
         was_replaced=partial(was_replaced, root, slot),
@@ -189,19 +189,17 @@ def evaluator_child(
     """Return a `ludic eval --every` to supervise. settings: fields of EvalConfig. It has the last GPUs of the plan."""
     return Child(
         name="evaluator",
-        args=partial(
-            _args, root, ["ludic", "eval", root.url, *to_flags({**settings, "model": model, **asdict(engine)})]
-        ),
+        args=partial(_args, root, "eval", "evaluator", {**settings, "model": model, **asdict(engine)}),
         log=log_folder(root) / "evaluator.log",
         environment=_see(plan.workers[-1]) if plan else {},
         is_aside=True,
     )
 
 
-def _args(root: Root, args: list[str]) -> list[str]:
+def _args(root: Root, command: str, name: str, settings: Mapping[str, Any]) -> list[str]:
     """Return the arguments of a process to start. Raises ReplacedRootError: a new life would join the new run."""
     root.check_same_run()
-    return args
+    return ["ludic", command, root.url, *config_args(name, settings)]
 
 
 def _is_slot_free(root: Root, slot: int) -> bool:

@@ -12,7 +12,7 @@ from ludic.children import become_python
 from ludic.code.consent import CodeSettings
 from ludic.code.kept import gives_consent, prepare_code
 from ludic.errors import ConfigError, MissingRootError
-from ludic.launch.flags import to_flags
+from ludic.launch.config_files import config_args
 from ludic.launch.process import LAUNCHER, stop_variables, stop_within_s
 from ludic.launch.roots import other_location, rules_of, start_like
 from ludic.sql.planner import Planner
@@ -77,9 +77,12 @@ def train_args(
     *,
     resume: bool = False,
 ) -> list[str]:
-    """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks."""
-    flags = to_flags({**config.flat(), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
-    train = ["ludic", "train", root, *flags]
+    """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks.
+
+    Writes the settings to a file that lasts as long as this process, also if it becomes torchrun.
+    """
+    settings = {**config.flat(), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume}
+    train = ["ludic", "train", root, *config_args("trainer", settings)]
     if ranks == 1:
         return train
     return ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", *args_of_ranks(train)]

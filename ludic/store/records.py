@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
-from ludic.bounds import BOUNDS
 from ludic.errors import SchemaError
 
 if TYPE_CHECKING:
     from ludic.store.filesystem import Storage
 
+from ludic.settings import LEASE_RANGE
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A number that becomes part of a file name or of an int64 column."""
@@ -105,7 +105,7 @@ class Lease:
     """Time of the claim by the owner's clock, for people."""
     process: str | None
     """The owner's process as `describe_process` identifies it; None if the system doesn't show it."""
-    lease_s: Annotated[float, msgspec.Meta(gt=0, le=BOUNDS["lease_s"].high)]
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=LEASE_RANGE.high)]
     """Seconds without a renewal after which the owner is considered dead."""
     num_renewals: int = 0
     released: bool = False

@@ -7,15 +7,13 @@ Imports no torch, so that `--help` answers at once.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
 
 from ludic.batches.config import BatchConfig
-from ludic.bounds import check_numbers, check_types
 from ludic.defaults import LEASE_S
 from ludic.errors import ConfigError
-from ludic.renamed_settings import close_names
+from ludic.settings import LEASE_RANGE, Count, CountOr0, Range, Tokens, Weight, check, convert, flat
 from ludic.training.loss_config import LossConfig
 
 _SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB|TB)")
@@ -25,23 +23,22 @@ _SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB|TB)")
 class OptimizerConfig:
     """AdamW and its learning rate schedule."""
 
-    learning_rate: float = 1e-6
+    learning_rate: Annotated[float, Range(0, 1000, above=True)] = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate schedule from the end of the warm-up to num_steps; linear and cosine fall towards 0."""
-    warmup_steps: int = 0
+    warmup_steps: CountOr0 = 0
     """Steps over which the learning rate rises linearly; 0 is no warm-up."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Range(0, 1000)] = 0.0
     """AdamW weight decay of matrices; biases and norms do not decay."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], Range(0, 1)] = (0.9, 0.999)
     """AdamW beta1 and beta2."""
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: Weight | None = 1.0
     """Clip gradients to this L2 norm; None does not clip."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range."""
-        check_types(self)
-        check_numbers(self)
+        check(self)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas is {self.betas}, wanted two numbers from 0 to below 1")
 
@@ -54,9 +51,9 @@ class ModelConfig:
     """Dtype of forward and backward passes and of frozen weights; trained weights and the optimizer stay float32."""
     device: Literal["cpu", "cuda"] | None = None
     """Device to train on; None takes CUDA if available."""
-    lora_rank: int | None = None
+    lora_rank: Annotated[int, Range(1, 10**5)] | None = None
     """Rank of LoRA adapters; the model's own weights are frozen. None trains all weights."""
-    lora_alpha: int = 32
+    lora_alpha: Annotated[int, Range(1, 10**6)] = 32
     """LoRA alpha: adapters are scaled by lora_alpha / lora_rank."""
     lora_targets: tuple[str, ...] = ()
     """Linear layers that get an adapter, such as q_proj v_proj; if empty, all but the head."""
@@ -65,7 +62,7 @@ class ModelConfig:
     model."""
     publish_dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype of published weights, which workers sample with; None is the dtype of the forward pass."""
-    logprob_chunk_tokens: int = 1024
+    logprob_chunk_tokens: Tokens = 1024
     """Tokens whose logits are in memory at once, in training and for the reference; each takes 4 bytes times the
     vocabulary."""
     activation_checkpointing: bool = False
@@ -75,8 +72,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""
-        check_types(self)
-        check_numbers(self)
+        check(self)
         if self.lora_rank is None and (self.lora_targets or self.publish_lora == "adapter"):
             name = "lora_targets" if self.lora_targets else "publish_lora"
             raise ConfigError(f"{name} is {getattr(self, name)} but there are no adapters; set lora_rank")
@@ -91,26 +87,25 @@ class ModelConfig:
 class CheckpointConfig:
     """How often checkpoints and weights are written, and how many are kept."""
 
-    checkpoint_every: int | None = 20
+    checkpoint_every: Count | None = 20
     """Steps between checkpoints; None writes one at the end only."""
-    keep_checkpoints: int | None = 3
+    keep_checkpoints: Count | None = 3
     """Number of newest checkpoints to keep; None keeps all."""
-    keep_checkpoints_every: int | None = None
+    keep_checkpoints_every: Count | None = None
     """Keep checkpoints whose step is a multiple of this, in addition to the newest; None keeps only the newest."""
     async_checkpoint: bool = True
     """Write checkpoints in the background, from a copy in memory; the run waits for its last one."""
     max_shard_size: str = "5GB"
     """Maximum size of a file of saved weights, such as 500MB; larger weights are split into shards with an index."""
-    keep_policies: int | None = 4
+    keep_policies: Count | None = 4
     """Number of newest published versions whose weights to keep; None keeps all."""
-    full_version_every: int | None = None
+    full_version_every: Count | None = None
     """Publish one version of so many in full, the others as differences to the version before; None publishes all in
     full."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range."""
-        check_types(self)
-        check_numbers(self)
+        check(self)
         if not _SIZE.fullmatch(self.max_shard_size):
             raise ConfigError(f"max_shard_size is {self.max_shard_size!r}, wanted a size such as 500MB or 5GB")
 
@@ -119,17 +114,17 @@ class CheckpointConfig:
 class TrainConfig:
     """Settings of a trainer. None means off, unless the setting says otherwise."""
 
-    num_steps: int = 100
+    num_steps: Count = 100
     """Total number of gradient steps, including those before a resume."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    num_threads: int | None = None
+    num_threads: Annotated[int, Range(1, 1024)] | None = None
     """CPU threads of each rank; None keeps those of the resumed or replayed attempt, else OMP_NUM_THREADS or all
     cores."""
-    lease_s: float = LEASE_S
+    lease_s: Annotated[float, LEASE_RANGE] = LEASE_S
     """Seconds without a renewal of the lease after which another trainer may take over; renewed every third of it."""
     keep_token_stats: bool = False
     """Write logprob, entropy, clipping and gradient weight of each trained token to token_stats/."""
@@ -138,8 +133,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""
-        check_types(self)
-        check_numbers(self)
+        check(self)
         if self.optimizer.warmup_steps >= self.num_steps:
             raise ConfigError(
                 f"warmup_steps is {self.optimizer.warmup_steps}, wanted less than num_steps ({self.num_steps})"
@@ -162,40 +156,14 @@ class TrainConfig:
     def of(cls, **settings: Any) -> Self:
         """Return the configuration with these settings, by the names of the flags: `of(learning_rate=1e-4)`.
 
-        Raises ConfigError for an unknown name, with similar names, and as the groups do.
+        Raises ConfigError for an unknown name, with a similar one, and as the groups do.
         """
-        return cls().replace(**settings)
+        return convert(cls, settings)
 
     def replace(self, **settings: Any) -> Self:
         """Return a copy with these settings, by the names of the flags. Raises ConfigError as `of` does."""
-        values: dict[str, dict[str, Any]] = {}
-        for name, value in settings.items():
-            if name not in _GROUP_OF:
-                close = close_names(name, list(_GROUP_OF))
-                hint = f"did you mean {' or '.join(close)}?" if close else "`ludic train --help` lists them"
-                raise ConfigError(f"there is no setting {name!r}; {hint}")
-            values.setdefault(_GROUP_OF[name], {})[name] = value
-        own = values.pop(_TOP, {})
-        groups = {group: replace(getattr(self, group), **new) for group, new in values.items()}
-        return replace(self, **own, **groups)
+        return convert(type(self), {**self.flat(), **settings})
 
     def flat(self) -> dict[str, Any]:
         """Return all settings by the names of the flags, as in attempts/N.json: `of(**config.flat()) == config`."""
-        values = asdict(self)
-        return {name: values[group][name] if group else values[name] for name, group in _GROUP_OF.items()}
-
-
-_TOP = ""
-"""Group of the settings that are in no group."""
-
-
-def _settings_by_group() -> Iterator[tuple[str, str]]:
-    """Yield each setting's name and its group."""
-    for top in fields(TrainConfig):
-        if isinstance(top.type, type) and is_dataclass(top.type):
-            yield from ((inner.name, top.name) for inner in fields(top.type))
-        else:
-            yield top.name, _TOP
-
-
-_GROUP_OF = dict(_settings_by_group())
+        return flat(self)

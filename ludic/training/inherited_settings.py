@@ -30,22 +30,18 @@ def next_config(
 
 def to_config(settings: Mapping[str, Any]) -> TrainConfig:
     """Return settings by name as a TrainConfig; lists, as JSON has them, become tuples. Raises ConfigError."""
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
-    }
-    return TrainConfig.of(**values)
+    return TrainConfig.of(**settings)
 
 
 def earlier_settings(root_url: str, given: Mapping[str, Any], *, online: bool = False) -> dict[str, Any]:
     """Return the settings of the run's newest trainer, or of the run to be replayed; {} if there is neither.
 
     given: settings given now, of which `algorithm`, `replay_batches` and those that decide which others are ignored
-    matter; "None" is None. Leaves out settings that the new objective ignores: only settings given now are refused.
+    matter. Leaves out settings that the new objective ignores: only settings given now are refused.
     """
-    chosen = {name: None if value == "None" else value for name, value in given.items()}
-    replayed = None if online else chosen.get("replay_batches")
+    replayed = None if online else given.get("replay_batches")
     stored = _replayed_settings(replayed) if replayed is not None else _stored_settings(root_url)
-    earlier = without_ignored(stored, _chosen_objective(chosen))
+    earlier = without_ignored(stored, _chosen_objective(given))
     return {name: value for name, value in earlier.items() if not (online and name in OFFLINE_SETTINGS)}
 
 

@@ -108,10 +108,10 @@ def _check_values(settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"dual_clip is {dual_clip}, wanted above 1")
     for name in ("is_ratio_bounds", "is_sequence_ratio_bounds"):
         bounds = settings[name]
-        if bounds is not None and not (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1]):
+        if bounds is not None and not bounds[0] < 1 < bounds[1]:
             raise ConfigError(f"{name} is {bounds}, wanted one bound from 0 to below 1 and one above 1")
     for name in ("vespo_k", "vespo_lambda"):
-        if len(settings[name]) != 2 or not all(0 < value < float("inf") for value in settings[name]):
+        if not all(0 < value < float("inf") for value in settings[name]):
             raise ConfigError(f"{name} is {settings[name]}, wanted two numbers above 0")
     if (loss_normalization == "constant") != (constant_tokens is not None):
         raise ConfigError(

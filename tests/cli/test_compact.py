@@ -84,7 +84,7 @@ def test_what_was_left_alone_is_named(ludic, filled: Root) -> None:
     ("args", "problem"),
     [
         (["--all", "--before", "3"], "--all and --before contradict each other; give one of them"),
-        (["--target-mb", "0"], "target_mb is 0, wanted at least 1"),
+        (["--target-mb", "0"], "--target-mb is 0, wanted at least 1"),
     ],
 )
 def test_contradictions_are_wrong_usage(ludic, filled: Root, args: list[str], problem: str) -> None:

@@ -1,22 +1,22 @@
 """Settings from flags, a TOML file, and an earlier start, in that order of say."""
 
-import io
+import importlib
 import json
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
-import tyro
 
 from ludic.cli import train, worker
-from ludic.cli.settings import RootUrl, field_names, given_settings, parse
+from ludic.cli.main import _earlier_settings
+from ludic.cli.settings import RootUrl, parse
 from ludic.errors import ConfigError
-from ludic.launch.flags import to_flags
+from ludic.flags import run_script
+from ludic.settings import Range, check, settings_of, to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
 from ludic.training.config import TrainConfig
@@ -28,27 +28,34 @@ OPTIONS = "; `ludic example --help` lists the options"
 
 @dataclass(frozen=True, kw_only=True)
 class Nested:
-    learning_rate: float = 0.1
+    """What is nested. A second sentence."""
+
+    learning_rate: Annotated[float, Range(0, 1000, above=True)] = 0.1
+    """Peak learning rate."""
     filters: tuple[str, ...] = ()
-    max_lag: int | None = 8
+    max_lag: Annotated[int, Range(0, 100)] | None = 8
     options: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = False
+    keep_mask: bool | None = None
+    betas: Annotated[tuple[float, float], Range(0, 1)] = (0.5, 0.9)
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}, wanted a number above 0")
+        check(self)
+        if self.keep_mask and self.max_lag is None:
+            raise ConfigError("keep_mask needs max_lag")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
     root: RootUrl
-    nested: tyro.conf.OmitArgPrefixes[Nested] = field(default_factory=Nested)
-    ranks: int = 1
+    nested: Nested = field(default_factory=Nested)
+    ranks: Annotated[int, Range(1, 64)] = 1
     format: Literal["csv", "json"] = "csv"
 
 
 def parsed(*args: str, earlier: Mapping[str, Any] | None = None) -> Example:
-    return parse(Example, args, program="ludic example", description="An example", earlier=earlier)
+    before = None if earlier is None else lambda given: earlier
+    return parse(Example, args, program="ludic example", description="An example", earlier=before)
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -93,7 +100,7 @@ def test_an_unknown_key_names_the_file_and_the_likely_one(tmp_path: Path) -> Non
     path = tmp_path / "typo.toml"
     path.write_text("learing_rate = 0.5")
     with pytest.raises(
-        ConfigError, match=r"typo\.toml: no setting is called 'learing_rate'; did you mean 'learning_rate'\?"
+        ConfigError, match=r"typo\.toml: there is no setting 'learing_rate'; did you mean 'learning_rate'\?"
     ):
         parsed("here", "--config", str(path))
 
@@ -101,14 +108,14 @@ def test_an_unknown_key_names_the_file_and_the_likely_one(tmp_path: Path) -> Non
 def test_a_key_like_no_other_is_answered_with_all_there_are(tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
     path.write_text("zzz = 1")
-    with pytest.raises(ConfigError, match="'zzz'; there are learning_rate, filters, max_lag, options, resume, ranks"):
+    with pytest.raises(ConfigError, match=r"'zzz'; there are learning_rate, filters, .*, ranks, format"):
         parsed("here", "--config", str(path))
 
 
 def test_what_is_given_by_position_is_no_key(tmp_path: Path) -> None:
     path = tmp_path / "root.toml"
     path.write_text('root = "elsewhere"')
-    with pytest.raises(ConfigError, match="no setting is called 'root'"):
+    with pytest.raises(ConfigError, match="there is no setting 'root'"):
         parsed("here", "--config", str(path))
 
 
@@ -125,21 +132,29 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         parsed("here", "--config", str(tmp_path / "none.toml"))
 
 
-def test_config_without_a_file_is_explained() -> None:
-    with pytest.raises(ConfigError, match="--config needs a TOML file after it"):
-        parsed("here", "--config")
+def test_a_file_of_json_sets_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "example.json"
+    values = {"learning_rate": 0.5, "filters": ["a"], "max_lag": None, "options": {"a": [1]}, "betas": [0.1, 0.2]}
+    path.write_text(json.dumps(values))
+    nested = parsed("here", "--config", str(path)).nested
+    assert nested == Nested(learning_rate=0.5, filters=("a",), max_lag=None, options={"a": [1]}, betas=(0.1, 0.2))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('ranks = "many"', "ranks is 'many', wanted an integer"),
-        ("ranks = true", "ranks is True, wanted an integer"),
+        ('ranks = "many"', "ranks is 'many', wanted a whole number"),
+        ("ranks = true", "ranks is True, wanted a whole number"),
         ('learning_rate = "1e-6"', "learning_rate is '1e-6', wanted a number"),
-        ('max_lag = "8"', "max_lag is '8', wanted an integer or \"None\""),
+        ('max_lag = "8"', "max_lag is '8', wanted a whole number or None"),
         ('resume = "yes"', "resume is 'yes', wanted true or false"),
-        ('filters = ["a", 1]', "filters is ['a', 1], wanted a list, each a string"),
+        ('filters = ["a", 1]', "filters is ['a', 1], wanted a list, each a text"),
         ("options = 1", "options is 1, wanted a table"),
+        ("ranks = 0", "ranks is 0, wanted at least 1"),
+        ("ranks = 2.5", "ranks is 2.5, wanted a whole number"),
+        ("learning_rate = nan", "learning_rate is nan, wanted a number above 0"),
+        ("betas = [0.9]", "betas is [0.9], wanted 2 values, each a number"),
+        ("betas = [0.9, 2]", "betas is [0.9, 2], wanted at most 1"),
         ('format = "xml"', "format is 'xml', wanted one of 'csv', 'json'"),
     ],
 )
@@ -165,7 +180,8 @@ def test_none_and_a_single_value_of_a_list_fit(tmp_path: Path) -> None:
         ('algorithm = "grp"', "algorithm 'grp' is unknown; did you mean 'grpo'"),
         ('algorithm = "zzz"', "algorithm 'zzz' is unknown; there are cispo, dapo, "),
         ('accept_incomplete = "yes"', "accept_incomplete is 'yes', wanted true or false"),
-        ("group_size = true", "group_size is True, wanted an integer"),
+        ("group_size = true", "group_size is True, wanted a whole number"),
+        ("group_size = 0", "group_size is 0, wanted at least 1"),
     ],
 )
 def test_every_command_checks_the_whole_experiment(
@@ -188,23 +204,52 @@ def test_a_worker_takes_its_own_of_an_experiment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["here", "--learning-rate", "nan"], "learning_rate is nan, wanted a number above 0"),
-        (["here", "--ranks"], "Missing value for argument '--ranks'. Expected 1 values"),
-        (["here", "there"], "Unrecognized options: there"),
-        ([], "missing: ROOT"),
-        (["here", "--options", "[]"], "--options: [] is no JSON object"),
-        (["here", "--format", "xml"], "invalid choice 'xml' for argument '--format'. Expected one of ('csv', 'json')"),
+        (["here", "--learning-rate", "nan"], "--learning-rate is nan, wanted a number above 0"),
+        (["here", "--ranks", "2.5"], "--ranks is '2.5', wanted a whole number"),
+        (["here", "--ranks=65"], "--ranks is 65, wanted at most 64"),
+        (["here", "--ranks"], "--ranks needs a value: a whole number"),
+        (["here", "--config"], "--config needs a value: a TOML file"),
+        (["here", "--resume=true"], "--resume takes no value"),
+        (["here", "there"], "'there' is one argument too many"),
+        (["here", "--max-lag", "x"], "--max-lag is 'x', wanted a whole number or None"),
+        (["here", "--betas", "0.9"], "--betas is '0.9', wanted 2 values, each a number"),
+        (["here", "--betas", "0.9", "1.5"], "--betas is 0.9 1.5, wanted at most 1"),
+        (["here", "--options", "[]"], "--options is '[]', wanted a JSON object"),
+        (["here", "--format", "xml"], "--format is 'xml', wanted one of 'csv', 'json'"),
+        (["here", "--keep-mask", "--max-lag", "None"], "keep_mask needs max_lag"),
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_wrong_usage_is_answered_with_2_and_a_line(
-    args: list[str], message: str, encoding: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
     with pytest.raises(SystemExit) as ended:
         parsed(*args)
     assert ended.value.code == 2
     assert one_line(capsys) == f"ludic: {message}{OPTIONS}"
+
+
+def test_a_missing_root_is_said_to_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed("--filters", "a", "here")
+    assert ended.value.code == 2
+    assert one_line(capsys) == "ludic: missing: ROOT; ROOT comes first: ludic example ROOT [OPTIONS]"
+
+
+@pytest.mark.parametrize(
+    ("args", "value"),
+    [([], None), (["--keep-mask"], True), (["--no-keep-mask"], False), (["--keep-mask", "None"], None)],
+)
+def test_a_switch_may_have_a_third_state(args: list[str], value: bool | None) -> None:
+    assert parsed("here", *args).nested.keep_mask is value
+
+
+def test_a_repeated_flag_counts_as_its_last_one() -> None:
+    settings = parsed("here", "--ranks", "2", "--filters", "a", "b", "--ranks=3", "--filters", "c")
+    assert (settings.ranks, settings.nested.filters) == (3, ("c",))
+
+
+def test_options_may_stand_before_the_root_and_have_underscores() -> None:
+    assert parsed("--max_lag", "3", "here", "--no_resume").nested.max_lag == 3
 
 
 def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,15 +262,73 @@ def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "train"])
-def test_help_has_no_line_break_within_a_sentence(ludic, command: str) -> None:
-    rows = [row.strip("│ ") for row in ludic(command, "--help").out.splitlines()]
-    assert "" not in rows[4:]
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_help_has_no_line_break_within_a_sentence(ludic, command: str, columns: int, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = ludic(command, "--help", "all").out.splitlines()
+    assert max(map(len, rows)) <= min(columns, 120)
     text = " ".join(" ".join(rows).split())
     assert "Without this flag, code that came with somebody else's root is refused" in text
-    # Rows have up to 70 columns; the last word stays with the default behind it.
-    for row, following in pairwise(rows):
-        if row and following[:1].islower() and not row.startswith(("-", "╭", "─")):
-            assert len(row) + len(following.split()[0]) > 55, row
+
+
+PAGES = ["run", "train", "create", "eval", "launch"]
+
+
+@pytest.mark.parametrize("command", PAGES)
+def test_the_first_page_of_help_has_a_dozen_options_and_the_names_of_groups(ludic, command: str) -> None:
+    page = ludic(command, "--help").out
+    module = importlib.import_module(f"ludic.cli.flags.{command}")
+    options = re.findall(r"^  (--[\w-]+)", page.partition("more options")[0], re.MULTILINE)
+    assert options == [f"--{name.replace('_', '-')}" for name in module.FIRST]
+    assert 10 <= len(options) <= 14
+    groups = {each.group for each in settings_of(module.Settings) if each.group}
+    assert {*re.findall(r"^  --help (\w+)", page, re.MULTILINE)} == groups
+    for group in groups:
+        shown = ludic(command, "--help", group).out
+        for each in settings_of(module.Settings):
+            assert bool(re.search(rf"^  {each.flag}\b(?!-)", shown, re.MULTILINE)) == (each.group == group), each.flag
+    whole = ludic(command, "--help", "all").out
+    assert all(each.flag in whole for each in settings_of(module.Settings) if each.has_flag)
+
+
+def test_help_explains_one_option_and_refuses_what_is_none(ludic) -> None:
+    text = ludic("train", "--help", "warmup-steps").out
+    assert "--warmup-steps INT" in text
+    assert "--learning-rate" not in text
+    refused = ludic("train", "--help", "optimiser")
+    assert (refused.code, refused.err) == (
+        2,
+        "ludic: there is no group or option 'optimiser'; did you mean 'optimizer'?\n",
+    )
+
+
+def test_a_script_gets_its_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = []
+
+    def main(root: str, sizes: tuple[int, ...] = (1,), quick: bool = False) -> None:
+        """Measure it.
+
+        Args:
+            root: Folder of the run,
+                which is long.
+            sizes: Sizes to measure.
+        """
+        calls.append((root, sizes, quick))
+
+    run_script(main, ["--root", "here", "--sizes", "3", "4", "--quick"])
+    assert calls == [("here", (3, 4), True)]
+    with pytest.raises(SystemExit) as ended:
+        run_script(main, ["--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "Measure it." in out
+    assert "Folder of the run, which is long. (required)" in " ".join(out.split())
+    for args, message in [(["--sizes", "x", "--root", "r"], "--sizes is 'x', wanted a list"), ([], "missing: --root")]:
+        with pytest.raises(SystemExit) as ended:
+            run_script(main, args)
+        assert ended.value.code == 2
+        assert message in one_line(capsys)
+    assert len(calls) == 1
 
 
 def test_an_algorithm_is_named_in_a_file_and_what_is_set_besides_overrules_it(tmp_path: Path) -> None:
@@ -264,9 +367,15 @@ def test_a_flag_that_decides_others_is_given_once(ludic, started, command: str, 
 
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_algorithm_is_in_the_list_of_options_with_its_choices(ludic, command: str) -> None:
-    options = ludic(command, "--help").out.partition("options")[2]
+    options = ludic(command, "--help").out.partition("first options")[2]
     index = options.index("--algorithm {")
     assert {"cispo", "dapo", "sft"} <= set(re.findall(r"\w+", options[index : index + 300]))
+
+
+def resumed(*args: str) -> TrainConfig:
+    """Settings of `ludic train` with these arguments, over those that the root holds."""
+    earlier = partial(_earlier_settings, "train")
+    return parse(train.Settings, args, program="ludic train", description="", earlier=earlier).train
 
 
 def train_settings(*args: str) -> TrainConfig:
@@ -274,13 +383,26 @@ def train_settings(*args: str) -> TrainConfig:
 
 
 def test_settings_survive_the_way_through_flags() -> None:
-    values = {"learning_rate": 1e-06, "filters": ("a",), "max_lag": None, "options": {"a": {"b": [1]}}, "resume": True}
+    options = {"a": {"b": [1]}}
+    values = {"learning_rate": 1e-06, "filters": ("a",), "max_lag": 3, "options": options, "keep_mask": None}
     assert to_flags(values)[:2] == ["--learning-rate", "1e-06"]
     assert parsed("here", *to_flags(values)).nested == Nested(**values)
 
 
 def test_names_are_those_of_the_flags() -> None:
-    assert [*field_names(Example)] == ["learning_rate", "filters", "max_lag", "options", "resume", "ranks", "format"]
+    names = [
+        "root",
+        "learning_rate",
+        "filters",
+        "max_lag",
+        "options",
+        "resume",
+        "keep_mask",
+        "betas",
+        "ranks",
+        "format",
+    ]
+    assert [each.name for each in settings_of(Example)] == names
 
 
 @pytest.mark.slow
@@ -293,13 +415,10 @@ def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path,
 
 
 def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) -> None:
-    earlier = train.earlier_settings(trained.url, {})
-    settings = parse(
-        train.Settings, [trained.url, "--num-steps", "9"], program="ludic train", description="", earlier=earlier
-    )
-    assert settings.train.num_steps == 9
-    assert settings.train.batch.filters == ("drop_zero_variance_groups",)
-    assert settings.train.optimizer.learning_rate == 1e-3
+    settings = resumed(trained.url, "--num-steps", "9")
+    assert settings.num_steps == 9
+    assert settings.batch.filters == ("drop_zero_variance_groups",)
+    assert settings.optimizer.learning_rate == 1e-3
 
 
 CLIPPED = {"objective": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "learning_rate": 0.25}
@@ -310,8 +429,7 @@ def resumed_with(folder: Path, before: Mapping[str, Any], *args: str) -> TrainCo
     """Settings of `ludic train` with these flags where an earlier trainer had those."""
     root = Root.create(str(folder / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config=json.loads(json.dumps(TrainConfig.of(**before).flat())))
-    earlier = train.earlier_settings(root.url, given_settings(args, ("objective", "kl_weight", "algorithm")))
-    return parse(train.Settings, [root.url, *args], program="ludic train", description="", earlier=earlier).train
+    return resumed(root.url, *args)
 
 
 @pytest.mark.parametrize("flags", [["--objective", "reinforce"], ["--objective=ppo_clip", "--objective=reinforce"]])
@@ -326,9 +444,7 @@ def test_an_objective_that_reads_them_keeps_the_settings_of_the_trainer_before(t
 def test_a_run_that_an_older_version_began_keeps_its_settings(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     root.put("attempts/1.json", Path(__file__).parents[1].joinpath("golden", "attempt-former-names.json").read_bytes())
-    earlier = train.earlier_settings(root.url, {})
-    settings = parse(train.Settings, [root.url], program="ludic train", description="", earlier=earlier).train
-    assert settings == TrainConfig.of(
+    assert resumed(root.url) == TrainConfig.of(
         num_steps=40,
         learning_rate=0.004,
         max_off_policy_steps=8,
@@ -378,7 +494,7 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
     assert (distilled.loss.kl_weight, distilled.loss.kl_estimator, distilled.loss.kl_placement) == (1.0, "k1", "reward")
     earlier = without_ignored(distilled.flat())
     args = ["here", "--algorithm", "grpo"]
-    settings = parse(train.Settings, args, program="ludic train", description="", earlier=earlier).train
+    settings = parse(train.Settings, args, program="ludic train", description="", earlier=lambda given: earlier).train
     assert settings == TrainConfig.of(**load_algorithm("grpo"), reference="teacher", learning_rate=0.5)
     assert (settings.loss.kl_weight, settings.loss.kl_estimator, settings.loss.kl_placement) == (None, "k3", "loss")
 
@@ -386,6 +502,4 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config={"objective": "sft", "ratio_level": "sequence", "dpo_beta": 0.5, "learning_rate": 0.25})
-    earlier = train.earlier_settings(root.url, {})
-    settings = parse(train.Settings, [root.url], program="ludic train", description="", earlier=earlier)
-    assert settings.train == TrainConfig.of(objective="sft", learning_rate=0.25)
+    assert resumed(root.url) == TrainConfig.of(objective="sft", learning_rate=0.25)

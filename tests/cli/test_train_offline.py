@@ -3,6 +3,8 @@
 import pytest
 from tiny_runs import create_root, fill, final_weights, query
 
+from ludic.cli.flags.train import Settings
+from ludic.cli.settings import parse
 from ludic.launch.train import train_args
 from ludic.store import Root
 from ludic.training.config import TrainConfig
@@ -62,8 +64,10 @@ def test_resume_names_the_only_checkpoint_when_it_is_damaged(ludic, source, tmp_
 
 
 def test_ranks_are_told_to_resume():
-    assert "--resume" in train_args("root", TrainConfig(), 2, resume=True)
-    assert "--resume" not in train_args("root", TrainConfig(), 2)
+    for resume in (True, False):
+        *_, flag, path = train_args("root", TrainConfig(), 2, resume=resume)
+        settings = parse(Settings, ["root", flag, path], program="ludic train", description="")
+        assert settings == Settings(root="root", train=TrainConfig(), ranks=2, resume=resume)
 
 
 def test_a_replay_takes_the_settings_of_the_run(ludic, source, tmp_path):

@@ -320,7 +320,7 @@ def test_a_watcher_sees_that_the_run_is_gone(breakable: Path) -> None:
 def test_an_interval_of_nothing_is_wrong_usage(ludic, trained: Root) -> None:
     result = ludic("watch", trained.url, "--interval-s", "0")
     assert result.code == 2
-    assert "interval_s is 0.0, wanted a number above 0" in " ".join(result.err.replace("│", "").split())
+    assert "--interval-s is 0, wanted a number above 0" in " ".join(result.err.replace("│", "").split())
 
 
 @pytest.mark.slow

@@ -20,9 +20,9 @@ from tiny_runs import create_root, query
 
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import StalledError
-from ludic.launch.flags import to_flags
 from ludic.launch.supervisor import ChildError
 from ludic.models.tiny import make_tiny_model
+from ludic.settings import to_flags
 from ludic.store import Root, ledger_steps, newest_attempt_id
 from ludic.store.attempts import newest_attempt
 from ludic.store.claims import claim, is_over, newest_claim, newest_slot_claim, read_lease

@@ -77,6 +77,9 @@ def test_a_killed_worker_and_a_killed_trainer_are_started_again(root: Root) -> N
     run = start(root, *SETTINGS, "--num-steps", "8")
     wait_until(lambda: len(ledger_steps(root, 1)) >= 3, run)
     by_command = {child.cmdline()[4]: child for child in psutil.Process(run.pid).children()}
+    for child in by_command.values():  # other users of the machine see the arguments
+        assert child.cmdline()[5:7] == [root.url, "--config"]
+        assert len(child.cmdline()) == 8
     by_command["worker"].kill()
     by_command["train"].kill()
     _, errors = run.communicate(timeout=150)

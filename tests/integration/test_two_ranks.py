@@ -42,8 +42,7 @@ def test_two_ranks_write_the_ledger_losses_and_weights_of_one(roots):
     one, two = roots
     run(one, *train_args(one.url, CONFIG, ranks=1))
     # As a user types it: one process, which starts the ranks.
-    several = train_args(two.url, CONFIG, ranks=1)
-    several[several.index("--ranks") + 1] = "2"
+    several = [*train_args(two.url, CONFIG, ranks=1), "--ranks", "2"]
     run(two, *several)
     assert complete_checkpoints(two)[-1].num_ranks == 2
     assert ledger(two) == ledger(one)

@@ -9,8 +9,8 @@ from ludic.cli.flags.worker import Settings
 from ludic.cli.settings import parse
 from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
-from ludic.launch.flags import to_flags
-from ludic.launch.local import worker_flags
+from ludic.launch.config_files import config_args
+from ludic.launch.local import worker_settings
 from ludic.rollouts.config import WorkerConfig
 
 
@@ -26,7 +26,7 @@ from ludic.rollouts.config import WorkerConfig
         ({"eval_options": {"n": 4}}, "eval_options has no effect without eval_every"),
         (
             {"eval_every": 5, "eval_options": {"nn": 4}},
-            "no setting of an evaluation .* is called 'nn'; did you mean 'n'",
+            "there is no setting of an evaluation .* 'nn'; did you mean 'n'",
         ),
         ({"eval_every": 5, "eval_options": {"n": 0}}, "n is 0, wanted at least 1"),
         (
@@ -54,8 +54,8 @@ def test_the_evaluation_has_the_limits_of_the_run_unless_it_gets_others() -> Non
 
 def test_workers_get_the_settings_of_their_episodes() -> None:
     settings = {"in_flight": 4, "swap": "episode", "on_stop": "finish", "env_timeout_s": 3.0, "episode_timeout_s": 9.0}
-    flags = to_flags(worker_flags(LaunchConfig(**settings), model=None))
-    worker = parse(Settings, ["root", *flags], program="ludic worker", description="").worker
+    args = config_args("worker-0", worker_settings(LaunchConfig(**settings), model=None))
+    worker = parse(Settings, ["root", *args], program="ludic worker", description="").worker
     assert worker == WorkerConfig(**settings)
 
 

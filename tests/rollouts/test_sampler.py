@@ -104,7 +104,7 @@ def test_a_sweep_gives_the_episodes_of_a_group_settings_in_turn(make_sampler: Ma
         ({"temperature": []}, "wanted a list of values"),
         ({"temperature": [1.0, 0]}, "sweep: temperature is 0; training needs a number above 0"),
         ({"top_p": [2.0]}, "sweep: top_p is 2.0, wanted at most 1"),
-        ({"max_tokens": ["long"]}, "sweep: max_tokens is 'long', wanted int"),
+        ({"max_tokens": ["long"]}, "sweep: max_tokens is 'long', wanted a whole number"),
     ],
 )
 def test_a_wrong_sweep_is_refused(run_config: Callable[..., RunConfig], sweep: dict, message: str) -> None:

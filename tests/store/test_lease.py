@@ -14,8 +14,8 @@ import pytest
 from filesystems import Fault, FaultyFileSystem, SharedStorage
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ludic.bounds import BOUNDS
 from ludic.errors import OwnedError, SchemaError
+from ludic.settings import LEASE_RANGE
 from ludic.store import Root, start_attempt
 from ludic.store.catalogue import LEASES, AttemptName
 from ludic.store.claims import LeaseWatch, await_free, claim, describe_process, held, is_dead, newest_claim, read_lease
@@ -191,7 +191,7 @@ def test_a_description_of_no_process_proves_nothing():
 
 
 def test_the_longest_lease_that_a_trainer_may_have_is_read_again(root):
-    lease = claim(root, 0, lease_s=BOUNDS["lease_s"].high)
+    lease = claim(root, 0, lease_s=LEASE_RANGE.high)
     assert read_lease(root, 1) == lease
 
 

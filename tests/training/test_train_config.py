@@ -114,10 +114,10 @@ def test_replace_keeps_the_other_settings_of_a_group():
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("learning_rat", "did you mean learning_rate"),
-        ("stall_limit_s", r"did you mean rollout_timeout_s\?$"),
+        ("learning_rat", "did you mean 'learning_rate'"),
+        ("stall_limit_s", r"did you mean 'rollout_timeout_s'\?$"),
         ("loss", "there is no setting 'loss'"),
-        ("zzz", "`ludic train --help` lists them"),
+        ("zzz", "docs/settings.md lists them"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_similar_names(name, hint):

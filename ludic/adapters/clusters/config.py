@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Annotated, Literal
 
-from ludic.bounds import check_numbers, check_types
 from ludic.defaults import STOP_WITHIN_S
 from ludic.errors import ConfigError
+from ludic.settings import Processes, Range, StopWithin, check
 
 System = Literal["slurm", "kubernetes", "skypilot"]
 
@@ -31,23 +31,23 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+*-]*")
 class ClusterConfig:
     """Machines of a run on a cluster."""
 
-    workers: int | None = None
+    workers: Processes | None = None
     """Number of workers; None takes num_workers, all of the schedule."""
-    nodes: int = 1
+    nodes: Processes = 1
     """Number of machines of the trainer."""
-    ranks: int = 1
+    ranks: Processes = 1
     """Number of the trainer's processes on each of its machines."""
     gpus: bool = True
     """Reserve a GPU for each rank, and tensor_parallel GPUs for each worker."""
     gpu_type: str | None = None
     """Type of the GPUs as the cluster names it, such as h100, H100 or NVIDIA-H100-80GB-HBM3. SkyPilot needs it."""
-    cpus: int = 4
+    cpus: Annotated[int, Range(1, 10**4)] = 4
     """CPUs for each rank and each worker."""
-    memory_gb: int = 32
+    memory_gb: Annotated[int, Range(1, 10**5)] = 32
     """Memory for each rank and each worker, in GiB."""
-    max_hours: int | None = None
+    max_hours: Annotated[int, Range(1, 10**5)] | None = None
     """slurm, kubernetes: hours after which the cluster ends the jobs; None takes the cluster's limit."""
-    stop_within_s: int = STOP_WITHIN_S
+    stop_within_s: StopWithin = STOP_WITHIN_S
     """Seconds that a process may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint;
     then it is killed. Slurm sends SIGTERM so long before the time limit."""
     setup: str | None = None
@@ -68,8 +68,7 @@ class ClusterConfig:
     """Pass --trust-code to all processes: agree to run the Python files in the root, which machines refuse without."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_numbers(self)
+        check(self)
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, str) and field.name != _SHELL and not _NAME.fullmatch(value):

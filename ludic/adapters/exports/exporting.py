@@ -9,9 +9,9 @@ fails, QueryError if the SQL fails.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
-from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
 from ludic.paths import local_path
+from ludic.settings import Index, check
 
 if TYPE_CHECKING:
     from ludic.adapters.exports.inspect_logs import LogsReport
@@ -38,17 +38,16 @@ class ExportOptions:
     """JSONL and CSV: SQL predicate, such as "policy_version > 3"; None exports all rows."""
     sql: str | None = None
     """JSONL and CSV: export the result of this query, which may use the same views as `ludic sql`."""
-    step: int | None = None
+    step: Index | None = None
     """hf: export the checkpoint of this step."""
-    version: int | None = None
+    version: Index | None = None
     """hf: export this published version; the default, without --step, is the newest version. inspect: export the
     evaluations of this version; None is all."""
     model: str | None = None
     """hf: location of the run's first model, which a LoRA adapter needs; None takes the location in run.json."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_numbers(self)
+        check(self)
         of_format = {
             **dict.fromkeys(("where", "sql"), ("jsonl", "csv")),
             **dict.fromkeys(("step", "model"), ("hf",)),

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ludic.bounds import check_url
 from ludic.errors import ConfigError, SchemaError, one_line
+from ludic.settings import check_url
 
 _ROWS_A_BATCH = 256
 

@@ -17,7 +17,7 @@ from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.installed import require
 from ludic.launch.config import LaunchConfig
-from ludic.launch.local import check_launch, predecessor, worker_flags
+from ludic.launch.local import check_launch, predecessor, worker_settings
 from ludic.launch.roots import other_location, url_anywhere
 from ludic.launch.train import last_step
 from ludic.store import Root
@@ -99,7 +99,7 @@ def launch(
             )
             workers = RayWorkers(
                 root,
-                {**worker_flags(processes, model), **asdict(engine), "trust_code": code.trust_code},
+                {**worker_settings(processes, model), **asdict(engine), "trust_code": code.trust_code},
                 num_cpus=processes.ray_cpus,
                 num_gpus=engine.tensor_parallel if _has_gpus() else 0,
                 stop_within_s=processes.stop_within_s,

@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from ludic.cli.settings import RootUrl
+from ludic.settings import Shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    predicate: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PREDICATE")]
+    predicate: Annotated[str, Shown("PREDICATE", by_position=True)]
     """SQL that is true or false of the rows of a step: an expression such as "reward_mean > 5", or an aggregate such as
     "avg(episode_reward) > 0.5". It should turn true once and stay true."""
     table: Literal["metrics", "rollouts", "evals", "batches"] = "metrics"

@@ -3,22 +3,20 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-
-from ludic.bounds import check_numbers
 from ludic.cli.settings import RootUrl
+from ludic.settings import Index, Shown, check
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    step: int
+    step: Index
     """Step to cut out."""
-    out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
+    out: Annotated[str, Shown("OUT", by_position=True)]
     """Local folder to write; it must not exist, or be empty."""
     json: bool = False
     """Print JSON instead of text."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check(self)

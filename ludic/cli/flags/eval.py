@@ -3,12 +3,26 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-import tyro
-
 from ludic.cli.settings import RootUrl
 from ludic.code.consent import CodeSettings
 from ludic.engines.config import EngineConfig
 from ludic.eval.config import EvalConfig, Interval, MeasureConfig
+
+FIRST = (
+    "versions",
+    "every",
+    "suite",
+    "env",
+    "num_examples",
+    "n",
+    "temperature",
+    "measures",
+    "interval",
+    "engine",
+    "model",
+    "json",
+)
+"""Settings that the first page of --help shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +32,13 @@ class Settings:
     suite: str | None = None
     """TOML file that lists environments with their settings and measures (docs/evaluation.md), instead of --env and
     the settings of samples."""
-    config: tyro.conf.OmitArgPrefixes[EvalConfig] = field(default_factory=EvalConfig)
-    measure: tyro.conf.OmitArgPrefixes[MeasureConfig] = field(default_factory=MeasureConfig)
+    samples: EvalConfig = field(default_factory=EvalConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
     interval: Interval = "korn_graubard"
     """Kind of interval: Korn and Graubard's or Wilson's for shares and clustered for other measures, clustered by
     example for all, or bootstrap of examples."""
-    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
-    engine: tyro.conf.OmitArgPrefixes[EngineConfig] = field(default_factory=EngineConfig)
+    code: CodeSettings = field(default_factory=CodeSettings)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     device: Literal["cpu", "cuda"] | None = None
     """Device to sample on; None uses CUDA if available."""
     model: str | None = None

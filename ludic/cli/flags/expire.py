@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import tyro
-
 from ludic.cli.settings import RootUrl
 from ludic.maintenance.expiry_rule import ExpiryRule
 
@@ -12,7 +10,7 @@ from ludic.maintenance.expiry_rule import ExpiryRule
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    rule: tyro.conf.OmitArgPrefixes[ExpiryRule]
+    rule: ExpiryRule
     break_resume: bool = False
     """Also delete rollouts that a trainer would still train on after it resumes from its checkpoint."""
     break_replay: bool = False

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import tyro
-
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.cli.settings import RootUrl
 from ludic.errors import ConfigError
@@ -13,7 +11,7 @@ from ludic.errors import ConfigError
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    options: tyro.conf.OmitArgPrefixes[ExportOptions]
+    options: ExportOptions
     catalog: str | None = None
     """Iceberg: local folder of the catalog; None uses ROOT/iceberg."""
     out: str | None = None

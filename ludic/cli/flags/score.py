@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import tyro
-
 from ludic.cli.settings import RootUrl
 from ludic.scoring.options import ScoreOptions
 
@@ -12,6 +10,6 @@ from ludic.scoring.options import ScoreOptions
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    options: tyro.conf.OmitArgPrefixes[ScoreOptions]
+    options: ScoreOptions
     json: bool = False
     """Print the report as JSON."""

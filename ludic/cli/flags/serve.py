@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import tyro
-
 from ludic.cli.settings import RootUrl
 from ludic.launch.config import ServeConfig
 
@@ -12,4 +10,4 @@ from ludic.launch.config import ServeConfig
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    serve: tyro.conf.OmitArgPrefixes[ServeConfig] = field(default_factory=ServeConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)

@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from ludic.cli.settings import RootUrl
+from ludic.settings import Shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    id: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ID")]
+    id: Annotated[str, Shown("ID", by_position=True)]
     """rollout_id or group_id; its beginning or end is enough if no other id matches."""
     color: Literal["logprob", "advantage", "none"] = "logprob"
     """Colour the response's tokens by their probability (logprob) or by the advantage used in training."""

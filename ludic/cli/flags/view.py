@@ -4,16 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from ludic.cli.settings import RootUrl
+from ludic.settings import Port, Shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    id: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[ID]")] = None
+    id: Annotated[str | None, Shown("[ID]", by_position=True)] = None
     """rollout_id to begin with; its beginning or end is enough if no other id matches."""
     author: str | None = None
     """Author of the labels that you give; None is the name of this machine's user."""
@@ -26,5 +25,5 @@ class Settings:
     host_names: tuple[str, ...] = ()
     """More names by which browsers call this machine, such as a proxy's. Its own names and addresses need no flag;
     requests for other names are refused."""
-    port: int = 8000
+    port: Port = 8000
     """Port to serve at."""

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import tyro
-
-from ludic.bounds import check_numbers
 from ludic.cli.settings import Algorithm, RootUrl
+from ludic.settings import Count, Index, Shown, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +22,14 @@ class Settings:
     """Values of the $parameters of the SQL, as JSON. Without it, those of the run that the SQL takes."""
     steps: str | None = None
     """Steps to look at: one such as 7, or a range such as 10-20. None is all."""
-    train: Annotated[str | None, tyro.conf.arg(metavar="OUT_ROOT")] = None
+    train: Annotated[str | None, Shown("OUT_ROOT")] = None
     """Root of a branch, a new run to train with these settings on the run's stored batches; needs --from-step."""
-    from_step: int | None = None
+    from_step: Index | None = None
     """Step whose policy the branch begins with; 0 is the first policy."""
-    num_steps: int | None = None
+    num_steps: Count | None = None
     """Steps of the branch. None trains as many as the run has after --from-step."""
     json: bool = False
     """Print JSON instead of tables."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check(self)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-import tyro
-
 from ludic.cli.settings import RootUrl
 from ludic.code.consent import CodeSettings
 from ludic.engines.config import EngineConfig
@@ -15,9 +13,9 @@ from ludic.rollouts.config import WorkerConfig
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    worker: tyro.conf.OmitArgPrefixes[WorkerConfig] = field(default_factory=WorkerConfig)
-    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
-    engine: tyro.conf.OmitArgPrefixes[EngineConfig] = field(default_factory=EngineConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    code: CodeSettings = field(default_factory=CodeSettings)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     device: Literal["cpu", "cuda"] | None = None
     """Device to sample on; None uses CUDA if available."""
     model: str | None = None

@@ -1,0 +1,339 @@
+"""Flags of a table of settings (ludic.settings), read by argparse, and their --help.
+
+argparse splits the arguments. The conversion of texts, the places of positional arguments and the layout of the help
+follow from the table. Raises WrongUsageError for wrong flags.
+"""
+
+import argparse
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin
+
+from ludic.errors import ConfigError
+from ludic.renamed_settings import close_names
+from ludic.settings import Given, Setting, arguments, describe, missing, settings_of, typed, unknown
+
+_FLAG = re.compile(r"(--?[A-Za-z][\w-]*)(=.*)?$", re.DOTALL)
+"""Matches an argument that can only be a flag."""
+_ONCE = ("config", "algorithm")
+"""Flags that decide about others, and so may be given once."""
+
+
+class WrongUsageError(ConfigError):
+    """Wrong flags; a command answers them with exit code 2."""
+
+
+def run_script(
+    function: Callable[..., object], args: Sequence[str] | None = None, *, description: str | None = None
+) -> None:
+    """Call a script's main function with its parameters from flags.
+
+    args: None takes those of this process. description: for --help, which shows its first line; None takes that of the
+    function. Prints help and exits; wrong usage prints the mistake and exits with 2.
+    """
+    program = Path(sys.argv[0]).name
+    try:
+        flags = read_flags(function, sys.argv[1:] if args is None else args)
+        if "help" in flags:
+            text = (description or function.__doc__ or "").strip().partition("\n")[0]
+            print(help_of(function, flags["help"], program, text))
+            sys.exit(0)
+        check_not_missing(function, flags, program)
+        kwargs = arguments(function, flags)
+    except ConfigError as error:
+        exit_with(error, program)
+    function(**kwargs)
+
+
+def exit_with(error: ConfigError, program: str) -> NoReturn:
+    """Print wrong usage in one line, with what to do, and exit with 2."""
+    hint = "" if "; " in str(error) else f"; `{program} --help` lists the options"
+    print(f"ludic: {error}{hint}", file=sys.stderr)
+    sys.exit(2)
+
+
+def check_not_missing(owner: Any, given: Collection[str], program: str) -> None:
+    """Check that all is given that must be. Raises WrongUsageError, which names positional arguments and flags."""
+    if absent := missing(owner, given):
+        place = f"; ROOT comes first: {program} ROOT [OPTIONS]" if "root" in {each.name for each in absent} else ""
+        raise WrongUsageError(f"missing: {', '.join(map(_as_typed, absent))}{place}")
+
+
+# --- Flags ---------------------------------------------------------------------------------------------------------
+
+
+def read_flags(owner: Any, args: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that arguments give, by name, each in its type; also the texts of `help` and `config`.
+
+    owner: a dataclass or a function. Raises WrongUsageError.
+    """
+    table = {each.name: each for each in settings_of(owner)}
+    args = _with_known_flags(args, table)
+    try:
+        found, others = _parser(table.values()).parse_known_args(args)
+    except argparse.ArgumentError as error:
+        raise WrongUsageError(_explain(error, table)) from None
+    values = vars(found)
+    for name in set(_ONCE) & values.keys():
+        if len(values[name]) > 1:
+            raise ConfigError(f"--{name} is given twice")
+        values[name] = values[name][0]
+    positions = [each for each in table.values() if each.by_position]
+    if "--" in others:
+        others.remove("--")
+    placed = {} if "help" in values else _place(others, positions)
+    for name, texts in placed.items():  # a list may be given both ways
+        values[name] = [*texts, *values[name]] if name in values else texts
+    own = {name: values.pop(name) for name in ("help", "config") if name in values}
+    texts = {name: Given(value, _as_typed(table[name]), "flag") for name, value in values.items()}
+    try:
+        return own | typed(owner, texts)
+    except ConfigError as error:
+        raise WrongUsageError(str(error)) from error
+
+
+def _as_typed(each: Setting) -> str:
+    """Return the name of a setting on the command line: ROOT, --num-steps."""
+    return each.shown.metavar if each.shown is not None and each.by_position else each.flag
+
+
+def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting]) -> list[str]:
+    """Return the arguments with flags as the parser knows them, with hyphens. Refuses flags of no setting."""
+    known = {each.flag[2:] for each in table.values() if each.has_flag} | {"help", "config"}
+    switches = {f"no-{each.flag[2:]}" for each in table.values() if each.is_switch}
+    found = []
+    end = args.index("--") if "--" in args else len(args)
+    for arg in args[:end]:
+        match = _FLAG.match(arg)
+        if match is None or match[1] == "-h":
+            found.append(arg)
+            continue
+        name = match[1].lstrip("-").replace("_", "-")
+        if not arg.startswith("--") or name not in known | switches:
+            raise WrongUsageError(f"there is no option {match[1]}{_did_you_mean(name, known)}")
+        found.append(f"--{name}{match[2] or ''}")
+    return [*found, *args[end:]]
+
+
+def _did_you_mean(name: str, known: Collection[str]) -> str:
+    bare = name.removeprefix("no-")
+    close = close_names(bare.replace("-", "_"), [each.replace("-", "_") for each in known], n=1)
+    prefix = "no-" if name.startswith("no-") else ""
+    return f"; did you mean --{prefix}{close[0].replace('_', '-')}?" if close else ""
+
+
+def _parser(table: Collection[Setting]) -> argparse.ArgumentParser:
+    """Return the parser of all flags. It leaves positional arguments, and the conversion of texts, to us."""
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument("-h", "--help", nargs="?", const="")
+    parser.add_argument("--config", action="append")
+    for each in table:
+        if not each.has_flag:
+            continue
+        if each.is_switch:
+            no_value: dict[str, Any] = {"action": "store_const"}
+            # None needs a value: --keep-sampling-mask None.
+            yes = {"nargs": "?"} if each.is_optional else no_value
+            parser.add_argument(each.flag, dest=each.name, const="true", **yes)
+            parser.add_argument(f"--no-{each.flag[2:]}", dest=each.name, const="false", **no_value)
+        elif each.name in _ONCE:
+            parser.add_argument(each.flag, dest=each.name, action="append")
+        else:
+            parser.add_argument(each.flag, dest=each.name, nargs="*" if each.is_list else None)
+    return parser
+
+
+def _explain(error: argparse.ArgumentError, table: Mapping[str, Setting]) -> str:
+    flag = (error.argument_name or "").rpartition("/")[2]
+    name = flag.removeprefix("--").replace("-", "_")
+    each = table.get(name)
+    if each is not None and not each.is_switch:
+        return f"{flag} needs a value: {describe(each.kind, 'flag')}"
+    if name == "config":
+        return "--config needs a value: a TOML file"
+    return f"{flag} takes no value"
+
+
+def _place(texts: Sequence[str], positions: Sequence[Setting]) -> dict[str, Any]:
+    """Return the values of positional settings; a list among them takes what the others leave."""
+    lists = [index for index, each in enumerate(positions) if each.is_list]
+    first = lists[0] if lists else len(positions)
+    before, after = positions[:first], positions[first + 1 :]
+    values: dict[str, Any] = {each.name: text for each, text in zip(before, texts, strict=False)}
+    rest = list(texts[len(before) :])
+    for each in reversed(after):
+        if rest:
+            values[each.name] = rest.pop()
+    if rest and not lists:
+        raise WrongUsageError(f"{rest[0]!r} is one argument too many")
+    return values | ({positions[first].name: rest} if rest else {})
+
+
+# --- Help ------------------------------------------------------------------------------------------------------------
+
+ALL = "all"
+"""Topic of --help that shows every option."""
+_MOST_LISTED = 30
+"""Options of a command that --help lists at once; of one with more it lists the first ones, and names the groups."""
+_INDENT = 30
+"""Column at which texts begin."""
+_WIDEST = 120
+_KINDS: Mapping[Any, str] = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
+
+
+def help_of(owner: Any, topic: str, program: str, description: str, first: Collection[str] = ()) -> str:
+    """Return the help of a command.
+
+    owner: the dataclass of its settings, or a function. topic: a group, a setting, "all", or "" for the first page.
+    first: settings of the first page, if there are many. Raises WrongUsageError for an unknown topic.
+    """
+    table = settings_of(owner)
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    positions = [each for each in table if each.by_position]
+    options = [each for each in table if each.has_flag]
+    groups: dict[str, list[Setting]] = {}
+    for each in options:
+        groups.setdefault(each.group, []).append(each)
+    groups = {name: groups[name] for name in sorted(groups, key=bool)}
+    lines = [_usage(program, positions)]
+    topic = topic.removeprefix("--").replace("-", "_")
+    if topic in ("", ALL):
+        lines += ["", *textwrap.wrap(description, width), ""]
+        for each in positions:
+            lines += _entry(_positional(each), each.help, width)
+        lines += [""] if positions else []
+        is_short = topic == "" and len(options) > _MOST_LISTED
+        if is_short:
+            lines += _first_page(options, groups, program, first, width)
+        else:
+            for name, settings in groups.items():
+                lines += _section(_title(name, settings), settings, width)
+    elif topic in groups and topic:
+        lines += ["", *_section(_title(topic, groups[topic]), groups[topic], width)]
+    elif found := [each for each in options if each.name == topic]:
+        lines += ["", *_section("", found, width)]
+    else:
+        raise WrongUsageError(unknown(topic, [*filter(None, groups), ALL], "group or option"))
+    return "\n".join(lines).rstrip()
+
+
+def _first_page(
+    options: Sequence[Setting],
+    groups: Mapping[str, Sequence[Setting]],
+    program: str,
+    first: Collection[str],
+    width: int,
+) -> Iterator[str]:
+    """Yield the options that most calls need, and what the groups are about."""
+    by_name = {each.name: each for each in options}
+    yield from _section("first options:", [by_name[name] for name in first], width)
+    yield "more options, in groups:"
+    for name, settings in groups.items():
+        if name:
+            yield from _entry(f"--help {name}", f"{about(settings)} ({len(settings)})", width)
+        else:
+            named = ", ".join(each.flag for each in settings if each.name not in first)
+            yield from _entry("others", named, width) if named else ()
+    yield ""
+    yield from textwrap.wrap(
+        f"`{program} --help GROUP` lists a group, `{program} --help OPTION` explains one option, "
+        f"`{program} --help {ALL}` lists all {len(options)}.",
+        width,
+    )
+
+
+def _usage(program: str, positions: Sequence[Setting]) -> str:
+    return " ".join(["usage:", program, *map(_positional, positions), "[OPTIONS]"])
+
+
+def _positional(each: Setting) -> str:
+    """Return ROOT; FILE ... for a list; [ROOT ...] for one that may be empty."""
+    assert each.shown is not None
+    name = f"{each.shown.metavar} ..." if each.is_list else each.shown.metavar
+    return name if each.default is MISSING or not each.is_list else f"[{name}]"
+
+
+def _title(name: str, settings: Sequence[Setting]) -> str:
+    return f"{name}: {about(settings)}" if name else "options:"
+
+
+def about(settings: Sequence[Setting]) -> str:
+    """Return the first sentence about the dataclass of a group."""
+    text = " ".join((settings[0].owner.__doc__ or "").split("\n\n")[0].split())
+    return text.partition(". ")[0].rstrip(".")
+
+
+def _section(title: str, settings: Sequence[Setting], width: int) -> Iterator[str]:
+    if not settings:
+        return
+    if title:
+        yield from textwrap.wrap(title, width)
+    for each in settings:
+        yield from _entry(_label(each), _text(each), width)
+    yield ""
+
+
+def _entry(label: str, text: str, width: int) -> Iterator[str]:
+    """Yield the lines of a label and its text beside it; a long label has a line of its own."""
+    lines = textwrap.wrap(text, max(width - _INDENT, 20), break_long_words=False, break_on_hyphens=False) or [""]
+    if len(label) > _INDENT - 4:
+        yield from textwrap.wrap(
+            label,
+            width,
+            initial_indent="  ",
+            subsequent_indent=" " * 6,
+            break_on_hyphens=False,
+        )
+    else:
+        yield f"  {label:<{_INDENT - 2}}{lines.pop(0)}".rstrip()
+    yield from (f"{' ' * _INDENT}{line}" for line in lines)
+
+
+def _label(each: Setting) -> str:
+    """Return a setting as it is typed: --betas FLOAT FLOAT; --resume, --no-resume."""
+    if each.is_switch:
+        return f"{each.flag}, --no-{each.flag[2:]}"
+    return f"{each.flag} {metavar(each)}"
+
+
+def metavar(each: Setting) -> str:
+    """Return the value of a flag in the help: INT, {a,b}, [TEXT ...]."""
+    if each.shown is not None:
+        name = each.shown.metavar.replace(",", ", ") if each.shown.metavar.startswith("{") else each.shown.metavar
+        return f"[{name} ...]" if each.is_list else name
+    return next(filter(None, map(_metavar, each.kinds)), "VALUE")
+
+
+def _metavar(kind: Any) -> str:
+    inner = get_args(kind)
+    if get_origin(kind) is tuple:
+        name = _metavar(inner[0])
+        return f"[{name} ...]" if inner[-1] is ... else " ".join([name] * len(inner))
+    if hasattr(kind, "__metadata__"):
+        return _metavar(inner[0])
+    if get_origin(kind) is not None:
+        return f"{{{','.join(map(str, inner))}}}" if get_origin(kind).__name__ != "Mapping" else "JSON"
+    return _KINDS.get(kind, "")
+
+
+def _text(each: Setting) -> str:
+    """Return the setting's text, with its default."""
+    if each.default is MISSING:
+        return f"{each.help} (required)"
+    return f"{each.help} (default: {default_text(each)})"
+
+
+def default_text(each: Setting) -> str:
+    """Return a default as a person would type it."""
+    if isinstance(each.default, bool):
+        return "on" if each.default else "off"
+    if isinstance(each.default, tuple):
+        return " ".join(map(str, each.default)) or "none"
+    return str(each.default)

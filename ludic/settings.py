@@ -1,0 +1,588 @@
+"""Settings: one table from the annotated fields of dataclasses, and one conversion for flags, files and Python.
+
+    learning_rate: Annotated[float, Range(0, 1000, above=True)] = 1e-6
+    \"""Peak learning rate of AdamW.\"""
+
+Such a field is a flag with its help, a key of a TOML or JSON file, and an argument in Python; each refuses a bad value
+in the same words. Raises ConfigError. Imports nothing slow, since `ludic COMMAND --help` reads the table.
+
+Ranges are far above any sensible value, and below the values that overflow a column, a wait or a machine.
+"""
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ludic.errors import ConfigError
+from ludic.masking import SERVER_LOGIN, has_secret, public_url
+from ludic.renamed_settings import close_names
+
+S = TypeVar("S")
+_MOST_LISTED = 30
+"""Names that an error message lists."""
+
+
+# --- Annotations of fields -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Allowed numbers from `low` to `high`, both included; with `above`, `low` is excluded. NaN is never inside."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def holds(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'above ' if self.above else ''}{self.low:,} to {self.high:,}"
+
+    def wanted(self, value: float) -> str:
+        """Describe the bound that a value outside the range violates, for an error message."""
+        if value > self.high:
+            return f"at most {self.high:,}"
+        return f"a number above {self.low}" if self.above else f"at least {self.low:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How the command line shows a field, such as `Annotated[str, Shown("ROOT", by_position=True)]`."""
+
+    metavar: str
+    """Name of the value in the help."""
+    by_position: bool = False
+    """Given by its position among the arguments, and in no file; without a flag unless `has_flag`."""
+    has_flag: bool = False
+
+
+Count = Annotated[int, Range(1, 10**9)]
+CountOr0 = Annotated[int, Range(0, 10**9)]
+Index = Annotated[int, Range(0, 2**63 - 1)]
+"""A step or a policy version."""
+Tokens = Annotated[int, Range(1, 10**8)]
+Processes = Annotated[int, Range(1, 4096)]
+Seed = Annotated[int, Range(-(2**63), 2**63 - 1)]
+Seconds = Annotated[float, Range(0, 10**9, above=True)]
+SecondsOfADay = Annotated[float, Range(0, 86_400, above=True)]
+"""Seconds of one call or wait: more would hide that it hangs."""
+Weight = Annotated[float, Range(0, 10**6, above=True)]
+GroupSize = Annotated[int, Range(1, 10**5)]
+"""request_index, the number of a group times group_size, fits int64 in all slots that num_workers share."""
+GroupsPerBatch = Annotated[int, Range(1, 10**6)]
+InFlight = Annotated[int, Range(1, 10**6)]
+MaxBatch = Annotated[int, Range(1, 10**5)]
+MaxSteps = Annotated[int, Range(1, 10**6)]
+NumSamples = Annotated[int, Range(1, 10**5)]
+Temperature = Annotated[float, Range(0, 100)]
+TopP = Annotated[float, Range(0, 1, above=True)]
+TensorParallel = Annotated[int, Range(1, 1024)]
+GpuMemory = Annotated[float, Range(0, 1, above=True)]
+Port = Annotated[int, Range(1, 65_535)]
+StopWithin = Annotated[int, Range(1, 43_200)]
+FormatReward = Annotated[float, Range(-(10**6), 10**6)]
+LEASE_RANGE = Range(0, 86_400, above=True)
+"""After a trainer dies, the next one waits this long before it takes over."""
+
+
+# --- The table -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value that a user can set."""
+
+    field: str
+    """Name of the dataclass's field."""
+    kind: Any
+    """Type of the field, with its annotations."""
+    default: Any
+    """MISSING if the setting must be given."""
+    owner: Any
+    """Dataclass or function with the field."""
+    path: tuple[str, ...] = ()
+    """Fields of the outer dataclasses that lead to the owner."""
+
+    @property
+    def name(self) -> str:
+        """Name in files and Python; a field named like a Python keyword ends with an underscore, its setting not."""
+        return self.field.rstrip("_")
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def help(self) -> str:
+        """Text below the field, as one line."""
+        return _helps(self.owner).get(self.field, "")
+
+    @property
+    def group(self) -> str:
+        """Name of the innermost field that holds the setting's dataclass; "" for settings of the outermost one."""
+        return self.path[-1] if self.path else ""
+
+    @property
+    def shown(self) -> Shown | None:
+        return next((each for each in _annotations(self.kind) if isinstance(each, Shown)), None)
+
+    @property
+    def by_position(self) -> bool:
+        return self.shown is not None and self.shown.by_position
+
+    @property
+    def has_flag(self) -> bool:
+        return not self.by_position or (self.shown is not None and self.shown.has_flag)
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """Types that the setting may have, without annotations."""
+        return _plain_kinds(self.kind)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether flags without a value set it: --x and --no-x."""
+        return bool in self.kinds
+
+    @property
+    def is_optional(self) -> bool:
+        return NoneType in self.kinds
+
+    @property
+    def is_list(self) -> bool:
+        """Whether its flag takes several values."""
+        return any(get_origin(each) is tuple for each in self.kinds)
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """Values of a Literal; () if others are allowed."""
+        return tuple(each for kind in self.kinds if get_origin(kind) is Literal for each in get_args(kind))
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        return tuple(each for each in _annotations(self.kind) if isinstance(each, Range))
+
+    def convert(self, value: Any, what: str = "", source: "Source" = "code") -> Any:
+        """Return a value in the type of the field.
+
+        what: names the setting in errors; "" is its name. Raises ConfigError if the value does not fit, or is a URL
+        with a secret.
+        """
+        what = what or self.name
+        for text in _texts(value) if source != "stored" else ():
+            check_url(text, what, _LOGINS.get(self.name))
+        try:
+            return _fit(value, self.kind, source)
+        except _MisfitError as error:
+            found = _found(value, source, is_number=error.is_number)
+            raise ConfigError(f"{what} is {found}, wanted {error.wanted or describe(self.kind, source)}") from None
+
+
+def settings_of(owner: Any) -> tuple[Setting, ...]:
+    """Return all settings of a dataclass, with those of the dataclasses in it; or the parameters of a function."""
+    return _settings_of(owner, ())
+
+
+@cache
+def _settings_of(owner: Any, path: tuple[str, ...]) -> tuple[Setting, ...]:
+    hints = get_type_hints(owner, include_extras=True)
+    if not isinstance(owner, type):
+        parameters = inspect.signature(owner).parameters.values()
+        given = [(each.name, MISSING if each.default is each.empty else each.default) for each in parameters]
+    else:
+        given = [(each.name, _default(each)) for each in fields(owner)]
+    found: list[Setting] = []
+    for name, default in given:
+        kind = hints[name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            found += _settings_of(kind, (*path, name))
+        else:
+            found.append(Setting(name, kind, default, owner, path))
+    return tuple(found)
+
+
+@cache
+def _own_settings(owner: Any) -> tuple[Setting, ...]:
+    return tuple(each for each in settings_of(owner) if not each.path)
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+@cache
+def _helps(owner: Any) -> dict[str, str]:
+    """Return the text below each field of a dataclass and of its bases, or the Args of a function's docstring."""
+    if not isinstance(owner, type):
+        return _helps_of_parameters(inspect.getdoc(owner) or "")
+    helps: dict[str, str] = {}
+    for base in reversed(owner.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+                helps[field.target.id] = " ".join(str(text.value.value).split()) if is_text else ""
+    return helps
+
+
+def _helps_of_parameters(docstring: str) -> dict[str, str]:
+    helps: dict[str, str] = {}
+    name = ""
+    for line in textwrap.dedent(docstring.partition("Args:\n")[2]).splitlines():
+        if line[:1].strip():
+            name, _, line = line.partition(": ")
+        helps[name] = f"{helps.get(name, '')} {line.strip()}".strip()
+    return helps
+
+
+# --- Conversion ----------------------------------------------------------------------------------------------------
+
+Source = Literal["code", "file", "flag", "stored"]
+"""Where a value comes from. Flags are texts. A file says None as the text "None", and may give one value of a list.
+What a root has stored may hold a URL that is refused today."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value of a setting that was not written in Python."""
+
+    value: Any
+    what: str
+    """Names the setting in errors, such as --num-steps, or a.toml: num_steps."""
+    source: Source
+
+
+def given(values: Mapping[str, Any], where: str, source: Source = "file") -> dict[str, Given]:
+    """Return the values of one place. where: names it in errors, such as a file's name."""
+    return {name: Given(value, f"{where}: {name}", source) for name, value in values.items()}
+
+
+def convert(owner: Callable[..., S], values: Mapping[str, Any], *, where: str = "") -> S:
+    """Return the dataclass with these values by the names of its settings.
+
+    values: plain ones, or `Given`. where: names their place in errors. Raises ConfigError for an unknown name, a
+    value that does not fit, and settings that are missing or contradict each other.
+    """
+    return owner(**arguments(owner, typed(owner, values, where=where)))
+
+
+def typed(owner: Any, values: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+    """Return the values in the types of their settings, by name; arguments and errors are those of `convert`."""
+    table = {each.name: each for each in settings_of(owner)}
+    found = {}
+    for name, value in values.items():
+        if name not in table:
+            raise ConfigError(f"{where}{unknown(name, table)}")
+        one = value if isinstance(value, Given) else Given(value, f"{where}{name}", "code")
+        found[name] = table[name].convert(one.value, one.what, one.source)
+    return found
+
+
+def arguments(owner: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a dataclass or a function, with the dataclasses in it. values: from `typed`.
+
+    Raises ConfigError for settings that are missing, or contradict each other.
+    """
+    if absent := missing(owner, values):
+        raise ConfigError(f"missing: {', '.join(each.name for each in absent)}")
+    nested: dict[tuple[str, ...], dict[str, Any]] = {}
+    for each in settings_of(owner):
+        if each.name in values:
+            nested.setdefault(each.path, {})[each.field] = values[each.name]
+    return _arguments(owner, nested, ())
+
+
+def _arguments(
+    owner: Any, nested: Mapping[tuple[str, ...], Mapping[str, Any]], path: tuple[str, ...]
+) -> dict[str, Any]:
+    kinds = get_type_hints(owner)
+    inner = {
+        name: kind(**_arguments(kind, nested, (*path, name)))
+        for name, kind in kinds.items()
+        if name != "return" and isinstance(kind, type) and is_dataclass(kind)
+    }
+    return inner | dict(nested.get(path, {}))
+
+
+def missing(owner: Any, values: Collection[str]) -> list[Setting]:
+    """Return the settings that must be given and are not."""
+    return [each for each in settings_of(owner) if each.default is MISSING and each.name not in values]
+
+
+def check(settings: Any, *, urls: bool = True) -> None:
+    """Check a dataclass in its __post_init__; dataclasses in it have checked themselves.
+
+    urls: refuse URLs with secrets, which stored settings may hold. Raises ConfigError.
+    """
+    owner: Any = type(settings)
+    for each in _own_settings(owner):
+        value = getattr(settings, each.field)
+        if value is not each.default:
+            each.convert(value, source="code" if urls else "stored")
+
+
+def flat(settings: Any) -> dict[str, Any]:
+    """Return a dataclass's settings by name, those of inner dataclasses too: `convert(cls, flat(x)) == x`."""
+    values: dict[str, Any] = {}
+    for each in settings_of(type(settings)):
+        holder = settings
+        for name in each.path:
+            holder = getattr(holder, name)
+        values[each.name] = getattr(holder, each.field)
+    return values
+
+
+def unknown(name: str, known: Collection[str], what: str = "setting") -> str:
+    """Describe a name that is not known, with the name that it may mean: its current one, else a similar one."""
+    close = close_names(name, known, n=1)
+    listed = f"there are {', '.join(known)}" if len(known) <= _MOST_LISTED else "docs/settings.md lists them"
+    hint = f"did you mean {close[0]!r}?" if close else listed
+    return f"there is no {what} {name!r}; {hint}"
+
+
+def check_names(names: Collection[str], owner: Any, what: str) -> None:
+    """Check that a dataclass has settings of these names. what: such as "setting of a run". Raises ConfigError."""
+    known = [each.name for each in settings_of(owner)]
+    for name in names:
+        if name not in known:
+            raise ConfigError(unknown(name, known, what))
+
+
+class _MisfitError(Exception):
+    """A value does not fit a type; `wanted` is None for the words of the whole type."""
+
+    def __init__(self, wanted: str | None = None, *, is_number: bool = False) -> None:
+        super().__init__(wanted)
+        self.wanted, self.is_number = wanted, is_number
+
+
+def _fit(value: Any, kind: Any, source: Source) -> Any:
+    """Return a value in a type. Raises _MisfitError."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _fit_annotated(value, inner, source)
+    if origin in (Union, UnionType):
+        return _fit_union(value, inner, source)
+    if origin is Literal:
+        return next((each for each in inner if _is_choice(value, each, source)), None) or _misfit()
+    if origin is tuple:
+        return _fit_tuple(value, inner, source)
+    if origin is Mapping:
+        return _fit_mapping(value, source)
+    if kind in _SCALARS:
+        return _SCALARS[kind](value, source)
+    return value  # a type that is no setting, such as an open file
+
+
+def _misfit(wanted: str | None = None) -> Any:
+    raise _MisfitError(wanted)
+
+
+def _is_choice(value: Any, choice: Any, source: Source) -> bool:
+    return str(choice) == value if source == "flag" else type(value) is type(choice) and value == choice
+
+
+def _fit_annotated(value: Any, inner: tuple[Any, ...], source: Source) -> Any:
+    found = _fit(value, inner[0], source)
+    for limit in inner[1:]:
+        if isinstance(limit, Range):
+            for number in found if isinstance(found, list | tuple) else (found,):
+                if number is not None and not limit.holds(number):
+                    raise _MisfitError(limit.wanted(number), is_number=True)
+    return found
+
+
+def _fit_union(value: Any, kinds: tuple[Any, ...], source: Source) -> Any:
+    if NoneType in kinds and (value is None or (source in ("file", "flag") and value in ("None", ["None"]))):
+        return None
+    wanted: _MisfitError | None = None
+    for kind in kinds:
+        if kind is not NoneType:
+            try:
+                return _fit(value, kind, source)
+            except _MisfitError as error:
+                wanted = error if error.is_number or len(kinds) == 1 else wanted
+    raise wanted or _MisfitError
+
+
+def _fit_tuple(value: Any, inner: tuple[Any, ...], source: Source) -> tuple[Any, ...]:
+    if source == "file" and not isinstance(value, list | tuple):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        raise _MisfitError
+    kinds = (inner[0],) * len(value) if inner[-1] is ... else inner
+    if len(kinds) != len(value):
+        raise _MisfitError
+    try:
+        return tuple(_fit(each, kind, source) for each, kind in zip(value, kinds, strict=True))
+    except _MisfitError as error:
+        raise error if error.is_number else _MisfitError from None
+
+
+def _fit_mapping(value: Any, source: Source) -> Mapping[str, Any]:
+    """The class checks what a mapping holds, and names the key."""
+    if source == "flag":
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise _MisfitError(f"a JSON object ({error})") from None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _MisfitError
+    return value
+
+
+def _fit_text(value: Any, source: Source) -> str:
+    return value if isinstance(value, str) else _misfit()
+
+
+def _fit_bool(value: Any, source: Source) -> bool:
+    if source == "flag":
+        return str(value).lower() == "true" if str(value).lower() in _BOOLS else _misfit()
+    return value if isinstance(value, bool) else _misfit()
+
+
+def _fit_int(value: Any, source: Source) -> int:
+    if source == "flag":
+        try:
+            return int(value)
+        except ValueError:
+            raise _MisfitError from None
+    return value if isinstance(value, int) and not isinstance(value, bool) else _misfit()
+
+
+def _fit_float(value: Any, source: Source) -> float:
+    if source == "flag" or (isinstance(value, int | float) and not isinstance(value, bool)):
+        try:
+            return float(value)
+        except ValueError:
+            raise _MisfitError from None
+        except OverflowError:  # a whole number beyond the largest float, and so beyond every range
+            return float("inf") if value > 0 else float("-inf")
+    raise _MisfitError
+
+
+def _fit_path(value: Any, source: Source) -> Path:
+    return Path(value) if isinstance(value, str | Path) else _misfit()
+
+
+_BOOLS = ("true", "false")
+_SCALARS: Mapping[Any, Callable[[Any, Source], Any]] = {
+    str: _fit_text,
+    bool: _fit_bool,
+    int: _fit_int,
+    float: _fit_float,
+    Path: _fit_path,
+}
+
+
+# --- Words ---------------------------------------------------------------------------------------------------------
+
+_WORDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path",
+    NoneType: "None",
+}
+
+
+def describe(kind: Any, source: Source = "code") -> str:
+    """Describe a type in words: a whole number or None; one of 'a', 'b'; a list, each a text."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return describe(inner[0], source)
+    if origin in (Union, UnionType):
+        return " or ".join(describe(each, source) for each in inner)
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, inner))}"
+    if origin is tuple:
+        number = "a list" if inner[-1] is ... else f"{len(inner)} values"
+        return f"{number}, each {describe(inner[0], source)}"
+    if origin is Mapping:
+        return {"flag": "a JSON object", "file": "a table"}.get(source, "a mapping")
+    return _WORDS.get(kind, "a value of its type")
+
+
+def _found(value: Any, source: Source, *, is_number: bool) -> str:
+    """Describe a value for an error message; a flag's values as they were typed."""
+    if source != "flag":
+        return repr(value)
+    values = value if isinstance(value, list) else [value]
+    return " ".join(values if is_number else map(repr, values)) or "empty"
+
+
+def _annotations(kind: Any) -> Iterator[Any]:
+    yield from getattr(kind, "__metadata__", ())
+    for inner in get_args(kind)[: 1 if get_origin(kind) is Annotated else None]:
+        if get_origin(kind) is not Literal:
+            yield from _annotations(inner)
+
+
+def _plain_kinds(kind: Any) -> tuple[Any, ...]:
+    """Return the types that a field may have, without annotations."""
+    if get_origin(kind) is Annotated:
+        return _plain_kinds(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(each for inner in get_args(kind) for each in _plain_kinds(inner))
+    return (kind,)
+
+
+def to_flags(values: Mapping[str, Any]) -> list[str]:
+    """Return the flags that set these settings: ["--learning-rate", "0.003", "--no-resume", ...]."""
+    return [part for name, value in values.items() for part in _to_flag(name.replace("_", "-"), value)]
+
+
+def _to_flag(name: str, value: Any) -> Sequence[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, list | tuple):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+
+
+# --- URLs with secrets ---------------------------------------------------------------------------------------------
+
+_LOGINS = {
+    "server_url": f"leave it out, and set {SERVER_LOGIN}=user:password where the workers run",
+    "judge_url": "name the variable that holds the key in judge_key_env",
+}
+"""What to do about a secret in a URL, by setting."""
+
+
+def check_url(text: str, what: str, advice: str | None = None) -> None:
+    """Refuse a URL with a secret, which files, logs and lists of processes would show; other texts pass.
+
+    what: the setting's name. advice: what to do. Raises ConfigError, without the secret.
+    """
+    if has_secret(text):
+        raise ConfigError(
+            f"{what} holds a user, a password or a key ({public_url(text)}), which files, logs and lists of processes "
+            f"would show; {advice or 'put it into the environment'}"
+        )
+
+
+def check_urls(settings: Any) -> None:
+    """Check that no value of a dataclass is a URL with a secret. Raises ConfigError, without the secret."""
+    owner: Any = type(settings)
+    for each in _own_settings(owner):
+        for text in _texts(getattr(settings, each.field)):
+            check_url(text, each.name, _LOGINS.get(each.name))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a value, also in lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)

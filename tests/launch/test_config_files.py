@@ -1,0 +1,64 @@
+"""Settings of child processes: private files that say all, and are gone with the process that wrote them."""
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ludic.cli.flags.eval import Settings as EvalSettings
+from ludic.cli.flags.train import Settings as TrainSettings
+from ludic.cli.settings import parse
+from ludic.engines.config import EngineConfig
+from ludic.eval.config import EvalConfig
+from ludic.launch.config_files import config_args
+from ludic.launch.train import train_args
+from ludic.training.config import TrainConfig
+
+WRITE = "from ludic.launch.config_files import config_args; print(config_args('worker-0', {'slot': 0})[1], flush=True)"
+
+
+def test_a_trainer_gets_every_setting_as_it_is() -> None:
+    config = TrainConfig.of(
+        learning_rate=1e-7 / 3,
+        betas=(0.1, 0.2),
+        filters=("a b", "--x"),
+        sql_params={"margin": 4, "name": "$HOME 'quoted' \n\u2713"},
+        where='reward > 1 and env_name = "None"',
+        max_grad_norm=None,
+        wait_for_scores_s=None,
+    )
+    _, _, _, *args = train_args("root", config, 1, replaces=3, model="None/of-this")
+    read = parse(TrainSettings, ["root", *args], program="ludic train", description="")
+    assert read == TrainSettings(root="root", train=config, replaces=3, model="None/of-this")
+
+
+def test_an_evaluator_gets_a_switch_of_three_states() -> None:
+    for accept in (True, False, None):
+        args = config_args("evaluator", {"accept_incomplete": accept, "env": ("a", "b"), "engine": "transformers"})
+        read = parse(EvalSettings, ["root", *args], program="ludic eval", description="")
+        assert (read.samples, read.engine) == (EvalConfig(accept_incomplete=accept, env=("a", "b")), EngineConfig())
+
+
+def test_files_are_private_and_of_their_content() -> None:
+    one, same, other = (Path(config_args("worker-0", {"slot": slot})[1]) for slot in (0, 0, 1))
+    assert one == same != other
+    assert stat.S_IMODE(one.parent.stat().st_mode) == 0o700
+
+
+def test_a_file_is_gone_with_its_process() -> None:
+    path = subprocess.run([sys.executable, "-c", WRITE], capture_output=True, text=True, check=True).stdout.strip()
+    assert path.endswith(".json")
+    assert not Path(path).parent.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the start of a process is read from /proc")
+def test_a_file_of_a_killed_process_is_deleted_by_the_next_one() -> None:
+    code = f"{WRITE}; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    path = Path(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+    )
+    assert path.exists()
+    subprocess.run([sys.executable, "-c", WRITE], capture_output=True, check=True)
+    assert not path.parent.exists()
