@@ -133,27 +133,44 @@ def one_line(error: BaseException) -> str:
 
 
 def unknown_name(
-    what: str, name: str, known: Iterable[str], *, listed: Sequence[str] | None = None, own: Sequence[str] = ()
+    what: str,
+    name: str,
+    known: Iterable[str],
+    *,
+    listed: Sequence[str] | None = None,
+    close: Sequence[str] | None = None,
+    own: Sequence[str] = (),
+    elsewhere: str = "",
 ) -> str:
     """Return the message about a name that nothing has, such as: parser 'boxd' is unknown; did you mean 'boxed'?
 
-    known: the names that may be meant. listed: what to say that there is, if not these. own: forms in which users name
-    their own. Names such as tag:NAME and prefix/NAME are compared without argument and prefix.
+    known: all names. listed: what to say that there is, if not these. close: what to say may be meant, if not the
+    similar ones. own: forms in which users name their own. elsewhere: said instead of a list that is too long.
     """
-    cores = {_core(each): each for each in reversed([*known])}
-    close = [repr(cores[match]) for match in get_close_matches(_core(name), cores)]
-    if listed is None:
-        listed = [*cores.values()][::-1]
-    is_short = len(listed) <= _MOST_LISTED or not close
-    message = f"{what} {name!r} is unknown; "
-    if close:
-        message += f"did you mean {' or '.join(close)}? "
+    known = [*known]
+    listed = known if listed is None else listed
+    close = similar_names(name, known) if close is None else close
     parts = []
-    if is_short and (listed or not own):
+    if elsewhere and len(listed) > _MOST_LISTED:
+        parts += [] if close else [elsewhere]
+    elif (len(listed) <= _MOST_LISTED or not close) and (listed or not own):
         parts.append(f"there are {', '.join(listed)}" if listed else "there is none")
     parts += [f"your own is {' or '.join(own)}"] if own else []
     text = "; ".join(parts)
-    return (message + (text[:1].upper() + text[1:] if close else text)).strip()
+    if not close:
+        return f"{what} {name!r} is unknown; {text}"
+    hint = f"{what} {name!r} is unknown; did you mean {' or '.join(map(repr, close))}?"
+    return f"{hint} {text[:1].upper()}{text[1:]}" if text else hint
+
+
+def similar_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the names that may be meant by an unknown one, at most three, the most similar first.
+
+    Names such as tag:NAME and prefix/NAME are compared as a whole, then without argument and prefix.
+    """
+    known = [*known]
+    cores = {_core(each): each for each in reversed(known)}
+    return get_close_matches(name, known) or [cores[match] for match in get_close_matches(_core(name), cores)]
 
 
 def _core(name: str) -> str:

@@ -122,7 +122,7 @@ def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting]) -> list
 
 def _did_you_mean(name: str, known: Collection[str]) -> str:
     bare = name.removeprefix("no-")
-    close = close_names(bare.replace("-", "_"), [each.replace("-", "_") for each in known], n=1)
+    close = close_names(bare.replace("-", "_"), [each.replace("-", "_") for each in known])
     prefix = "no-" if name.startswith("no-") else ""
     return f"; did you mean --{prefix}{close[0].replace('_', '-')}?" if close else ""
 

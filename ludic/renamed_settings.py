@@ -1,8 +1,9 @@
 """New names of settings that older versions of ludic knew, or stored in attempts/N.json and checkpoint.json."""
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
+
+from ludic.errors import similar_names
 
 RENAMED: Mapping[str, str] = {
     "normalize_over": "loss_normalization",
@@ -23,7 +24,7 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {RENAMED.get(name, name): value for name, value in settings.items()}
 
 
-def close_names(name: str, names: Collection[str], n: int = 3) -> list[str]:
+def close_names(name: str, names: Collection[str]) -> list[str]:
     """Return the names that an unknown setting may mean, best first: its current name, else similar names."""
     current = RENAMED.get(name, "")
-    return [current] if current in names else difflib.get_close_matches(name, names, n)
+    return [current] if current in names else similar_names(name, names)

@@ -21,13 +21,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, unknown_name
 from ludic.masking import SERVER_LOGIN, has_secret, public_url
 from ludic.renamed_settings import close_names
 
 S = TypeVar("S")
-_MOST_LISTED = 30
-"""Names that an error message lists."""
 
 
 # --- Annotations of fields -----------------------------------------------------------------------------------------
@@ -343,10 +341,7 @@ def flat(settings: Any) -> dict[str, Any]:
 
 def unknown(name: str, known: Collection[str], what: str = "setting") -> str:
     """Describe a name that is not known, with the name that it may mean: its current one, else a similar one."""
-    close = close_names(name, known, n=1)
-    listed = f"there are {', '.join(known)}" if len(known) <= _MOST_LISTED else "docs/settings.md lists them"
-    hint = f"did you mean {close[0]!r}?" if close else listed
-    return f"there is no {what} {name!r}; {hint}"
+    return unknown_name(what, name, known, close=close_names(name, known), elsewhere="docs/settings.md lists them")
 
 
 def check_names(names: Collection[str], owner: Any, what: str) -> None:

@@ -90,7 +90,7 @@ def test_a_config_gives_all_settings(run: ludic.Run) -> None:
 def test_an_unknown_setting_is_answered_with_the_likely_one(run: ludic.Run, start: str, name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as refused:
         getattr(run, start)(**{name: 1})
-    assert str(refused.value) == f"there is no setting '{name}'; {hint}"
+    assert str(refused.value) == f"setting '{name}' is unknown; {hint}"
 
 
 def test_a_mistyped_choice_is_not_stored_for_later_trainers(run: ludic.Run) -> None:

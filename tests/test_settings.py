@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated, Literal, get_args, get_origin
 
 import pytest
-from ludic.adapters.exports.exporting import ExportOptions
 
+from ludic.adapters.exports.exporting import ExportOptions
 from ludic.batches.config import BatchConfig
 from ludic.cli.docs import page, table
 from ludic.cli.main import COMMANDS, module_of

@@ -26,8 +26,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ludic.code.files import NO_FILES, Files, own_code_of, parser_stages, python_file_of
-from ludic.code.kinds import PARSER, build_own, find, find_own, unknown
+from ludic.code.files import NO_FILES, Files, python_file_of
+from ludic.code.kinds import PARSER, build_own, find, find_own, own_code_of, parser_stages, unknown
 from ludic.errors import ConfigError
 
 DEFAULT = "whole"

@@ -4,7 +4,6 @@ Results go to stdout, progress and logs to stderr. Exits with 0 for success, 1 f
 usage. A command's flags are imported only for that command, and its module only when the command runs.
 """
 
-import difflib
 import errno
 import importlib
 import keyword
@@ -19,7 +18,7 @@ from typing import Any
 
 from ludic.children import protect_children_of_libraries
 from ludic.cli.settings import parse
-from ludic.errors import LudicError
+from ludic.errors import LudicError, similar_names
 from ludic.installed import LUDIC, installed_version
 from ludic.masking import mask
 from ludic.printable import printable
@@ -145,7 +144,7 @@ def _dispatch(args: list[str]) -> int:
     words = 2 if " ".join(args[:2]) in COMMANDS else 1
     name = " ".join(args[:words])
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        close = similar_names(name, COMMANDS)
         hint = f"did you mean `ludic {close[0]}`?" if close else "`ludic --help` lists them"
         print(f"ludic: there is no command {name!r}; {hint}", file=sys.stderr)
         return 2

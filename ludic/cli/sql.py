@@ -14,8 +14,8 @@ import ludic
 from ludic.cli.flags.sql import Settings
 from ludic.errors import ConfigError
 from ludic.printable import printable
-from ludic.sql.row_files import open_sink, write_result
 from ludic.viewer.output import stdout_console
+from ludic.viewer.row_files import open_sink, write_result
 from ludic.viewer.tables import print_table
 
 

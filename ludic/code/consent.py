@@ -19,8 +19,8 @@ from typing import Any
 
 import platformdirs
 
-from ludic.code.files import Files, file_of, own_code_of, parser_stages, python_file_of
-from ludic.code.kinds import KINDS, QUESTIONS, SCORER_OPTIONS
+from ludic.code.files import Files, file_of, python_file_of
+from ludic.code.kinds import KINDS, QUESTIONS, SCORER_OPTIONS, own_code_of, parser_stages
 from ludic.errors import ConfigError
 from ludic.run_config import RunConfig
 

@@ -35,7 +35,7 @@ from ludic.store.catalogue import CODE, RUN, TEXTS, NumberName, TextName
 from ludic.store.claims import owner_name
 from ludic.store.filesystem import Storage
 from ludic.store.records import CodeList, CodeRecord, FileEntry, TextEntry, convert, encode_record
-from ludic.store.root import Root
+from ludic.store.root import Root, to_json
 
 logger = logging.getLogger(__name__)
 
@@ -202,8 +202,9 @@ def create_root(
     is_new = like is None and not storage.exists(RUN.template)
     if is_new:
         check_urls(run)
+        to_json(run, run_id)  # refuses options that JSON can't hold
     files = _consented_files(run, storage.url, run_id) if is_new else NO_FILES
-    root = Root.create(url, run, run_id=run_id, fs=fs)
+    root = Root.create(url, run, run_id=run_id, is_copy=like is not None, fs=fs)
     if root.run_id == run_id:  # this process has started it
         keep_files(root, files) if like is None else copy_code(like, root)
     return root

@@ -204,7 +204,7 @@ FORMAT = Kind(
     },
     own=(_FUNCTION,),
     noun="function or Format",
-    fits=lambda found: callable(getattr(found, "function", found)),
+    fits=lambda found: isfunction(getattr(found, "function", found)),
 )
 """Formats of rollouts that other programs wrote."""
 
@@ -218,6 +218,26 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     }
 )
 """All kinds by role."""
+
+
+def parser_stages(spec: str) -> list[str]:
+    """Split a setting such as think|tag:answer into its stages; a regex takes the rest, so that it may contain |."""
+    stages: list[str] = []
+    rest: str | None = spec
+    while rest is not None:
+        rest = rest.lstrip()
+        if rest.startswith("regex:"):
+            return [*stages, rest]
+        stage, bar, after = rest.partition("|")
+        stages.append(stage.strip())
+        rest = after if bar else None
+    return stages
+
+
+def own_code_of(stage: str) -> str | None:
+    """Return the path/to/file.py:Name in a stage, also that of json:path/to/file.py:Name; None if there is none."""
+    name = stage.removeprefix("json:")
+    return name if is_own(PARSER, name) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,17 +256,14 @@ def find(kind: Kind, name: str, files: Files = NO_FILES) -> Any:
     files: users' files to use instead of those on disk, by path as in the name. Raises the kind's error if there is no
     such part, or if a user's file can't be read, fails, or has nothing of that name that can be such a part.
     """
-    if _is_own(kind, name):
-        return find_own(kind, name, files).value
     if kind.folder is not None and name in kind.names():
         return kind.text(name)
-    if name in kind.built_in and name == _head(name):
-        return find_by_name(kind.built_in[name])
-    head, colon, argument = name.partition(":")
-    for form, attribute in kind.built_in.items():
-        if colon and form != head and _head(form) == head:
-            return partial(find_by_name(attribute), argument)
-    raise unknown(kind, name)
+    built_in = _built_in(kind, name)
+    if built_in is None:
+        return find_own(kind, name, files).value
+    attribute, arguments = built_in
+    found = find_by_name(attribute)
+    return partial(found, *arguments) if arguments else found
 
 
 def check(kind: Kind, name: str, files: Files = NO_FILES) -> None:
@@ -254,12 +271,13 @@ def check(kind: Kind, name: str, files: Files = NO_FILES) -> None:
 
     Raises the kind's error for an unknown name, and for a user's file that can't be read or defines no such name.
     """
-    if not _is_own(kind, name):
-        heads = {_head(known) for known in kind.names()}
-        if _head(name) not in heads:
-            raise unknown(kind, name)
+    if _built_in(kind, name) is not None or (kind.folder is not None and name in kind.names()):
         return
+    if not is_own(kind, name):
+        raise unknown(kind, name)
     file = _read(kind, name, files)
+    if python_file_of(name) is None:
+        return
     attribute = name.rpartition(":")[2]
     try:
         defined = _defined_names(ast.parse(file.source, str(file.path)))
@@ -271,7 +289,7 @@ def check(kind: Kind, name: str, files: Files = NO_FILES) -> None:
 
 def find_own(kind: Kind, name: str, files: Files = NO_FILES) -> Own:
     """Return what a setting names in a user's file, and the file, which runs. Raises as `find` does."""
-    if not _is_own(kind, name):
+    if not is_own(kind, name):
         raise unknown(kind, name)
     file = _read(kind, name, files)
     if python_file_of(name) is None:
@@ -316,10 +334,22 @@ def unknown(
     )
 
 
-def _is_own(kind: Kind, name: str) -> bool:
+def is_own(kind: Kind, name: str) -> bool:
+    """Return whether a setting names a part in a user's file; regex:see a.py:7 does not, since it is a regex."""
+    if _built_in(kind, name) is not None:
+        return False
     if python_file_of(name) is not None:
         return any(".py:" in form for form in kind.own)
     return name.endswith(".sql") and _SQL in kind.own
+
+
+def _built_in(kind: Kind, name: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the text module:attribute of a part of ludic that is not SQL, and its argument; None if there is none."""
+    head, colon, argument = name.partition(":")
+    if not colon:
+        return (kind.built_in[name], ()) if name in kind.built_in else None
+    attributes = (kind.built_in[form] for form in kind.built_in if ":" in form and _head(form) == head)
+    return next(((attribute, (argument,)) for attribute in attributes), None)
 
 
 def _head(name: str) -> str:

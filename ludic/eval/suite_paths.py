@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ludic.code.consent import QUESTIONS, SCORER_OPTIONS
-from ludic.code.files import own_code_of, parser_stages, python_file_of
+from ludic.code.files import python_file_of
+from ludic.code.kinds import own_code_of, parser_stages
 from ludic.errors import ConfigError
 from ludic.paths import local_path
 

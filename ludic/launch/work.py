@@ -8,8 +8,8 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
-from ludic.code.consent import CodeSettings
-from ludic.code.kept import sampling_uses
+from ludic.code.consent import CodeSettings, sampling_uses
+from ludic.code.kept import prepare_code
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
@@ -47,8 +47,6 @@ def work(
     Raises SlotTakenError if another worker takes the slot, ConsentError, ConfigError or TimeLimitError.
     """
     if code is not None and code.is_given:
-        from ludic.code.kept import prepare_code  # with DuckDB, which sampling does not need
-
         prepare_code(root, sampling_uses(root.run), code, partial(check_sampling_code, root.run))
     with ExitStack() as stack:
         base = stack.enter_context(base_of_run(root, model))

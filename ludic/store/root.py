@@ -12,6 +12,7 @@ from ludic.errors import ConfigError, MissingRootError, ReplacedRootError
 from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
+from ludic.settings import check_urls
 from ludic.store.catalogue import RUN
 from ludic.store.filesystem import Storage
 from ludic.store.records import convert, decode_json, encode_json
@@ -55,17 +56,20 @@ class Root(Storage):
         run: RunConfig,
         *,
         run_id: str | None = None,
+        is_copy: bool = False,
         fs: fsspec.AbstractFileSystem | None = None,
     ) -> "Root":
         """Put run.json, or open an existing run that has the same settings.
 
-        ludic.code.kept.create_root checks the settings' URLs and stores users' files as well.
-        run_id: of the run if it is new; None draws one. Raises ConfigError that names each setting that differs from
-        the existing run.
+        ludic.code.kept.create_root stores users' files as well. run_id: of the run if it is new; None draws one.
+        is_copy: the settings come from another root. Raises ConfigError that names each setting that differs from the
+        existing run, or, of a new one, for a URL with a secret or an option that JSON can't hold.
         """
         storage = Storage.connect(url, fs)
         run_id = run_id or new_id()
         data = to_json(run, run_id)
+        if not is_copy and not storage.exists(RUN.template):
+            check_urls(run)
         if storage.put_if_absent(RUN.template, data):
             storage.prove_put_if_absent(RUN.template, data)
             return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)

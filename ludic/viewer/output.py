@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.printable import printable as printable
-from ludic.sql.row_files import json_text, to_plain
 from ludic.store.root import Track
+from ludic.viewer.row_files import json_text, to_plain
 
 SHOWN_ITEMS = 6
 """Number of items of a list that a cell shows."""

@@ -49,7 +49,7 @@ def test_the_file_serves_the_commands_that_take_a_part_of_it(experiment: Path) -
     trained = parse(TrainSettings, args, program="ludic train", description="")
     assert (trained.train.batch.advantage, trained.train.num_steps) == ("grpo", 40)
     (experiment / "praise.toml").write_text("group_sise = 8")
-    with pytest.raises(ConfigError, match="there is no setting 'group_sise'"):
+    with pytest.raises(ConfigError, match="setting 'group_sise' is unknown"):
         parse(TrainSettings, args, program="ludic train", description="")
 
 

@@ -100,7 +100,7 @@ def test_an_unknown_key_names_the_file_and_the_likely_one(tmp_path: Path) -> Non
     path = tmp_path / "typo.toml"
     path.write_text("learing_rate = 0.5")
     with pytest.raises(
-        ConfigError, match=r"typo\.toml: there is no setting 'learing_rate'; did you mean 'learning_rate'\?"
+        ConfigError, match=r"typo\.toml: setting 'learing_rate' is unknown; did you mean 'learning_rate'\?"
     ):
         parsed("here", "--config", str(path))
 
@@ -108,14 +108,14 @@ def test_an_unknown_key_names_the_file_and_the_likely_one(tmp_path: Path) -> Non
 def test_a_key_like_no_other_is_answered_with_all_there_are(tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
     path.write_text("zzz = 1")
-    with pytest.raises(ConfigError, match=r"'zzz'; there are learning_rate, filters, .*, ranks, format"):
+    with pytest.raises(ConfigError, match=r"'zzz' is unknown; there are learning_rate, filters, .*, ranks, format"):
         parsed("here", "--config", str(path))
 
 
 def test_what_is_given_by_position_is_no_key(tmp_path: Path) -> None:
     path = tmp_path / "root.toml"
     path.write_text('root = "elsewhere"')
-    with pytest.raises(ConfigError, match="there is no setting 'root'"):
+    with pytest.raises(ConfigError, match="setting 'root' is unknown"):
         parsed("here", "--config", str(path))
 
 
@@ -298,7 +298,8 @@ def test_help_explains_one_option_and_refuses_what_is_none(ludic) -> None:
     refused = ludic("train", "--help", "optimiser")
     assert (refused.code, refused.err) == (
         2,
-        "ludic: there is no group or option 'optimiser'; did you mean 'optimizer'?\n",
+        "ludic: group or option 'optimiser' is unknown; did you mean 'optimizer'? There are train, batch, loss, optimizer, "
+        "model, checkpoint, code, all\n",
     )
 
 

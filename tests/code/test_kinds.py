@@ -3,16 +3,19 @@
 import ast
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import ludic
-from ludic.code.consent import CodeUse
-from ludic.code.files import UserFile
+from ludic.agents.parsers import make_parser
+from ludic.code.consent import CodeUse, sampling_uses
+from ludic.code.files import UserFile, file_of
 from ludic.code.kinds import ENVIRONMENT, KINDS, MEASURE, PARSER, ROLLOUT_SCORER, TOOL, Kind, check, find, find_own
 from ludic.errors import ConfigError, LudicError
 from ludic.installed import is_installed
+from ludic.run_config import RunConfig
 
 PACKAGE = Path(inspect.getfile(ludic)).parent
 EACH_KIND = pytest.mark.parametrize("kind", [*KINDS.values(), ROLLOUT_SCORER], ids=lambda kind: kind.role)
@@ -138,6 +141,68 @@ def test_code_that_is_not_part_of_ludic_needs_consent(kind: Kind, setting: str, 
     assert CodeUse(role=kind.role, setting=setting).is_users == is_users
 
 
+ODD = (
+    "{}:Own",
+    "regex:{}:Own",
+    "json:{}:Own",
+    "json:regex:{}:Own",
+    "tag:{}:Own",
+    "window:{}:Own",
+    "mcp:{}:Own",
+    "qa/{}:Own",
+)
+ODD += (
+    "{}:Own.sql",
+    "{}:a:Own",
+    "./{}:Own",
+    "regex:ok/../{}:Own",
+    " {}:Own",
+    "python:{}:Own",
+    "module:{}:Own",
+    "whole|{}:Own",
+)
+
+
+@pytest.mark.parametrize("form", ODD)
+@EACH_KIND
+def test_no_file_runs_that_consent_does_not_ask_for(kind: Kind, form: str, tmp_path: Path, monkeypatch):
+    """Whatever file a name makes ludic run is one that the setting's uses name; here every spelling of it exists."""
+    monkeypatch.chdir(tmp_path)
+    name = form.format("evil.py")
+    path = tmp_path / name.rpartition(":")[0]
+    for file in (tmp_path / "evil.py", path):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("import pathlib\npathlib.Path('ran').write_text(__file__)\nclass Own: ...\n")
+    with suppress(LudicError, TypeError):
+        if kind is PARSER:
+            make_parser(name)
+        else:
+            find(kind, name)
+    uses = [CodeUse(role=kind.role, setting=name)]
+    if kind is PARSER:
+        uses = sampling_uses(RunConfig(model="m", env=("moar_cats",), parser=name))
+    files = {str(Path(file).absolute()) for use in uses for file in [file_of(use.setting)] if file}
+    assert not Path("ran").exists() or Path("ran").read_text() in files
+
+
+@EACH_KIND
+def test_a_check_refuses_each_name_that_is_not_found(kind: Kind):
+    heads = {name.partition(":")[0] for name in kind.names()}
+    for name in [*heads, *(f"{head}:2" for head in heads), "zzz:2", "", ":", "a:b:c"]:
+        try:
+            find(kind, name)
+        except LudicError as error:
+            with pytest.raises(type(error), match="is unknown"):
+                check(kind, name)
+        else:
+            check(kind, name)
+
+
+def test_a_regex_may_look_like_a_file(tmp_path: Path):
+    parser = make_parser(r"regex:see \w+\.py:(\d+)")
+    assert parser.parse("see words.py:12").action == "12"
+
+
 def sources(*, but: str) -> Iterator[tuple[str, ast.AST]]:
     for path in PACKAGE.rglob("*.py"):
         name = path.relative_to(PACKAGE).as_posix()
@@ -155,8 +220,4 @@ def test_no_other_room_runs_a_file_or_guesses_a_name():
             for node in ast.walk(tree)
             if word in (getattr(node, "id", None), getattr(node, "attr", None), getattr(node, "name", None))
         }
-        assert users <= ALSO.get(word, set()), word
-
-
-ALSO = {"get_close_matches": {"bounds.py", "renamed_settings.py", "cli/main.py"}}
-"""Modules beside the home that may use a word."""
+        assert not users, word

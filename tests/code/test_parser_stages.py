@@ -2,7 +2,7 @@
 
 import pytest
 
-from ludic.code.files import own_code_of, parser_stages
+from ludic.code.kinds import own_code_of, parser_stages
 
 
 @pytest.mark.parametrize(

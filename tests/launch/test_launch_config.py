@@ -26,7 +26,7 @@ from ludic.rollouts.config import WorkerConfig
         ({"eval_options": {"n": 4}}, "eval_options has no effect without eval_every"),
         (
             {"eval_every": 5, "eval_options": {"nn": 4}},
-            "there is no setting of an evaluation .* 'nn'; did you mean 'n'",
+            "setting of an evaluation .* 'nn' is unknown; did you mean 'n'",
         ),
         ({"eval_every": 5, "eval_options": {"n": 0}}, "n is 0, wanted at least 1"),
         (

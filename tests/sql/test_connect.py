@@ -339,6 +339,11 @@ def test_importing_ludic_is_light():
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def test_sampling_needs_no_duckdb():
+    code = "import sys, ludic.launch.work; print('duckdb' in sys.modules)"
+    assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 def test_ludic_has_what_it_says():
     for name in ludic.__all__:
         assert getattr(ludic, name).__name__ in (name, f"{name}_run")  # ludic.open is ludic.run.open_run

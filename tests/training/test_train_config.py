@@ -116,7 +116,7 @@ def test_replace_keeps_the_other_settings_of_a_group():
     [
         ("learning_rat", "did you mean 'learning_rate'"),
         ("stall_limit_s", r"did you mean 'rollout_timeout_s'\?$"),
-        ("loss", "there is no setting 'loss'"),
+        ("loss", "setting 'loss' is unknown"),
         ("zzz", "docs/settings.md lists them"),
     ],
 )

@@ -15,9 +15,9 @@ from ludic.errors import ConfigError
 from ludic.paths import local_path
 from ludic.schema import resolve_row
 from ludic.sql.query import open_result
-from ludic.sql.row_files import ROW_WRITERS, open_sink, plain_rows
 from ludic.store import Root
 from ludic.store.files import whole_rows
+from ludic.viewer.row_files import ROW_WRITERS, open_sink, plain_rows
 
 _ROWS_A_BATCH = 64
 

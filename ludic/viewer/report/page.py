@@ -20,11 +20,11 @@ from ludic.installed import LUDIC, installed_version
 from ludic.paths import local_path
 from ludic.sql.connect import Connections
 from ludic.sql.reports import read_reports
-from ludic.sql.row_files import open_sink
 from ludic.store import Root
 from ludic.viewer.evaluation import interval_text
 from ludic.viewer.output import number, printable
 from ludic.viewer.report import evaluations, training
+from ludic.viewer.row_files import open_sink
 from ludic.viewer.stats import describe_run
 
 
