@@ -298,8 +298,8 @@ def test_help_explains_one_option_and_refuses_what_is_none(ludic) -> None:
     refused = ludic("train", "--help", "optimiser")
     assert (refused.code, refused.err) == (
         2,
-        "ludic: group or option 'optimiser' is unknown; did you mean 'optimizer'? There are train, batch, loss, optimizer, "
-        "model, checkpoint, code, all\n",
+        "ludic: group or option 'optimiser' is unknown; did you mean 'optimizer'? There are train, batch, loss, "
+        "optimizer, model, checkpoint, code, all\n",
     )
 
 
