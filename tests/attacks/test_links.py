@@ -315,6 +315,7 @@ ELSEWHERE = {
     "interop/exports/row_files.py": "the file that the user names",
     "interop/exports/weights.py": "a temporary folder, renamed to the one that the user names",
     "interop/imports/evaluations.py": "a temporary folder",
+    "launch/config_files.py": "a temporary folder",
     "launch/supervisor.py": "makes logs/ of a run; open_to_append refuses one that is a link",
     "models/families.py": "the user's cache folder",
     "models/first_model.py": "a temporary folder",
