@@ -166,11 +166,13 @@ def unknown_name(
 def similar_names(name: str, known: Iterable[str]) -> list[str]:
     """Return the names that may be meant by an unknown one, at most three, the most similar first.
 
-    Names such as tag:NAME and prefix/NAME are compared as a whole, then without argument and prefix.
+    Names such as tag:NAME and prefix/NAME are compared without argument and prefix, and then, of several, as a whole.
     """
-    known = [*known]
-    cores = {_core(each): each for each in reversed(known)}
-    return get_close_matches(name, known) or [cores[match] for match in get_close_matches(_core(name), cores)]
+    alike: dict[str, list[str]] = {}
+    for each in known:
+        alike.setdefault(_core(each), []).append(each)
+    cores = get_close_matches(_core(name), alike)
+    return [get_close_matches(name, alike[core], n=1, cutoff=0)[0] for core in cores]
 
 
 def _core(name: str) -> str:

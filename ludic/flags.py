@@ -38,7 +38,7 @@ def run_script(
     """
     program = Path(sys.argv[0]).name
     try:
-        flags = read_flags(function, sys.argv[1:] if args is None else args)
+        flags = read_flags(function, sys.argv[1:] if args is None else args, has_config=False)
         if "help" in flags:
             text = (description or function.__doc__ or "").strip().partition("\n")[0]
             print(help_of(function, flags["help"], program, text))
@@ -60,20 +60,22 @@ def exit_with(error: ConfigError, program: str) -> NoReturn:
 def check_not_missing(owner: Any, given: Collection[str], program: str) -> None:
     """Check that all is given that must be. Raises WrongUsageError, which names positional arguments and flags."""
     if absent := missing(owner, given):
-        place = f"; ROOT comes first: {program} ROOT [OPTIONS]" if "root" in {each.name for each in absent} else ""
+        usage = _usage(program, [each for each in settings_of(owner) if each.by_position])
+        place = f"; ROOT comes first: {usage}" if "root" in {each.name for each in absent} else ""
         raise WrongUsageError(f"missing: {', '.join(map(_as_typed, absent))}{place}")
 
 
 # --- Flags ---------------------------------------------------------------------------------------------------------
 
 
-def read_flags(owner: Any, args: Sequence[str]) -> dict[str, Any]:
+def read_flags(owner: Any, args: Sequence[str], *, has_config: bool = True) -> dict[str, Any]:
     """Return the settings that arguments give, by name, each in its type; also the texts of `help` and `config`.
 
-    owner: a dataclass or a function. Raises WrongUsageError.
+    owner: a dataclass or a function. has_config: whether --config names a file. Raises WrongUsageError.
     """
     table = {each.name: each for each in settings_of(owner)}
-    args = _with_known_flags(args, table)
+    known = {each.flag[2:] for each in table.values() if each.has_flag} | {"help", *(["config"] if has_config else [])}
+    args = _with_known_flags(args, table, known)
     try:
         found, others = _parser(table.values()).parse_known_args(args)
     except argparse.ArgumentError as error:
@@ -102,9 +104,8 @@ def _as_typed(each: Setting) -> str:
     return each.shown.metavar if each.shown is not None and each.by_position else each.flag
 
 
-def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting]) -> list[str]:
-    """Return the arguments with flags as the parser knows them, with hyphens. Refuses flags of no setting."""
-    known = {each.flag[2:] for each in table.values() if each.has_flag} | {"help", "config"}
+def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting], known: Collection[str]) -> list[str]:
+    """Return the arguments with flags as the parser knows them, with hyphens. Refuses flags that are not known."""
     switches = {f"no-{each.flag[2:]}" for each in table.values() if each.is_switch}
     found = []
     end = args.index("--") if "--" in args else len(args)
@@ -114,7 +115,7 @@ def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting]) -> list
             found.append(arg)
             continue
         name = match[1].lstrip("-").replace("_", "-")
-        if not arg.startswith("--") or name not in known | switches:
+        if not arg.startswith("--") or name not in {*known, *switches}:
             raise WrongUsageError(f"there is no option {match[1]}{_did_you_mean(name, known)}")
         found.append(f"--{name}{match[2] or ''}")
     return [*found, *args[end:]]
@@ -180,7 +181,7 @@ def _place(texts: Sequence[str], positions: Sequence[Setting]) -> dict[str, Any]
 
 ALL = "all"
 """Topic of --help that shows every option."""
-_MOST_LISTED = 30
+MOST_LISTED = 30
 """Options of a command that --help lists at once; of one with more it lists the first ones, and names the groups."""
 _INDENT = 30
 """Column at which texts begin."""
@@ -202,14 +203,14 @@ def help_of(owner: Any, topic: str, program: str, description: str, first: Colle
     for each in options:
         groups.setdefault(each.group, []).append(each)
     groups = {name: groups[name] for name in sorted(groups, key=bool)}
-    lines = [_usage(program, positions)]
+    lines = [f"usage: {_usage(program, positions)}"]
     topic = topic.removeprefix("--").replace("-", "_")
     if topic in ("", ALL):
         lines += ["", *textwrap.wrap(description, width), ""]
         for each in positions:
             lines += _entry(_positional(each), each.help, width)
         lines += [""] if positions else []
-        is_short = topic == "" and len(options) > _MOST_LISTED
+        is_short = topic == "" and len(options) > MOST_LISTED
         if is_short:
             lines += _first_page(options, groups, program, first, width)
         else:
@@ -250,7 +251,7 @@ def _first_page(
 
 
 def _usage(program: str, positions: Sequence[Setting]) -> str:
-    return " ".join(["usage:", program, *map(_positional, positions), "[OPTIONS]"])
+    return " ".join([program, *map(_positional, positions), "[OPTIONS]"])
 
 
 def _positional(each: Setting) -> str:

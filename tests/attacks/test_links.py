@@ -183,7 +183,7 @@ def test_a_folder_that_becomes_a_link_in_the_middle_of_a_write_is_not_followed(s
 
 # ludic.store.local is what Storage calls, and what the supervisor writes logs with.
 LOCAL_TRIED = {"create", "replace", "create_from", "move_in", "rename", "delete", "make_scratch", "open_to_append"}
-LOCAL_READS = {"check_links", "leads_out", "walk", "links_out", "folders"}
+LOCAL_READS = {"check_inside", "check_links", "leads_out", "walk", "links_out", "folders"}
 LOCAL_OTHERS = {"follow_umask": "of a file or folder in scratch, before it gets its name"}
 
 
@@ -316,6 +316,7 @@ ELSEWHERE = {
     "adapters/exports/inspect_logs.py": "the folder that the user names",
     "adapters/exports/weights.py": "a temporary folder, renamed to the one that the user names",
     "adapters/imports/evaluations.py": "a temporary folder",
+    "launch/config_files.py": "a temporary folder",
     "launch/supervisor.py": "makes logs/ of a run; open_to_append refuses one that is a link",
     "models/families.py": "the user's cache folder",
     "models/first_model.py": "a temporary folder",

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from ludic.cli import train, worker
-from ludic.cli.main import _earlier_settings
+from ludic.cli.main import COMMANDS, _earlier_settings, module_of
 from ludic.cli.settings import RootUrl, parse
 from ludic.errors import ConfigError
-from ludic.flags import run_script
+from ludic.flags import MOST_LISTED, run_script
 from ludic.settings import Range, check, settings_of, to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
@@ -271,7 +271,11 @@ def test_help_has_no_line_break_within_a_sentence(ludic, command: str, columns: 
     assert "Without this flag, code that came with somebody else's root is refused" in text
 
 
-PAGES = ["run", "train", "create", "eval", "launch"]
+PAGES = [
+    name
+    for name in COMMANDS
+    if len(settings_of(importlib.import_module(f"ludic.cli.flags.{module_of(name)}").Settings)) > MOST_LISTED
+]
 
 
 @pytest.mark.parametrize("command", PAGES)
@@ -324,7 +328,11 @@ def test_a_script_gets_its_parameters(tmp_path: Path, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "Measure it." in out
     assert "Folder of the run, which is long. (required)" in " ".join(out.split())
-    for args, message in [(["--sizes", "x", "--root", "r"], "--sizes is 'x', wanted a list"), ([], "missing: --root")]:
+    for args, message in [
+        (["--sizes", "x", "--root", "r"], "--sizes is 'x', wanted a list"),
+        (["--root", "r", "--config", "x"], "there is no option --config"),
+        ([], "missing: --root"),
+    ]:
         with pytest.raises(SystemExit) as ended:
             run_script(main, args)
         assert ended.value.code == 2

@@ -42,7 +42,6 @@ def test_a_picture_shows_the_first_screen_and_names_no_other_server(ludic, made:
         ((), "the viewer needs a terminal"),
         (("no-such-id",), "has no rollout or group 'no-such-id'"),
         (("--web", "--picture", "x.svg"), "contradict"),
-        (("--web", "--port", "0"), "wanted 1 to 65535"),
     ],
 )
 def test_what_can_not_be_shown_is_refused_in_a_line(ludic, made: Root, options, message):
@@ -50,6 +49,14 @@ def test_what_can_not_be_shown_is_refused_in_a_line(ludic, made: Root, options, 
     assert result.code == 1
     assert message in result.err
     assert result.err.count("\n") == 1
+
+
+def test_a_port_that_is_none_is_wrong_usage(ludic, made: Root):
+    result = ludic("view", made.url, "--web", "--port", "0")
+    assert (result.code, result.err) == (
+        2,
+        "ludic: --port is 0, wanted at least 1; `ludic view --help` lists the options\n",
+    )
 
 
 def test_without_textual_the_command_says_how_to_install_it(ludic, made: Root, monkeypatch):
