@@ -36,6 +36,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 DRAWN = Path(__file__).with_name("mutants.json")
 BUILD = REPOSITORY / "build" / "mutants"
+RESULTS = BUILD / "results.json"
 NUMBERS = {("store", ".py"): 17, ("sql", ".py"): 8, ("sql", ".sql"): 12, ("batches", ".py"): 9, ("training", ".py"): 14}
 """How many mutants are drawn, by folder of the package and kind of file."""
 MEMORY = 12 * 2**30
@@ -326,6 +327,7 @@ def cover(arguments: list[str]) -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     log = BUILD / "cover.jsonl"
     log.write_text("")
+    RESULTS.unlink(missing_ok=True)
     with copied_tree() as tree:
         _, found = find(tree)
         from_the_end = sorted(found.items(), key=lambda each: each[1][1].span, reverse=True)
@@ -362,8 +364,7 @@ def summary(lines: list[str]) -> dict:
 def run(limit_s: float, numbers: list[int]) -> None:
     """Run each mutant without a result, or those of these numbers; write build/mutants/results.json after each."""
     covered = json.loads((BUILD / "cover.json").read_text())
-    file = BUILD / "results.json"
-    results = json.loads(file.read_text()) if file.exists() else {}
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with copied_tree() as tree:
         drawn, found = find(tree)
         for entry in drawn:
@@ -377,7 +378,7 @@ def run(limit_s: float, numbers: list[int]) -> None:
             taken_s = round(time.monotonic() - began, 1)
             result = {"outcome": outcome, "killed_by": killer, "num_tests": len(tests), "seconds": taken_s}
             results[str(number)] = entry | result
-            file.write_text(json.dumps(results, indent=1) + "\n")
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             print(f"{number:3} {outcome:11} {taken_s:5.0f} s {len(tests):4} tests  {entry['function']}", flush=True)
     print(dict(Counter(result["outcome"] for result in results.values())))
 
