@@ -75,6 +75,7 @@ durations:  ## list the files whose tests took longest in the last run of each t
 	$(BIN)/python .ci/durations.py
 
 mutants: .venv/installed  ## break 60 places of the package, one at a time, and count those that the quick tests notice
+	rm -rf build/mutants
 	$(BIN)/python .ci/mutants.py cover -m "not slow" $(WITHOUT_OTHERS)
 	$(BIN)/python .ci/mutants.py run
 

@@ -1,7 +1,7 @@
 """Measure the strength of the tests: break one place of the package at a time, and see whether a test fails.
 
     python .ci/mutants.py draw                    choose mutants by a seed: .ci/mutants.json
-    python .ci/mutants.py cover PYTEST_ARGS ...   run the tests once, and note which ones reach each mutant
+    python .ci/mutants.py cover PYTEST_ARGS ...   run tests once; add which ones reach each mutant to cover.json
     python .ci/mutants.py run                     run each mutant against these tests: build/mutants/results.json
     python .ci/mutants.py compare BEFORE AFTER    count what each result killed, and list the mutants that differ
 
@@ -36,7 +36,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 DRAWN = Path(__file__).with_name("mutants.json")
 BUILD = REPOSITORY / "build" / "mutants"
-RESULTS = BUILD / "results.json"
+COVERED, RESULTS = BUILD / "cover.json", BUILD / "results.json"
 NUMBERS = {("store", ".py"): 17, ("sql", ".py"): 8, ("sql", ".sql"): 12, ("batches", ".py"): 9, ("training", ".py"): 14}
 """How many mutants are drawn, by folder of the package and kind of file."""
 MEMORY = 12 * 2**30
@@ -323,11 +323,10 @@ def run_pytest(tree: Path, arguments: list[str], limit_s: float | None, **enviro
 
 
 def cover(arguments: list[str]) -> None:
-    """Run the tests with a probe at the place of each mutant; write build/mutants/cover.json."""
+    """Run tests with a probe at the place of each mutant; add what they reach to build/mutants/cover.json."""
     BUILD.mkdir(parents=True, exist_ok=True)
     log = BUILD / "cover.jsonl"
     log.write_text("")
-    RESULTS.unlink(missing_ok=True)
     with copied_tree() as tree:
         _, found = find(tree)
         from_the_end = sorted(found.items(), key=lambda each: each[1][1].span, reverse=True)
@@ -338,7 +337,17 @@ def cover(arguments: list[str]) -> None:
             package.write('\n__import__("mutants_probe").watch_sql_files()\n')
         sql = {str(file): number for number, (file, _) in found.items() if file.suffix == ".sql"}
         run_pytest(tree, arguments, None, MUTANTS_LOG=str(log), MUTANTS_SQL=json.dumps(sql))
-    (BUILD / "cover.json").write_text(json.dumps(summary(log.read_text().splitlines()), indent=0))
+    new = summary(log.read_text().splitlines())
+    old = json.loads(COVERED.read_text()) if COVERED.exists() else {"seconds": {}, "failed": [], "tests": {}}
+    merged = {
+        "seconds": old["seconds"] | new["seconds"],
+        "failed": sorted({*old["failed"], *new["failed"]}),
+        "tests": {
+            number: sorted({*old["tests"].get(number, []), *new["tests"].get(number, [])})
+            for number in old["tests"] | new["tests"]
+        },
+    }
+    COVERED.write_text(json.dumps(merged, indent=0))
 
 
 def summary(lines: list[str]) -> dict:
@@ -357,13 +366,13 @@ def summary(lines: list[str]) -> dict:
     return {
         "seconds": {name: round(tests[name][1], 3) for name in sorted(passed)},
         "failed": sorted(name for name, (outcome, _, _) in tests.items() if outcome == "failed"),
-        "tests": {number: sorted(reached[number] & passed) for number in sorted(reached)},
+        "tests": {str(number): sorted(reached[number] & passed) for number in sorted(reached)},
     }
 
 
 def run(limit_s: float, numbers: list[int]) -> None:
     """Run each mutant without a result, or those of these numbers; write build/mutants/results.json after each."""
-    covered = json.loads((BUILD / "cover.json").read_text())
+    covered = json.loads(COVERED.read_text())
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with copied_tree() as tree:
         drawn, found = find(tree)

@@ -143,5 +143,5 @@ def test_a_test_reaches_what_its_file_and_its_shared_fixtures_reach(mutants):
     assert mutants.summary([json.dumps(line) for line in lines]) == {
         "seconds": {x: 0.5, y: 0.25},
         "failed": [z],
-        "tests": {1: [x, y], 2: [y], 3: [x]},
+        "tests": {"1": [x, y], "2": [y], "3": [x]},
     }
