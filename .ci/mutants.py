@@ -406,7 +406,8 @@ def run_one(
     killed.unlink(missing_ok=True)
     source = file.read_bytes()
     file.write_bytes(mutated(source, site))
-    arguments = ["-x", "--reruns=1", "--timeout=100", *files]
+    # The timer is of the function alone: that of a whole test does not start again when the test is run again.
+    arguments = ["-x", "--reruns=1", "--timeout=100", "-o", "timeout_func_only=true", *files]
     try:
         code = run_pytest(tree, arguments, limit_s, MUTANTS_WANTED=str(wanted), MUTANTS_KILLED=str(killed))
     finally:
