@@ -1,4 +1,4 @@
-.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect unit integration faults readers clusters soak durations check format bench notebooks clean
+.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect unit integration faults readers clusters soak durations mutants check format bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,8 +11,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # How long each test took is kept as build/tests/TARGET.xml.
 TWICE = --reruns 1 --rerun-show-tracebacks -rfER --junitxml=build/tests/$@.xml
 # A process a core, each with one thread of its own.
-UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
-	$(foreach folder,$(WHOLE_RUNS) faults readers clusters,--ignore=tests/$(folder))
+UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(WITHOUT_OTHERS)
+WITHOUT_OTHERS = $(foreach folder,$(WHOLE_RUNS) faults readers clusters,--ignore=tests/$(folder))
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -73,6 +73,11 @@ clusters: .venv/clusters .venv/skypilot/installed  ## a run on a Ray cluster tha
 
 durations:  ## list the files whose tests took longest in the last run of each target
 	$(BIN)/python .ci/durations.py
+
+mutants: .venv/installed  ## break 60 places of the package, one at a time, and count those that the quick tests notice
+	rm -rf build/mutants
+	$(BIN)/python .ci/mutants.py cover -m "not slow" $(WITHOUT_OTHERS)
+	$(BIN)/python .ci/mutants.py run
 
 check: .venv/installed  ## format, lint, types, import contracts, generated docs
 	$(BIN)/ruff format --check .

@@ -210,6 +210,11 @@ def test_no_log_is_written_through_a_link(started: Root, victim: Path, what: str
     assert state_of(victim) == before
 
 
+def test_a_log_whose_folder_is_missing_is_not_called_a_link(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="missing"):
+        local.open_to_append(tmp_path / "missing" / "trainer.log")
+
+
 # --- Commands -----------------------------------------------------------------------------------------------
 
 

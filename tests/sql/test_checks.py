@@ -242,6 +242,19 @@ def test_a_group_that_two_steps_trained_on(root: Root, ledger):
     assert sorted(row["steps"]) == [1, 2]
 
 
+def test_a_group_that_was_considered_again_after_it_was_dropped(root: Root, ledger):
+    commit(root, 1, [row | {"used": False, "reason": "drop_truncated"} for row in ledger[0]])
+    commit(root, 2, ledger[0])
+    (row,) = found(root)["planned_twice"]
+    assert (row["steps"], row["num_uses"], row["num_repeated"]) == ([1, 2], 1, 0)
+
+
+def test_a_group_with_a_rollout_that_one_step_trained_on_twice(root: Root, ledger):
+    commit(root, 1, [*ledger[0], ledger[0][0]])
+    (row,) = found(root)["planned_twice"]
+    assert (row["steps"], row["num_uses"], row["num_repeated"]) == ([1], 1, 1)
+
+
 def test_a_group_is_free_again_when_the_step_that_used_it_is_superseded(root: Root, ledger):
     commit(root, 1, ledger[0])
     start_attempt(root, parent_attempt=1, parent_step=0)

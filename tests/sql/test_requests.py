@@ -210,3 +210,9 @@ def test_groups_keep_their_order_and_their_ends_when_rows_of_starts_have_expired
     found = ask(root, "select group_id, outcome, fate, sampled_s, next_group_id from requests order by ended_at")
     assert found == [("group-0", "given_up", None, None, "again"), ("again", "complete", "waiting", 3.0, None)]
     assert ask(root, "select num_given_up, num_complete from bias_by_order order by twentieth") == [(1, 0), (0, 1)]
+
+
+def test_groups_of_a_run_are_cut_into_twenty_parts_by_the_order_of_their_starts(root: Root) -> None:
+    put(root, "w0-a", *(event("started", number, number) for number in range(21)))
+    found = ask(root, "select twentieth, num_groups from bias_by_order order by twentieth")
+    assert found == [(1, 2), *((part, 1) for part in range(2, 21))]

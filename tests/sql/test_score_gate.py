@@ -189,6 +189,17 @@ where scorer = 'judge'
         Planner(BatchRules(**rules))
 
 
+def test_sql_reads_no_scores_of_groups_that_an_earlier_plan_used(arrive, tmp_path):
+    mean = tmp_path / "mean.sql"
+    mean.write_text("select rollout_id, (select avg(value) from scores) as advantage from rollouts")
+    planner = Planner(BatchRules(advantage=str(mean), groups_per_batch=1, scorers=("judge",)))
+    for scores, expected in [([8.0, 6.0], 7.0), ([1.0, 0.5], 0.75)]:  # with the first two: 15.5 / 4
+        rows = arrive([[1.0, 1.0]])
+        planner.add_scores(score_rows(rows, scores))
+        planner.add(rows)
+        assert in_order(rows, plan(planner), "advantage") == [expected, expected]
+
+
 def test_where_may_read_the_reward_that_a_scorer_gives(arrive):
     rules = BatchRules(groups_per_batch=1, where="episode_reward > 0.5", reward_scorer="judge", wait_for_scores_s=None)
     planner = Planner(rules)

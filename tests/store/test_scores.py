@@ -65,6 +65,11 @@ def test_a_name_that_no_folder_or_setting_can_have_is_refused(name):
         check_scorer_name(name)
 
 
+@pytest.mark.parametrize("name", ["j", "a/b", "ü" * 33])
+def test_the_shortest_and_the_longest_name_can_be_used(name):
+    assert check_scorer_name(name) == name
+
+
 def test_a_log_without_rows_writes_no_file(root):
     ScoreLog(root, "judge").close()
     assert root.list("scores") == []

@@ -309,6 +309,14 @@ def test_enough_bytes_flush_by_themselves(root, next_batch):
         wait_for_files(root, 1)
 
 
+def test_exactly_enough_bytes_flush_by_themselves(root, next_batch):
+    batch = next_batch(response_length=1000)
+    size_bytes = to_table(batch, run_id=root.run_id, sequence=0).get_total_buffer_size()
+    with never_by_itself(root, flush_bytes=size_bytes) as writer:
+        writer.append(batch)
+        wait_for_files(root, 1)
+
+
 def test_age_flushes_what_nobody_adds_to(root, next_batch):
     with RolloutWriter(root, "w0", flush_groups=10**9, flush_age_s=0.05) as writer:
         writer.append(next_batch())

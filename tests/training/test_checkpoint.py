@@ -1,7 +1,9 @@
 import contextlib
 import json
+import os
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -139,6 +141,25 @@ def test_a_snapshot_is_of_the_moment_it_was_taken(run_root, trainer):
         )
         assert first.keys() == second.keys()
         assert all(torch.equal(first[name], second[name]) for name in first), file
+
+
+def test_files_are_on_the_disk_before_they_can_get_their_marker(run_root, trainer, monkeypatch):
+    """After a power cut a marker must not stand beside files that were lost."""
+    model, optimizer = trainer()
+    facts = {"policy_version": 7, "cursor": {}, "config": {}}
+    snapshot = take_snapshot(model, optimizer, attempt_id=1, step=1, **facts)
+    synced, synced_at_checks = set(), []
+    fsync = os.fsync
+
+    def note(descriptor):
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_checkpoint(run_root, snapshot, check=lambda: synced_at_checks.append(set(synced)))
+    files = {Path(name).name for name in run_root.list(folder_of(snapshot.info))}
+    assert {"model.safetensors", "optimizer.safetensors", "random.safetensors"} < files
+    assert synced_at_checks[0] == files - {"checkpoint.json"}  # before they are moved into the root
 
 
 def test_a_trainer_that_was_fenced_prunes_nothing(run_root, trainer):

@@ -5,7 +5,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from ludic.models.lora import add_adapters
-from ludic.training.flops import ModelCost, model_cost, peak_flops, step_flops
+from ludic.training.flops import ModelCost, device_peak_flops, model_cost, peak_flops, step_flops
 from ludic.training.model import shard
 
 
@@ -92,3 +92,10 @@ def test_the_cost_of_a_mixture_of_experts_is_not_known():
 )
 def test_the_peak_is_the_devices_own_or_not_known(name, dtype, peak):
     assert peak_flops(name, dtype) == peak
+
+
+def test_the_peak_of_a_device_goes_by_its_name_and_dtype(monkeypatch):
+    names = {"cuda:1": "NVIDIA H100 PCIe"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[str(device)])
+    assert device_peak_flops(torch.device("cuda:1"), torch.bfloat16) == 756e12
+    assert device_peak_flops(torch.device("cpu"), torch.bfloat16) is None
