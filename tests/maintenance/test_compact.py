@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import make_batch
 
-from ludic.maintenance import merge
+from ludic.maintenance import compact as compaction
 from ludic.maintenance.compact import Skipped, compact, sealed_before
 from ludic.schema import arrow_schema, to_table
 from ludic.schema.tables import VERSION_KEY
@@ -115,7 +115,7 @@ def test_rows_are_sorted_by_group_and_row_groups_hold_whole_groups(root, put_fil
         ranges = group_ranges(parquet)
     # 900 groups of two rows.
     assert sum(map(len, groups)) == 1800
-    assert len(groups) == -(-1800 // merge.ROW_GROUP_ROWS)
+    assert len(groups) == -(-1800 // compaction.ROW_GROUP_ROWS)
     assert list(chain(*groups)) == sorted(chain(*groups))
     assert not any(set(first) & set(second) for first, second in pairwise(groups))
     assert ranges == [(of_row_group[0], of_row_group[-1]) for of_row_group in groups]
@@ -375,9 +375,9 @@ def test_whatever_fits_into_memory_all_rows_come_out_once_in_whole_groups(
         put(root, RolloutFile(0, "moar_cats", "w0", sequence), batch)
     before = rows_of(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge, "_MOST_BYTES", buffer_bytes)
-        patch.setattr(merge, "_READ_AHEAD_BYTES", ahead_bytes)
-        patch.setattr(merge, "ROW_GROUP_ROWS", row_group_rows)
+        patch.setattr(compaction, "_MOST_BYTES", buffer_bytes)
+        patch.setattr(compaction, "_READ_AHEAD_BYTES", ahead_bytes)
+        patch.setattr(compaction, "ROW_GROUP_ROWS", row_group_rows)
         compact(root)
     assert rows_of(root).equals(before)
     (file,) = list_files(root)
@@ -396,7 +396,7 @@ def test_whatever_fits_into_memory_all_rows_come_out_once_in_whole_groups(
 
 def test_large_groups_have_row_groups_of_their_own(root, put_file, monkeypatch):
     groups = [group for sequence in range(2) for group in put_file(root, "w0", sequence)]
-    monkeypatch.setattr(merge, "_MOST_BYTES", 1)
+    monkeypatch.setattr(compaction, "_MOST_BYTES", 1)
     compact(root)
     (file,) = list_files(root)
     assert footer(root, file.name).num_row_groups == len(groups) == 4

@@ -17,7 +17,6 @@ from fsspec.implementations.local import LocalFileSystem
 
 import ludic
 from ludic.maintenance import compact as compaction
-from ludic.maintenance import merge
 from ludic.records import EpisodeEnd, GroupEvent
 from ludic.store import RolloutWriter, Root, RunConfig
 from ludic.store.files import SOURCES_KEY, read_partition_plans
@@ -176,8 +175,8 @@ def test_broken_and_copied_files_are_left_alone_and_named(root: Root) -> None:
 @locally
 def test_row_groups_and_buffers_bound_the_merge_of_many_files(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = fill(root)
-    monkeypatch.setattr(merge, "_MOST_BYTES", 1)
-    monkeypatch.setattr(merge, "_INDEXED_AHEAD", 2)
+    monkeypatch.setattr(compaction, "_MOST_BYTES", 1)
+    monkeypatch.setattr(compaction, "_INDEXED_AHEAD", 2)
     ludic.open(root.url).compact()
     assert footer(root, COMPACTED).num_row_groups == 8  # each row is more than the buffer holds
     assert view(root) == rows
