@@ -163,7 +163,7 @@ TOOL = Kind(
     },
     own=(_FUNCTION,),
     noun="function or Tool",
-    foreign=("python", MCP),
+    foreign=(MCP, "python"),
 )
 PROTOCOL = Kind(
     role="protocol",

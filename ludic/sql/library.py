@@ -148,7 +148,7 @@ def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, know
             continue
         takes = ", ".join(f"{text.source} takes {_dollars(text.parameters)}" for text in texts if text.parameters)
         unknown = unknown_name("parameter", name, sorted(taken.keys() - set(known)))
-        raise ConfigError(f"sql_params: {unknown} ({takes or 'no SQL takes any'})")
+        raise ConfigError(f"{unknown}{f' ({takes})' if takes else ''}")
 
 
 def load_checks() -> dict[str, str]:

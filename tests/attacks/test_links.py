@@ -303,7 +303,7 @@ STORAGE = {"store/local.py", "store/filesystem.py", "store/s3.py"}
 """The storage layer."""
 ELSEWHERE = {
     "temporary.py": "temporary folders of this machine",
-    "consent.py": "the user's configuration folder",
+    "code/consent.py": "the user's configuration folder",
     "sql/row_files.py": "the file that the user names",
     "sql/scalars.py": "the user's cache folder",
     "agents/tools/interpreter.py": "a temporary folder",

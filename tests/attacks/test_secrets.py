@@ -27,6 +27,7 @@ from ludic.adapters.imports.records import open_file
 from ludic.adapters.judge import JudgeScorer
 from ludic.bounds import check_urls
 from ludic.cli.main import COMMANDS, main, module_of
+from ludic.code import kept
 from ludic.engines.config import EngineConfig
 from ludic.engines.server_engine import ServerEngine
 from ludic.engines.server_http import Server
@@ -104,7 +105,7 @@ def test_no_setting_takes_a_url_with_a_password(kind: type, name: str, hint: Any
 def test_no_root_is_made_with_a_password(tmp_path: Path) -> None:
     for settings in ({"tools": (f"mcp:{URL}",)}, {"env_options": {"x": {"url": URL}}}, {"model": URL}):
         with pytest.raises(ConfigError, match="holds a user, a password or a key"):
-            Root.create(str(tmp_path / "run"), RunConfig(**{"model": "tiny", "env": ("x",), **settings}))
+            kept.create_root(str(tmp_path / "run"), RunConfig(**{"model": "tiny", "env": ("x",), **settings}))
     assert not (tmp_path / "run").exists()
 
 

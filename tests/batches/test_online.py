@@ -300,7 +300,7 @@ def test_a_limit_that_is_a_setting_is_no_sql_param():
         batch_rules(config.batch, 1)
     # where the setting is off, there is no filter that would take it either
     config = train_config(sql_params={"max_age_s": 30.0})
-    with pytest.raises(ConfigError, match="'max_age_s', which no SQL takes"):
+    with pytest.raises(ConfigError, match="parameter 'max_age_s' is unknown"):
         Planner(batch_rules(config.batch, 1))
 
 

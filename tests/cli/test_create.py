@@ -33,12 +33,13 @@ def test_the_same_settings_open_it_again_and_others_are_named(ludic, tmp_path: P
 def test_what_no_worker_could_use_is_refused(ludic, tmp_path: Path, model_folder: str) -> None:
     result = ludic("create", tmp_path / "run", "--model", model_folder, "--env", "moar_cat")
     assert result.code == 1
-    assert "environment 'moar_cat' is unknown; did you mean moar_cats?" in result.err
+    assert "environment 'moar_cat' is unknown; did you mean 'moar_cats'?" in result.err
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("moar_cat", "did you mean 'moar_cats'?"), ("zzz", "env is moar_cats, addition")]
+    ("name", "hint"),
+    [("moar_cat", "did you mean 'moar_cats'? There are moar_cats, addition"), ("zzz", "there are moar_cats, addition")],
 )
 def test_options_of_an_environment_that_is_not_in_the_run_are_refused(
     ludic, tmp_path: Path, model_folder: str, name: str, hint: str
@@ -48,7 +49,7 @@ def test_options_of_an_environment_that_is_not_in_the_run_are_refused(
     result = ludic("create", tmp_path / "run", "--model", model_folder, *env)
     assert (result.code, result.err) == (
         1,
-        f"ludic: env_options has options of '{name}', which is not in env; {hint}\n",
+        f"ludic: env_options: environment '{name}' is unknown; {hint}\n",
     )
     assert not (tmp_path / "run").exists()
 
@@ -66,9 +67,7 @@ def test_an_advantage_that_is_no_file_is_answered_with_what_was_looked_for(
     monkeypatch.chdir(tmp_path)
     result = ludic("run", "here", "--model", model_folder, "--env", "moar_cats", "--advantage", "nope.sql")
     assert result.code == 1
-    assert result.err.startswith(
-        f"ludic: there is no file {tmp_path}/nope.sql; wanted a .sql file, or one of the advantages best_worst, "
-    )
+    assert result.err.startswith(f"ludic: advantage nope.sql: there is no file {tmp_path}/nope.sql")
     assert result.err.count("\n") == 1
 
 

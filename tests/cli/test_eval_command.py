@@ -147,4 +147,4 @@ def test_contamination_counts_what_the_steps_trained_on(ludic: Any, breakable: P
     said = ludic("eval", "contamination", breakable)
     assert said.code == 0
     assert "with overlap" in said.out
-    assert "'m', which no SQL takes" in ludic("eval", "contamination", breakable, "--params", '{"m": 3}').err
+    assert "parameter 'm' is unknown" in ludic("eval", "contamination", breakable, "--params", '{"m": 3}').err

@@ -73,7 +73,7 @@ def test_the_whole_report_as_json(ludic, model_folder: str, verl_file: Path, tmp
     ("options", "message"),
     [
         (["--from", "verl"], "holds no run; --model FOLDER_OR_ID starts one"),
-        (["--from", "verll", "--model", "m"], "there is no format 'verll'; did you mean verl?"),
+        (["--from", "verll", "--model", "m"], "format 'verll' is unknown; did you mean 'verl'?"),
         (["--from", "missing.py:mine", "--model", "m"], "missing.py:mine: there is no file "),
         (["--from", "verl", "--model", "no/such/model"], "no/such/model: there is no such folder"),
     ],

@@ -162,8 +162,8 @@ def test_none_and_a_single_value_of_a_list_fit(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("algorithm = 3", "algorithm is 3, wanted one of cispo, dapo, "),
-        ('algorithm = "grp"', "there is no algorithm 'grp'; did you mean grpo"),
-        ('algorithm = "zzz"', "there is no algorithm 'zzz'; there are cispo, dapo, "),
+        ('algorithm = "grp"', "algorithm 'grp' is unknown; did you mean 'grpo'"),
+        ('algorithm = "zzz"', "algorithm 'zzz' is unknown; there are cispo, dapo, "),
         ('accept_incomplete = "yes"', "accept_incomplete is 'yes', wanted true or false"),
         ("group_size = true", "group_size is True, wanted an integer"),
     ],
@@ -250,7 +250,7 @@ def test_an_unknown_algorithm_is_answered_with_a_close_one(tmp_path: Path) -> No
     path = tmp_path / "experiment.toml"
     path.write_text('algorithm = "dappo"')
     for args in (["--algorithm", "dappo"], ["--config", str(path)]):
-        with pytest.raises(ConfigError, match=r"there is no algorithm 'dappo'; did you mean .*dapo"):
+        with pytest.raises(ConfigError, match=r"algorithm 'dappo' is unknown; did you mean .*dapo"):
             train_settings("here", *args)
 
 

@@ -74,7 +74,7 @@ def test_cut_prints_the_command_and_the_fingerprint(ludic, here: Path) -> None:
     ("args", "message"),
     [
         (["what-if", "runs/mine", "--steps", "7"], "has no step 7"),
-        (["what-if", "runs/mine", "--advantage", "grppo"], "did you mean grpo"),
+        (["what-if", "runs/mine", "--advantage", "grppo"], "did you mean 'grpo'"),
         (["what-if", "runs/mine", "--advantage", "other.sql"], "there is no file"),
         (["what-if", "runs/mine", "--num-steps", "2"], "train and from_step go together"),
         (["what-if", "runs/mine", "--train", "runs/b", "--from-step", "3"], "has no step 4 to train a branch on"),

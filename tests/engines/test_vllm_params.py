@@ -118,7 +118,7 @@ def test_the_cache_on_the_cpu_holds_a_full_batch_but_not_more_than_4_gib(monkeyp
         ("max_model_length", "option of vLLM 'max_model_length' is unknown; did you mean 'max_model_len'"),
         ("max_num_seqs", "max_num_seqs is set by --max-batch"),
         ("logprobs_mode", "logprobs_mode is set by ludic"),
-        ("zzz", "see `vllm serve --help=all`"),
+        ("zzz", "`vllm serve --help=all` shows all"),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused(name: str, message: str) -> None:

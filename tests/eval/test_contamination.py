@@ -187,7 +187,7 @@ def test_a_query_of_your_own_runs_and_a_wrong_one_is_explained(root, evaluated, 
     (tmp_path / "mine.sql").write_text("select 1 as share")
     with pytest.raises(QueryError, match=r"mine\.sql: returns share; wanted one SELECT that returns env_name, env_ex"):
         run.contamination(query=str(tmp_path / "mine.sql"))
-    with pytest.raises(ConfigError, match="'m', which no SQL takes"):
+    with pytest.raises(ConfigError, match="parameter 'm' is unknown"):
         run.contamination(params={"m": 3})
     with pytest.raises(ConfigError, match=r"has no evaluation of environment nowhere"):
         run.contamination(env="nowhere")

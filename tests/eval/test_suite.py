@@ -87,7 +87,7 @@ ONE = '[[entries]]\nname = "a"\n'
         ("entries = []", r"entries is \[\], wanted one table"),
         ("entries = [1]", r"entries is \[1\], wanted one table"),
         ("entrys = []", r"setting 'entrys' is unknown; did you mean 'entries'\?"),
-        ("versions = '0'\n[[entries]]", "no setting is called 'versions'"),
+        ("versions = '0'\n[[entries]]", "setting 'versions' is unknown"),
         ("[[entries]]", "entry 1: name is missing, wanted a text"),
         ("[[entries]]\nname = 7", "entry 1: name is 7, wanted a text"),
         (ONE, "entry 'a': neither env nor questions given, wanted env or questions"),
@@ -111,7 +111,7 @@ ONE = '[[entries]]\nname = "a"\n'
         (f'{ONE}env = "addition"\nmeasures = "mean_reward"', "entry 'a': measures is 'mean_reward', wanted"),
         (
             f'{ONE}env = "addition"\nparams = {{threshhold = 1}}',
-            "entry 'a': .*'threshhold', which no SQL takes; did you",
+            "entry 'a': .*parameter 'threshhold' is unknown; did you",
         ),
         (
             f'{ONE}questions = "sum.jsonl"',

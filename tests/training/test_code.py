@@ -6,8 +6,8 @@ from hashlib import sha256
 import pytest
 from tiny_runs import create_root, fill, ledger, train_here
 
-from ludic.code.consent import CodeUse
-from ludic.code.kept import consent_to, find_files, keep_files
+from ludic.code.consent import CodeUse, give_consent
+from ludic.code.kept import find_files, keep_files
 from ludic.errors import QueryError
 from ludic.sql.library import read_packaged
 from ludic.store import Root, read_attempt
@@ -78,7 +78,7 @@ def test_other_code_than_that_of_the_attempt_before_is_named(root, tmp_path, cap
     (tmp_path / "mine.py").write_text(changed)
     use = CodeUse(role="advantage", setting="mine.py:scaled")
     now = find_files(root, [use], update=True).files
-    consent_to(root, [use], now)
+    give_consent(use, now, root=root.url, run_id=root.run_id)
     keep_files(root, now)
     train_mine(root, num_steps=2)
     digests = f"sha256 {digest(ADVANTAGE)[:12]} then, {digest(changed)[:12]} now"

@@ -15,7 +15,6 @@ import inspect
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import fields
-from difflib import get_close_matches
 from hashlib import sha256
 from math import isfinite
 from random import Random
@@ -23,7 +22,7 @@ from typing import Any
 
 from ludic.environments.environment import Example, Family, Score, Split
 from ludic.environments.splits import draw
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, unknown_name
 from ludic.installed import name_and_version
 from ludic.records import Message
 
@@ -140,8 +139,7 @@ def _tagged_answer(text: str) -> str | None:
 def _check_known(what: str, name: str, known: Iterable[str]) -> None:
     wanted = sorted(known)
     if name not in wanted:
-        close = get_close_matches(name, wanted, n=3) or wanted
-        raise ConfigError(f"reasoning_gym: unknown {what} {name!r}; did you mean {', '.join(close)}?")
+        raise ConfigError(f"reasoning_gym: {unknown_name(what, name, wanted)}")
 
 
 # --- Answers that a scorer would run ---------------------------------------------------------------------

@@ -79,13 +79,17 @@ def test_the_system_prompt_can_be_chosen_and_left_out():
 @pytest.mark.parametrize(
     ("generator", "options", "message"),
     [
-        ("leg_countin", {}, "unknown generator 'leg_countin'; did you mean leg_counting"),
-        ("composite", {}, "unknown generator 'composite'"),
-        ("leg_counting", {"max_animal": 3}, "unknown option of leg_counting 'max_animal'; did you mean max_animals"),
-        ("leg_counting", {"size": 3}, "unknown option of leg_counting 'size'"),
+        ("leg_countin", {}, "generator 'leg_countin' is unknown; did you mean 'leg_counting'"),
+        ("composite", {}, "generator 'composite' is unknown"),
+        (
+            "leg_counting",
+            {"max_animal": 3},
+            "option of leg_counting 'max_animal' is unknown; did you mean 'max_animals'",
+        ),
+        ("leg_counting", {"size": 3}, "option of leg_counting 'size' is unknown"),
         ("leg_counting", {"max_animals": 0}, "refuses {'max_animals': 0}: max_animals must be >= min_animals"),
         ("leg_counting", {"max_animals": "many"}, "refuses {'max_animals': 'many'}"),
-        ("leg_counting", {"system_prompt": "polite"}, "unknown system_prompt 'polite'"),
+        ("leg_counting", {"system_prompt": "polite"}, "system_prompt 'polite' is unknown"),
     ],
 )
 def test_wrong_generators_and_options_are_refused_by_name(generator, options, message):
