@@ -23,7 +23,7 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ludic.errors import ConfigError, LudicError, StoreError
+from ludic.errors import ConfigError, LudicError, SchemaError, StoreError
 from ludic.masking import has_secret, public_url
 from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
