@@ -26,7 +26,7 @@ from tiny_runs import (
 import ludic
 from ludic.errors import FencedError, NameTakenError, OwnedError
 from ludic.sql import run_checks
-from ludic.store import Root, checkpoints, latest_policy, newest_attempt_id, start_attempt
+from ludic.store import Root, attempts, latest_policy, newest_attempt_id, start_attempt
 from ludic.store.attempts import checkpoint_to_resume, complete_checkpoints, newest_attempt
 from ludic.store.claims import claim, read_lease
 from ludic.training import ownership
@@ -154,7 +154,7 @@ def test_weights_of_a_finished_run_are_not_read(finished, monkeypatch):
     def refuse(root, name):
         raise AssertionError(f"{name} was read")
 
-    monkeypatch.setattr(checkpoints, "check_folder", refuse)
+    monkeypatch.setattr(attempts, "check_folder", refuse)
     assert train_here(finished, num_steps=6) == 6
 
 
