@@ -23,11 +23,11 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ludic.errors import ConfigError, LudicError, StoreError
+from ludic.errors import ConfigError, LudicError, SchemaError, StoreError
 from ludic.masking import has_secret, public_url
 from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
-from ludic.store.local import SCRATCH, Content, check_inside
+from ludic.store.local import SCRATCH, Content
 from ludic.temporary import temporary_folder
 
 Result = TypeVar("Result")
@@ -413,6 +413,13 @@ def _refuse_secrets(url: str) -> None:
             f"{public_url(url)} was given with a user, a password or a key, which logs would show; "
             "put them into the environment or into fsspec's configuration files"
         )
+
+
+def check_inside(name: str, url: str) -> str:
+    """Return the name. Raises SchemaError if it leads out of the root: a damaged or hostile file holds such a name."""
+    if ".." in name.split("/") or "\0" in name:
+        raise SchemaError(f"{url}: a file of the run names {name!r}, which leads out of the run; it is not touched")
+    return name
 
 
 @contextmanager

@@ -35,8 +35,6 @@ from ludic.store.tables import put_table, read_table
 from ludic.store.tombstones import read_tombstones
 
 # --- Steps ----------------------------------------------------------------------------------------------------
-# batches/: the ledger, the authoritative record of the rollouts that each gradient step trained on and dropped.
-#
 # A step's file is written before its gradient step, and never changed.
 
 

@@ -119,13 +119,6 @@ def open_to_append(file: Path) -> BinaryIO:
         raise SchemaError(f"{linked} is a symbolic link, and logs are written through none; delete the link") from None
 
 
-def check_inside(name: str, url: str) -> str:
-    """Return the name. Raises SchemaError if it leads out of the root: a damaged or hostile file holds such a name."""
-    if ".." in name.split("/") or "\0" in name:
-        raise SchemaError(f"{url}: a file of the run names {name!r}, which leads out of the run; it is not touched")
-    return name
-
-
 def check_links(root: str, name: str) -> None:
     """Raise SchemaError if a part of a path below `root` is a symbolic link that leads out of `root`.
 

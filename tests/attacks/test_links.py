@@ -183,7 +183,7 @@ def test_a_folder_that_becomes_a_link_in_the_middle_of_a_write_is_not_followed(s
 
 # ludic.store.local is what Storage calls, and what the supervisor writes logs with.
 LOCAL_TRIED = {"create", "replace", "create_from", "move_in", "rename", "delete", "make_scratch", "open_to_append"}
-LOCAL_READS = {"check_inside", "check_links", "leads_out", "walk", "links_out", "folders"}
+LOCAL_READS = {"check_links", "leads_out", "walk", "links_out", "folders"}
 LOCAL_OTHERS = {"follow_umask": "of a file or folder in scratch, before it gets its name"}
 
 

@@ -23,9 +23,9 @@ from ludic.schema import arrow_schema
 from ludic.store import (
     Root,
     RunConfig,
-    checkpoints,
+    attempts,
+    claims,
     latest_policy,
-    lease,
     ledger,
     read_ledger,
     write_ledger,
@@ -223,7 +223,7 @@ class Run:
 
     def owns(self, attempt: Attempt) -> bool:
         with self.looking() as root:
-            return lease.read_lease(root, attempt.attempt_id + 1) is None
+            return claims.read_lease(root, attempt.attempt_id + 1) is None
 
     def check(self) -> list[int]:
         """Check the chain of the newest attempt, and return the groups of its ledger, in the order of steps."""
@@ -279,9 +279,9 @@ class Trainer:
 
     def _main(self) -> None:
         root, stop = self.root, ScheduledEvent()
-        predecessor = lease.newest_claim(root) if self.take_over else lease.await_free(root, stop)
-        claimed = lease.claim(root, predecessor)
-        with lease.held(
+        predecessor = claims.newest_claim(root) if self.take_over else claims.await_free(root, stop)
+        claimed = claims.claim(root, predecessor)
+        with claims.held(
             root, claimed, on_fenced=stop.set, also=lambda: self.publisher and self.publisher.mend_latest()
         ):
             resumed = checkpoint_to_resume(root, newest_attempt(root, before=claimed.attempt_id))
@@ -311,7 +311,7 @@ class Trainer:
 
     def _checkpoint(self, attempt: Attempt, groups: list[int]) -> None:
         self.publisher.finish()
-        checkpoints.check_not_fenced(self.root, attempt)
+        attempts.check_not_fenced(self.root, attempt)
         info = CheckpointInfo(
             attempt_id=attempt.attempt_id,
             step=len(groups),
@@ -367,8 +367,8 @@ def run_schedule(seed: int) -> None:
 def scheduled(monkeypatch):
     """Waits, locks and threads of the lease and the publisher take turns."""
     clock = SimpleNamespace(monotonic=lambda: Actor.current.clock)
-    monkeypatch.setattr(lease, "threading", SimpleNamespace(Event=ScheduledEvent, Thread=ScheduledThread))
-    monkeypatch.setattr(lease, "time", clock)
+    monkeypatch.setattr(claims, "threading", SimpleNamespace(Event=ScheduledEvent, Thread=ScheduledThread))
+    monkeypatch.setattr(claims, "time", clock)
     monkeypatch.setattr(publisher, "threading", SimpleNamespace(Lock=ScheduledLock))
     monkeypatch.setattr(publisher, "ThreadPoolExecutor", ScheduledExecutor)
 
@@ -386,7 +386,7 @@ def do_nothing(*arguments: object) -> None:
     """Take the place of a check of the protocol."""
 
 
-FENCES = [(ledger, "check_not_fenced"), (publisher, "check_not_fenced"), (checkpoints, "check_not_fenced")]
+FENCES = [(ledger, "check_not_fenced"), (publisher, "check_not_fenced"), (attempts, "check_not_fenced")]
 
 
 @pytest.mark.slow
@@ -402,7 +402,7 @@ def test_a_trainer_that_resumes_off_the_chain_is_caught(monkeypatch):
     def newest(links: object, found: Collection[CheckpointId]) -> CheckpointId | None:
         return max(found, key=lambda checkpoint_id: checkpoint_id[1], default=None)
 
-    monkeypatch.setattr(checkpoints, "newest_checkpoint", newest)
+    monkeypatch.setattr(attempts, "newest_checkpoint", newest)
     assert_caught(first_seed=900)  # about one schedule in 500 has such a checkpoint; 919 is the first
 
 
