@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 from ludic.errors import ConfigError
+from ludic.masking import mask
+from ludic.printable import printable
 from ludic.renamed_settings import close_names
 from ludic.settings import Given, Setting, arguments, describe, missing, settings_of, typed, unknown
 
 _FLAG = re.compile(r"(--?[A-Za-z][\w-]*)(=.*)?$", re.DOTALL)
 """Matches an argument that can only be a flag."""
+_NOT_A_FLAG = "\0"
+"""Put before a value that begins with a hyphen, so that argparse takes it for no flag. No argument holds it."""
 _ONCE = ("config", "algorithm")
 """Flags that decide about others, and so may be given once."""
 
@@ -53,7 +57,7 @@ def run_script(
 def exit_with(error: ConfigError, program: str) -> NoReturn:
     """Print wrong usage in one line, with what to do, and exit with 2."""
     hint = "" if "; " in str(error) else f"; `{program} --help` lists the options"
-    print(f"ludic: {error}{hint}", file=sys.stderr)
+    print(printable(mask(f"ludic: {error}{hint}")), file=sys.stderr)
     sys.exit(2)
 
 
@@ -69,7 +73,7 @@ def check_not_missing(owner: Any, given: Collection[str], program: str) -> None:
 
 
 def read_flags(owner: Any, args: Sequence[str], *, has_config: bool = True) -> dict[str, Any]:
-    """Return the settings that arguments give, by name, each in its type; also the texts of `help` and `config`.
+    """Return the settings that arguments give, by name, each in its type, and the text of `config`; or `help` alone.
 
     owner: a dataclass or a function. has_config: whether --config names a file. Raises WrongUsageError.
     """
@@ -80,7 +84,8 @@ def read_flags(owner: Any, args: Sequence[str], *, has_config: bool = True) -> d
         found, others = _parser(table.values()).parse_known_args(args)
     except argparse.ArgumentError as error:
         raise WrongUsageError(_explain(error, table)) from None
-    values = vars(found)
+    values = {name: _as_given(value) for name, value in vars(found).items()}
+    others = _as_given(others)
     for name in set(_ONCE) & values.keys():
         if len(values[name]) > 1:
             raise ConfigError(f"--{name} is given twice")
@@ -88,10 +93,12 @@ def read_flags(owner: Any, args: Sequence[str], *, has_config: bool = True) -> d
     positions = [each for each in table.values() if each.by_position]
     if "--" in others:
         others.remove("--")
-    placed = {} if "help" in values else _place(others, positions)
+    if "help" in values:
+        return {"help": values["help"]}
+    placed = _place(others, positions)
     for name, texts in placed.items():  # a list may be given both ways
         values[name] = [*texts, *values[name]] if name in values else texts
-    own = {name: values.pop(name) for name in ("help", "config") if name in values}
+    own = {"config": values.pop("config")} if "config" in values else {}
     texts = {name: Given(value, _as_typed(table[name]), "flag") for name, value in values.items()}
     try:
         return own | typed(owner, texts)
@@ -107,18 +114,39 @@ def _as_typed(each: Setting) -> str:
 def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting], known: Collection[str]) -> list[str]:
     """Return the arguments with flags as the parser knows them, with hyphens. Refuses flags that are not known."""
     switches = {f"no-{each.flag[2:]}" for each in table.values() if each.is_switch}
-    found = []
+    lists = {each.flag[2:] for each in table.values() if each.is_list}
+    found: list[str] = []
     end = args.index("--") if "--" in args else len(args)
     for arg in args[:end]:
         match = _FLAG.match(arg)
-        if match is None or match[1] == "-h":
+        if match is None or arg.lower() in ("-inf", "-nan"):
+            found.append(_value(arg))
+            continue
+        if arg == "-h":
             found.append(arg)
             continue
         name = match[1].lstrip("-").replace("_", "-")
+        if found[-1:] in (["-h"], ["--help"]):  # --help --learning-rate
+            found.append(name)
+            continue
         if not arg.startswith("--") or name not in {*known, *switches}:
             raise WrongUsageError(f"there is no option {match[1]}{_did_you_mean(name, known)}")
-        found.append(f"--{name}{match[2] or ''}")
+        if match[2] and name in lists:  # --betas=0.9 0.95
+            found += [f"--{name}", _value(match[2][1:])]
+        else:
+            found.append(f"--{name}{match[2] or ''}")
     return [*found, *args[end:]]
+
+
+def _value(arg: str) -> str:
+    return f"{_NOT_A_FLAG}{arg}" if arg.startswith("-") else arg
+
+
+def _as_given(value: Any) -> Any:
+    """Return an argument, or a list of them, as it was given."""
+    if isinstance(value, list):
+        return [_as_given(each) for each in value]
+    return value.removeprefix(_NOT_A_FLAG) if isinstance(value, str) else value
 
 
 def _did_you_mean(name: str, known: Collection[str]) -> str:
@@ -202,9 +230,12 @@ def help_of(owner: Any, topic: str, program: str, description: str, first: Colle
     groups: dict[str, list[Setting]] = {}
     for each in options:
         groups.setdefault(each.group, []).append(each)
-    groups = {name: groups[name] for name in sorted(groups, key=bool)}
+    # What must be given comes first, then the settings of no group.
+    required = {name: any(each.default is MISSING for each in settings) for name, settings in groups.items()}
+    groups = {name: groups[name] for name in sorted(groups, key=lambda name: (not required[name], bool(name)))}
     lines = [f"usage: {_usage(program, positions)}"]
     topic = topic.removeprefix("--").replace("-", "_")
+    found = [each for each in options if each.name == topic]
     if topic in ("", ALL):
         lines += ["", *textwrap.wrap(description, width), ""]
         for each in positions:
@@ -216,10 +247,9 @@ def help_of(owner: Any, topic: str, program: str, description: str, first: Colle
         else:
             for name, settings in groups.items():
                 lines += _section(_title(name, settings), settings, width)
-    elif topic in groups and topic:
-        lines += ["", *_section(_title(topic, groups[topic]), groups[topic], width)]
-    elif found := [each for each in options if each.name == topic]:
+    elif topic in groups or found:
         lines += ["", *_section("", found, width)]
+        lines += _section(_title(topic, groups[topic]), groups[topic], width) if topic in groups else ()
     else:
         raise WrongUsageError(unknown(topic, [*filter(None, groups), ALL], "group or option"))
     return "\n".join(lines).rstrip()
@@ -336,5 +366,5 @@ def default_text(each: Setting) -> str:
     if isinstance(each.default, bool):
         return "on" if each.default else "off"
     if isinstance(each.default, tuple):
-        return " ".join(map(str, each.default)) or "none"
+        return " ".join(map(str, each.default)) or "empty"
     return str(each.default)

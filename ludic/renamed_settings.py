@@ -26,5 +26,5 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def close_names(name: str, names: Collection[str]) -> list[str]:
     """Return the names that an unknown setting may mean, best first: its current name, else similar names."""
-    current = RENAMED.get(name, "")
+    current = RENAMED.get(name, name.replace("-", "_"))
     return [current] if current in names else similar_names(name, names)

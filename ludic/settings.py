@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -341,7 +342,9 @@ def flat(settings: Any) -> dict[str, Any]:
 
 def unknown(name: str, known: Collection[str], what: str = "setting") -> str:
     """Describe a name that is not known, with the name that it may mean: its current one, else a similar one."""
-    return unknown_name(what, name, known, close=close_names(name, known), elsewhere="docs/settings.md lists them")
+    return unknown_name(
+        what, name, known, close=close_names(name, known), elsewhere="docs/settings.md and `--help all` list them"
+    )
 
 
 def check_names(names: Collection[str], owner: Any, what: str) -> None:
@@ -451,11 +454,11 @@ def _fit_int(value: Any, source: Source) -> int:
             return int(value)
         except ValueError:
             raise _MisfitError from None
-    return value if isinstance(value, int) and not isinstance(value, bool) else _misfit()
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _misfit()
 
 
 def _fit_float(value: Any, source: Source) -> float:
-    if source == "flag" or (isinstance(value, int | float) and not isinstance(value, bool)):
+    if source == "flag" or (isinstance(value, Real) and not isinstance(value, bool)):
         try:
             return float(value)
         except ValueError:

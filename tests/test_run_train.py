@@ -85,7 +85,8 @@ def test_a_config_gives_all_settings(run: ludic.Run) -> None:
 
 @pytest.mark.parametrize("start", ["train", "launch"])
 @pytest.mark.parametrize(
-    ("name", "hint"), [("learning_rat", "did you mean 'learning_rate'?"), ("zzz", "docs/settings.md lists them")]
+    ("name", "hint"),
+    [("learning_rat", "did you mean 'learning_rate'?"), ("zzz", "docs/settings.md and `--help all` list them")],
 )
 def test_an_unknown_setting_is_answered_with_the_likely_one(run: ludic.Run, start: str, name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as refused:

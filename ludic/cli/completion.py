@@ -15,7 +15,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 _BASH = r"""
 _ludic() {
-    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD - 1]}" command="${COMP_WORDS[1]}" words=""
+    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD - 1]}" command="${COMP_WORDS[1]:-}" words=""
     if [[ "$word" == "=" ]]; then
         word=""
     elif [[ "$before" == "=" ]]; then

@@ -70,7 +70,7 @@ def _sections(owner: Any) -> Iterator[str]:
 
 def _row(each: Setting) -> str:
     limits = "".join(f", {limit}" for limit in each.ranges)
-    default = str(each.default).lower() if each.is_switch else default_text(each)
+    default = str(each.default).lower() if isinstance(each.default, bool) else default_text(each)
     default = "required" if each.default is MISSING else default
     cells = [f"`{each.name}`", f"{describe(each.kind)}{limits}", default, each.help]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -146,7 +146,7 @@ def _dispatch(args: list[str]) -> int:
     if name not in COMMANDS:
         close = similar_names(name, COMMANDS)
         hint = f"did you mean `ludic {close[0]}`?" if close else "`ludic --help` lists them"
-        print(f"ludic: there is no command {name!r}; {hint}", file=sys.stderr)
+        print(printable(mask(f"ludic: there is no command {name!r}; {hint}")), file=sys.stderr)
         return 2
     return _run(name, args[words:])
 
@@ -195,5 +195,8 @@ def _print_help() -> None:
         for name, about in commands.items():
             lines = textwrap.wrap(about, max(width - _COLUMN, 20))
             print(f"  {name:<{_COLUMN - 2}}{lines[0]}", *(f"{' ' * _COLUMN}{line}" for line in lines[1:]), sep="\n")
-    print("\n`ludic COMMAND --help` lists its options; `--config FILE.toml` sets them from a file.")
-    print("`ludic --version` says which ludic this is; `ludic --completion bash|zsh|fish` completes in a shell.")
+    for line in (
+        "`ludic COMMAND --help` lists its options; `--config FILE.toml` sets them from a file.",
+        "`ludic --version` says which ludic this is; `ludic --completion bash|zsh|fish` completes in a shell.",
+    ):
+        print(f"\n{textwrap.fill(line, width)}")

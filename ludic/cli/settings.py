@@ -73,6 +73,8 @@ def _read(
         print(help_of(owner, flags["help"], program, description, first))
         sys.exit(0)
     config = flags.pop("config", None)
+    if config == "":
+        raise ConfigError("--config is empty, wanted a TOML file")
     from_file = {} if config is None else _read_file(local_path(config, "--config"), owner)
     chosen = from_file | flags
     before: Values = {}

@@ -24,6 +24,8 @@ def config_args(name: str, settings: Mapping[str, Any]) -> list[str]:
     its file yet never finds those of another.
     """
     text = json.dumps(dict(settings), indent=1)
+    if not _files_of(os.getpid()).folder.is_dir():  # a run of days outlives what cleans temporary folders
+        _files_of.cache_clear()
     path = _files_of(os.getpid()).folder / f"{name}-{sha256(text.encode()).hexdigest()[:16]}.json"
     path.write_text(text)
     return ["--config", str(path)]

@@ -1,5 +1,7 @@
 """Settings of child processes: private files that say all, and are gone with the process that wrote them."""
 
+import json
+import shutil
 import stat
 import subprocess
 import sys
@@ -62,3 +64,10 @@ def test_a_file_of_a_killed_process_is_deleted_by_the_next_one() -> None:
     assert path.exists()
     subprocess.run([sys.executable, "-c", WRITE], capture_output=True, check=True)
     assert not path.parent.exists()
+
+
+def test_settings_are_written_again_if_a_cleaner_took_their_folder():
+    first = Path(config_args("worker", {"slot": 1})[1])
+    shutil.rmtree(first.parent)
+    again = Path(config_args("worker", {"slot": 1})[1])
+    assert json.loads(again.read_text()) == {"slot": 1}

@@ -117,7 +117,7 @@ def test_replace_keeps_the_other_settings_of_a_group():
         ("learning_rat", "did you mean 'learning_rate'"),
         ("stall_limit_s", r"did you mean 'rollout_timeout_s'\?$"),
         ("loss", "setting 'loss' is unknown"),
-        ("zzz", "docs/settings.md lists them"),
+        ("zzz", "docs/settings.md and `--help all` list them"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_similar_names(name, hint):
