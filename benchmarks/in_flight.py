@@ -35,6 +35,7 @@ from benchmarks.measure import print_table
 from ludic.agents.agent import Agent
 from ludic.batches import online
 from ludic.batches.online import OnlineSource
+from ludic.code.kept import create_root
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments import event_loops
 from ludic.environments.environment import Example, Score, Split, Transition
@@ -317,7 +318,7 @@ def _evaluate(model: str, url: str, max_batch: int, block_by_block: bool) -> tup
     """Evaluate version 0; returns the fill of the batch until the last episode begins, and the hours of the clock."""
     environment = f"{Path(__file__).resolve()}:Answers"
     run = RunConfig(model=model, env=(environment,), max_tokens=LONGEST, accept_incomplete=True)
-    root = Root.create(url, run)
+    root = create_root(url, run)
     stop = threading.Event()
     with ExitStack() as stack:
         clock = stack.enter_context(Clock())
@@ -349,7 +350,7 @@ def _train(model: str, url: str, max_batch: int, batches_ahead: int | None, num_
         batches_ahead=batches_ahead,
         accept_incomplete=True,
     )
-    root = Root.create(url, run)
+    root = create_root(url, run)
     with ExitStack() as stack:
         clock = stack.enter_context(Clock())
         stack.enter_context(_without_threads())
