@@ -10,11 +10,10 @@ import pyarrow.compute as pc
 
 from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan
 from ludic.batches.vetting import Vetting
-from ludic.code.kept import CodeRecord
 from ludic.errors import ConfigError
 from ludic.store import Cursor, Root, read_ledger
 from ludic.store.ledger import effective_steps
-from ludic.store.records import CheckpointId, CheckpointInfo
+from ludic.store.records import CheckpointId, CheckpointInfo, CodeRecord
 
 
 class ReplaySource:

@@ -7,8 +7,7 @@ from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
-from ludic.code.kept import CodeRecord
-from ludic.store.records import CheckpointInfo
+from ludic.store.records import CheckpointInfo, CodeRecord
 
 MORE_THAN_ANY_BATCH = 2**31
 """Number of ready groups that a source reports if workers need not sample for it."""

@@ -15,6 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
+MCP = "mcp:"
+"""Prefix of tools that a server has."""
 MAX_BYTES = 10_000_000
 """Largest size of a file, in bytes; larger files are refused, since a root stores a copy of each."""
 
@@ -69,7 +71,7 @@ def file_of(setting: str) -> str | None:
 
 def python_file_of(setting: str) -> str | None:
     """The file of path/to/file.py:name; None for any other setting, and for each tool mcp:COMMAND."""
-    if setting.startswith("mcp:"):
+    if setting.startswith(MCP):
         return None
     path, _, _ = setting.rpartition(":")
     return path if path.endswith(".py") else None

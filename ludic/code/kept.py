@@ -24,7 +24,7 @@ import fsspec
 from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, sampling_uses
 from ludic.code.files import NO_FILES, Files, UserFile, digest, file_of, files_of, read_user_file
-from ludic.code.kinds import KINDS
+from ludic.code.kinds import KINDS, read_packaged
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.installed import LUDIC, name_and_version
 from ludic.paths import local_path
@@ -236,7 +236,7 @@ def record_of(use: CodeUse, files: Files) -> CodeRecord:
         return CodeRecord(role=use.role, name=use.setting, sha256=file.sha256, path=str(file.path), imports=imports)
     sha256, package, others = None, name_and_version(LUDIC), {}
     if kind.folder is not None:
-        sha256 = digest(kind.text(use.setting).encode())
+        sha256 = digest(read_packaged(kind.folder, use.setting).encode())
     elif kind.source is not None:
         sha256, package, others = find_by_name(kind.source)(use.setting, use.options)
     return CodeRecord(role=use.role, name=use.setting, sha256=sha256, package=package, imports=others)

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ludic.by_name import find_by_name
-from ludic.code.files import NO_FILES, Files, UserFile, file_of, python_file_of, read_user_file
+from ludic.code.files import MCP, NO_FILES, Files, UserFile, file_of, python_file_of, read_user_file
 from ludic.code.run import describe, describe_failure, load_file, only_exceptions
 from ludic.errors import ConfigError, LudicError, QueryError, unknown_name
 from ludic.paths import local_path
@@ -32,8 +32,6 @@ from ludic.paths import local_path
 QUESTIONS = "qa/"
 """Prefix of environments that read questions from a file or a dataset; SCORER_OPTIONS may name users' functions."""
 SCORER_OPTIONS = ("scorer", "group_scorer")
-MCP = "mcp:"
-"""Prefix of tools that a server has."""
 
 _CLASS = "path/to/file.py:ClassName"
 _FUNCTION = "path/to/file.py:function"
@@ -69,15 +67,12 @@ class Kind:
 
     def names(self) -> list[str]:
         """Return the parts of ludic, sorted; those with an argument as NAME:ARGUMENT."""
-        if self.folder is None:
-            return list(self.built_in)
-        files = resources.files("ludic.sql").joinpath(self.folder).iterdir()
-        return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
+        return list(self.built_in) if self.folder is None else packaged_names(self.folder)
 
-    def text(self, name: str) -> str:
-        """Return the SQL of a part of ludic."""
-        assert self.folder is not None
-        return resources.files("ludic.sql").joinpath(self.folder, f"{name}.sql").read_text(encoding="utf-8")
+    def text(self, name: str) -> str | None:
+        """Return the SQL of a part of ludic; None if it has none of this name."""
+        is_sql = self.folder is not None and name in self.names()
+        return read_packaged(self.folder or "", name) if is_sql else None
 
     def is_users(self, setting: str) -> bool:
         """Return whether a setting names code that is not part of ludic: a root may name it only with consent.
@@ -256,8 +251,9 @@ def find(kind: Kind, name: str, files: Files = NO_FILES) -> Any:
     files: users' files to use instead of those on disk, by path as in the name. Raises the kind's error if there is no
     such part, or if a user's file can't be read, fails, or has nothing of that name that can be such a part.
     """
-    if kind.folder is not None and name in kind.names():
-        return kind.text(name)
+    text = kind.text(name)
+    if text is not None:
+        return text
     built_in = _built_in(kind, name)
     if built_in is None:
         return find_own(kind, name, files).value
@@ -271,7 +267,7 @@ def check(kind: Kind, name: str, files: Files = NO_FILES) -> None:
 
     Raises the kind's error for an unknown name, and for a user's file that can't be read or defines no such name.
     """
-    if _built_in(kind, name) is not None or (kind.folder is not None and name in kind.names()):
+    if _built_in(kind, name) is not None or kind.text(name) is not None:
         return
     if not is_own(kind, name):
         raise unknown(kind, name)
@@ -350,6 +346,17 @@ def _built_in(kind: Kind, name: str) -> tuple[str, tuple[str, ...]] | None:
         return (kind.built_in[name], ()) if name in kind.built_in else None
     attributes = (kind.built_in[form] for form in kind.built_in if ":" in form and _head(form) == head)
     return next(((attribute, (argument,)) for attribute in attributes), None)
+
+
+def packaged_names(folder: str) -> list[str]:
+    """Return the names of the SQL files of ludic/sql/{folder}/, sorted."""
+    files = resources.files("ludic.sql").joinpath(folder).iterdir()
+    return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
+
+
+def read_packaged(folder: str, name: str) -> str:
+    """Return the text of ludic/sql/{folder}/{name}.sql."""
+    return resources.files("ludic.sql").joinpath(folder, f"{name}.sql").read_text(encoding="utf-8")
 
 
 def _head(name: str) -> str:

@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from pathlib import PurePath
 from typing import Any
 
@@ -25,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.code.files import NO_FILES, Files, file_of, python_file_of
-from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION, Kind, find
+from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION, Kind, find, packaged_names, read_packaged
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.schema import SCALAR_COLUMNS
 from ludic.sql.python_advantages import FUNCTION_WANTED, load_function
@@ -339,16 +338,6 @@ def _parse(name: str, source: str, text: str, template: str, wanted: str) -> Sql
         raise QueryError(f"{source}: holds {kinds}; {wanted}")
     parameters = frozenset(statements[0].named_parameters)
     return SqlText(name=name, source=source, text=text, parameters=parameters, defaults=defaults, history=history)
-
-
-def packaged_names(kind: str) -> list[str]:
-    files = resources.files("ludic.sql").joinpath(kind).iterdir()
-    return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
-
-
-def read_packaged(kind: str, name: str) -> str:
-    """Return the text of a SQL file of ludic/sql/{kind}/."""
-    return resources.files("ludic.sql").joinpath(kind, f"{name}.sql").read_text(encoding="utf-8")
 
 
 def _parse_default(source: str, name: str, value: str) -> Any:

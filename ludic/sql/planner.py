@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ludic.code.consent import CodeUse
 from ludic.code.files import Files
-from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION
+from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION, read_packaged
 from ludic.errors import ConfigError, QueryError
 from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, conform, rollouts_schema
 from ludic.sql.connect import open_duckdb, seal
@@ -27,7 +27,6 @@ from ludic.sql.library import (
     load_advantage,
     load_filter,
     load_selection,
-    read_packaged,
     required_columns,
     run_advantage,
     run_query,

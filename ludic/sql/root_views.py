@@ -19,10 +19,11 @@ import pyarrow as pa
 from duckdb.func import FunctionNullHandling, PythonUDFType
 
 from ludic.code.kept import read_kept_text
+from ludic.code.kinds import read_packaged
 from ludic.errors import QueryError
 from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.filesystem import RangedFileSystem
-from ludic.sql.library import quote, quote_list, read_packaged
+from ludic.sql.library import quote, quote_list
 from ludic.sql.lists import ARGUMENTS, ListReader
 from ludic.sql.roots import ROOT_COLUMN
 from ludic.sql.scalars import segment_schema

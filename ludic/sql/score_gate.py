@@ -15,8 +15,9 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
+from ludic.code.kinds import read_packaged
 from ludic.errors import ConfigError, QueryError
-from ludic.sql.library import SqlText, read_packaged, required_columns, run_query
+from ludic.sql.library import SqlText, required_columns, run_query
 
 _REFERENCE = re.compile(r"(?P<scorer>[^@:,]+)(?:@(?P<version>[0-9a-f]+))?(?::(?P<value>[^@:,]+))?")
 _DEFAULT_VALUE = "score"

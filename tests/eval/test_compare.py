@@ -9,13 +9,12 @@ import pytest
 from eval.conftest import StoreSamples
 
 import ludic
-from ludic.code.kept import CodeRecord
 from ludic.errors import ConfigError, MissingRootError
 from ludic.eval.significance import mcnemar
 from ludic.records import Message
 from ludic.store import Root, RunConfig
 from ludic.store.evaluations import evaluation_of, put_evaluation
-from ludic.store.records import Evaluation
+from ludic.store.records import CodeRecord, Evaluation
 
 
 def row_of(found: Any) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import pytest
 from eval.conftest import StoreSamples
 
 import ludic
+from ludic.code.kinds import packaged_names
 from ludic.environments.registry import make_environment
 from ludic.eval.config import EvalConfig
 from ludic.eval.suite import _SHARED, read_suite
-from ludic.sql.library import packaged_names
 from ludic.store import Root
 
 GUIDE = (Path(__file__).parents[2] / "docs/evaluation.md").read_text(encoding="utf-8")

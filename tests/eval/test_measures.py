@@ -10,13 +10,13 @@ import pytest
 from eval.conftest import StoreSamples, says
 
 import ludic
+from ludic.code.kinds import packaged_names
 from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import MeasureConfig
 from ludic.eval.numbers import numbers
 from ludic.eval.samples import Chosen, Samples
 from ludic.launch.evaluation import _with_numbers
 from ludic.sql import connect
-from ludic.sql.library import packaged_names
 from ludic.sql.measures import load_measure
 from ludic.store import Root
 

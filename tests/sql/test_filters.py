@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from ludic.code.kinds import read_packaged
 from ludic.schema.validation import TRUNCATION_REASONS
 from ludic.sql import load_filter, run_query
 from ludic.sql.connect import open_duckdb
-from ludic.sql.library import read_packaged
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sql.test_agent_advantages import HALF, TINY, child, estimate, row
 
+from ludic.code.kinds import packaged_names
 from ludic.records import GROUP_CLOSED, AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema import to_table
 from ludic.sql.connect import open_duckdb
-from ludic.sql.library import advantages, packaged_names
+from ludic.sql.library import advantages
 
 ADVANTAGES = packaged_names("advantages")
 PARAMS: Mapping[str, dict[str, Any]] = {

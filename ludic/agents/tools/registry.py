@@ -11,8 +11,8 @@ from typing import Any
 
 from ludic.agents.tools.mcp import McpServer, check_server
 from ludic.agents.tools.toolbox import Tool, make_validator
-from ludic.code.files import NO_FILES, Files, file_of
-from ludic.code.kinds import MCP, TOOL, check, find
+from ludic.code.files import MCP, NO_FILES, Files, file_of
+from ludic.code.kinds import TOOL, check, find
 from ludic.environments.environment import is_tool
 from ludic.environments.limits import HeldEnvironment
 from ludic.environments.single_turn import SingleTurn
