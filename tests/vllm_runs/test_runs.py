@@ -69,11 +69,11 @@ def test_moar_cats_reaches_the_reward_of_the_transformers_engine_with_a_swap_at_
     query = "select list_sort(list(distinct policy_version)) from rollouts group by worker_id"
     by_worker = con.execute(query).fetchall()
     assert len(by_worker) == NUM_WORKERS
-    # While vLLM starts, the trainer asks for more groups of version 0, and trains on all of them before it waits.
-    firsts = [versions[1] for (versions,) in by_worker]
+    # While vLLM starts, the trainer asks for more groups of version 0, and trains on all of them before it waits. So
+    # the first versions may have no rollouts of their own; from then on, each has.
     assert all(versions[0] == 0 for (versions,) in by_worker)
-    assert max(firsts) < 20
-    assert set().union(*(versions for (versions,) in by_worker)) >= set(range(max(firsts), 60))
+    sampled = set().union(*(versions for (versions,) in by_worker))
+    assert max(set(range(60)) - sampled, default=0) < 20
     for (versions,) in by_worker:  # on a busy machine, the other worker may sample all that a version needs
         assert len(versions[1:]) > 0.8 * (60 - versions[1])
     assert ludic.open(url).verify().findings == []
