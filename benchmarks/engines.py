@@ -49,7 +49,7 @@ from ludic.environments.moar_cats import WORDS
 from ludic.errors import NoServerError
 from ludic.flags import run_script
 from ludic.installed import is_installed
-from ludic.launch.demo import OTHER_WORDS
+from ludic.demos.words import OTHER_WORDS
 from ludic.launch.vllm_server import ServerArguments
 from ludic.launch.work import work
 from ludic.models.chat import load_tokenizer

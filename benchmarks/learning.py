@@ -20,7 +20,7 @@ import ludic
 from benchmarks.measure import print_table
 from ludic.environments.moar_cats import WORDS
 from ludic.flags import run_script
-from ludic.launch.demo import OTHER_WORDS
+from ludic.demos.words import OTHER_WORDS
 from ludic.models.tiny import make_tiny_model
 
 COMMON = (

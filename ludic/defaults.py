@@ -1,5 +1,8 @@
 """Defaults that a command's help names and that a slow module uses."""
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 LEASE_S = 12.0
 """Default length of a lease, in seconds. Costs a put and two gets every 4 s: 13 cents a day on S3."""
 ENV_TIMEOUT_S = 60.0
@@ -12,3 +15,12 @@ ENGINE = "transformers"
 """Default inference engine of workers."""
 MAX_OBSERVATION_CHARACTERS = 1_000_000
 """About 250,000 tokens, more than most models read."""
+
+Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
+"""Shows the progress of slow work: passes on the items of an iterable of known length, and shows their count with a
+description. Functions that do such work take one; the caller that has a terminal gives it."""
+
+
+def untracked(items: Iterable[Any], total: int, description: str) -> Iterable[Any]:
+    """A Track that shows nothing."""
+    return items

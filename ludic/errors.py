@@ -16,6 +16,9 @@ _MOST_LISTED = 20
 class LudicError(Exception):
     """Base class of all errors that ludic raises on purpose."""
 
+    exit_code = 1
+    """Exit status of a command that it ends."""
+
 
 class SchemaError(LudicError, ValueError):
     """A file or a table does not match its schema."""
@@ -51,6 +54,10 @@ class ReplacedRootError(FencedError):
 
 class SlotTakenError(LudicError, RuntimeError):
     """A newer worker holds the slot; this process must stop."""
+
+    exit_code = 93
+    """Whoever restarts workers waits until the other worker has ended, if the slot has a newer claim. Other programs
+    rarely use this status."""
 
 
 class OwnedError(LudicError, RuntimeError):

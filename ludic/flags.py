@@ -18,7 +18,7 @@ from ludic.errors import ConfigError
 from ludic.masking import mask
 from ludic.printable import printable
 from ludic.renamed_settings import close_names
-from ludic.settings import Given, Setting, arguments, describe, missing, settings_of, typed, unknown
+from ludic.settings import Setting, arguments, describe, missing, settings_of, unknown
 
 _FLAG = re.compile(r"(--?[A-Za-z][\w-]*)(=.*)?$", re.DOTALL)
 """Matches an argument that can only be a flag."""
@@ -42,10 +42,11 @@ def run_script(
     """
     program = Path(sys.argv[0]).name
     try:
-        flags = read_flags(function, sys.argv[1:] if args is None else args, has_config=False)
+        table = settings_of(function)
+        flags = read_flags(table, sys.argv[1:] if args is None else args, has_config=False)
         if "help" in flags:
             text = (description or function.__doc__ or "").strip().partition("\n")[0]
-            print(help_of(function, flags["help"], program, text))
+            print(help_of(table, flags["help"], program, text))
             sys.exit(0)
         check_not_missing(function, flags, program)
         kwargs = arguments(function, flags)
@@ -64,20 +65,25 @@ def exit_with(error: ConfigError, program: str) -> NoReturn:
 def check_not_missing(owner: Any, given: Collection[str], program: str) -> None:
     """Check that all is given that must be. Raises WrongUsageError, which names positional arguments and flags."""
     if absent := missing(owner, given):
-        usage = _usage(program, [each for each in settings_of(owner) if each.by_position])
-        place = f"; ROOT comes first: {usage}" if "root" in {each.name for each in absent} else ""
-        raise WrongUsageError(f"missing: {', '.join(map(_as_typed, absent))}{place}")
+        raise WrongUsageError(missing_text(absent, settings_of(owner), program))
+
+
+def missing_text(absent: Sequence[Setting], table: Collection[Setting], program: str) -> str:
+    """Name settings that are missing, as they are typed."""
+    usage = _usage(program, [each for each in table if each.by_position])
+    place = f"; ROOT comes first: {usage}" if "root" in {each.name for each in absent} else ""
+    return f"missing: {', '.join(map(_as_typed, absent))}{place}"
 
 
 # --- Flags ---------------------------------------------------------------------------------------------------------
 
 
-def read_flags(owner: Any, args: Sequence[str], *, has_config: bool = True) -> dict[str, Any]:
+def read_flags(settings: Collection[Setting], args: Sequence[str], *, has_config: bool = True) -> dict[str, Any]:
     """Return the settings that arguments give, by name, each in its type, and the text of `config`; or `help` alone.
 
-    owner: a dataclass or a function. has_config: whether --config names a file. Raises WrongUsageError.
+    has_config: whether --config names a file. Raises WrongUsageError.
     """
-    table = {each.name: each for each in settings_of(owner)}
+    table = {each.name: each for each in settings}
     known = {each.flag[2:] for each in table.values() if each.has_flag} | {"help", *(["config"] if has_config else [])}
     args = _with_known_flags(args, table, known)
     try:
@@ -99,9 +105,8 @@ def read_flags(owner: Any, args: Sequence[str], *, has_config: bool = True) -> d
     for name, texts in placed.items():  # a list may be given both ways
         values[name] = [*texts, *values[name]] if name in values else texts
     own = {"config": values.pop("config")} if "config" in values else {}
-    texts = {name: Given(value, _as_typed(table[name]), "flag") for name, value in values.items()}
     try:
-        return own | typed(owner, texts)
+        return own | {name: table[name].convert(text, _as_typed(table[name]), "flag") for name, text in values.items()}
     except ConfigError as error:
         raise WrongUsageError(str(error)) from error
 
@@ -217,13 +222,12 @@ _WIDEST = 120
 _KINDS: Mapping[Any, str] = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
 
 
-def help_of(owner: Any, topic: str, program: str, description: str, first: Collection[str] = ()) -> str:
+def help_of(table: Collection[Setting], topic: str, program: str, description: str, first: Collection[str] = ()) -> str:
     """Return the help of a command.
 
-    owner: the dataclass of its settings, or a function. topic: a group, a setting, "all", or "" for the first page.
+    topic: a group, a setting, "all", or "" for the first page.
     first: settings of the first page, if there are many. Raises WrongUsageError for an unknown topic.
     """
-    table = settings_of(owner)
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     positions = [each for each in table if each.by_position]
     options = [each for each in table if each.has_flag]

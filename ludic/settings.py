@@ -4,29 +4,32 @@
     \"""Peak learning rate of AdamW.\"""
 
 Such a field is a flag with its help, a key of a TOML or JSON file, and an argument in Python; each refuses a bad value
-in the same words. Raises ConfigError. Imports nothing slow, since `ludic COMMAND --help` reads the table.
+in the same words. So is a parameter of a function, whose help is in the Args of its docstring. Raises ConfigError.
+Imports nothing slow, since `ludic COMMAND --help` reads the table.
 
 Ranges are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
 
 import ast
+import builtins
 import inspect
 import json
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, wraps
 from itertools import pairwise
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ludic.errors import ConfigError, unknown_name
 from ludic.masking import SERVER_LOGIN, has_secret, public_url
 from ludic.renamed_settings import close_names
 
 S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 # --- Annotations of fields -----------------------------------------------------------------------------------------
@@ -62,6 +65,16 @@ class Shown:
     by_position: bool = False
     """Given by its position among the arguments, and in no file; without a flag unless `has_flag`."""
     has_flag: bool = False
+
+
+class Fields:
+    """Annotation of a function's `**settings`: it takes the settings of these dataclasses, by their flat names.
+
+    `**settings: Annotated[Any, Fields(train=TrainConfig)]`; train is the name of the group in --help.
+    """
+
+    def __init__(self, **groups: type) -> None:
+        self.groups = groups
 
 
 Count = Annotated[int, Range(1, 10**9)]
@@ -123,7 +136,10 @@ class Setting:
     @property
     def help(self) -> str:
         """Text below the field, as one line."""
-        return _helps(self.owner).get(self.field, "")
+        helps = _helps(self.owner)
+        if self.field == "root":
+            return helps.get("root") or helps.get(RUN) or "Folder or URL of the run."
+        return helps.get(self.field, "")
 
     @property
     def group(self) -> str:
@@ -187,26 +203,146 @@ class Setting:
 
 
 def settings_of(owner: Any) -> tuple[Setting, ...]:
-    """Return all settings of a dataclass, with those of the dataclasses in it; or the parameters of a function."""
+    """Return all settings of a dataclass, with those of the dataclasses in it; or those of a function.
+
+    A function's are its parameters of types that a flag can give, a dataclass among them with all its settings. A
+    parameter `run` is the setting `root`, the place of the run. Parameters that also are fields of its `**settings`
+    are those fields.
+    """
     return _settings_of(owner, ())
 
 
 @cache
 def _settings_of(owner: Any, path: tuple[str, ...]) -> tuple[Setting, ...]:
-    hints = get_type_hints(owner, include_extras=True)
     if not isinstance(owner, type):
-        parameters = inspect.signature(owner).parameters.values()
-        given = [(each.name, MISSING if each.default is each.empty else each.default) for each in parameters]
-    else:
-        given = [(each.name, _default(each)) for each in fields(owner)]
+        return _settings_of_function(owner)
+    hints = get_type_hints(owner, include_extras=True)
     found: list[Setting] = []
-    for name, default in given:
-        kind = hints[name]
+    for each in fields(owner):
+        kind = hints[each.name]
         if isinstance(kind, type) and is_dataclass(kind):
-            found += _settings_of(kind, (*path, name))
+            found += _settings_of(kind, (*path, each.name))
         else:
-            found.append(Setting(name, kind, default, owner, path))
+            found.append(Setting(each.name, kind, _default(each), owner, path))
     return tuple(found)
+
+
+def _settings_of_function(function: Any) -> tuple[Setting, ...]:
+    found: list[Setting] = []
+    groups = groups_of(function)
+    of_fields = [each for name, kind in groups.items() for each in _settings_of(kind, (name,))]
+    names = {each.field for each in of_fields}
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, default = _kind_of(function, name), parameter.default
+        if name == RUN and not takes_a_root(function):
+            continue
+        if name == RUN:
+            has_words = any(isinstance(each, Shown) for each in _annotations(kind))
+            found.append(Setting("root", kind if has_words else ROOT, MISSING, function))
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            found += of_fields
+        elif kind is None or name in names:
+            continue
+        elif isinstance(kind, type) and is_dataclass(kind):
+            found += () if kind in groups.values() else _settings_of(kind, (name,))
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            found.append(Setting(name, _many(kind), MISSING, function))
+        else:
+            found.append(Setting(name, kind, MISSING if default is parameter.empty else default, function))
+    return tuple(found)
+
+
+def takes_a_root(function: Any) -> bool:
+    """Return whether a function needs a run; False if it has no such parameter, or `run` may be None."""
+    has_run = RUN in inspect.signature(function).parameters
+    return has_run and NoneType not in get_args(_hint(function, RUN))
+
+
+def opens_its_root(function: Any) -> bool:
+    """Return whether a function's `run` may be the place of a run, which it opens or makes itself."""
+    return _kind_of(function, RUN) is not None
+
+
+def groups_of(function: Any) -> Mapping[str, type]:
+    """Return the dataclasses whose settings a function takes by flat names, by the names of their groups."""
+    parameters = inspect.signature(function).parameters.values()
+    last = [each.name for each in parameters if each.kind is each.VAR_KEYWORD]
+    hints = [_hint(function, name) for name in last]
+    found = [each.groups for hint in hints for each in _annotations(hint) if isinstance(each, Fields)]
+    return found[0] if found else {}
+
+
+def groups_in(function: Any) -> Mapping[str, type]:
+    """Return all dataclasses among a function's settings, by the names of their groups."""
+    kinds = {name: _kind_of(function, name) for name in inspect.signature(function).parameters if name != RUN}
+    given = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
+    return {**given, **groups_of(function)}
+
+
+RUN = "run"
+"""Name of a function's parameter for an opened run, or for the place of one."""
+ROOT = Annotated[str, Shown("ROOT", by_position=True)]
+"""Type of a run's folder or URL, a positional argument."""
+
+
+class _NoSetting:
+    """Stands for a type that no flag can give, such as one that is imported for type checkers only."""
+
+    def __class_getitem__(cls, item: Any) -> type:
+        return cls
+
+
+class _Names(dict[str, Any]):
+    """The names of a module, for its annotations; a name that is not imported is no setting."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, _NoSetting)
+
+
+def _hint(function: Any, name: str) -> Any:
+    """Return the annotation of a parameter."""
+    function = inspect.unwrap(function)
+    hint = function.__annotations__.get(name, _NoSetting)
+    while isinstance(hint, str):
+        hint = eval(hint, {}, _Names(function.__globals__))
+    if get_origin(hint) is Annotated and isinstance(get_args(hint)[0], ForwardRef):
+        inner, *annotations = get_args(hint)
+        inner = eval(inner.__forward_arg__, {}, _Names(function.__globals__))
+        return Annotated[(inner, *annotations)]
+    return hint
+
+
+def _kind_of(function: Any, name: str) -> Any:
+    """Return the type that a flag gives a parameter; None if no flag can."""
+    return _settable(_hint(function, name))
+
+
+def _settable(kind: Any) -> Any:
+    """Return those types of a union that a flag can give, or the one dataclass in it; None if there are none."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        found = _settable(inner[0])
+        return None if found is None else Annotated[(found, *inner[1:])]
+    if origin in (Union, UnionType):
+        kinds = [found for found in map(_settable, inner) if found is not None]
+        if one := [each for each in kinds if isinstance(each, type) and is_dataclass(each)]:
+            return one[0]
+        kinds.sort(key=lambda each: get_origin(each) is not tuple)  # a list may be given as one value, too
+        return Union[tuple(kinds)] if any(each is not NoneType for each in kinds) else None  # noqa: UP007
+    if origin is Sequence:
+        found = _settable(inner[0])
+        return None if found is None else _many(found)
+    if origin in (Literal, tuple, Mapping) or kind in _SCALARS or kind is NoneType or is_dataclass(kind):
+        return kind
+    return None
+
+
+def _many(kind: Any) -> Any:
+    """Return the type of many values of a type."""
+    if get_origin(kind) is Annotated:
+        inner, *annotations = get_args(kind)
+        return Annotated[(_many(inner), *annotations)]
+    return tuple.__class_getitem__((kind, ...))
 
 
 @cache
@@ -289,32 +425,52 @@ def typed(owner: Any, values: Mapping[str, Any], *, where: str = "") -> dict[str
 def arguments(owner: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a dataclass or a function, with the dataclasses in it. values: from `typed`.
 
-    Raises ConfigError for settings that are missing, or contradict each other.
+    Those of a function's `**settings` stay as they are, by their flat names. Raises MissingSettingsError, and
+    ConfigError for settings that contradict each other.
     """
     if absent := missing(owner, values):
-        raise ConfigError(f"missing: {', '.join(each.name for each in absent)}")
+        raise MissingSettingsError([each.name for each in absent])
+    flat_groups = () if isinstance(owner, type) else groups_of(owner)
     nested: dict[tuple[str, ...], dict[str, Any]] = {}
     for each in settings_of(owner):
         if each.name in values:
-            nested.setdefault(each.path, {})[each.field] = values[each.name]
+            path, name = ((), each.name) if each.path[:1] and each.path[0] in flat_groups else (each.path, each.field)
+            nested.setdefault(path, {})[name] = values[each.name]
     return _arguments(owner, nested, ())
+
+
+class MissingSettingsError(ConfigError):
+    """Settings that must be given are not."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"missing: {', '.join(names)}")
+        self.names = names
 
 
 def _arguments(
     owner: Any, nested: Mapping[tuple[str, ...], Mapping[str, Any]], path: tuple[str, ...]
 ) -> dict[str, Any]:
-    kinds = get_type_hints(owner)
+    if isinstance(owner, type):
+        kinds = get_type_hints(owner)
+    else:
+        names = {each.path[0] for each in settings_of(owner) if each.path} - groups_of(owner).keys()
+        kinds = {name: _kind_of(owner, name) for name in names}
     inner = {
         name: kind(**_arguments(kind, nested, (*path, name)))
         for name, kind in kinds.items()
-        if name != "return" and isinstance(kind, type) and is_dataclass(kind)
+        if isinstance(kind, type) and is_dataclass(kind)
     }
     return inner | dict(nested.get(path, {}))
 
 
 def missing(owner: Any, values: Collection[str]) -> list[Setting]:
-    """Return the settings that must be given and are not."""
-    return [each for each in settings_of(owner) if each.default is MISSING and each.name not in values]
+    """Return the settings that must be given and are not; a function looks after those of its `**settings` itself."""
+    groups = () if isinstance(owner, type) else groups_of(owner)
+    return [
+        each
+        for each in settings_of(owner)
+        if each.default is MISSING and each.name not in values and not (each.path and each.path[0] in groups)
+    ]
 
 
 def check(settings: Any, *, urls: bool = True) -> None:
@@ -327,6 +483,34 @@ def check(settings: Any, *, urls: bool = True) -> None:
         value = getattr(settings, each.field)
         if value is not each.default:
             each.convert(value, source="code" if urls else "stored")
+
+
+def checked(function: F) -> F:
+    """Let a function check the arguments that have a range or choices, as a dataclass checks its fields.
+
+    Raises ConfigError.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+        for each in settings_of(function):
+            if not each.path and each.field in given and (each.ranges or each.choices):
+                each.convert(given[each.field])
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def split(values: Mapping[str, Any], **groups: type) -> dict[str, dict[str, Any]]:
+    """Return flat settings by the names of the dataclasses that have them. Raises ConfigError for an unknown name."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in groups}
+    known = {each.name: group for group, owner in groups.items() for each in settings_of(owner)}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(unknown(name, known))
+        found[known[name]][name] = value
+    return found
 
 
 def flat(settings: Any) -> dict[str, Any]:

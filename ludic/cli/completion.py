@@ -3,12 +3,12 @@
 eval "$(ludic --completion bash)"     # the same in zsh; in fish: ludic --completion fish | source
 """
 
-import importlib
 from collections.abc import Iterator
 
-from ludic.cli.main import COMMANDS, module_of
+from ludic.cli.commands import COMMANDS
+from ludic.cli.settings import settings_of_command
 from ludic.flags import ALL
-from ludic.settings import Setting, settings_of
+from ludic.settings import Setting
 from ludic.training.presets import algorithm_names
 
 SHELLS = ("bash", "zsh", "fish")
@@ -55,8 +55,7 @@ def completion(shell: str) -> str:
 
 
 def _options(command: str) -> tuple[Setting, ...]:
-    settings = importlib.import_module(f"ludic.cli.flags.{module_of(command)}").Settings
-    return tuple(each for each in settings_of(settings) if each.has_flag)
+    return tuple(each for each in settings_of_command(COMMANDS[command].load()) if each.has_flag)
 
 
 def _choices(each: Setting) -> list[str]:
@@ -100,14 +99,14 @@ def _case(pattern: str, words: list[str]) -> str:
 
 
 def _fish() -> Iterator[str]:
-    for command, about in COMMANDS.items():
+    for command, operation in COMMANDS.items():
         first, _, second = command.partition(" ")
         seen = f"__fish_seen_subcommand_from {first}"
         if second:
-            yield f"complete -c ludic -n {_quoted(seen)} -a {second} -d {_quoted(about)}"
+            yield f"complete -c ludic -n {_quoted(seen)} -a {second} -d {_quoted(operation.about)}"
             seen = f"{seen}; and __fish_seen_subcommand_from {second}"
         else:
-            yield f"complete -c ludic -n __fish_use_subcommand -a {first} -d {_quoted(about)}"
+            yield f"complete -c ludic -n __fish_use_subcommand -a {first} -d {_quoted(operation.about)}"
         for each in _options(command):
             value = "" if each.is_switch else " -r"
             words = f" -f -a {_quoted(' '.join(_choices(each)))}" if _choices(each) else ""

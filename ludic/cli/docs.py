@@ -1,52 +1,44 @@
-"""Write docs/settings.md, a table of every setting: `python -m ludic.cli.docs > docs/settings.md`."""
+"""Write what follows from the operations into docs/: `python -m ludic.cli.docs docs`, or check it with --check.
 
-from collections.abc import Iterator
+docs/settings.md has a table of every setting, docs/api.md one of the methods of `Run` and their commands.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING
+from pathlib import Path
 from typing import Any
 
-from ludic.adapters.clusters.config import ClusterConfig
-from ludic.adapters.exports.exporting import ExportOptions
-from ludic.code.consent import CodeSettings
-from ludic.engines.config import EngineConfig
-from ludic.eval.config import EvalConfig, MeasureConfig
+from ludic.cli.commands import COMMANDS
+from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
-from ludic.launch.config import LaunchConfig, ServeConfig
-from ludic.maintenance.expiry_rule import ExpiryRule
-from ludic.rollouts.config import Question, WorkerConfig
-from ludic.run_config import RunConfig
-from ludic.scoring.options import ScoreOptions
-from ludic.settings import Setting, describe, settings_of
-from ludic.training.config import TrainConfig
+from ludic.run import Run
+from ludic.settings import Setting, describe, groups_in, settings_of
 
 _INTRODUCTION = """# Settings
 
-Written by `make format` from the fields of the dataclasses. A setting is a flag (`--learning-rate 1e-4`), a key of
-the file of `--config FILE.toml` (`learning_rate = 1e-4`; a file that ends in .json holds the same as JSON) and an
-argument in Python. Flags come before the file, the file before the preset of `--algorithm`, and this before what the
-root holds from an earlier start. `None` is the text "None" in flags and TOML, and null in JSON."""
+Written by `make format` from the fields of the dataclasses and the parameters of the operations. A setting is a flag
+(`--learning-rate 1e-4`), a key of the file of `--config FILE.toml` (`learning_rate = 1e-4`; a file that ends in .json
+holds the same as JSON) and an argument in Python. Flags come before the file, the file before the preset of
+`--algorithm`, and this before what the root holds from an earlier start. `None` is the text "None" in flags and TOML,
+and null in JSON. Every command that prints a result has `--json`."""
 
-_USED_BY = {
-    RunConfig: "run, create",
-    TrainConfig: "run, train, launch",
-    WorkerConfig: "worker",
-    LaunchConfig: "run",
-    EngineConfig: "run, worker, eval, launch",
-    CodeSettings: "run, create, worker, train, eval",
-    EvalConfig: "eval",
-    MeasureConfig: "eval, eval compare, report",
-    ScoreOptions: "score",
-    Question: "sample",
-    ServeConfig: "serve",
-    ClusterConfig: "launch",
-    ExportOptions: "export",
-    ExpiryRule: "expire",
-}
-"""Commands that take the settings, by dataclass."""
+_BEGIN, _END = "<!-- made by make format -->\n", "<!-- end -->\n"
+
+
+# --- docs/settings.md ------------------------------------------------------------------------------------------------
 
 
 def page() -> str:
     """Return docs/settings.md."""
-    return "\n".join([_INTRODUCTION, *(line for owner in _USED_BY for line in _sections(owner)), ""])
+    used_by: dict[type, list[str]] = {}
+    for name, command in COMMANDS.items():
+        for group in groups_in(command.load()).values():
+            used_by.setdefault(group, []).append(name)
+    groups = [line for owner, commands in used_by.items() for line in _sections(owner, commands)]
+    own = [line for name in COMMANDS for line in _own(name)]
+    return "\n".join([_INTRODUCTION, *groups, *own, ""])
 
 
 def table(owner: Any) -> Iterator[str]:
@@ -57,24 +49,80 @@ def table(owner: Any) -> Iterator[str]:
     for group, settings in groups.items():
         if group:
             yield from ("", f"### {group}", "", f"{about(settings)}.")
-        yield from ("", "| setting | value | default | meaning |", "| --- | --- | --- | --- |")
-        yield from map(_row, settings)
+        yield from _table(settings)
 
 
-def _sections(owner: Any) -> Iterator[str]:
-    commands = ", ".join(f"`ludic {name}`" for name in _USED_BY[owner].split(", "))
+def _sections(owner: Any, commands: list[str]) -> Iterator[str]:
     first = " ".join((owner.__doc__ or "").split("\n\n")[0].split())
-    yield from ("", f"## {owner.__name__}", "", f"{first} Of {commands}.")
+    yield from ("", f"## {owner.__name__}", "", f"{first} Of {', '.join(f'`ludic {name}`' for name in commands)}.")
     yield from table(owner)
+
+
+def _own(name: str) -> Iterator[str]:
+    """Yield the section of what only this command has."""
+    own = [each for each in settings_of_command(COMMANDS[name].load()) if not each.path and each.name != JSON]
+    if own:
+        yield from ("", f"## ludic {name}", "", f"{COMMANDS[name].about}.")
+        yield from _table(own)
+
+
+def _table(settings: list[Setting]) -> Iterator[str]:
+    yield from ("", "| setting | value | default | meaning |", "| --- | --- | --- | --- |")
+    yield from map(_row, settings)
 
 
 def _row(each: Setting) -> str:
     limits = "".join(f", {limit}" for limit in each.ranges)
     default = str(each.default).lower() if isinstance(each.default, bool) else default_text(each)
     default = "required" if each.default is MISSING else default
-    cells = [f"`{each.name}`", f"{describe(each.kind)}{limits}", default, each.help]
+    name = each.shown.metavar if each.shown is not None and not each.has_flag else each.name
+    cells = [f"`{name}`", f"{describe(each.kind)}{limits}", default, each.help]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
+# --- docs/api.md -----------------------------------------------------------------------------------------------------
+
+
+def methods() -> Mapping[str, Callable[..., Any]]:
+    """Return the operations that are methods of `Run`, by name."""
+    found = ((name, inspect.unwrap(each)) for name, each in vars(Run).items() if inspect.isfunction(each))
+    return {name: each for name, each in found if each.__module__.startswith("ludic.operations.")}
+
+
+def methods_table() -> str:
+    """Return the table of the methods of `Run`: each does what its docstring says first."""
+    commands = {inspect.unwrap(command.load()): name for name, command in COMMANDS.items()}
+    lines = ["| method of `Run` | does | command |", "| --- | --- | --- |"]
+    for name, function in methods().items():
+        does = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+        command = commands.get(function)
+        lines.append(f"| `{name}({_shown(function)})` | {does} | {f'`ludic {command}`' if command else ''} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(function: Callable[..., Any]) -> str:
+    """Return the parameters that are given by position, and ... for others."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    named = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    many = [f"*{each.name}" for each in parameters if each.kind is each.VAR_POSITIONAL]
+    more = ["..."] if any(each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD) for each in parameters) else []
+    return ", ".join([*named, *many, *more])
+
+
+def write(folder: Path, *, check: bool) -> list[str]:
+    """Write the pages of docs/, or only compare them; returns the names of pages that were stale."""
+    api = folder / "api.md"
+    before, _, rest = api.read_text(encoding="utf-8").partition(_BEGIN)
+    after = rest.partition(_END)[2]
+    pages = {folder / "settings.md": page(), api: f"{before}{_BEGIN}{methods_table()}{_END}{after}"}
+    stale = [path for path, text in pages.items() if path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if not check:
+            path.write_text(pages[path], encoding="utf-8")
+    return [str(path) for path in stale]
+
+
 if __name__ == "__main__":
-    print(page(), end="")
+    is_check = sys.argv[2:] == ["--check"]
+    if (names := write(Path(sys.argv[1]), check=is_check)) and is_check:
+        sys.exit(f"{', '.join(names)} is stale; run make format")

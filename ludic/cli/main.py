@@ -1,78 +1,29 @@
 """The `ludic` command: run a subcommand with settings from flags and a TOML file; report errors in one line.
 
 Results go to stdout, progress and logs to stderr. Exits with 0 for success, 1 for a reported failure, 2 for wrong
-usage. A command's flags are imported only for that command, and its module only when the command runs.
+usage. What a command prints follows from its operation's result (ludic.results).
 """
 
 import errno
-import importlib
-import keyword
+import inspect
 import logging
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ludic.children import protect_children_of_libraries
-from ludic.cli.settings import parse
+from ludic.cli.commands import COMMANDS, GROUPS
+from ludic.cli.settings import JSON, exit_with_missing, parse
 from ludic.errors import LudicError, similar_names
 from ludic.installed import LUDIC, installed_version
+from ludic.launch.process import interrupt_on_sigterm
 from ludic.masking import mask
 from ludic.printable import printable
+from ludic.settings import RUN, MissingSettingsError, arguments, opens_its_root, takes_a_root
 
-GROUPS = {
-    "First": {
-        "demo": "Teach a tiny model on this machine, in a minute; with --agents, to call a tool",
-        "run": "Start or resume a run: workers and trainer on this machine or a Ray cluster",
-        "watch": "Show the live state of a run",
-        "view": "Look at a run in the terminal or a browser: versions, groups, rollouts, tokens, labels",
-        "eval": "Evaluate versions of a run, or a model, on held-out examples",
-        "sql": "Query rollouts, batches and metrics in SQL",
-    },
-    "Start": {
-        "create": "Create a run without starting a process",
-        "worker": "Sample rollouts for a run",
-        "train": "Train on a run's rollouts, and publish weights",
-        "serve": "Run a vLLM server on this machine that follows a run's policies",
-        "launch": "Write the files that start a run with Slurm, Kubernetes or SkyPilot",
-    },
-    "Look": {
-        "stats": "Summarize a run: environments, versions, steps and files",
-        "show": "Show one rollout or group",
-        "sample": "Sample answers from a run's policy or from a model",
-        "report": "Write a run, its evaluations and a comparison as one HTML file",
-    },
-    "Evaluate": {
-        "eval compare": "Compare two evaluations on the same examples, in pairs",
-        "eval contamination": "Find prompts of an evaluation in texts that a run trained on",
-        "score": "Score stored rollouts, by a function or an LLM judge",
-    },
-    "Ask again": {
-        "what-if": "Plan a run's stored batches by another advantage, filters or algorithm",
-        "bisect": "Find the first step at which a SQL predicate is true",
-        "cut": "Write the smallest folder that replays one step bit for bit",
-    },
-    "Keep": {
-        "verify": "Check a root's files and data; with --repair, quarantine broken files",
-        "compact": "Rewrite the many small files of finished versions into few large ones",
-        "expire": "Delete rollouts that are no longer needed",
-    },
-    "Exchange": {
-        "export": "Export weights (Hugging Face), tables (Delta, Iceberg) or text (JSONL, CSV)",
-        "import": "Import rollouts that other programs wrote",
-    },
-}
-"""Commands and their descriptions, in the groups of `ludic --help`. The first group has no title there."""
-COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
-"""Commands and their descriptions. Each is a module of ludic.cli.flags (`import` is import_.py) with a dataclass
-`Settings`, and one of ludic.cli with a function `main(settings)`. Flags with many options also have `FIRST`, the names
-of those on the first page of --help."""
-
-_RESUMING = ("run", "train", "launch")
-"""Commands that reuse settings of a root; their modules have `earlier_settings(root, given)`."""
 _MOST_LINES = 4
 _COLUMN = 22
 """Column of the descriptions in `ludic --help`."""
@@ -84,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit."""
     if argv is None:  # this process is the command, and nobody else's
         protect_children_of_libraries()
+        interrupt_on_sigterm()
     args = list(sys.argv[1:] if argv is None else argv)
     _log_to_stderr()
     if sys.stdout is None:
@@ -96,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout.flush()  # here, where a closed pipe is handled
         sys.exit(code)
     except LudicError as error:
-        fail(str(error))
+        fail(str(error), error.exit_code)
     except BrokenPipeError:
         # The reader of our output has closed the pipe, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -123,13 +75,13 @@ class _PrintableFormatter(logging.Formatter):
         return printable(mask(super().format(record)))
 
 
-def fail(message: str) -> None:
-    """Print the message's first lines as one line on stderr, and exit with 1. Only rank 0 prints; all ranks exit."""
+def fail(message: str, exit_code: int = 1) -> None:
+    """Print the message's first lines as one line on stderr, and exit. Only rank 0 prints; all ranks exit."""
     lines = [line.strip() for line in mask(message).splitlines() if line.strip()]
     more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
     if os.environ.get("RANK", "0") == "0":
         print(printable(f"ludic: {' '.join(lines[:_MOST_LINES])}{more}"), file=sys.stderr)
-    sys.exit(1)
+    sys.exit(exit_code)
 
 
 def _dispatch(args: list[str]) -> int:
@@ -151,24 +103,59 @@ def _dispatch(args: list[str]) -> int:
     return _run(name, args[words:])
 
 
-def module_of(name: str) -> str:
-    """Return the name of a command's modules: eval_compare for `eval compare`, import_ for `import`."""
-    return f"{name.replace(' ', '_').replace('-', '_')}{'_' if keyword.iskeyword(name) else ''}"
-
-
 def _run(name: str, args: list[str]) -> int:
-    module = module_of(name)
-    flags = importlib.import_module(f"ludic.cli.flags.{module}")
-    settings = parse(
-        flags.Settings,
-        args,
-        program=f"ludic {name}",
-        description=COMMANDS[name],
-        earlier=partial(_earlier_settings, module) if name in _RESUMING else None,
-        first=getattr(flags, "FIRST", ()),
-    )
-    importlib.import_module(f"ludic.cli.{module}").main(settings)
+    """Call a command's operation and print its result; returns the exit status."""
+    command = COMMANDS[name]
+    operation = command.load()
+    program = f"ludic {name}"
+    values = parse(operation, args, program=program, description=command.about, first=command.first)
+    as_json = values.pop(JSON, False)
+    try:
+        result = _call(operation, values)
+    except MissingSettingsError as error:
+        exit_with_missing(operation, error, program)
+    if result is None:
+        return 0
+    from ludic.results import print_json, printable, stdout_console
+
+    if os.environ.get("RANK", "0") != "0":
+        return 0
+    if as_json:
+        if figures := result.to_dict():
+            print_json(figures)
+    else:
+        result.print_to(stdout_console())
+    for remark in result.remarks:
+        print(printable(f"ludic: {remark}"), file=sys.stderr)
+    if result.failure is not None:
+        fail(result.failure)
     return 0
+
+
+def _call(operation: Callable[..., Any], values: dict[str, Any]) -> Any:
+    """Call an operation with its settings by name; it gets an opened run, unless it takes the place of one."""
+    parameters = inspect.signature(operation).parameters
+    positional: list[Any] = []
+    if takes_a_root(operation):
+        root = values.pop("root")
+        positional.append(root if opens_its_root(operation) else _open_run(root))
+    elif RUN in parameters:
+        positional.append(None)
+    many = [each.name for each in parameters.values() if each.kind is each.VAR_POSITIONAL]
+    positional += [each for name in many for each in values.pop(name, ())]
+    given = arguments(operation, values)
+    if "track" not in parameters:
+        return operation(*positional, **given)
+    from ludic.results import progress_bar
+
+    with progress_bar() as track:
+        return operation(*positional, **given, track=track)
+
+
+def _open_run(url: str) -> Any:
+    from ludic.run import open_run
+
+    return open_run(url)
 
 
 def _print_completion(args: list[str]) -> int:
@@ -181,19 +168,14 @@ def _print_completion(args: list[str]) -> int:
     return 0
 
 
-def _earlier_settings(module: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings that the root holds. given: those that flags and file give."""
-    return importlib.import_module(f"ludic.cli.{module}").earlier_settings(given["root"], given)
-
-
 def _print_help() -> None:
     width = shutil.get_terminal_size().columns
     print("usage: ludic COMMAND ROOT [OPTIONS]\n\nPost-training with storage as the spine.\n")
     for title, commands in GROUPS.items():
         if title != "First":
             print(f"\n{title}:")
-        for name, about in commands.items():
-            lines = textwrap.wrap(about, max(width - _COLUMN, 20))
+        for name, command in commands.items():
+            lines = textwrap.wrap(command.about, max(width - _COLUMN, 20))
             print(f"  {name:<{_COLUMN - 2}}{lines[0]}", *(f"{' ' * _COLUMN}{line}" for line in lines[1:]), sep="\n")
     for line in (
         "`ludic COMMAND --help` lists its options; `--config FILE.toml` sets them from a file.",

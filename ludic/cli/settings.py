@@ -1,94 +1,86 @@
-"""A command's settings: from an earlier start, an algorithm's preset, a file and flags, each over those before it.
+"""A command's settings: from a file and flags, these over those.
 
 All are values by the names of the settings; ludic.settings has the table and the conversion. Flags that are wrong are
 answered in one line, with exit code 2; a bad file raises ConfigError.
 """
 
+import inspect
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, NoReturn
 
 from ludic.errors import ConfigError
-from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, read_flags
+from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
 from ludic.paths import local_path
 from ludic.run_config import RunConfig
-from ludic.settings import Setting, Shown, arguments, given, settings_of, typed, unknown
+from ludic.settings import MissingSettingsError, Setting, settings_of, unknown
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names, load_algorithm
 
-S = TypeVar("S")
-Values = Mapping[str, Any]
-
-RootUrl = Annotated[str, Shown("ROOT", by_position=True)]
-"""Type of a field for the run's folder or URL, a positional argument."""
-
-Algorithm = Annotated[str | None, Shown(f"{{{','.join(algorithm_names())}}}")]
-"""Type of a field for the name of a preset; the file and the flags override the preset's settings."""
+JSON = "json"
+"""Setting of every command that prints a result."""
 
 _EXPERIMENT = {"groups_per_batch", "in_flight", "num_steps"}
 """A command with one of these settings reads experiment files: it skips settings that are for other commands."""
 
 
+def settings_of_command(operation: Callable[..., Any]) -> tuple[Setting, ...]:
+    """Return the settings of an operation, and --json if it returns a result."""
+    table = settings_of(operation)
+    if inspect.signature(operation).return_annotation in (None, "None"):
+        return table
+    return (*table, *settings_of(_printing))
+
+
+def _printing(*, json: bool = False) -> None:
+    """Settings of every command that prints a result.
+
+    Args:
+        json: Print the result as JSON.
+    """
+
+
 def parse(
-    settings: Callable[..., S],
+    operation: Callable[..., Any],
     args: Sequence[str],
     *,
     program: str,
     description: str,
-    earlier: Callable[[Values], Values] | None = None,
     first: Collection[str] = (),
-) -> S:
-    """Return a command's settings, a dataclass.
+) -> dict[str, Any]:
+    """Return the settings that flags and a file give, by name, each in its type.
 
-    earlier: returns the settings of an earlier start; it gets those that flags and file give. first: settings that
-    --help shows of a command with many. Prints help and exits; wrong usage prints the mistake and exits with 2. Raises
-    ConfigError if the file is bad.
+    first: settings that --help shows of a command with many. Prints help and exits; wrong usage prints the mistake and
+    exits with 2. Raises ConfigError if the file is bad.
     """
+    table = settings_of_command(operation)
     try:
-        values = _read(settings, args, program, description, earlier, first)
-        try:
-            return settings(**arguments(settings, values))
-        except ConfigError as error:  # settings that contradict each other
-            raise WrongUsageError(str(error)) from error
+        flags = read_flags(table, args)
+        if "help" in flags:
+            description = f"{description}. --config FILE.toml sets options from a file."
+            print(help_of(table, flags["help"], program, description, first))
+            sys.exit(0)
+        config = flags.pop("config", None)
+        if config == "":
+            raise ConfigError("--config is empty, wanted a TOML file")
+        from_file = {} if config is None else _read_file(local_path(config, "--config"), table)
+        values = from_file | flags
+        check_not_missing(operation, values, program)
     except WrongUsageError as error:
         exit_with(error, program)
-
-
-def _read(
-    owner: Any,
-    args: Sequence[str],
-    program: str,
-    description: str,
-    earlier: Callable[[Values], Values] | None,
-    first: Collection[str],
-) -> dict[str, Any]:
-    """Return all settings by name, each in its type."""
-    names = {each.name for each in settings_of(owner)}
-    flags = read_flags(owner, args)
-    if "help" in flags:
-        description = f"{description}. --config FILE.toml sets options from a file."
-        print(help_of(owner, flags["help"], program, description, first))
-        sys.exit(0)
-    config = flags.pop("config", None)
-    if config == "":
-        raise ConfigError("--config is empty, wanted a TOML file")
-    from_file = {} if config is None else _read_file(local_path(config, "--config"), owner)
-    chosen = from_file | flags
-    before: Values = {}
-    if earlier is not None and chosen.get("root"):
-        before = given(earlier(chosen), f"earlier settings of {chosen['root']}", "stored")
-    algorithm = chosen.get("algorithm") if {"algorithm", "objective"} <= names else None  # what-if takes only its rules
-    preset = {} if algorithm is None else given(load_algorithm(algorithm), f"algorithm {algorithm}")
-    others = {name: value for name, value in {**before, **preset}.items() if name not in chosen}
-    values = typed(owner, others) | chosen
-    check_not_missing(owner, values, program)
     return values
 
 
-def _read_file(path: Path, owner: Any) -> dict[str, Any]:
+def exit_with_missing(operation: Callable[..., Any], error: MissingSettingsError, program: str) -> NoReturn:
+    """Print which settings an operation lacks, by their flags, and exit with 2."""
+    table = {each.name: each for each in settings_of(operation)}
+    exit_with(WrongUsageError(missing_text([table[name] for name in error.names], table.values(), program)), program)
+
+
+def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     """Read a TOML or a JSON file's settings, without those that an experiment file holds for other commands.
 
     `ludic create` takes the run's settings, `ludic train` the trainer's, `ludic worker` its own: one file serves all.
@@ -101,7 +93,7 @@ def _read_file(path: Path, owner: Any) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: wanted a JSON object of settings")
-    table = {each.name: each for each in settings_of(owner) if each.has_flag}
+    table = {each.name: each for each in settings if each.has_flag}
     of_others: dict[str, Setting] = {}
     if table.keys() & _EXPERIMENT:
         of_others = {each.name: each for config in (RunConfig, TrainConfig) for each in settings_of(config)}

@@ -32,11 +32,6 @@ to finish a step and write a checkpoint. What starts processes sets it for them,
 _TORCHRUN_STOP_WITHIN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Environment variable of torchrun: seconds between SIGTERM and SIGKILL to its ranks."""
 
-REPLACED = 93
-"""Exit status of a worker whose slot another worker took. The supervisor waits until the other worker has ended.
-
-Other programs rarely use it, and it counts only if the slot has a newer claim."""
-
 KILL_AFTER_S = 15.0
 """Seconds beyond the time to stop until a process that starts others kills them; torchrun kills its ranks first."""
 

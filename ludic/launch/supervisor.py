@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ludic.children import start_python
-from ludic.errors import LudicError
-from ludic.launch.process import KILL_AFTER_S, REPLACED, SUPERVISED, stop_within_s
+from ludic.errors import LudicError, SlotTakenError
+from ludic.launch.process import KILL_AFTER_S, SUPERVISED, stop_within_s
 from ludic.store.local import open_to_append
 from ludic.temporary import in_temporary, private_folder
 
@@ -49,9 +49,11 @@ class Child:
     log: Path
     """File of its stdout and stderr, over all restarts. Neither it nor its folder may be a symbolic link."""
     is_free: Callable[[], bool] = lambda: True
-    """Returns whether the process that replaced this one has ended; called every 2 s after an exit with REPLACED."""
+    """Returns whether the process that replaced this one has ended; called every 2 s after an exit with
+    the status of SlotTakenError."""
     was_replaced: Callable[[int], bool] = lambda pid: True
-    """Returns whether another process replaced this one, given its process id; called after an exit with REPLACED."""
+    """Returns whether another process replaced this one, given its process id; called after an
+    exit with the status of SlotTakenError."""
     progress: Callable[[], object] = lambda: None
     """Returns a value that progress changes, such as the newest checkpoint's step; a change resets the count."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +113,7 @@ class Child:
 
     def _is_replaced(self) -> bool:
         if self._replaced is None:
-            self._replaced = self.process.returncode == REPLACED and self.was_replaced(self.process.pid)
+            self._replaced = self.process.returncode == SlotTakenError.exit_code and self.was_replaced(self.process.pid)
         return self._replaced
 
     def restart(self, environment: dict[str, str]) -> None:

@@ -93,13 +93,6 @@ def args_of_ranks(args: Sequence[str]) -> list[str]:
     return [arg.replace("$", "$$") for arg in args]
 
 
-def outcome(url: str, step: int, num_steps: int | None) -> str:
-    """Return a sentence about how training ended. step: last step in the weights; num_steps: target, None for none."""
-    if num_steps is not None and step > num_steps:
-        return f"{url} is at step {step} already, which is past num_steps {num_steps}; nothing to train"
-    return f"trained to step {step}{f' of {num_steps}' if num_steps else ''} in {url}"
-
-
 def last_step(root: Root) -> int:
     """Return the step of the checkpoint that a trainer would resume from; 0 if there is none."""
     checkpoint_id = checkpoint_id_to_resume(root, newest_attempt_id(root), checkpoint_ids(root))

@@ -12,19 +12,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.defaults import TARGET_BYTES
+from ludic.defaults import TARGET_BYTES, Track, untracked
 from ludic.errors import SchemaError
+from ludic.results import Frame, Part, Result, plural
 from ludic.schema import arrow_schema, as_schema, rollouts_schema
 from ludic.schema.tables import VERSION_KEY
 from ludic.store.attempts import newest_attempt
@@ -55,7 +56,7 @@ from ludic.store.parquet import (
     row_group_bounds,
 )
 from ludic.store.policies import latest_policy
-from ludic.store.root import Root, Track, untracked
+from ludic.store.root import Root
 
 # --- Merging files --------------------------------------------------------------------------------------------
 # Merge files of one partition of rollouts or requests into a larger one, sorted by group_id, in bounded memory.
@@ -303,15 +304,40 @@ class CompactedPartition:
     """In a dry run a new file counts the bytes of its sources, since only writing shows its size."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CompactionReport(Result):
     """Result of a compaction; in a dry run, as it would be."""
 
+    root: str
+    """URL or path of the root."""
+    dry_run: bool
     before_version: int | None = None
     """Versions below this one were compacted, and requests/, which has no versions; None means all."""
     partitions: list[CompactedPartition] = field(default_factory=list)
     """Partitions in which something changed."""
     skipped: list[Skipped] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        figures = asdict(self)
+        return figures | {"before": figures.pop("before_version")}
+
+    def parts(self) -> Iterator[Part]:
+        """Each partition before and after, what was left alone, and a sentence."""
+        if self.partitions:
+            columns = ("name", "num_files_before", "num_files_after", "size_bytes_before", "size_bytes_after")
+            rows = [asdict(each) for each in self.partitions]
+            yield Frame("partitions", rows, columns, most=len(rows), titles={"name": "partition"})
+        for skipped in self.skipped:
+            yield f"left alone: {skipped.name}: {skipped.reason}"
+        num_files = sum(partition.num_files_before for partition in self.partitions)
+        num_left = sum(partition.num_files_after for partition in self.partitions)
+        if self.partitions:
+            became = "would become" if self.dry_run else "became"
+            yield f"{plural(num_files, 'file')} of {plural(len(self.partitions), 'partition')} {became} {num_left:,}"
+        elif self.before_version == 0:
+            yield "no version is sealed yet: name one with --before, or take --all-versions of a run that is finished"
+        else:
+            yield "there is nothing to compact"
 
 
 def sealed_before(root: Root) -> int:
@@ -340,7 +366,7 @@ def compact(
     Compacted files are left alone, so a second call does nothing. Broken files stay where they are and are reported.
     Raises StoreError if the filesystem fails; calling it again is safe.
     """
-    report = CompactionReport(before_version=before_version)
+    report = CompactionReport(root=root.url, dry_run=dry_run, before_version=before_version)
     folders = [
         version_folder(folder, version)
         for folder in FOLDERS

@@ -4,17 +4,19 @@ Keeps files that a resumed trainer would train on or that steps were trained on,
 prunes weights and checkpoints; the ledger, metrics and policy.json are never deleted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow.compute as pc
 
+from ludic.defaults import Track, untracked
 from ludic.errors import SchemaError
 from ludic.maintenance.expiry_rule import ExpiryRule
+from ludic.results import Frame, Part, Result, plural, size
 from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Cursor, Root, latest_policy
@@ -22,7 +24,6 @@ from ludic.store.attempts import checkpoint_to_resume, newest_attempt
 from ludic.store.files import FOLDERS, Source, list_versions
 from ludic.store.parquet import open_parquet
 from ludic.store.records import ExpiredPartition, Folder
-from ludic.store.root import Track, untracked
 from ludic.store.tombstones import StoredFile, all_rows_match, delete_files, is_trained_on, is_unconsumed, stored_files
 from ludic.store.tombstones import expire as expire_files
 
@@ -35,10 +36,13 @@ group by worker_id, sequence
 _OLDER_STEPS = "select distinct attempt_id, step from all_batches where trainer_version < $first_kept"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpiryReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ExpiryReport(Result):
     """Files that an expiry deleted, and matching files and rows that it kept; in a dry run, as they would be."""
 
+    root: str
+    """URL or path of the root."""
+    folder: str
     rule: str
     dry_run: bool
     expired: Sequence[ExpiredPartition] = ()
@@ -51,6 +55,41 @@ class ExpiryReport:
     """Matching files that steps were trained on."""
     num_matching_rows_left: int = 0
     """Matching rows in files that also hold rows that do not match."""
+
+    def to_dict(self) -> dict[str, Any]:
+        figures = {"root": self.root, "rule": self.rule, "dry_run": self.dry_run}
+        if self.folder not in FOLDERS:
+            return figures | {"deleted": list(self.files)}
+        return figures | {
+            "expired": [asdict(partition) for partition in self.expired],
+            "kept_to_resume": [stored.file.name for stored in self.kept_to_resume],
+            "kept_to_replay": [stored.file.name for stored in self.kept_to_replay],
+            "num_matching_rows_left": self.num_matching_rows_left,
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """What was deleted by partition, and what was kept and why."""
+        done = "would be deleted" if self.dry_run else "deleted"
+        if self.folder not in FOLDERS:
+            sizes = self.files.values()
+            yield f"{plural(len(sizes), 'file')}, {size(sum(sizes))}, {done}"
+            return
+        rows = [asdict(partition) for partition in self.expired]
+        if rows:
+            columns = ("version", "env_name", "num_files", "num_rows", "size_bytes")
+            yield Frame("expired", rows, columns, titles={"env_name": "environment"})
+        files, num_rows, bytes_ = (sum(row[name] for row in rows) for name in ("num_files", "num_rows", "size_bytes"))
+        yield f"{plural(files, 'file')} with {plural(num_rows, 'row')}, {size(bytes_)}, {done}"
+        for kept, why, flag in (
+            (self.kept_to_resume, "a trainer that resumes would still train on them", "--break-resume"),
+            (self.kept_to_replay, "steps were trained on them", "--break-replay"),
+        ):
+            if kept:
+                bytes_kept = size(sum(stored.size_bytes for stored in kept))
+                yield f"kept {plural(len(kept), 'file')}, {bytes_kept}: {why}; {flag} deletes them too"
+        if self.num_matching_rows_left:
+            rows_left = plural(self.num_matching_rows_left, "row")
+            yield f"{rows_left} more match in files that hold other rows too; only whole files are deleted"
 
 
 def expire(
@@ -74,7 +113,7 @@ def expire(
         files = _files_of_older_steps(root, rule) if by_step else _older_files(root, rule, track)
         if not dry_run:
             delete_files(root, files, track)
-        return ExpiryReport(rule=str(rule), dry_run=dry_run, files=files)
+        return ExpiryReport(root=root.url, folder=rule.folder, rule=str(rule), dry_run=dry_run, files=files)
     matching, num_rows_left = _match(root, rule, folder)
     for_resume = for_replay = list[StoredFile]()
     if folder == "rollouts" and not break_resume:
@@ -84,6 +123,8 @@ def expire(
     kept = {stored.file for stored in (*for_resume, *for_replay)}
     chosen = [stored for stored in matching if stored.file not in kept]
     return ExpiryReport(
+        root=root.url,
+        folder=folder,
         rule=str(rule),
         dry_run=dry_run,
         expired=expire_files(root, chosen, rule=str(rule), dry_run=dry_run, track=track),

@@ -4,9 +4,10 @@ Reads policies/ of a root, or a Hugging Face folder, id or URL. Raises ConfigErr
 setting does not fit the model, ModelError if the model can't be loaded.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.errors import ConfigError
 from ludic.models.first_model import base_of_run, local_folder
 from ludic.records import FinishReason, Message
+from ludic.results import Part, Result, Sentence, number
 from ludic.rollouts.config import Question
 from ludic.store import Root, fetch_policy, latest_policy
 from ludic.store.policies import stored_versions
@@ -42,7 +44,48 @@ class Answer:
         return float(self.logprobs.mean(dtype="float64"))
 
 
-def sample_run(root: Root, question: Question, version: int | None = None) -> list[Answer]:
+class Answers(Result, Sequence[Answer]):
+    """Answers to one prompt."""
+
+    def __init__(self, source: str, answers: Sequence[Answer]) -> None:
+        """source: root or model that was asked."""
+        self.source = source
+        self._answers = answers
+
+    @overload
+    def __getitem__(self, index: int) -> Answer: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Answer]: ...
+
+    def __getitem__(self, index: int | slice) -> Answer | Sequence[Answer]:
+        return self._answers[index]
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def to_dict(self) -> dict[str, Any]:
+        answers = [
+            {
+                "text": answer.text,
+                "finish_reason": answer.finish_reason,
+                "mean_logprob": answer.mean_logprob,
+                "tokens": answer.tokens.tolist(),
+                "logprobs": answer.logprobs.tolist(),
+            }
+            for answer in self._answers
+        ]
+        return {"source": self.source, "policy_version": self._answers[0].policy_version, "answers": answers}
+
+    def parts(self) -> Iterator[Part]:
+        """Each answer below a line of its figures."""
+        for number_, answer in enumerate(self._answers, 1):
+            facts = f"{number_}: {len(answer.tokens)} tokens, finish_reason {answer.finish_reason}"
+            yield Sentence(f"{facts}, mean logprob {number(answer.mean_logprob, 4)}", style="dim")
+            yield answer.text
+
+
+def sample_run(root: Root, question: Question, version: int | None = None) -> Answers:
     """Sample answers from a published version of a run's policy; None means the latest."""
     version = _latest_version(root) if version is None else version
     with temporary_folder("policy") as cached:
@@ -52,13 +95,13 @@ def sample_run(root: Root, question: Question, version: int | None = None) -> li
             raise ConfigError(
                 f"{root.url} holds no weights of version {version}; it has {_stored_versions(root)}"
             ) from None
-        return _sample(folder, question, root, version)
+        return Answers(root.url, _sample(folder, question, root, version))
 
 
-def sample_model(model: str, question: Question) -> list[Answer]:
+def sample_model(model: str, question: Question) -> Answers:
     """Sample answers from a model: a folder, Hugging Face id or URL."""
     with local_folder(model) as folder:
-        return _sample(str(folder), question, None, None)
+        return Answers(model, _sample(str(folder), question, None, None))
 
 
 def _sample(folder: str, question: Question, root: Root | None, version: int | None) -> list[Answer]:

@@ -6,7 +6,7 @@ view `scores` counts it once. Raises ConfigError, QueryError, StoreError, and Ti
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from ludic.by_name import find_by_name
+from ludic.defaults import Track, untracked
 from ludic.records import Rollout
+from ludic.results import Part, Result, number, plural
 from ludic.schema import from_table
 from ludic.scoring.calls import Scored, score_all
 from ludic.scoring.options import ScoreOptions
@@ -24,7 +26,6 @@ from ludic.scoring.scorer import Scorer, UsersScorer
 from ludic.sql.query import open_result
 from ludic.store import Root
 from ludic.store.files import whole_rows
-from ludic.store.root import Track, untracked
 from ludic.store.tables import Row, ScoreLog, check_scorer_name
 
 # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
@@ -48,14 +49,17 @@ from chosen
 left join done using (rollout_id)
 """
 _MOST_REASONS = 5
+_SHOWN_DIGITS = 12
 JUDGE = "ludic.adapters.judge:JudgeScorer"
 """The Scorer of options with a judge_url."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ScoreReport(Result):
     """Result of scoring."""
 
+    root: str
+    """URL or path of the root."""
     scorer: str
     version: str
     """Version of the scorer, a digest in hexadecimal."""
@@ -71,6 +75,22 @@ class ScoreReport:
     """Money; None if no call stated its cost."""
     reasons: Mapping[str, int]
     """The most frequent reasons of failures, with their counts."""
+
+    def parts(self) -> Iterator[Part]:
+        """The counts, in a sentence."""
+        counts = [f"{plural(self.num_scored, 'rollout')} scored", f"{self.num_failed:,} failed"]
+        if self.num_done_before:
+            counts.append(f"{self.num_done_before:,} scored before")
+        if self.num_input_tokens or self.num_output_tokens:
+            counts.append(f"{self.num_input_tokens:,} tokens read, {self.num_output_tokens:,} written")
+        if self.cost is not None:
+            counts.append(f"cost {number(self.cost)}")
+        yield f"{self.scorer}@{self.version[:_SHOWN_DIGITS]}: {'; '.join(counts)}"
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """The most frequent reasons of failures."""
+        return [f"{count:,} failed: {reason}" for reason, count in self.reasons.items()]
 
 
 def score_rollouts(root: Root, options: ScoreOptions, track: Track = untracked) -> ScoreReport:
@@ -92,6 +112,7 @@ def score_rollouts(root: Root, options: ScoreOptions, track: Track = untracked) 
     finally:
         scorer.close()
     return ScoreReport(
+        root=root.url,
         scorer=name,
         version=scorer.version,
         num_scored=totals.num_scored,

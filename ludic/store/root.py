@@ -1,10 +1,9 @@
 """The root of a run: a folder on any fsspec filesystem whose run.json holds the run's settings."""
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import fsspec
 
@@ -179,16 +178,3 @@ def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
         raise ConfigError(
             f"{where} is not a run.json that ludic can read: {error}; put a sound copy of the file in its place"
         ) from error
-
-
-# --- Progress -------------------------------------------------------------------------------------------------
-# Progress of slow work: reported by the functions that do it, shown by the caller that has a terminal.
-
-
-Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
-"""Passes on the items of an iterable of known length, and shows their count with a description."""
-
-
-def untracked(items: Iterable[Any], total: int, description: str) -> Iterable[Any]:
-    """A Track that shows nothing."""
-    return items

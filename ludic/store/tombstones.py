@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ludic.defaults import Track, untracked
 from ludic.errors import SchemaError
 from ludic.store.catalogue import (
     EXPIRED,
@@ -30,7 +31,7 @@ from ludic.store.local import SCRATCH
 from ludic.store.parquet import read_columns
 from ludic.store.reader import Cursor, Intervals
 from ludic.store.records import ExpiredPartition, QuarantinedFile, Spans, Tombstone, encode_record
-from ludic.store.root import Root, Track, untracked
+from ludic.store.root import Root
 
 # --- expired/ -------------------------------------------------------------------------------------------------
 # Delete rollouts that are no longer needed: put a tombstone, then delete whole files.

@@ -1,14 +1,12 @@
 """Show how much of evaluated prompts occurs in trained texts."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
 from ludic.eval.contamination import Overlaps
-from ludic.viewer.output import Shown, cell, number, plain_table
+from ludic.results import Frame, Part, Result, Sentence
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,7 +15,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Contamination(Shown):
+class Contamination(Result):
     """Overlaps of evaluated prompts with trained texts. Prints well; the tables are Polars DataFrames."""
 
     overlaps: Overlaps
@@ -59,22 +57,16 @@ class Contamination(Shown):
         counts = {"num_trained": self.num_trained, "num_absent": self.num_absent}
         return {**counts, "total": self.total.to_dicts(), "examples": self.examples.to_dicts()}
 
-    def print_to(self, console: Console) -> None:
-        """Print the total of each environment, then the examples with the most overlap."""
-        table = plain_table("env", ">examples", ">with overlap", ">n-grams", ">trained on", ">share")
-        for row in self.total.to_dicts():
-            counts = (row[name] for name in ("num_examples", "num_overlapping", "num_ngrams", "num_found"))
-            table.add_row(cell(row["env_name"]), *(f"{count:,}" for count in counts), number(row["share"], 4))
-        console.print(table)
+    def parts(self) -> Iterator[Part]:
+        """The total of each environment, then the examples with the most overlap."""
+        columns = ("env_name", "num_examples", "num_overlapping", "num_ngrams", "num_found", "share")
+        titles = {"num_overlapping": "with overlap", "num_ngrams": "n-grams", "num_found": "trained on"}
+        yield Frame("total", self.total.to_dicts(), columns, titles=titles)
         rows = [row for row in self.examples.to_dicts() if row["num_found"]]
-        table = plain_table("example", ">n-grams", ">trained on", "most with rollout", ">of them")
-        for row in rows[:_SHOWN]:
-            found = f"{row['num_ngrams']:,}", f"{row['num_found']:,}"
-            table.add_row(cell(row["env_example_id"]), *found, cell(row["rollout_id"]), f"{row['num_shared']:,}")
         if rows:
-            console.print(table)
-        if len(rows) > _SHOWN:
-            console.print(Text(f"{len(rows) - _SHOWN:,} more examples with overlap", style="dim"))
+            titles |= {"env_example_id": "example", "rollout_id": "most with rollout", "num_shared": "of them"}
+            shown = ("env_example_id", "num_ngrams", "num_found", "rollout_id", "num_shared")
+            yield Frame("examples", rows, shown, most=_SHOWN, titles=titles)
         if self.num_absent:
             said = f"{self.num_absent:,} of {self.num_trained:,} trained rollouts are not stored here, so not compared"
-            console.print(Text("warning ", style="yellow").append(said, "default"), soft_wrap=True)
+            yield Sentence(said, mark="warning ", style="yellow")

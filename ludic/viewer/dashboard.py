@@ -13,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ludic.results import age, plural, printable, size, sparkline
 from ludic.viewer.balance import MOST_WAITING
 from ludic.viewer.dashboard_tables import by_environment, by_worker, rates
-from ludic.viewer.output import age, plural, printable, size, sparkline
 from ludic.viewer.status import WINDOW, Row, RunStatus, Trainer
 
 _MOST_COLUMNS = 80

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ludic.viewer.output import age, number, printable
+from ludic.results import age, number, printable
 from ludic.viewer.status import WINDOW, Row, RunStatus
 
 _MOST_WORKERS = 8

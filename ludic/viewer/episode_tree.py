@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-from ludic.viewer.output import number, plural, printable
+from ludic.results import number, plural, printable
 
 _EXCERPT = 100
 _ID_DIGITS = 12

@@ -1,16 +1,13 @@
 """Show the numbers of evaluations, and of a comparison in pairs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.text import Text
 
 from ludic.eval.compare import Compared
 from ludic.eval.numbers import Numbers
-from ludic.viewer.output import NOT_ESTIMATED, Shown, cell, number, plain_table, plural, printable
+from ludic.results import NOT_ESTIMATED, Frame, Part, Result, Sentence, number, plural, to_frame
 
 if TYPE_CHECKING:
     import polars as pl
@@ -19,7 +16,7 @@ _DIGITS = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Evaluation(Shown):
+class Evaluation(Result):
     """Numbers of stored evaluations. Prints well; the tables are Polars DataFrames."""
 
     url: str
@@ -46,37 +43,35 @@ class Evaluation(Shown):
         samples, measures = self.numbers.counts.to_pylist(), list(self.numbers.rows)
         return {"root": self.url, "confidence": self.confidence, "samples": samples, "measures": measures}
 
-    def print_to(self, console: Console) -> None:
-        """Print a table of samples, then one of measures."""
+    def parts(self) -> Iterator[Part]:
+        """A table of samples, then one of measures."""
         counts = self.numbers.counts.to_pylist()
         has_several = len({row["evaluation"] for row in counts}) > 1
         keys = ["policy_version", "env_name", *(["evaluation"] if has_several else [])]
-        if "entry" in self.numbers.counts.column_names:
+        of_entries = "entry" in self.numbers.counts.column_names
+        if of_entries:
             keys = ["entry", "policy_version"]
-        titles = [{"policy_version": "version", "env_name": "env"}.get(name, name) for name in keys]
-        table = plain_table(*titles, ">examples", ">samples", ">unscored", ">failed", ">sampled tokens")
         figures = ("num_examples", "num_samples", "num_unscored", "num_failed", "num_sampled_tokens")
-        for row in counts:
-            table.add_row(*(cell(row[name]) for name in keys), *(f"{row[name]:,}" for name in figures))
-        console.print(table)
-        table = plain_table(*titles, "measure", ">mean", f">{100 * self.confidence:g}% interval", ">error", ">left out")
-        of_entries = "entry" in keys
-        for row in sorted(
-            self.numbers.rows, key=lambda row: () if of_entries else (row["policy_version"], row["env_name"])
-        ):
-            table.add_row(
-                *(cell(row[name]) for name in keys),
-                measure_title(row),
-                number(row["estimate"], _DIGITS),
-                interval_text(row),
-                number(row["std_error"], 3),
-                f"{row['num_missing']:,}" if row["num_missing"] else "",
-            )
-        console.print(table)
+        yield Frame("samples", counts, (*keys, *figures), most=len(counts))
+        rows = list(self.numbers.rows)
+        if not of_entries:
+            rows.sort(key=lambda row: (row["policy_version"], row["env_name"]))
+        yield Frame(
+            "measures",
+            rows,
+            (*keys, "measure", "estimate", "interval", "std_error", "left_out"),
+            most=len(rows),
+            titles={"interval": f"{100 * self.confidence:g}% interval"},
+            derived={
+                "measure": measure_title,
+                "interval": interval_text,
+                "left_out": lambda row: row["num_missing"] or None,
+            },
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Comparison(Shown):
+class Comparison(Result):
     """Differences from a baseline on the same examples. Prints well; the tables are Polars DataFrames."""
 
     compared: Compared
@@ -87,12 +82,12 @@ class Comparison(Shown):
     @cached_property
     def differences(self) -> "pl.DataFrame":
         """Each difference with its interval, p-values and power, by side, environment, measure and part."""
-        return _frame(self.compared.rows)
+        return to_frame(self.compared.rows)
 
     @cached_property
     def examples(self) -> "pl.DataFrame":
         """The means of both sides for each example, and their difference: gains and losses."""
-        return _frame(self.compared.examples)
+        return to_frame(self.compared.examples)
 
     @property
     def warnings(self) -> list[str]:
@@ -108,28 +103,23 @@ class Comparison(Shown):
             "warnings": self.warnings,
         }
 
-    def print_to(self, console: Console) -> None:
-        """Print a table of differences, what limits them, and warnings."""
+    def parts(self) -> Iterator[Part]:
+        """A table of differences, what limits them, and warnings."""
         rows = self.compared.rows
-        console.print(Text(f"baseline {printable(rows[0]['a'])}, paired on the same examples"), soft_wrap=True)
-        interval = f">{100 * self.confidence:g}% interval"
-        table = plain_table("side", "env", "measure", ">baseline", ">side", ">diff.", interval, ">p", ">p (Holm)")
-        table.collapse_padding = True  # else nine columns need more than 80 characters
+        yield f"baseline {rows[0]['a']}, paired on the same examples"
+        columns = ("side", "env_name", "measure", "estimate_a", "estimate_b", "difference")
+        yield Frame(
+            "differences",
+            rows,
+            (*columns, "interval", "p_value", "p_holm"),
+            most=len(rows),
+            titles={"interval": f"{100 * self.confidence:g}% interval"},
+            derived={"side": side_name, "measure": measure_title, "interval": partial(interval_text, digits=3)},
+        )
         for row in rows:
-            means = (number(row[name], 3) for name in ("estimate_a", "estimate_b", "difference"))
-            p_values = (number(row[name], 2) for name in ("p_value", "p_holm"))
-            table.add_row(
-                *map(cell, (side_name(row), row["env_name"])),
-                measure_title(row),
-                *means,
-                interval_text(row, 3),
-                *p_values,
-            )
-        console.print(table)
-        for row in rows:
-            console.print(Text(_limits(row, self.difference), style="dim"), soft_wrap=True)
+            yield Sentence(_limits(row, self.difference), style="dim")
         for warning in self.warnings:
-            console.print(Text("warning ", style="yellow").append(printable(warning), "default"), soft_wrap=True)
+            yield Sentence(warning, mark="warning ", style="yellow")
 
 
 def side_name(row: Mapping[str, Any]) -> str:
@@ -138,10 +128,10 @@ def side_name(row: Mapping[str, Any]) -> str:
     return f"@{version}" if row["a"].rpartition("@")[0] == url else row["b"]
 
 
-def measure_title(row: Mapping[str, Any]) -> Text:
+def measure_title(row: Mapping[str, Any]) -> str:
     """Return the name of a row's measure, with its part and k."""
     k = "" if row["k"] is None else f", k = {row['k']}"
-    return cell(f"{row['measure']}{'' if row['part'] is None else ' ' + row['part']}{k}")
+    return f"{row['measure']}{'' if row['part'] is None else ' ' + row['part']}{k}"
 
 
 def interval_text(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
@@ -151,7 +141,7 @@ def interval_text(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
 
 def _limits(row: Mapping[str, Any], difference: float) -> str:
     """Return one line: pairs, test, power, and what was left out."""
-    name = f"{printable(side_name(row))} {printable(row['env_name'])} {measure_title(row).plain}"
+    name = f"{side_name(row)} {row['env_name']} {measure_title(row)}"
     return f"{name}: {', '.join(facts_of(row, difference))}"
 
 
@@ -169,9 +159,3 @@ def facts_of(row: Mapping[str, Any], difference: float) -> Iterator[str]:
         yield f"examples of one side only: {row['num_only_a']:,} of the baseline, {row['num_only_b']:,} of this one"
     if row["num_missing_a"] or row["num_missing_b"]:
         yield f"values left out: {row['num_missing_a']:,} of the baseline, {row['num_missing_b']:,} of this one"
-
-
-def _frame(rows: Sequence[Mapping[str, Any]]) -> "pl.DataFrame":
-    import polars as pl
-
-    return pl.DataFrame(list(rows), infer_schema_length=None)

@@ -6,7 +6,7 @@ UnknownIdError if the id matches nothing or several ids.
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import duckdb
@@ -15,12 +15,12 @@ from rich.console import Console
 from ludic.errors import LudicError, QueryError
 from ludic.maintenance.verify import TABLES, read_footers
 from ludic.records import Rollout
+from ludic.results import Result
 from ludic.schema import from_table, resolve_row
 from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Root
 from ludic.store.files import Address, find_rows, read_addresses
-from ludic.viewer.output import Shown
 from ludic.viewer.tokens import load_token_reader, token_rows
 from ludic.viewer.transcript import Look, print_found
 
@@ -69,7 +69,7 @@ order by attempt_id nulls first, role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Found(Shown):
+class Found(Result):
     """A rollout or a group found by its id. Prints as a readable conversation, or as a table of the group."""
 
     root: Root
@@ -87,6 +87,8 @@ class Found(Shown):
     code: list[dict[str, Any]]
     """Rows of the view `code`: the environment and users' scorers that scored it, then the advantages of the attempts
     that considered it."""
+    look: Look = field(default_factory=Look)
+    """How it is printed."""
 
     @property
     def record(self) -> Rollout:
@@ -116,9 +118,9 @@ class Found(Shown):
         """Return everything as plain values, as `ludic show --json` prints it."""
         return {"kind": self.kind, "rows": self.rows, "uses": self.uses, "code": self.code}
 
-    def print_to(self, console: Console, look: Look | None = None) -> None:
+    def print_to(self, console: Console) -> None:
         """Print for people."""
-        print_found(console, self, look or Look())
+        print_found(console, self, self.look)
 
 
 _TOKEN_COLUMNS = ["rollout_id", "index", "token_id", "text", "logprob", "reward", "sampled"]
@@ -128,8 +130,12 @@ class UnknownIdError(LudicError, LookupError):
     """An id matches no rollout or group, or several."""
 
 
-def look_up(root: Root, part: str, *kinds: Kind, con: duckdb.DuckDBPyConnection | None = None) -> Found:
+def look_up(
+    root: Root, part: str, *kinds: Kind, con: duckdb.DuckDBPyConnection | None = None, look: Look | None = None
+) -> Found:
     """Find the rollout or group that `part` of an id matches; kinds: search only these. con: a connection to the root.
+
+    look: how it is printed.
 
     Leaves out broken files, with a warning. Raises UnknownIdError, StoreError.
     """
@@ -147,7 +153,7 @@ def look_up(root: Root, part: str, *kinds: Kind, con: duckdb.DuckDBPyConnection 
         found = _look_up(connect(root, without=broken), root, part, addresses, kinds)
     if found.kind not in kinds:
         raise UnknownIdError(f"{part!r} is a {found.kind}, wanted a {kinds[0]}; use Run.{found.kind} for it")
-    return found
+    return found if look is None else replace(found, look=look)
 
 
 def _look_up(

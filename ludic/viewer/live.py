@@ -10,10 +10,10 @@ from rich.live import Live
 from rich.text import Text
 
 from ludic.errors import SchemaError, StoreError
+from ludic.results import printable
 from ludic.store.records import CheckpointId
 from ludic.troubles import TroubleLog
 from ludic.viewer.dashboard import draw
-from ludic.viewer.output import printable
 from ludic.viewer.status import Row, RunStatus, Watcher, describe_step
 
 logger = logging.getLogger("ludic.run")

@@ -3,41 +3,32 @@
 Reads footers and scalar columns, no tokens. Files that can't be read, or were quarantined, are listed and left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from rich.console import Console
-from rich.text import Text
 
+from ludic.defaults import Track, untracked
 from ludic.maintenance.verify import TABLES, Footer, read_footers
+from ludic.results import Frame, Part, Result, Sentence, number, plural, sparkline
 from ludic.sql import connect
 from ludic.sql.reports import read_reports
 from ludic.sql.snapshot import count_rows
 from ludic.store import Root
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
-from ludic.store.root import Track, untracked
 from ludic.store.tombstones import list_quarantined
-from ludic.viewer.output import Shown, cell, number, pairs, plain_table, plural, printable, size, sparkline
 
 if TYPE_CHECKING:
     import polars as pl
 
 _MOST_VERSIONS = 10
-_SHOWN_DIGITS = 12
-_KEY_TITLES = {"policy_version": "version", "env_name": "env"}
-_FRACTIONS = {
-    "truncated": "truncated_fraction",
-    "incomplete": "incomplete_fraction",
-    "unparsed": "parse_error_fraction",
-    "failed": "error_fraction",
-}
+_FRACTIONS = ("truncated_fraction", "incomplete_fraction", "parse_error_fraction", "error_fraction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Stats(Shown):
+class Stats(Result):
     """Figures of a run. Prints well; each table is a Polars DataFrame."""
 
     facts: Mapping[str, Any]
@@ -96,22 +87,28 @@ class Stats(Shown):
         assert isinstance(frame, pl.DataFrame)
         return frame
 
-    def print_to(self, console: Console) -> None:
-        """Print tables for people."""
-        console.print(pairs(describe_run(self.facts)))
-        _print_folders(console, self.facts)
-        if self.facts["rollouts"]["num_rollouts"]:
-            _print_means(console, "environments", self.facts["environments"])
-            _print_versions(console, self.facts["versions"])
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.facts)
+
+    def parts(self) -> Iterator[Part]:
+        """The run, its folders, means by environment and version, scores, training, and files left out."""
+        facts = self.facts
+        yield describe_run(facts)
+        yield _folders(facts)
+        if facts["rollouts"]["num_rollouts"]:
+            yield from _means("environments", facts["environments"])
+            yield from _versions(facts["versions"])
         else:
-            console.print("no rollouts yet")
-        _print_means(console, "evals", self.facts["evals"])
-        _print_scores(console, self.facts["scores"])
-        _print_training(console, self.facts)
-        for file in self.facts["unreadable"]:
-            _print_file(console, "unreadable", "bold red", f"{file['name']}: {file['problem']}")
-        for file in self.facts["quarantined"]:
-            _print_file(console, "quarantined", "yellow", f"{file['name']}: {file['reason']}")
+            yield "no rollouts yet"
+        yield from _means("evals", facts["evals"])
+        if facts["scores"]:
+            columns = ("scorer", "scorer_version", "name", "num_scores", "value_mean", "num_failed")
+            yield Frame("scores", facts["scores"], columns, titles={"name": "value"}, has_heading=True)
+        yield _training(facts) if facts["attempts"] else "never trained"
+        for file in facts["unreadable"]:
+            yield Sentence(f"{file['name']}: {file['problem']}", mark="unreadable ", style="bold red")
+        for file in facts["quarantined"]:
+            yield Sentence(f"{file['name']}: {file['reason']}", mark="quarantined ", style="yellow")
 
 
 def collect_stats(root: Root, track: Track = untracked) -> Stats:
@@ -163,10 +160,6 @@ def _folders_with(sizes: dict[str, int], file: str) -> list[str]:
     return [name.removesuffix(f"/{file}") for name in sizes if name.endswith(f"/{file}")]
 
 
-def _print_file(console: Console, what: str, style: str, line: str) -> None:
-    console.print(Text(f"{what} ", style=style).append(printable(line), "default"), soft_wrap=True)
-
-
 def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
     """Return a run's main settings as texts by title. stats: root, run_id and run, as in `Stats.facts`."""
     run = stats["run"]
@@ -184,83 +177,52 @@ def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _print_folders(console: Console, stats: Mapping[str, Any]) -> None:
+def _folders(stats: Mapping[str, Any]) -> Frame:
     totals = stats["rollouts"]
-    table = plain_table("folder", ">files", ">rows", ">size", "")
-    for folder, found in stats["folders"].items():
-        rows = f"{found['num_rows']:,}" if "num_rows" in found else ""
-        note = ""
-        if folder == "rollouts" and totals["num_rollouts"]:
-            note = (
-                f"{totals['num_groups']:,} groups, {totals['num_response_tokens']:,} response tokens, "
-                f"{totals['bytes_per_response_token']:.1f} B each"
-            )
-        if folder == "policies":
-            note = f"{stats['policies']['num_versions']} versions, {stats['policies']['num_stored']} with weights"
-        if folder == "checkpoints":
-            note = ", ".join(name.removeprefix("checkpoints/") for name in stats["checkpoints"])
-        table.add_row(folder, f"{found['num_files']:,}", rows, size(found["size_bytes"]), note)
-    console.print(table)
-
-
-def _print_means(console: Console, key: str, rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    keys = [name for name in _KEY_TITLES if name in rows[0]]
-    titles = [_KEY_TITLES[name] for name in keys]
-    table = plain_table(*titles, ">rollouts", ">reward", ">tokens", *(f">{title}" for title in _FRACTIONS))
-    table.collapse_padding = True  # else eight columns need more than 80 characters
-    for row in rows:
-        table.add_row(
-            *(cell(row[name]) for name in keys),
-            f"{row['num_rollouts']:,}",
-            number(row["reward_mean"], 4),
-            f"{row['response_length_mean']:.1f}",
-            *(f"{row[name]:.1%}" for name in _FRACTIONS.values()),
+    notes = {
+        "policies": f"{stats['policies']['num_versions']} versions, {stats['policies']['num_stored']} with weights",
+        "checkpoints": ", ".join(name.removeprefix("checkpoints/") for name in stats["checkpoints"]),
+    }
+    if totals["num_rollouts"]:
+        notes["rollouts"] = (
+            f"{totals['num_groups']:,} groups, {totals['num_response_tokens']:,} response tokens, "
+            f"{totals['bytes_per_response_token']:.1f} B each"
         )
-    console.print(Text(key, style="bold"))
-    console.print(table)
+    rows = [
+        {"folder": folder, "num_rows": None, **found, "note": notes.get(folder, "")}
+        for folder, found in stats["folders"].items()
+    ]
+    columns = ("folder", "num_files", "num_rows", "size_bytes", "note")
+    return Frame("folders", rows, columns, titles={"size_bytes": "size", "note": ""})
 
 
-def _print_scores(console: Console, rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    table = plain_table("scorer", "version", "value", ">scores", ">mean", ">failed")
-    for row in rows:
-        names = (printable(row["scorer"]), printable(row["scorer_version"][:_SHOWN_DIGITS]), printable(row["name"]))
-        table.add_row(*names, f"{row['num_scores']:,}", number(row["value_mean"], 4), f"{row['num_failed']:,}")
-    console.print(Text("scores", style="bold"))
-    console.print(table)
+def _means(name: str, rows: Sequence[Mapping[str, Any]], heading: str = "") -> Iterator[Frame]:
+    if rows:
+        keys = [key for key in ("policy_version", "env_name") if key in rows[0]]
+        columns = (*keys, "num_rollouts", "reward_mean", "response_length_mean", *_FRACTIONS)
+        yield Frame(name, rows, columns, most=len(rows), has_heading=True, heading=heading)
 
 
-def _print_versions(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Print a sparkline of all versions, and a table of the first and last versions."""
+def _versions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
+    """Yield a sparkline of all versions, and a table of the first and last versions."""
     rewards = [row["reward_mean"] for row in rows if row["reward_mean"] is not None]
     if len(rewards) > 1:
         line = f"reward by version  {number(rewards[0], 4)} {sparkline(rewards, 40)} {number(rewards[-1], 4)}"
-        console.print(Text(line, style="green"), no_wrap=True, overflow="ellipsis")
+        yield Sentence(line, style="green")
     half = _MOST_VERSIONS // 2
     shown = rows if len(rows) <= _MOST_VERSIONS else [*rows[:half], *rows[-half:]]
     left_out = len(rows) - len(shown)
-    title = f"versions ({left_out} in the middle left out)" if left_out else "versions"
-    _print_means(console, title, shown)
+    yield from _means("versions", shown, f"versions ({left_out} in the middle left out)" if left_out else "")
 
 
-def _print_training(console: Console, stats: Mapping[str, Any]) -> None:
+def _training(stats: Mapping[str, Any]) -> dict[str, str]:
     steps, attempts = stats["steps"], stats["attempts"]
-    if not attempts:
-        console.print("never trained")
-        return
     drops = ", ".join(f"{reason} {count:,}" for reason, count in steps["drops"].items())
     started = f"{attempts[-1]['created_at']:%Y-%m-%d %H:%M:%S} UTC"
-    console.print(
-        pairs(
-            {
-                "steps": f"{steps['last_step'] or 0} planned, {steps['num_used']:,} rollouts used, "
-                f"mean off-policy steps {number(steps['off_policy_steps_mean'], 3)}",
-                "dropped": f"{plural(steps['num_dropped'], 'rollout')}" + (f": {drops}" if drops else ""),
-                "attempts": f"{len(attempts)}, the newest by {attempts[-1]['owner']} at {started}",
-                "policy": f"newest with weights: version {stats['policies']['newest_stored']}",
-            }
-        )
-    )
+    return {
+        "steps": f"{steps['last_step'] or 0} planned, {steps['num_used']:,} rollouts used, "
+        f"mean off-policy steps {number(steps['off_policy_steps_mean'], 3)}",
+        "dropped": f"{plural(steps['num_dropped'], 'rollout')}" + (f": {drops}" if drops else ""),
+        "attempts": f"{len(attempts)}, the newest by {attempts[-1]['owner']} at {started}",
+        "policy": f"newest with weights: version {stats['policies']['newest_stored']}",
+    }

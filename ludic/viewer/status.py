@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ludic.results import Result
 from ludic.store import Attempt, MetricsTail, Root, latest_policy, read_attempt
 from ludic.store.attempts import checkpoint_ids
 from ludic.store.claims import LeaseState, LeaseWatch, newest_claim, read_lease
@@ -26,7 +27,6 @@ from ludic.troubles import (
     find_truncated_support,
 )
 from ludic.viewer.balance import Balance, find_balance
-from ludic.viewer.output import Shown
 
 Row = Mapping[str, Any]
 """One row of the metrics table."""
@@ -58,7 +58,7 @@ class Trainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class RunStatus(Shown):
+class RunStatus(Result):
     """State of a run at one moment. Prints as the panel of `ludic watch`."""
 
     root: Root

@@ -1,8 +1,13 @@
-"""Print a query's result as a table: its first rows, side by side or, if they are too wide, one below the other."""
+"""Write a query's result: as JSON, CSV or Parquet, or its first rows as a table.
 
+The rows of a table stand side by side or, if they are too wide, one below the other.
+"""
+
+import io
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 from rich import box
@@ -10,10 +15,36 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ludic.viewer.output import cell, pairs, printable
+from ludic.errors import ConfigError
+from ludic.results import cell, pairs, printable, stdout_console
+from ludic.row_files import open_sink, write_result
 
 _NARROWEST = 16
 """Minimum width of a column; a table that would need narrower columns is printed row by row."""
+
+
+def write_rows(result: pa.RecordBatchReader, format: str, out: Path | None, max_rows: int) -> None:
+    """Write rows to a file, or to stdout if `out` is None. format: table, json, csv or parquet. Raises ConfigError."""
+    is_shown = out is None and sys.stdout.isatty()
+    if format == "parquet" and is_shown:
+        raise ConfigError("Parquet is not for a terminal; add --out FILE.parquet, or pipe it")
+    with open_sink(out) as sink:
+        if format == "table":
+            text = io.TextIOWrapper(sink, encoding="utf-8", write_through=True) if out else None
+            print_table(result, Console(file=text, width=200) if text else stdout_console(), max_rows)
+        else:
+            write_result(result, format, cast(BinaryIO, _Printable(sink)) if is_shown else sink)
+
+
+class _Printable(io.RawIOBase):
+    """The terminal, which must not obey control characters in the data; a file or a pipe gets them as they are."""
+
+    def __init__(self, terminal: BinaryIO) -> None:
+        self._terminal = terminal
+
+    def write(self, text: Any) -> int:
+        # \\r is a control character too, and no line that ludic writes ends with one.
+        return self._terminal.write(printable(bytes(text).decode()).encode())
 
 
 def print_table(result: pa.RecordBatchReader, console: Console, max_rows: int) -> None:

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from ludic.results import cell, number, plain_table, printable
 from ludic.store import Root
 from ludic.store.catalogue import WEIGHT_FILES
-from ludic.viewer.output import cell, number, plain_table, printable
 
 Color = Literal["logprob", "advantage", "ratio", "mask", "none"]
 TokenReader = Callable[[Sequence[int]], list[str]]

@@ -9,9 +9,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from ludic.results import cell, number, pairs, plain_table, plural, printable
 from ludic.schema import extra_names
 from ludic.viewer.episode_tree import episode_tree
-from ludic.viewer.output import cell, number, pairs, plain_table, plural, printable
 from ludic.viewer.tokens import (
     Color,
     TokenReader,

@@ -1,14 +1,10 @@
 """Show the results of what-if, bisect and cut."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
-from ludic.printable import printable
-from ludic.viewer.output import Shown, cell, number, pairs, plain_table, plural, size
+from ludic.results import Frame, Part, Result, plural, size
 from ludic.what_if.bisect import Bisected, Look
 from ludic.what_if.cut import Cut
 from ludic.what_if.rerun import Rerun
@@ -21,7 +17,7 @@ _LISTS = ("old_credit", "new_credit", "token_advantages", "new_token_advantages"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class WhatIf(Shown):
+class WhatIf(Result):
     """Stored batches by other rules, against the ledger. Prints well; `steps` and `rows` are Polars DataFrames."""
 
     url: str
@@ -83,26 +79,27 @@ class WhatIf(Shown):
             "commands": list(self.commands),
         }
 
-    def print_to(self, console: Console) -> None:
-        """Print what would have been used or dropped, then differences of credit by step and the largest ones."""
+    def parts(self) -> Iterator[Part]:
+        """What would have been used or dropped, then differences of credit by step and the largest ones."""
         if self.is_ledger:
-            console.print(f"The same as the ledger, bit for bit, in {plural(self.steps.height, 'step')}.")
-        _print_frame(console, self.reasons(), "happened", "would_happen", "num_rollouts")
-        console.print()
+            yield f"The same as the ledger, bit for bit, in {plural(self.steps.height, 'step')}."
+        yield _frame("reasons", self.reasons(), "happened", "would_happen", "num_rollouts")
+        yield ""
         names = ("step", "num_considered", "num_used", "num_new_used", "num_added", "num_removed")
-        _print_frame(console, self.steps, *names, "mean_abs_difference", "correlation", "sign_flips")
+        yield _frame("steps", self.steps, *names, "mean_abs_difference", "correlation", "sign_flips")
         if not self.is_ledger:
-            console.print("\nLargest differences of credit per token:")
+            yield ""
+            yield "Largest differences of credit per token:"
             columns = ("step", "rollout_id", "episode_reward", "reason", "advantage", "new_reason", "new_advantage")
-            _print_frame(console, self.largest(), *columns, "mean_abs_difference")
+            yield _frame("largest_differences", self.largest(), *columns, "mean_abs_difference")
         if self.branch is not None:
-            console.print(Text(printable(f"\nTrained the branch {self.branch}. To compare it with the run in pairs:")))
-            for command in self.commands:
-                console.print(Text(printable(f"    {command}")), soft_wrap=True)
+            yield ""
+            yield f"Trained the branch {self.branch}. To compare it with the run in pairs:"
+            yield from (f"    {command}" for command in self.commands)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Bisection(Shown):
+class Bisection(Result):
     """The first step at which a predicate is true, and the steps that were looked at. Prints well."""
 
     url: str
@@ -121,14 +118,17 @@ class Bisection(Shown):
     def to_dict(self) -> dict[str, Any]:
         return {"root": self.url, **asdict(self.found)}
 
-    def print_to(self, console: Console) -> None:
-        """Print the answer in a sentence, then the steps that were looked at."""
-        console.print(Text(printable(self._answer())), soft_wrap=True)
-        table = plain_table(">step", "predicate", f">rows of {self.found.table}")
-        for look in self.looks:
-            state = "no rows" if not look.num_rows else "NULL" if look.is_true is None else str(look.is_true).lower()
-            table.add_row(str(look.step), state, f"{look.num_rows:,}")
-        console.print(table)
+    def parts(self) -> Iterator[Part]:
+        """The answer in a sentence, then the steps that were looked at."""
+        yield self._answer()
+        yield Frame(
+            "looks",
+            [asdict(look) for look in self.looks],
+            ("step", "predicate", "num_rows"),
+            most=len(self.looks),
+            titles={"num_rows": f"rows of {self.found.table}"},
+            derived={"predicate": _state},
+        )
 
     def _answer(self) -> str:
         first, last = self.found.steps
@@ -140,7 +140,7 @@ class Bisection(Shown):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class CutOut(Shown):
+class CutOut(Result):
     """A folder that replays one step. Prints well."""
 
     url: str
@@ -149,29 +149,31 @@ class CutOut(Shown):
     def to_dict(self) -> dict[str, Any]:
         return {"root": self.url, **asdict(self.cut)}
 
-    def print_to(self, console: Console) -> None:
-        """Print what the folder holds, and the command that replays it."""
+    def parts(self) -> Iterator[Part]:
+        """What the folder holds, and the command that replays it."""
         made = self.cut
         one = made.first_step == made.step
         policy = "pruned" if made.policy_version is None else f"version {made.policy_version}"
         more = "" if one else " (no checkpoint is stored right before the step)"
-        facts = {
+        yield {
             "folder": f"{made.folder}, {size(made.size_bytes)}",
             "steps": f"{made.step}" if one else f"{made.first_step} to {made.step}{more}",
             "rollouts": f"{made.num_rollouts:,}",
             "policy before": policy,
             "replay": made.command,
         }
-        console.print(pairs(facts))
         if not made.weights_sha256:
-            console.print("The run no longer holds the exact weights after this step.")
+            yield "The run no longer holds the exact weights after this step."
         for name, digest in made.weights_sha256.items():
-            console.print(Text(printable(f"SHA-256 of {name} after the step: {digest}")), soft_wrap=True)
+            yield f"SHA-256 of {name} after the step: {digest}"
 
 
-def _print_frame(console: Console, frame: "pl.DataFrame", *names: str) -> None:
-    numbers = {name for name in names if frame.schema[name].is_numeric()}
-    table = plain_table(*(f"{'>' if name in numbers else ''}{name.replace('_', ' ')}" for name in names))
-    for row in frame.select(names).to_dicts():
-        table.add_row(*(Text(number(v, 4)) if isinstance(v, float) else cell(v) for v in row.values()))
-    console.print(table)
+def _state(look: Mapping[str, Any]) -> str:
+    if not look["num_rows"]:
+        return "no rows"
+    return "NULL" if look["is_true"] is None else str(look["is_true"]).lower()
+
+
+def _frame(name: str, frame: "pl.DataFrame", *shown: str) -> Frame:
+    titles = {column: column.replace("_", " ") for column in shown}
+    return Frame(name, frame.to_dicts(), shown, most=frame.height, titles=titles)

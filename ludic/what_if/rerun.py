@@ -12,8 +12,8 @@ from typing import Any
 import polars as pl
 
 from ludic.batches.replan import Replanner
+from ludic.defaults import Track, untracked
 from ludic.store import Root
-from ludic.store.root import Track, untracked
 from ludic.what_if.credit import compare_plans, summarize
 from ludic.what_if.rules import config_of, rules_of_step
 from ludic.what_if.steps import parse_steps, planned_steps, read_considered, read_step

@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import create_root, fill, make_model, make_whole_root, train_here
 
 from ludic.adapters.exports.weights import export_weights
-from ludic.launch.demo import open_demo
+from ludic.demos.words import open_demo
 from ludic.store import Root
 
 

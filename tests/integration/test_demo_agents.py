@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ludic
-from ludic.launch.demo_agents import NUM_EPOCHS, NUM_HELDOUT, PER_PROBLEM, open_demo, version_before_rl, warm_start
+from ludic.demos.calculator import NUM_EPOCHS, NUM_HELDOUT, PER_PROBLEM, open_demo, version_before_rl, warm_start
 
 NUM_PROBLEMS, NUM_STEPS = 64, 2
 # 64 groups a pass, 16 groups a batch.

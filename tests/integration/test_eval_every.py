@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import ludic
-from ludic.launch.demo import open_demo
+from ludic.demos.words import open_demo
 from ludic.launch.train import last_step
 from ludic.store import Root
 from ludic.training.config import TrainConfig

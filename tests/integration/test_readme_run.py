@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from textwrap import dedent
 
-from ludic.launch.demo import open_demo
+from ludic.demos.words import open_demo
 from ludic.store import MetricsTail, Root
 
 README = Path(__file__).parents[2].joinpath("README.md").read_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.launch.demo import open_demo
+from ludic.demos.words import open_demo
 from ludic.store import LatestPolicy, Root, ledger_steps, point_latest, start_attempt
 from ludic.store.claims import claim_slot
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import ludic
-from ludic.launch.demo import open_demo
+from ludic.demos.words import open_demo
 from ludic.store import Root, ledger_steps, list_files, newest_attempt_id
 from ludic.store.catalogue import WORKERS
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ludic.launch.local import was_replaced
-from ludic.launch.process import REPLACED, stop_variables
+from ludic.errors import SlotTakenError
+from ludic.launch.process import stop_variables
 from ludic.launch.supervisor import Child, ChildError, finish, supervise
 from ludic.store.claims import claim_slot
 
@@ -45,7 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             if until():
                 (tmp_path / "over").touch()
 
-        trainer, worker = child("trainer", 0), child("worker", REPLACED, is_free=is_free)
+        trainer, worker = child("trainer", 0), child("worker", SlotTakenError.exit_code, is_free=is_free)
         supervise(trainer, [worker], environment={"PYTHONPATH": str(tmp_path)}, tick=tick)
 
     return run
@@ -190,7 +191,7 @@ def test_a_new_checkpoint_or_a_long_life_ends_a_row_of_deaths(fail, tmp_path: Pa
 
 
 def test_the_exit_status_of_a_replaced_worker_is_not_believed_without_a_newer_claim(fail, tmp_path: Path) -> None:
-    (tmp_path / "failing.py").write_text(f"{FAILING.replace('sys.exit(1)', f'sys.exit({REPLACED})')}")
+    (tmp_path / "failing.py").write_text(f"{FAILING.replace('sys.exit(1)', f'sys.exit({SlotTakenError.exit_code})')}")
     message, lives = fail("alike", was_replaced=lambda pid: False)
     assert message.startswith("trainer died 3 times")
     assert lives == 3

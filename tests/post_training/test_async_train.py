@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 import ludic
-from ludic.launch.demo import heldout_answers
+from ludic.demos.words import heldout_answers
 from ludic.store import Root, fetch_policy, latest_policy
 
 

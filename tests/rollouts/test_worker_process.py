@@ -18,7 +18,8 @@ from forks import Forked
 from tiny_models import committed_rows, forward_logprobs, publish
 
 from ludic.code.kept import create_root
-from ludic.launch.process import REPLACED, SUPERVISED
+from ludic.errors import SlotTakenError
+from ludic.launch.process import SUPERVISED
 from ludic.store import MetricsTail, RolloutReader, Root, RunConfig, list_files
 
 pytestmark = pytest.mark.slow
@@ -126,7 +127,7 @@ def test_a_worker_that_was_stopped_and_replaced_ends_and_no_request_is_delivered
         with worker_process(root, "--num-groups", "12", "--in-flight", "8") as second:
             assert second.wait() == 0, second.printed()
         first.send_signal(signal.SIGCONT)
-        assert first.wait() == REPLACED
+        assert first.wait() == SlotTakenError.exit_code
         (last,) = first.printed().splitlines()[-1:]
     assert re.fullmatch(rf"ludic: {root.url}: another worker took slot 0, .*-{second.pid} at .*; this one stops", last)
     rows = RolloutReader(root, []).poll(None)

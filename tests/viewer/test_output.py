@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.viewer.output import cell, plural, printable, size
-from ludic.viewer.row_files import to_plain
+from ludic.results import cell, plural, printable, size
+from ludic.row_files import to_plain
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ fails, QueryError if the SQL fails.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias
 
 from ludic.errors import ConfigError
 from ludic.paths import local_path
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ludic.adapters.exports.tables import TableReport
     from ludic.adapters.exports.text import TextReport
     from ludic.adapters.exports.weights import WeightsReport
+    from ludic.defaults import Track
     from ludic.store import Root
-    from ludic.store.root import Track
 
 Format = Literal["hf", "delta", "iceberg", "jsonl", "csv", "inspect"]
 
@@ -62,20 +62,22 @@ class ExportOptions:
             raise ConfigError("where and sql both choose the rows; give one of them")
 
 
-def export(
-    root: "Root", options: ExportOptions, target: str | BinaryIO | None, track: "Track"
-) -> "TableReport | TextReport | WeightsReport | LogsReport":
+Exported: TypeAlias = "TableReport | TextReport | WeightsReport | LogsReport"
+"""What an export wrote."""
+
+
+def export(root: "Root", options: ExportOptions, target: str | BinaryIO | None, track: "Track") -> Exported:
     """Export as the options say; return what was written.
 
-    target: jsonl, csv: file to write, which must not exist, or an open binary file. hf: folder or URL to write.
-    inspect: local folder of the logs. iceberg: local folder of the catalog; None uses ROOT/iceberg.
+    target: jsonl, csv: file to write, which must not exist, or an open binary file; None is stdout. hf: folder or URL
+    to write. inspect: local folder of the logs. iceberg: local folder of the catalog; None uses ROOT/iceberg.
     """
     match options.format:
         case "delta":
             from ludic.adapters.exports.tables import export_delta
 
             if target is not None:
-                raise ConfigError("target does not apply to format delta; leave it out")
+                raise ConfigError("out does not apply to format delta; leave it out")
             return export_delta(root, options.table, track)
         case "iceberg":
             from ludic.adapters.exports.tables import export_iceberg
@@ -98,5 +100,5 @@ def export(
 
 def _url(target: str | BinaryIO | None, format: str) -> str:
     if not isinstance(target, str):
-        raise ConfigError(f"format {format} needs a target: a folder or a URL, not an open file")
+        raise ConfigError(f"format {format} needs out: a folder or URL that does not exist")
     return target

@@ -11,19 +11,20 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, one_line
 from ludic.eval.config import MeasureConfig
 from ludic.eval.numbers import numbers
 from ludic.eval.samples import Chosen, Samples
 from ludic.installed import installed_version, require
+from ludic.results import Part, Result, plural
 from ludic.sql import connect
 from ludic.store import Root
-from ludic.store.root import Track, untracked
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalResults, EvalSample
@@ -60,8 +61,8 @@ _STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
 Json = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogsReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LogsReport(Result):
     """Result of an export to inspect_ai logs."""
 
     location: str
@@ -73,6 +74,14 @@ class LogsReport:
     @property
     def num_files(self) -> int:
         return len(self.files)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": "inspect", **asdict(self)}
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence."""
+        logs = f"{plural(self.num_files, 'log')} of {plural(self.num_samples, 'sample')}"
+        yield f"{self.location}: {logs}; `inspect view --log-dir` shows them"
 
 
 def export_logs(root: Root, folder: Path, version: int | None = None, track: Track = untracked) -> LogsReport:

@@ -25,13 +25,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, LudicError, SchemaError, StoreError, one_line
+from ludic.results import Part, Result, plural
 from ludic.schema import rollouts_schema
 from ludic.store import RolloutFile, Root
 from ludic.store.catalogue import DELTA_LOGS, ICEBERG
 from ludic.store.files import Folder, current_files
 from ludic.store.parquet import open_parquet
-from ludic.store.root import Track, untracked
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
@@ -50,10 +51,12 @@ class Footer:
     num_rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TableReport(Result):
     """Changes that an export made to a table."""
 
+    format: str
+    """delta or iceberg."""
     location: str
     version: int
     """Version of a Delta table, or number of snapshots of an Iceberg table."""
@@ -63,6 +66,16 @@ class TableReport:
     """Number of files in the table after the export."""
     left_out: Mapping[str, str]
     """Reason by name of each broken file."""
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence."""
+        changes = f"{plural(self.num_added, 'file')} added, {self.num_removed:,} removed"
+        yield f"{self.location}: {self.format} table of {plural(self.num_files, 'file')}; {changes}"
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Files that were left out, and why."""
+        return [f"{name} was left out: {reason}" for name, reason in self.left_out.items()]
 
 
 def read_footers(
@@ -114,6 +127,7 @@ def export_delta(root: Root, folder: Folder = "rollouts", track: Track = untrack
         else:
             _delta_update(table, root, footers, [name.removeprefix(f"{folder}/") for name in gone])
         return TableReport(
+            format="delta",
             location=location,
             version=table.version(),
             num_added=len(footers),
@@ -272,6 +286,7 @@ def export_iceberg(
         gone = sorted(known - files.keys())
         _iceberg_update(table, root, footers, gone)
         return TableReport(
+            format="iceberg",
             location=f"{home}/{_CATALOG_FILE}",
             version=len(table.history()),
             num_added=len(footers),

@@ -3,8 +3,9 @@
 Raises ConfigError if the target exists, QueryError if the SQL fails.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,22 +14,33 @@ import pyarrow as pa
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.errors import ConfigError
 from ludic.paths import local_path
+from ludic.results import Part, Result, plural
+from ludic.row_files import ROW_WRITERS, open_sink, plain_rows
 from ludic.schema import resolve_row
 from ludic.sql.query import open_result
 from ludic.store import Root
 from ludic.store.files import whole_rows
-from ludic.viewer.row_files import ROW_WRITERS, open_sink, plain_rows
 
 _ROWS_A_BATCH = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TextReport(Result):
     """Result of an export of rows as text."""
 
+    format: str
     location: str | None
-    """The written file; None for a file that the caller opened."""
+    """The written file; None for stdout, or a file that the caller opened."""
     num_rows: int
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence; nothing beside rows on stdout."""
+        if self.location is not None:
+            yield f"{self.location}: {plural(self.num_rows, 'row')}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures; none beside rows on stdout."""
+        return {} if self.location is None else asdict(self)
 
 
 def export_text(root: Root, options: ExportOptions, target: str | BinaryIO | None) -> TextReport:
@@ -44,7 +56,8 @@ def export_text(root: Root, options: ExportOptions, target: str | BinaryIO | Non
 def _new_sink(target: str | BinaryIO | None, format: str) -> Path | BinaryIO:
     """Return the open file to write to, or the path of a file that does not exist."""
     if target is None:
-        raise ConfigError(f"format {format} needs a target: a file that does not exist")
+        sys.stdout.flush()
+        return sys.stdout.buffer
     if not isinstance(target, str):
         return target
     path = local_path(target, "the target")
@@ -82,4 +95,4 @@ def _write(names: list[str], rows: Iterable[list[Any]], format: str, sink: Path 
 
     with open_sink(sink) as file:
         ROW_WRITERS[format](names, counted(), file)
-    return TextReport(location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)
+    return TextReport(format=format, location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)

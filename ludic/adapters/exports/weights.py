@@ -9,12 +9,14 @@ ModelError if an adapter does not fit the model; StoreError if a filesystem fail
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ludic.errors import ConfigError
 from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
 from ludic.models.first_model import first_model, first_tokenizer, write_files
+from ludic.results import Part, Result, plural, size
 from ludic.store import Root
 from ludic.store.attempts import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids, newest_attempt_id
 from ludic.store.catalogue import POLICIES
@@ -29,8 +31,8 @@ _OURS = (MARKER, MANIFEST, POLICIES.file, "optimizer.safetensors", "random.safet
 _MOST_NAMED = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WeightsReport(Result):
     """Result of an export of weights."""
 
     location: str
@@ -38,6 +40,13 @@ class WeightsReport:
     """Folder below the root from which the weights were exported."""
     num_files: int
     size_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": "hf", **asdict(self)}
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence."""
+        yield f"{self.location}: {self.source} as {plural(self.num_files, 'file')}, {size(self.size_bytes)}"
 
 
 def export_weights(

@@ -29,6 +29,7 @@ from ludic.adapters.imports.formats import Format, load_format
 from ludic.adapters.imports.records import Record, RefusedRecordError, as_texts, open_file
 from ludic.code.kept import create_root
 from ludic.code.run import only_exceptions
+from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, LudicError
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import (
@@ -41,12 +42,12 @@ from ludic.models.first_model import (
 )
 from ludic.paths import is_url
 from ludic.records import LARGEST_REWARD, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.results import Part, Result, plural
 from ludic.schema.validation import find_problems
 from ludic.store import RolloutWriter, Root, RunConfig
 from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
 from ludic.store.records import ImportBegun, ImportReport, Refusal, encode_record
-from ludic.store.root import Track, untracked
 from ludic.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -66,6 +67,46 @@ _NAMESPACE = uuid.UUID("6d0f4a2e-9c1b-5e57-8a43-0f6c1f2b7d90")
 # Larger than a worker's files, since the delay of an import does not matter.
 _GROUPS_A_FILE = 64
 _TOKENS_A_FILE = 1 << 22
+
+
+_MOST_REFUSED = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Imported(Result):
+    """What was imported from each file."""
+
+    root: str
+    """URL or path of the root."""
+    files: Sequence[ImportReport]
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence for each file."""
+        for report in self.files:
+            rollouts = f"{plural(report.num_rollouts, 'rollout')} in {plural(report.num_groups, 'group')}"
+            note = "; was there already" if report.was_there else ""
+            yield f"{report.file}: {rollouts}, of {plural(report.num_records, 'record')}{note}"
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What rollouts lack, and the fields and records of the files that were not imported as columns."""
+        return [f"{report.file}: {line}" for report in self.files for line in _losses(report)]
+
+
+def _losses(report: ImportReport) -> Iterator[str]:
+    for title, counts in (("kept as metadata", report.kept_as_metadata), ("not kept", report.not_kept)):
+        if counts:
+            yield f"{title}: {', '.join(f'{name} ({count:,})' for name, count in counts.items())}"
+    yield from (f"refused, line {refusal.line}: {refusal.reason}" for refusal in report.refused[:_MOST_REFUSED])
+    if len(report.refused) > _MOST_REFUSED:
+        yield f"refused, {len(report.refused) - _MOST_REFUSED:,} more: --json lists all"
+    if report.num_unscored:
+        yield f"{report.num_unscored:,} rollouts without a reward: stored, never trained on"
+    if report.num_without_logprobs:
+        yield (
+            f"{report.num_without_logprobs:,} rollouts without logprobs: no importance ratio can be taken; "
+            "ludic train --filters drop_absent_logprobs leaves them out"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from ludic.defaults import Track, untracked
 from ludic.errors import ModelError, SchemaError
 from ludic.maintenance.verify.checks import Finding, Report, RowChecks, check_data, meaning_of, note_data
 from ludic.maintenance.verify.records import check_code, check_model, check_records, check_weights
@@ -29,7 +30,6 @@ from ludic.store.attempts import chain, newest_attempt
 from ludic.store.catalogue import BATCHES, Records, row_of
 from ludic.store.files import parse_file
 from ludic.store.local import links_out
-from ludic.store.root import Track, untracked
 from ludic.store.tombstones import list_leftovers, list_quarantined, quarantine
 
 __all__ = ["TABLES", "Finding", "Footer", "Report", "check_root", "meaning_of", "read_footers"]
@@ -63,7 +63,7 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
         *_quarantined(root),
         *_without_digests(stored),
     ]
-    return Report(findings=findings, notes=notes, repaired=repaired)
+    return Report(root=root.url, findings=findings, notes=notes, repaired=repaired)
 
 
 def _check_links(root: Root) -> Iterator[Finding]:

@@ -4,19 +4,22 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
+from ludic.defaults import Track, untracked
 from ludic.errors import QueryError, one_line
+from ludic.results import Part, Result, Sentence
 from ludic.schema import arrow_schema
 from ludic.sql.connect import open_duckdb
 from ludic.sql.library import has_rows, load_checks, load_notes, run_query
 from ludic.store import Root
 from ludic.store.attempts import find_cut
-from ludic.store.root import Track, untracked
 
 # --- Findings -------------------------------------------------------------------------------------------------
 
@@ -33,16 +36,40 @@ class Finding:
     """The problem, and what to do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Report(Result):
     """Findings of all checks on a root."""
 
+    root: str
+    """URL or path of the root."""
     findings: list[Finding]
     """Problems that remain; a root without findings is sound."""
     notes: list[Finding]
     """Harmless facts that are worth knowing."""
     repaired: list[Finding]
     """Problems and leftovers that were repaired."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"sound": not self.findings}
+
+    def parts(self) -> Iterator[Part]:
+        """The findings by check, each with what the check means."""
+        kinds = ("repaired, ", self.repaired, "green"), ("", self.findings, "bold red"), ("note, ", self.notes, "dim")
+        for prefix, findings, style in kinds:
+            for check, found in groupby(findings, key=attrgetter("check")):
+                yield Sentence(meaning_of(check), mark=f"{prefix}{check}: ", style=style)
+                for finding in found:
+                    yield f"  {finding.where}{': ' if finding.where else ''}{finding.problem}"
+        if not self.findings:
+            yield f"{self.root} is sound"
+
+    @property
+    def failure(self) -> str | None:
+        """The number of findings of each check, such as "2 unreadable, 1 policy"."""
+        if not self.findings:
+            return None
+        counts = Counter(sorted(finding.check for finding in self.findings))
+        return f"{self.root} is not sound: {', '.join(f'{count} {check}' for check, count in counts.items())}"
 
 
 MEANINGS = {

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ludic.defaults import Track, untracked
 from ludic.errors import LudicError, NewerSchemaError, SchemaError, StoreError
 from ludic.maintenance.verify.checks import Finding, RowChecks, reason_of
 from ludic.schema import arrow_schema, check_schema
@@ -22,7 +23,6 @@ from ludic.store.attempts import find_cut
 from ludic.store.catalogue import FOREIGN, ROWS, Table
 from ludic.store.files import Plan, RequestsFile, Source, parse_file, read_plans, sources_of
 from ludic.store.parquet import UNREADABLE, check_text, group_starts, is_broken, open_checked
-from ludic.store.root import Track, untracked
 
 TABLES: Mapping[str, Table[Any]] = {row.folder: row for row in ROWS if isinstance(row, Table)}
 """The row of each folder of Parquet files."""

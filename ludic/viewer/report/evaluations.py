@@ -48,7 +48,7 @@ def evaluation_section(
         return None
     found = numbers(root, config, Chosen(versions=chosen), connections=connections)
     shown = Evaluation(url=root.url, numbers=found, confidence=config.confidence)
-    measures = [{**row, "title": measure_title(row).plain} for row in found.rows]
+    measures = [{**row, "title": measure_title(row)} for row in found.rows]
     figures = list(_measure_figures(measures, config.confidence))
     return {**shown.to_dict(), "measures": measures, "versions": chosen, "figures": figures}
 
@@ -77,7 +77,7 @@ def comparison_section(
             {
                 **row,
                 "side": side_name(row),
-                "title": measure_title(row).plain,
+                "title": measure_title(row),
                 "facts": ", ".join(facts_of(row, _DIFFERENCE)),
                 "changed": {name: [_both(example, answers) for example in some] for name, some in changed.items()},
             }

@@ -5,7 +5,7 @@ forbids scripts and requests. Raises ConfigError for versions or sides without s
 can't be written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -18,23 +18,31 @@ from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.installed import LUDIC, installed_version
 from ludic.paths import local_path
+from ludic.results import Part, Result, number, printable, size
+from ludic.row_files import open_sink
 from ludic.sql.connect import Connections
 from ludic.sql.reports import read_reports
 from ludic.store import Root
 from ludic.viewer.evaluation import interval_text
-from ludic.viewer.output import number, printable
 from ludic.viewer.report import evaluations, training
-from ludic.viewer.row_files import open_sink
 from ludic.viewer.stats import describe_run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Report(Result):
     """A report as HTML. A notebook shows it in a frame of its own."""
 
     html: str
     location: str | None
     """The written file; None if none was asked for."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the place and size of the page."""
+        return {"location": self.location, "size_bytes": len(self.html.encode())}
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence."""
+        yield f"{self.location or 'a page'}: {size(len(self.html.encode()))}, one file without scripts or requests"
 
     def _repr_html_(self) -> str:
         frame = 'sandbox style="width: 100%; height: 48em; border: 1px solid gray"'

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ludic.viewer.output import NOT_ESTIMATED, number, plural
+from ludic.results import NOT_ESTIMATED, number, plural
 
 WIDTH, HEIGHT = 420, 200
 """Size of a drawing, in the units of its viewBox."""

@@ -10,9 +10,9 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 
 from ludic.printable import printable
+from ludic.results import number
 from ludic.store import Root
 from ludic.store.policies import latest_policy
-from ludic.viewer.output import number
 from ludic.viewer.terminal.data import MOST_ROWS, RunData
 from ludic.viewer.terminal.dialogs import Help
 from ludic.viewer.terminal.list_screen import CompareList, ListScreen

@@ -12,8 +12,8 @@ from textual.widgets import Input, Static
 
 from ludic.errors import LudicError, one_line
 from ludic.printable import printable
+from ludic.results import pairs
 from ludic.store.tables import LABEL
-from ludic.viewer.output import pairs
 
 if TYPE_CHECKING:
     from ludic.viewer.terminal.app import ViewApp

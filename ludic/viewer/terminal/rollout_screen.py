@@ -17,8 +17,8 @@ from textual.worker import get_current_worker
 
 from ludic.errors import LudicError, one_line
 from ludic.printable import printable
+from ludic.results import number
 from ludic.viewer.found import Found
-from ludic.viewer.output import number
 from ludic.viewer.terminal.dialogs import LabelForm
 from ludic.viewer.terminal.list_screen import ROLLOUT_KEYS, ListScreen
 from ludic.viewer.terminal.listings import Table, rollouts

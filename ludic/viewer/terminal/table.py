@@ -10,7 +10,7 @@ import polars as pl
 from rich.text import Text
 from textual.widgets import DataTable
 
-from ludic.viewer.output import cell, number
+from ludic.results import cell, number
 from ludic.viewer.terminal.listings import FRACTIONS
 
 PAGE = 100

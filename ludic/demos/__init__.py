@@ -1,0 +1,25 @@
+"""Demos: tiny models that learn on this machine without downloads. They are pipelines on ludic's public API.
+
+Imports nothing slow, since `ludic --help` reads the docstring below.
+"""
+
+from ludic.settings import Count, checked
+
+
+@checked
+def demo(*, agents: bool = False, root: str | None = None, num_steps: Count | None = None) -> None:
+    """Teach a tiny model on this machine, in a minute; with --agents, to call a tool.
+
+    Args:
+        agents: Teach a model to call a tool instead: demonstrations, a warm start, then RL. Takes some minutes.
+        root: Folder or URL of the run; a stopped demo is resumed. None is runs/demo, or runs/demo-agents with --agents.
+        num_steps: Number of gradient steps of RL. None is 60, or 50 with --agents.
+    """
+    if agents:
+        from ludic.demos.calculator import teach_a_tool
+
+        teach_a_tool(root or "runs/demo-agents", num_steps or 50)
+    else:
+        from ludic.demos.words import teach_words
+
+        teach_words(root or "runs/demo", num_steps or 60)

@@ -1,0 +1,217 @@
+"""Evaluate: sample held-out examples, measure stored samples, compare in pairs, score with a function or a judge."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ludic.code.consent import CodeSettings
+from ludic.defaults import ENGINE, Track, untracked
+from ludic.engines.config import EngineConfig
+from ludic.errors import ConfigError
+from ludic.eval.config import EvalConfig, Interval, MeasureConfig
+from ludic.operations.start import Device
+from ludic.scoring.options import ScoreOptions
+from ludic.settings import Fields, Range, Seed, Shown, checked, convert, split
+
+if TYPE_CHECKING:
+    from ludic.engines.engine import Engine
+    from ludic.engines.registry import MakeEngine
+    from ludic.eval.samples import Chosen
+    from ludic.records import RolloutBatch
+    from ludic.run import Run
+    from ludic.scoring.score import ScoreReport
+    from ludic.sql.roots import RootLike
+    from ludic.viewer.contamination import Contamination
+    from ludic.viewer.evaluation import Comparison, Evaluation
+
+
+@checked
+def evaluate(
+    run: "Run | str",
+    versions: int | str | Sequence[int] = "latest",
+    *,
+    suite: str | PathLike[str] | None = None,
+    interval: Interval = "korn_graubard",
+    engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
+    device: Device = None,
+    model: str | None = None,
+    stop: threading.Event | None = None,
+    report: "Callable[[RolloutBatch], None] | None" = None,
+    **settings: Annotated[Any, Fields(samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)],
+) -> "Evaluation":
+    """Evaluate versions of a run, or a model, on held-out examples.
+
+    Samples them into evals/. What is stored is not sampled again, so an interrupted call is continued by the same call,
+    and any number of processes may share one. Ctrl-C ends the call after the samples that are being made are stored,
+    and raises KeyboardInterrupt. With the setting `every`, follows a run while it trains, until training has reached
+    the step `until_step`. versions: numbers, or a text such as "0,10,latest" or "10-latest". settings: fields of
+    EvalConfig and MeasureConfig; trust_code and update_code. Raises ConfigError for weights that are not stored, an
+    unknown environment or a bad suite, ConsentError, TimeLimitError.
+
+    Args:
+        run: Folder or URL of the run; created if it does not exist and --model is given.
+        suite: TOML file that lists environments with their settings and measures (docs/evaluation.md), instead of --env
+            and the settings of samples.
+        interval: Kind of interval: Korn and Graubard's or Wilson's for shares and clustered for other measures,
+            clustered by example for all, or bootstrap of examples.
+        device: Device to sample on; None uses CUDA if available.
+        model: Folder, Hugging Face id or URL of the model to evaluate, for a root that is created; for another root,
+            another location of the run's first model.
+    """
+    from ludic.eval.suite import read_suite
+    from ludic.launch.evaluation import evaluate_here, open_to_evaluate
+    from ludic.launch.process import interruptible_unless, is_supervised
+
+    parts = split(settings, samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
+    measure, code = convert(MeasureConfig, parts["measure"]), convert(CodeSettings, parts["code"])
+    if isinstance(parts["samples"].get("env"), str):
+        parts["samples"]["env"] = (parts["samples"]["env"],)
+    config = convert(EvalConfig, {"versions": _as_text(versions)} | parts["samples"])
+    if suite is not None and (measure.measures or measure.params):
+        raise ConfigError(f"measures and params do not apply beside a suite; write them into {suite}")
+    with interruptible_unless(stop) as stopped:
+        if isinstance(run, str):
+            root = open_to_evaluate(run, config, model, code, None if suite is None else str(suite))
+        else:
+            root = run.writable()
+        entries = [] if suite is None else read_suite(suite, config, measure.confidence)
+        configs = {entry.label: entry.config for entry in entries} or {"": config}
+        options: dict[str, Any] = {"engine": engine, "device": device, "model": model, "report": report}
+        done = evaluate_here(root, configs, stopped, code=code, guard=is_supervised(), **options)
+    if suite is None:
+        return _numbers(root, done.chosen(""), measure, interval)
+    from ludic.eval.numbers import numbers_of_entries
+    from ludic.viewer.evaluation import Evaluation
+
+    chosen = {entry.name: (entry.measure, done.chosen(entry.label)) for entry in entries}
+    found = numbers_of_entries(root, chosen, interval)
+    return Evaluation(url=root.url, numbers=found, confidence=measure.confidence)
+
+
+def evaluation(
+    run: "Run",
+    versions: int | str | Sequence[int] | None = None,
+    *,
+    env: str | Sequence[str] | None = None,
+    interval: Interval = "korn_graubard",
+    **measure: Annotated[Any, Fields(measure=MeasureConfig)],
+) -> "Evaluation":
+    """Return the numbers of stored evaluations, by settings, version and environment; samples nothing.
+
+    versions, env: those to measure; None is all. measure: fields of MeasureConfig: measures are names in
+    ludic/sql/measures/ or paths of .sql files (docs/evaluation.md), by default mean reward, success rate, pass@k and
+    pass^k for several samples, length, unscored samples; params are values of their parameters, such as {"k": 4,
+    "threshold": 0.5, "unscored": 0}. interval: korn_graubard or wilson for shares, of which other measures get
+    clustered; clustered by example; or bootstrap of examples. Raises ConfigError if nothing is stored, QueryError.
+    """
+    from ludic.eval.config import parse_versions
+    from ludic.eval.samples import Chosen
+
+    numbers = None if versions is None else parse_versions(_as_text(versions))
+    if numbers is not None and not all(isinstance(each, int) for each in numbers):
+        raise ConfigError(f"versions is {versions!r}, wanted numbers of versions with stored samples")
+    chosen = Chosen(versions=numbers, envs=[env] if isinstance(env, str) else env)  # type: ignore[arg-type]
+    return _numbers(run.root, chosen, convert(MeasureConfig, measure), interval)
+
+
+def _numbers(root: Any, chosen: "Chosen", measure: MeasureConfig, interval: Interval) -> "Evaluation":
+    from ludic.eval.numbers import numbers
+    from ludic.viewer.evaluation import Evaluation
+
+    found = numbers(root, measure, chosen, interval)
+    return Evaluation(url=root.url, numbers=found, confidence=measure.confidence)
+
+
+def _as_text(versions: int | str | Sequence[int]) -> str:
+    if isinstance(versions, str):
+        return versions
+    return ",".join(map(str, [versions] if isinstance(versions, int) else versions))
+
+
+# --- Stored evaluations side by side ---------------------------------------------------------------------------------
+
+
+@checked
+def compare(
+    run: "Run | None",
+    *sides: Annotated[int | str, Shown("ROOT@VERSION", by_position=True)],
+    env: str | Sequence[str] = (),
+    evaluation: str | None = None,
+    difference: Annotated[float, Range(0, 10**6, above=True)] = 0.05,
+    seed: Seed = 0,
+    **measure: Annotated[Any, Fields(measure=MeasureConfig)],
+) -> "Comparison":
+    """Compare two evaluations on the same examples, in pairs.
+
+    Each side with the first one, the baseline. Of a run, a side is a version of it, "latest" (its newest version with
+    samples), or ROOT@VERSION of another one. measure: fields of MeasureConfig; by default the mean reward. Raises
+    ConfigError, QueryError.
+
+    Args:
+        sides: The baseline, then what to compare it with: ROOT@VERSION, ROOT (its newest version with samples), or
+            @VERSION of the root before.
+        env: Environments to compare; none are all that both sides have.
+        evaluation: Id of the settings to compare (view evaluations). None takes the newest that both sides were sampled
+            with, or the newest of each side, with warnings of what differs.
+        difference: The difference that should be found, for power and the number of examples needed.
+        seed: Seed of the permutation test.
+    """
+    from ludic.eval import compare as comparing
+    from ludic.viewer.evaluation import Comparison
+
+    config = convert(MeasureConfig, measure)
+    baseline, *others = comparing.parse_sides(sides, None if run is None else run.root)
+    names = [env] if isinstance(env, str) else env
+    compared = comparing.compare(
+        baseline, others, config, env=names, evaluation=evaluation, difference=difference, seed=seed
+    )
+    return Comparison(compared=compared, difference=difference, confidence=config.confidence)
+
+
+def contamination(
+    run: "Run",
+    *,
+    also: "Sequence[str | RootLike]" = (),
+    env: str | Sequence[str] = (),
+    evaluation: str | None = None,
+    query: str = "ngrams",
+    params: Mapping[str, Any] | None = None,
+) -> "Contamination":
+    """Find prompts of an evaluation in texts that a run trained on.
+
+    Returns how much of the prompts of stored evaluations occurs in texts that gradient steps trained on. Raises
+    ConfigError if nothing is evaluated or trained on, QueryError.
+
+    Args:
+        also: More runs: those that trained, or that hold the rollouts of this run's offline training.
+        env: Environments whose prompts are compared; none are all.
+        evaluation: Id of the evaluation whose prompts are compared (view evaluations); None is all.
+        query: A name in ludic/sql/contamination/, or the path of a .sql file.
+        params: Values of the query's parameters as JSON, such as {"n": 13, "common": 0.5}.
+    """
+    from ludic.eval.contamination import find_overlaps
+    from ludic.eval.samples import Chosen
+    from ludic.viewer.contamination import Contamination
+
+    envs = [env] if isinstance(env, str) else list(env) or None
+    chosen = Chosen(envs=envs, evaluations=None if evaluation is None else [evaluation])
+    return Contamination(overlaps=find_overlaps(run.root, also, chosen, query, params or {}))
+
+
+def score(
+    run: "Run",
+    scorer: str | None = None,
+    *,
+    track: Track = untracked,
+    **options: Annotated[Any, Fields(options=ScoreOptions)],
+) -> "ScoreReport":
+    """Score stored rollouts, by a function or an LLM judge.
+
+    Appends the values to scores/. A rollout that this version of the scorer has scored is left out. scorer:
+    path/to/file.py:function, or None for a judge. options: fields of ScoreOptions. Raises ConfigError, QueryError;
+    TimeLimitError if a scorer hangs.
+    """
+    from ludic.scoring.score import score_rollouts
+
+    return score_rollouts(run.writable(), convert(ScoreOptions, {"scorer": scorer} | options), track)

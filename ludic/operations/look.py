@@ -1,0 +1,317 @@
+"""Look at a run: figures, rollouts, SQL, the live state, the viewer, reports; ask its policy a question."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ludic.defaults import Track, untracked
+from ludic.errors import ConfigError
+from ludic.eval.config import MeasureConfig
+from ludic.rollouts.config import Question
+from ludic.settings import Count, Fields, Index, SecondsOfADay, Shown, checked, convert
+from ludic.viewer.terminal.options import ViewOptions
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import polars as pl
+    import pyarrow as pa
+
+    from ludic.rollouts.sample import Answers
+    from ludic.run import Run
+    from ludic.sql.roots import RootLike
+    from ludic.viewer.found import Found
+    from ludic.viewer.report.page import Report
+    from ludic.viewer.stats import Stats
+    from ludic.viewer.status import RunStatus
+
+Color = Literal["logprob", "advantage", "none"]
+OutputFormat = Literal["table", "json", "csv", "parquet"]
+
+
+def stats(run: "Run", *, track: Track = untracked) -> "Stats":
+    """Summarize a run: environments, versions, steps and files.
+
+    Returns DataFrames: folders, rollouts, environments, versions, evals, attempts. Files that can't be read are listed
+    and left out. Raises QueryError.
+    """
+    from ludic.viewer.stats import collect_stats
+
+    return collect_stats(run.root, track)
+
+
+# --- The live state ------------------------------------------------------------------------------------------------
+
+
+def status(run: "Run") -> "RunStatus":
+    """Return the current state: trainer, newest steps, rates, policy, checkpoint, troubles.
+
+    Later calls can tell if the trainer is alive, since they see whether its lease is renewed. Raises SchemaError.
+    """
+    return run.watcher.look()
+
+
+@checked
+def watch(run: "Run", interval_s: SecondsOfADay = 2.0, *, once: bool = False) -> None:
+    """Show the live state of a run.
+
+    Runs until Ctrl-C, from any machine that can read the run's files; writes nothing. While the filesystem fails, the
+    last frame stays, with the reason below it. Raises MissingRootError if the run is deleted.
+
+    Args:
+        interval_s: Seconds between two looks at the files.
+        once: Print one frame and exit.
+    """
+    from ludic.results import stdout_console
+    from ludic.viewer.live import watch
+
+    if once:
+        status(run).print_to(stdout_console())
+    else:
+        watch(run.watcher, stdout_console(), interval_s)
+
+
+# --- Rollouts and groups -------------------------------------------------------------------------------------------
+
+
+def show(
+    run: "Run",
+    any_id: Annotated[str, Shown("ID", by_position=True)],
+    *,
+    color: Color = "logprob",
+    tokens: bool = False,
+    full: bool = False,
+) -> "Found":
+    """Show one rollout or group.
+
+    Raises UnknownIdError.
+
+    Args:
+        any_id: rollout_id or group_id; its beginning or end is enough if no other id matches.
+        color: Colour the response's tokens by their probability (logprob) or by the advantage used in training.
+        tokens: List the tokens, one per line, with ids, logprobs and rewards.
+        full: Show long texts and responses whole; by default their middle is left out.
+    """
+    from ludic.viewer.found import look_up
+    from ludic.viewer.transcript import Look
+
+    return look_up(run.root, any_id, look=Look(color=color, tokens=tokens, full=full))
+
+
+def rollout(run: "Run", rollout_id: str) -> "Found":
+    """Find a rollout by its id, or by a beginning or an end that no other rollout_id has.
+
+    Its `record` is the rollout, `tokens()` a table of its response. Raises UnknownIdError.
+    """
+    from ludic.viewer.found import look_up
+
+    return look_up(run.root, rollout_id, "rollout")
+
+
+def group(run: "Run", group_id: str) -> "Found":
+    """Find a group by its id, or a beginning or an end of it; `records` are its rollouts. Raises UnknownIdError."""
+    from ludic.viewer.found import look_up
+
+    return look_up(run.root, group_id, "group")
+
+
+def label(
+    run: "Run",
+    rollout_id: str,
+    value: float | str | None = None,
+    *,
+    note: str | None = None,
+    name: str = "label",
+    author: str | None = None,
+) -> None:
+    """Label a stored rollout: append a mark and a note to labels/, which the view `labels` shows.
+
+    rollout_id: of rollouts or evals; a beginning or an end of it is enough. value: a number, or a mark in words. Of one
+    name and author the newest label counts; a call without value and note withdraws it. author: None takes the name of
+    this machine's user. Raises UnknownIdError, ConfigError.
+    """
+    from ludic.store.tables import put_label
+
+    found = rollout(run, rollout_id).record.rollout_id
+    put_label(run.writable(), found, value, note, name=name, author=author)
+
+
+def view(run: "Run", rollout_id: str | None = None, **options: Annotated[Any, Fields(view=ViewOptions)]) -> None:
+    """Look at a run in the terminal or a browser: versions, groups, rollouts, tokens, labels.
+
+    Returns when the user quits. options: fields of ViewOptions. Raises ConfigError if textual is not installed or the
+    port is taken, UnknownIdError.
+    """
+    from ludic.viewer.terminal.start import view_run
+
+    view_run(run.root, convert(ViewOptions, {"rollout_id": rollout_id} | options))
+
+
+def report(
+    run: "Run",
+    output: str | PathLike[str] | None = None,
+    *,
+    versions: str | None = None,
+    compare: Sequence[int | str] = (),
+    overwrite: bool = False,
+    **measure: Annotated[Any, Fields(measure=MeasureConfig)],
+) -> "Report":
+    """Show the run, its stored evaluations and a comparison in one HTML file that needs no network (docs/reports.md).
+
+    output: path of the file, which must not exist unless `overwrite`; None writes nothing, and the result's `html` is
+    the page. The other arguments are those of `write_report`. Raises ConfigError if versions or sides have no samples
+    or the file can't be written, QueryError.
+    """
+    from ludic.viewer.report.page import make_report
+
+    return make_report(
+        run.root,
+        None if output is None else str(output),
+        versions=versions,
+        sides=[str(side) for side in compare],
+        measure=convert(MeasureConfig, measure),
+        overwrite=overwrite,
+    )
+
+
+def write_report(
+    run: "Run",
+    *,
+    output: str = "report.html",
+    versions: str | None = None,
+    compare: Annotated[tuple[str, ...], Shown("SIDE")] = (),
+    overwrite: bool = False,
+    **measure: Annotated[Any, Fields(measure=MeasureConfig)],
+) -> "Report":
+    """Write a run, its evaluations and a comparison as one HTML file.
+
+    Args:
+        output: File to write, on this machine; must not exist.
+        versions: Evaluated versions to show, joined by commas: numbers, latest, and ranges such as 10-latest. None is
+            all.
+        compare: The baseline, then what to compare it with, as in `ludic eval compare`: VERSION or latest of this run,
+            or ROOT@VERSION. None given: the last evaluated version is compared with the first.
+        overwrite: Replace the output if it exists.
+    """
+    return report(run, output, versions=versions, compare=compare, overwrite=overwrite, **measure)
+
+
+# --- SQL -----------------------------------------------------------------------------------------------------------
+
+
+def sql(run: "Run", query: str, *params: Any, also: "Iterable[RootLike]" = (), unsafe: bool = False) -> "pl.DataFrame":
+    """Return the rows of a SQL query over the run's views (docs/reading.md) as a Polars DataFrame.
+
+    params: values of the query's ? in order, or one mapping for its $names. also: more runs to query. unsafe: run
+    any statement, which may read and write files; without it, a query may only read, and only these runs.
+    Raises QueryError.
+    """
+    from ludic.sql.query import to_frame
+
+    with sql_stream(run, query, *params, also=also, unsafe=unsafe) as reader:
+        return to_frame(reader)
+
+
+def sql_stream(
+    run: "Run", query: str, *params: Any, also: "Iterable[RootLike]" = (), unsafe: bool = False
+) -> "AbstractContextManager[pa.RecordBatchReader]":
+    """Give the result of a query as a stream of Arrow batches of 10,000 rows, for results larger than memory.
+
+    The arguments are those of `sql`. Raises QueryError, also while the stream is read.
+    """
+    from ludic.sql.query import open_result
+    from ludic.sql.roots import open_roots
+
+    values = params[0] if len(params) == 1 and isinstance(params[0], Mapping) else params
+    return open_result(open_roots([run.root, also]), query, values, unsafe=unsafe)
+
+
+@checked
+def write_sql(
+    run: "Run",
+    also: Annotated[tuple[str, ...], Shown("ROOT", by_position=True, has_flag=True)] = (),
+    *,
+    query: Annotated[str, Shown("QUERY", by_position=True)],
+    format: OutputFormat | None = None,
+    out: Path | None = None,
+    max_rows: Count = 40,
+    unsafe: bool = False,
+) -> None:
+    """Query rollouts, batches and metrics in SQL.
+
+    Raises QueryError.
+
+    Args:
+        also: More runs to query, here or with --also.
+        query: SQL over the views rollouts, groups, steps, evals, batches, all_batches, requests, attempts, workers,
+            code, policies, metrics, reference, token_stats, trained_tokens, mismatch, scores and labels. Column root is
+            the run of a row; in batches and all_batches, ledger_root is.
+        format: Output format; None derives it from the suffix of --out, else prints a table.
+        out: File to write; None writes to stdout.
+        max_rows: Maximum number of rows that a table shows.
+        unsafe: Run any statement, not queries only: it may read and write files, attach databases and load extensions.
+    """
+    from ludic.viewer.tables import write_rows
+
+    suffixes: dict[str, OutputFormat] = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
+    chosen = format or suffixes.get(out.suffix if out else "", "table")
+    with sql_stream(run, query, also=also, unsafe=unsafe) as result:
+        write_rows(result, chosen, out, max_rows)
+
+
+# --- A question to the policy ----------------------------------------------------------------------------------------
+
+
+@checked
+def sample(
+    run: Annotated["Run | str", Shown("ROOT|MODEL", by_position=True)],
+    prompt: str,
+    n: int = 1,
+    *,
+    version: Index | None = None,
+    **question: Annotated[Any, Fields(question=Question)],
+) -> "Answers":
+    """Sample answers from a run's policy or from a model.
+
+    Nothing is stored. Each answer has text, tokens, logprobs (nats) and finish_reason. question: fields of Question;
+    sampling settings that are None are the run's. Raises ConfigError if there are no such weights or the prompt is too
+    long, ModelError for broken weights.
+
+    Args:
+        run: Folder or URL of a run, or folder, Hugging Face id or URL of a model.
+        version: Policy version of the run; None uses the latest.
+    """
+    from ludic.rollouts.sample import sample_model, sample_run
+
+    asked = convert(Question, {"prompt": prompt, "n": n} | question)
+    root = _root_of(run) if isinstance(run, str) else run.root
+    if root is not None:
+        return sample_run(root, asked, version)
+    if version is not None:
+        raise ConfigError(f"{run} is a model, not a run, so it has no version {version}")
+    return sample_model(str(run), asked)
+
+
+def _root_of(source: str) -> Any:
+    """Open the run; returns None if the source may be a model. Raises MissingRootError if it can be neither."""
+    import logging
+
+    from ludic.errors import MissingRootError, StoreError
+    from ludic.models.first_model import is_hub_id
+    from ludic.store import Root
+    from ludic.store.filesystem import Storage
+
+    try:
+        return Root.open(source)
+    except (MissingRootError, StoreError) as error:
+        if Storage.connect(source).exists("config.json"):
+            return None
+        if is_hub_id(source):
+            logging.getLogger(__name__).info(
+                "there is no folder %s here; asking Hugging Face for a model of that name", source
+            )
+            return None
+        if isinstance(error, StoreError):
+            raise
+        raise MissingRootError(f"{source} holds neither a run (run.json) nor a model (config.json)") from None

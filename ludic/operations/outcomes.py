@@ -1,0 +1,53 @@
+"""Results of operations that have no home below: what was sampled and trained."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ludic.results import Part, Result
+from ludic.viewer.evaluation import Evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Trained(Result):
+    """How training ended."""
+
+    root: str
+    """URL or path of the root."""
+    step: int
+    """Last step in the weights."""
+    num_steps: int | None
+    """Step that training should reach; None if the stored rollouts decide."""
+    evaluation: Evaluation | None = None
+    """Mean rewards of the versions that were evaluated meanwhile."""
+
+    def to_dict(self) -> dict[str, Any]:
+        figures = {"root": self.root, "step": self.step, "num_steps": self.num_steps}
+        return figures if self.evaluation is None else figures | {"evaluation": self.evaluation.to_dict()}
+
+    def parts(self) -> Iterator[Part]:
+        """The mean rewards, and a sentence."""
+        if self.evaluation is not None:
+            yield from self.evaluation.parts()
+        if self.num_steps is not None and self.step > self.num_steps:
+            yield (
+                f"{self.root} is at step {self.step} already, which is past num_steps {self.num_steps}; nothing to "
+                "train"
+            )
+        else:
+            of = f" of {self.num_steps}" if self.num_steps else ""
+            yield f"trained to step {self.step}{of} in {self.root}; `ludic stats {self.root}` shows a summary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Sampled(Result):
+    """What a worker sampled."""
+
+    root: str
+    """URL or path of the root."""
+    num_groups: int
+    """Groups that were committed."""
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence."""
+        yield f"{self.num_groups} groups committed to {self.root}"

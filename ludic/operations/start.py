@@ -1,0 +1,360 @@
+"""Start a run: create it, sample rollouts for it, train on them, or run all of its processes."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from os import PathLike
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ludic.code.consent import CodeSettings
+from ludic.defaults import ENGINE
+from ludic.engines.config import EngineConfig
+from ludic.errors import ConfigError, MissingRootError
+from ludic.launch.config import LaunchConfig
+from ludic.rollouts.config import WorkerConfig
+from ludic.run_config import RunConfig
+from ludic.settings import CountOr0, Fields, Processes, Shown, StopWithin, check_names, convert, given, split
+from ludic.training.config import TrainConfig
+from ludic.training.presets import algorithm_names
+
+if TYPE_CHECKING:
+    from ludic.engines.engine import Engine
+    from ludic.engines.registry import MakeEngine
+    from ludic.operations.outcomes import Sampled, Trained
+    from ludic.records import RolloutBatch
+    from ludic.run import Run
+    from ludic.store import Root
+
+Algorithm = Annotated[str | None, Shown(f"{{{','.join(algorithm_names())}}}")]
+"""Type of a parameter for the name of a preset; settings that are given override the preset's."""
+RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
+Device = Literal["cpu", "cuda"] | None
+
+
+def create(
+    root: RootUrl,
+    *,
+    model: str | PathLike[str] | None = None,
+    env: str | Sequence[str] | None = None,
+    like: "str | PathLike[str] | Run | None" = None,
+    **settings: Annotated[Any, Fields(run=RunConfig, code=CodeSettings)],
+) -> "Run":
+    """Create a run without starting a process.
+
+    Opens an existing run with the same settings. Raises ConfigError if the settings differ from those of the existing
+    run or an environment does not load, ModelError if there is no such model, and ConsentError for code that the user
+    has not agreed to run.
+
+    Args:
+        root: Folder or URL of the run to create.
+        model: Folder, Hugging Face id or URL of the first weights.
+        env: Environments, by name or path/to/file.py:Class.
+        like: Run whose settings and code the new run shares, and its model if no model is given.
+    """
+    from ludic.launch.roots import create_run, prepare_run_code, start_like
+    from ludic.run import Run
+    from ludic.store import Root
+
+    url = str(root)
+    check_names([name for name in settings if name not in _CODE], RunConfig, "setting of a run")
+    parts = split(settings, run=RunConfig, code=CodeSettings)
+    code = convert(CodeSettings, parts["code"])
+    if like is None:
+        named = {"model": None if model is None else str(model), "env": (env,) if isinstance(env, str) else env}
+        run = convert(RunConfig, parts["run"] | {name: each for name, each in named.items() if each is not None})
+        return Run(create_run(url, run, TrainConfig(), code))
+    if env is not None or parts["run"]:
+        raise ConfigError("like gives the settings of the run; leave out env and settings, or leave out like")
+    source = like.root if isinstance(like, Run) else Root.open(str(like))
+    made = start_like(url, source, None if model is None else str(model))
+    if code.is_given:
+        prepare_run_code(made, TrainConfig(), code)
+    return Run(made)
+
+
+_CODE = ("trust_code", "update_code")
+
+
+def run(
+    root: RootUrl,
+    *,
+    algorithm: Algorithm = None,
+    **settings: Annotated[
+        Any, Fields(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
+    ],
+) -> "Trained":
+    """Start or resume a run: workers and trainer on this machine or a Ray cluster.
+
+    Restarts processes that die. Settings that are not given are those that the root holds. Raises ChildError if a
+    process dies repeatedly, ConfigError, OwnedError or ConsentError.
+
+    Args:
+        root: Folder or URL of the run; created if it does not exist.
+        algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
+    """
+    from ludic.launch.local import check_launch
+    from ludic.launch.roots import create_run
+    from ludic.store import Root
+    from ludic.training.inherited_settings import next_config
+
+    url = str(root)
+    parts = split(
+        settings, run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
+    )
+    try:
+        earlier = given(asdict(Root.open(url).run), f"earlier settings of {url}", "stored")
+    except MissingRootError:
+        earlier = {}
+    config = convert(RunConfig, earlier | parts["run"])
+    train = next_config(url, parts["train"], algorithm, online=True)
+    processes, engine = convert(LaunchConfig, parts["launch"]), convert(EngineConfig, parts["engine"])
+    check_launch(train, processes, engine, config.num_workers)
+    code = convert(CodeSettings, parts["code"])
+    return _launch(create_run(url, config, train, code), train, processes, engine, config.model, code)
+
+
+def launch(
+    run: "Run",
+    config: "TrainConfig | None" = None,
+    *,
+    algorithm: Algorithm = None,
+    engine: "str | EngineConfig" = ENGINE,
+    model: str | None = None,
+    **settings: Annotated[Any, Fields(train=TrainConfig, code=CodeSettings, launch=LaunchConfig)],
+) -> "Trained":
+    """Run workers and a trainer until the trainer is done; returns its last step.
+
+    Restarts processes that die. Ctrl-C stops all of them and raises KeyboardInterrupt; another call continues.
+    settings: fields of TrainConfig and of LaunchConfig, such as local_workers, ranks, launcher and eval_every;
+    trust_code and update_code. Raises ChildError if a process dies repeatedly, ConfigError, OwnedError or
+    ConsentError.
+
+    Args:
+        config: All settings of the trainer, instead of single ones.
+        algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
+        engine: Engine of the workers, by name, path/to/file.py:ClassName, or its settings.
+        model: Location of the run's first model, if it is not where run.json says.
+    """
+    from ludic.launch.local import check_launch
+    from ludic.launch.roots import prepare_run_code
+
+    parts = split(settings, train=TrainConfig, code=CodeSettings, launch=LaunchConfig)
+    train = train_config(run.root, config, algorithm, parts["train"], online=True)
+    processes = convert(LaunchConfig, parts["launch"])
+    engine = EngineConfig(engine=engine) if isinstance(engine, str) else engine
+    check_launch(train, processes, engine, run.config.num_workers)
+    code = convert(CodeSettings, parts["code"])
+    prepare_run_code(run.root, train, code)
+    return _launch(run.root, train, processes, engine, model, code)
+
+
+def _launch(
+    root: "Root",
+    config: TrainConfig,
+    processes: LaunchConfig,
+    engine: EngineConfig,
+    model: str | None,
+    code: CodeSettings,
+) -> "Trained":
+    from ludic.launch.launching import launch
+    from ludic.operations.outcomes import Trained
+    from ludic.run import Run
+
+    step = launch(root, config, processes, engine, model=model, code=code)
+    evaluation = None if processes.eval_every is None else Run(root).evaluation(measures=("mean_reward",))
+    return Trained(root=root.url, step=step, num_steps=config.num_steps, evaluation=evaluation)
+
+
+def train_config(
+    root: "Root",
+    config: "TrainConfig | None",
+    algorithm: str | None,
+    settings: Mapping[str, Any],
+    *,
+    online: bool = False,
+) -> TrainConfig:
+    """Return `config`, or the settings of the next trainer. Raises ConfigError if both are given."""
+    from ludic.training.inherited_settings import next_config
+
+    if config is None:
+        return next_config(root.url, settings, algorithm, online=online)
+    if settings or algorithm:
+        raise ConfigError("config gives all settings of the trainer; give single settings instead of it, or none")
+    return config
+
+
+# --- One worker ----------------------------------------------------------------------------------------------------
+
+
+def worker(
+    run: "Run",
+    *,
+    device: Device = None,
+    model: str | None = None,
+    **settings: Annotated[Any, Fields(worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)],
+) -> "Sampled":
+    """Sample rollouts for a run.
+
+    Ends this process if a call of an environment can't be interrupted. Raises SlotTakenError if another worker takes
+    the slot.
+
+    Args:
+        device: Device to sample on; None uses CUDA if available.
+        model: Location of the run's first model, which adapters need; None takes the location in run.json.
+    """
+    from ludic.launch.process import stop_on_signals
+    from ludic.launch.work import work
+    from ludic.operations.outcomes import Sampled
+
+    parts = split(settings, worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
+    num_groups = work(
+        run.writable(),
+        convert(WorkerConfig, parts["worker"]),
+        stop_on_signals(),
+        engine=convert(EngineConfig, parts["engine"]),
+        device=device,
+        model=model,
+        code=convert(CodeSettings, parts["code"]),
+        guard=True,
+    )
+    return Sampled(root=run.url, num_groups=num_groups)
+
+
+def work(
+    run: "Run",
+    num_groups: int | None = None,
+    *,
+    engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
+    device: Device = None,
+    model: str | None = None,
+    stop: threading.Event | None = None,
+    report: "Callable[[RolloutBatch], None] | None" = None,
+    **settings: Annotated[Any, Fields(worker=WorkerConfig, code=CodeSettings)],
+) -> "Sampled":
+    """Sample groups in this process and append them to the run; returns the number of committed groups.
+
+    With `num_groups`, samples so many groups with the newest weights, whatever the trainer asks for; if nothing is
+    published yet, the run's model is published first. Without it, samples what the trainer asks for, as `ludic
+    worker` does, until it is stopped. Ctrl-C ends the call after the sampled groups are stored, and raises
+    KeyboardInterrupt. settings: fields of WorkerConfig, such as slot (None takes the first one that no living worker
+    holds) and in_flight; trust_code and update_code.
+
+    Args:
+        num_groups: Number of groups to sample; None samples until it is stopped.
+        engine: Name of an engine, path/to/file.py:ClassName, its settings, an engine, or a function that makes one
+            from a folder of weights and their version.
+        device: Device of an engine given by name; None takes CUDA if available.
+        model: Location of the run's first model, if it is not where run.json says.
+        stop: Ends the call when it is set, instead of Ctrl-C.
+        report: Called with each batch, instead of the progress that is shown on stderr.
+    """
+    from ludic.launch.process import interruptible_unless
+    from ludic.launch.work import free_slot, publish_first, work
+    from ludic.operations.outcomes import Sampled
+
+    parts = split(settings, worker=WorkerConfig, code=CodeSettings)
+    own = {"num_groups": num_groups, "follow_budget": num_groups is None} | parts["worker"]
+    config = convert(WorkerConfig, {"slot": free_slot(run.root)} | own)
+    if num_groups is not None:
+        publish_first(run.root, model)
+    code = convert(CodeSettings, parts["code"])
+    with interruptible_unless(stop) as stopped:
+        done = work(run.root, config, stopped, engine=engine, device=device, model=model, code=code, report=report)
+    return Sampled(root=run.url, num_groups=done)
+
+
+# --- The trainer ---------------------------------------------------------------------------------------------------
+
+
+def trainer(
+    run: "Run | str",
+    *,
+    algorithm: Algorithm = None,
+    model: str | None = None,
+    resume: bool = False,
+    ranks: Processes = 1,
+    stop_within_s: StopWithin | None = None,
+    take_over: bool = False,
+    replaces: CountOr0 | None = None,
+    **settings: Annotated[Any, Fields(train=TrainConfig, code=CodeSettings)],
+) -> "Trained":
+    """Train on a run's rollouts, and publish weights.
+
+    With several ranks, torchrun replaces this process.
+
+    Args:
+        run: Folder or URL of the run. Training continues from the last checkpoint, if there is one. With --sources or
+            --replay-batches, the run is created if it does not exist.
+        algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
+        model: First weights of a run that is created here; None takes the model of its first source. For an existing
+            run: the location of its first model, if it is not where run.json says.
+        resume: Fail if there is no complete checkpoint to resume from. Without this flag, a run with a checkpoint is
+            resumed, and a run without one starts from its first weights.
+        ranks: Number of processes that train together, started here under torchrun.
+        stop_within_s: Seconds that a rank may take to stop cleanly after SIGTERM, such as to finish a step and write a
+            checkpoint; then it is killed. None takes the setting of the `ludic run` that started this process, else
+            its default.
+        take_over: Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses
+            the start.
+        replaces: Attempt that is known to have ended, so that its lease is not watched; set by `ludic run`.
+    """
+    import os
+
+    from ludic.launch.process import stop_on_signals, stop_variables
+    from ludic.launch.train import become_ranks, open_to_train, train_here
+    from ludic.operations.outcomes import Trained
+    from ludic.training.inherited_settings import next_config
+
+    if stop_within_s is not None:
+        os.environ.update(stop_variables(stop_within_s))
+    url = run if isinstance(run, str) else run.url
+    parts = split(settings, train=TrainConfig, code=CodeSettings)
+    config, code = next_config(url, parts["train"], algorithm), convert(CodeSettings, parts["code"])
+    root = open_to_train(url, config, model=model, resume=resume)
+    options: dict[str, Any] = {"code": code, "model": model, "resume": resume, "take_over": take_over}
+    if ranks > 1 and "WORLD_SIZE" not in os.environ:
+        become_ranks(root, config, ranks, replaces=replaces, **options)
+    step = train_here(root, config, stop_on_signals(), replaces=replaces, **options)
+    return Trained(root=root.url, step=step, num_steps=None if config.batch.is_stored else config.num_steps)
+
+
+def train(
+    run: "Run",
+    config: "TrainConfig | None" = None,
+    *,
+    algorithm: Algorithm = None,
+    model: str | None = None,
+    resume: bool = False,
+    take_over: bool = False,
+    stop: threading.Event | None = None,
+    report: Callable[[int, Mapping[str, Any]], None] | None = None,
+    **settings: Annotated[Any, Fields(train=TrainConfig, code=CodeSettings)],
+) -> "Trained":
+    """Train in this process, or in this rank if torchrun started it; returns the last step trained.
+
+    Continues from the last checkpoint, if there is one. Settings not given here are those of the run's last
+    trainer, or of the run in `replay_batches`. Ctrl-C ends the call after a checkpoint, and raises KeyboardInterrupt.
+    settings: fields of TrainConfig; trust_code and update_code. Raises ConfigError, OwnedError if another live trainer
+    owns the run, StalledError if rollouts do not come.
+
+    Args:
+        config: All settings of the trainer, instead of single ones.
+        algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
+        model: Location of the run's first model, if it is not where run.json says.
+        resume: Refuse to start without a complete checkpoint.
+        take_over: Fence a live trainer.
+        stop: Ends the call when it is set, instead of Ctrl-C.
+        report: Called with each step and its metrics, instead of the progress that is shown on stderr.
+    """
+    from ludic.launch.process import interruptible_unless
+    from ludic.launch.train import open_to_train, train_here
+    from ludic.operations.outcomes import Trained
+
+    parts = split(settings, train=TrainConfig, code=CodeSettings)
+    config = train_config(run.root, config, algorithm, parts["train"])
+    root, code = open_to_train(run.url, config, resume=resume), convert(CodeSettings, parts["code"])
+    with interruptible_unless(stop) as stopped:
+        step = train_here(
+            root, config, stopped, code=code, model=model, resume=resume, take_over=take_over, report=report
+        )
+    return Trained(root=root.url, step=step, num_steps=None if config.batch.is_stored else config.num_steps)

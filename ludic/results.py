@@ -1,0 +1,366 @@
+"""Results of operations, and how they are shown: as text, in a notebook, as JSON; progress on stderr.
+
+A result is a dataclass of figures. `parts` says what people see of it, in order: sentences, facts and frames, which are
+tables of rows. FORMATS has the title and the format of every column, wherever it is shown. Data of a run is always
+shown as text, never as markup or terminal escape codes, which a model could write.
+"""
+
+import io
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from ludic.defaults import Track
+from ludic.printable import printable as printable
+from ludic.row_files import json_text, to_plain
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SHOWN_ITEMS = 6
+"""Number of items of a list that a cell shows."""
+
+_NARROW = 8
+"""Columns of a table from which on they stand closer."""
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_NOTEBOOK_COLUMNS = 100
+_PRE = (
+    # Jupyter would break lines within words.
+    '<pre style="word-break:normal;line-height:normal;'
+    'font-family:Menlo,Consolas,monospace;background:white;color:black">{code}</pre>'
+)
+_LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+"""Options of a console that prints text as it is."""
+
+
+# --- Results ---------------------------------------------------------------------------------------------------------
+
+
+class Result:
+    """Base of what operations return. A subclass is a dataclass, and writes `parts`."""
+
+    __slots__ = ()
+
+    def parts(self) -> "Iterator[Part]":
+        """Yield what people see, in order."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as plain values, as --json prints them."""
+        return asdict(self)  # type: ignore[call-overload]
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Lines that a command prints to stderr, beside its result."""
+        return ()
+
+    @property
+    def failure(self) -> str | None:
+        """Why a command that has this result exits with 1; None for success."""
+        return None
+
+    def frame(self, name: str) -> "pl.DataFrame":
+        """Return the rows of a frame with all of their columns. Raises KeyError, which lists the names."""
+        frames = {part.name: part for part in self.parts() if isinstance(part, Frame)}
+        if name not in frames:
+            raise KeyError(f"there is no frame {name!r}; this result has {', '.join(frames) or 'none'}")
+        return to_frame(frames[name].rows)
+
+    def print_to(self, console: Console) -> None:
+        """Print for people."""
+        for part in self.parts():
+            print_part(console, part)
+
+    def __repr__(self) -> str:
+        file = io.StringIO()
+        self.print_to(Console(file=file, width=_NOTEBOOK_COLUMNS, color_system=None, force_jupyter=False, **_LITERAL))
+        return "\n".join([*file.getvalue().rstrip("\n").splitlines(), *map(printable, self.remarks)])
+
+    def _repr_html_(self) -> str:
+        """Return the text as HTML; rich escapes every character of HTML in it."""
+        options: dict[str, Any] = {"width": _NOTEBOOK_COLUMNS, "force_jupyter": False, "no_color": False, **_LITERAL}
+        console = Console(record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor", **options)
+        self.print_to(console)
+        return console.export_html(inline_styles=True, code_format=_PRE)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A table of a result: rows by column name, of which people see some columns."""
+
+    name: str
+    """Key of the frame in the result, and its heading if `has_heading`."""
+    rows: Sequence[Mapping[str, Any]]
+    shown: Sequence[str]
+    """Columns that people see."""
+    most: int = 40
+    """Maximum number of rows that people see; --json has all."""
+    has_heading: bool = False
+    heading: str = ""
+    """Another heading than the name."""
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """Titles of columns that differ from those of FORMATS."""
+    derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
+    """Columns for people, from a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A line, with words before it in a style of their own."""
+
+    text: str
+    mark: str = ""
+    style: str = ""
+
+
+Part = Frame | Sentence | Mapping[str, str] | str
+"""What people see of a result: a table, a line, or facts by title."""
+
+
+def print_part(console: Console, part: Part) -> None:
+    """Print a part of a result."""
+    if isinstance(part, str):
+        part = Sentence(part)
+    if isinstance(part, Sentence):
+        mark = Text(printable(part.mark), style=part.style)
+        console.print(
+            mark.append(printable(part.text), "not bold not dim default")
+            if part.mark
+            else Text(printable(part.text), style=part.style),
+            soft_wrap=True,
+        )
+    elif isinstance(part, Frame):
+        _print_frame(console, part)
+    else:
+        console.print(pairs(part))
+
+
+def _print_frame(console: Console, frame: Frame) -> None:
+    if frame.heading or frame.has_heading:
+        console.print(Text(printable(frame.heading or frame.name), style="bold"))
+    rows = [{**row, **{name: of(row) for name, of in frame.derived.items()}} for row in frame.rows[: frame.most]]
+    formats = [FORMATS.get(name) or _format_of(name, rows) for name in frame.shown]
+    titles = [frame.titles.get(name, each.title) for name, each in zip(frame.shown, formats, strict=True)]
+    marked = [f"{'>' if each.is_number else ''}{title}" for each, title in zip(formats, titles, strict=True)]
+    table = plain_table(*marked)
+    table.collapse_padding = len(marked) >= _NARROW  # else many columns need more than 80 characters
+    for row in rows:
+        table.add_row(*(each.text(row[name]) for name, each in zip(frame.shown, formats, strict=True)))
+    console.print(table)
+    if len(frame.rows) > frame.most:
+        console.print(Text(f"… {len(frame.rows):,} in all", style="dim"))
+
+
+def to_frame(rows: Sequence[Mapping[str, Any]]) -> "pl.DataFrame":
+    """Return rows as a Polars DataFrame."""
+    import polars as pl
+
+    return pl.DataFrame(list(rows), infer_schema_length=None)
+
+
+# --- Formats of columns ----------------------------------------------------------------------------------------------
+
+Kind = Literal["text", "count", "number", "mean", "share", "bytes", "interval", "digest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a column is shown wherever it is."""
+
+    title: str
+    kind: Kind = "text"
+    digits: int = 4
+    """Most significant digits of a number, decimal places of a share, characters of a digest."""
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind not in ("text", "digest")
+
+    def text(self, value: Any) -> Text:
+        """Return a value as one line."""
+        if value is None and self.kind != "number":
+            return Text("") if self.is_number else cell(None)
+        match self.kind:
+            case "count":
+                return Text(f"{value:,}")
+            case "number":
+                return Text(number(value, self.digits))
+            case "mean":
+                return Text(f"{value:.1f}")
+            case "interval":
+                return Text(value)
+            case "share":
+                return Text(f"{value:.{self.digits}%}")
+            case "bytes":
+                return Text(size(value))
+            case "digest":
+                return cell(str(value)[: self.digits])
+        return cell(value)
+
+
+def _format_of(name: str, rows: Sequence[Mapping[str, Any]]) -> Format:
+    """Return the format of a column that FORMATS does not name, by its first value."""
+    value = next((row[name] for row in rows if row[name] is not None), None)
+    kind: Kind = "text"
+    if isinstance(value, float):
+        kind = "number"
+    elif isinstance(value, int) and not isinstance(value, bool):
+        kind = "count"
+    return Format(name.removeprefix("num_").replace("_", " "), kind)
+
+
+FORMATS: Mapping[str, Format] = {
+    "env_name": Format("env"),
+    "policy_version": Format("version"),
+    "estimate": Format("mean", "number"),
+    "std_error": Format("error", "number", 3),
+    "estimate_a": Format("baseline", "number", 3),
+    "estimate_b": Format("side", "number", 3),
+    "difference": Format("diff.", "number", 3),
+    "p_value": Format("p", "number", 2),
+    "p_holm": Format("p (Holm)", "number", 2),
+    "interval": Format("interval", "interval"),
+    "num_missing": Format("left out", "count"),
+    "share": Format("share", "number"),
+    "reward_mean": Format("reward", "number"),
+    "value_mean": Format("mean", "number"),
+    "response_length_mean": Format("tokens", "mean"),
+    "truncated_fraction": Format("truncated", "share", 1),
+    "incomplete_fraction": Format("incomplete", "share", 1),
+    "parse_error_fraction": Format("unparsed", "share", 1),
+    "error_fraction": Format("failed", "share", 1),
+    "scorer_version": Format("version", "digest", 12),
+    "num_examples": Format("examples", "count"),
+    "num_files": Format("files", "count"),
+    "num_rollouts": Format("rollouts", "count"),
+    "num_rows": Format("rows", "count"),
+    "size_bytes": Format("bytes", "bytes"),
+    "num_files_before": Format("files", "count"),
+    "num_files_after": Format("then", "count"),
+    "size_bytes_before": Format("bytes", "bytes"),
+    "size_bytes_after": Format("then", "bytes"),
+}
+"""Title and format of columns, by name. A column that is not here is formatted by its values."""
+
+
+# --- Printing --------------------------------------------------------------------------------------------------------
+
+
+def stdout_console() -> Console:
+    """Return a console for results. It prints text literally, and colours only on terminals, without NO_COLOR."""
+    return Console(**_LITERAL)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Track]:
+    """Show a progress bar on stderr, removed at the end; shows nothing if stderr is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield lambda items, total, description: progress.track(items, total=total, description=description)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document to stdout."""
+    sys.stdout.write(f"{json_text(to_plain(value), indent=2)}\n")
+
+
+def cell(value: Any, most: int = 60) -> Text:
+    """Return a value as one line of at most `most` characters, with the first items of lists and maps."""
+    if value is None:
+        return Text("null", style="dim")
+    shown = printable(_in_short(value).replace("\n", "\\n"))
+    return Text(shown if len(shown) <= most else f"{shown[: most - 1]}…")
+
+
+def _in_short(value: Any) -> str:
+    match value:
+        case None | bool():
+            return json.dumps(value)
+        case float() | Decimal():
+            return number(float(value))
+        case datetime():
+            return f"{value:%Y-%m-%d %H:%M:%S}"
+        case Mapping():
+            return f"{{{_items([f'{key}: {_in_short(item)}' for key, item in value.items()])}}}"
+        case list() | tuple():
+            return f"[{_items([_in_short(item) for item in value[:SHOWN_ITEMS]], len(value))}]"
+    return str(value)
+
+
+def _items(texts: Sequence[str], total: int | None = None) -> str:
+    total = len(texts) if total is None else total
+    more = [f"… {total} in all"] if total > SHOWN_ITEMS else []
+    return ", ".join([*texts[:SHOWN_ITEMS], *more])
+
+
+NOT_ESTIMATED = "cannot be estimated"
+"""In place of an interval or a power that stored values say nothing about."""
+
+
+def number(value: float | None, digits: int = 6) -> str:
+    """Format a number with at most `digits` significant digits; None becomes a dash."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def plain_table(*titles: str) -> Table:
+    """Return an empty table without a frame. A title that begins with > right-aligns its column, for numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in titles:
+        table.add_column(Text(printable(title.removeprefix(">"))), justify="right" if title[:1] == ">" else "left")
+    return table
+
+
+def pairs(values: Mapping[str, str]) -> Table:
+    """Return a table of names and their values, one line each."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in values.items():
+        table.add_row(Text(printable(name), style="bold"), Text(printable(value), overflow="fold"))
+    return table
+
+
+def plural(count: int, noun: str) -> str:
+    """Format a count with its noun: 1 turn, 2 turns."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def size(num_bytes: float) -> str:
+    """Format a number of bytes: 1,234 B, 12.3 kB, 45.6 MB, ..."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 10_000 or unit == "GB":
+            break
+        num_bytes /= 1000
+    return f"{num_bytes:,.0f} {unit}" if unit == "B" else f"{num_bytes:,.1f} {unit}"
+
+
+def age(seconds: float) -> str:
+    """Format seconds in the largest unit, from s to days, of which there are two or more."""
+    for unit, size_s in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw values as at most `width` blocks of eight heights; each block is a mean."""
+    if not values:
+        return ""
+    num_bins = min(width, len(values))
+    edges = [round(index * len(values) / num_bins) for index in range(num_bins + 1)]
+    means = [fmean(values[start:stop]) for start, stop in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
