@@ -84,10 +84,6 @@ class Run(Result):
     def __repr__(self) -> str:
         return f"ludic.open({self.url!r})"
 
-    def writable(self) -> Root:
-        """Return the root; checks first that its filesystem refuses to overwrite."""
-        return Root.open(self.url, writable=True)
-
     @cached_property
     def watcher(self) -> "Watcher":
         """Follows the state of the run; remembers what it saw before."""

@@ -67,16 +67,6 @@ class Shown:
     has_flag: bool = False
 
 
-class Fields:
-    """Annotation of a function's `**settings`: it takes the settings of these dataclasses, by their flat names.
-
-    `**settings: Annotated[Any, Fields(train=TrainConfig)]`; train is the name of the group in --help.
-    """
-
-    def __init__(self, **groups: type) -> None:
-        self.groups = groups
-
-
 Count = Annotated[int, Range(1, 10**9)]
 CountOr0 = Annotated[int, Range(0, 10**9)]
 Index = Annotated[int, Range(0, 2**63 - 1)]
@@ -265,11 +255,7 @@ def opens_its_root(function: Any) -> bool:
 
 def groups_of(function: Any) -> Mapping[str, type]:
     """Return the dataclasses whose settings a function takes by flat names, by the names of their groups."""
-    parameters = inspect.signature(function).parameters.values()
-    last = [each.name for each in parameters if each.kind is each.VAR_KEYWORD]
-    hints = [_hint(function, name) for name in last]
-    found = [each.groups for hint in hints for each in _annotations(hint) if isinstance(each, Fields)]
-    return found[0] if found else {}
+    return getattr(inspect.unwrap(function), _GROUPS, {})
 
 
 def groups_in(function: Any) -> Mapping[str, type]:
@@ -404,10 +390,14 @@ def given(values: Mapping[str, Any], where: str, source: Source = "file") -> dic
 def convert(owner: Callable[..., S], values: Mapping[str, Any], *, where: str = "") -> S:
     """Return the dataclass with these values by the names of its settings.
 
-    values: plain ones, or `Given`. where: names their place in errors. Raises ConfigError for an unknown name, a
-    value that does not fit, and settings that are missing or contradict each other.
+    values: plain ones, or `Given`. where: names their place in errors. Raises ConfigError for an unknown name and a
+    value that does not fit, SettingsError for settings that are missing or contradict each other.
     """
-    return owner(**arguments(owner, typed(owner, values, where=where)))
+    given = arguments(owner, typed(owner, values, where=where))
+    try:
+        return owner(**given)
+    except ConfigError as error:
+        raise SettingsError(str(error)) from error
 
 
 def typed(owner: Any, values: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
@@ -436,10 +426,19 @@ def arguments(owner: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         if each.name in values:
             path, name = ((), each.name) if each.path[:1] and each.path[0] in flat_groups else (each.path, each.field)
             nested.setdefault(path, {})[name] = values[each.name]
-    return _arguments(owner, nested, ())
+    try:
+        return _arguments(owner, nested, ())
+    except ConfigError as error:
+        raise SettingsError(str(error)) from error
 
 
-class MissingSettingsError(ConfigError):
+class SettingsError(ConfigError):
+    """Settings contradict each other, or some are missing; a command answers them as wrong usage."""
+
+    exit_code = 2
+
+
+class MissingSettingsError(SettingsError):
     """Settings that must be given are not."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -465,12 +464,12 @@ def _arguments(
 
 def missing(owner: Any, values: Collection[str]) -> list[Setting]:
     """Return the settings that must be given and are not; a function looks after those of its `**settings` itself."""
-    groups = () if isinstance(owner, type) else groups_of(owner)
-    return [
-        each
-        for each in settings_of(owner)
-        if each.default is MISSING and each.name not in values and not (each.path and each.path[0] in groups)
-    ]
+    absent = [each for each in settings_of(owner) if each.default is MISSING and each.name not in values]
+    if isinstance(owner, type):
+        return absent
+    groups, parameters = groups_of(owner), inspect.signature(owner).parameters
+    needed = {name for name, each in parameters.items() if each.default is each.empty}
+    return [each for each in absent if not (each.path and each.path[0] in groups) or each.field in needed]
 
 
 def check(settings: Any, *, urls: bool = True) -> None:
@@ -485,21 +484,31 @@ def check(settings: Any, *, urls: bool = True) -> None:
             each.convert(value, source="code" if urls else "stored")
 
 
-def checked(function: F) -> F:
-    """Let a function check the arguments that have a range or choices, as a dataclass checks its fields.
+_GROUPS = "_groups"
+"""Attribute of an operation: dataclasses by the names of their groups."""
 
-    Raises ConfigError.
+
+def operation(**groups: type) -> Callable[[F], F]:
+    """Make a function an operation, whose parameters are settings (see `settings_of`).
+
+    Its `**settings` are fields of these dataclasses, by their flat names; the names here are those of the groups in
+    --help. It checks arguments that have a range or choices, as a dataclass checks its fields. Raises ConfigError.
     """
 
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
-        for each in settings_of(function):
-            if not each.path and each.field in given and (each.ranges or each.choices):
-                each.convert(given[each.field])
-        return function(*args, **kwargs)
+    def decorate(function: F) -> F:
+        setattr(function, _GROUPS, groups)
 
-    return call  # type: ignore[return-value]
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+            for each in settings_of(function):
+                if not each.path and each.field in given and (each.ranges or each.choices):
+                    each.convert(given[each.field])
+            return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 def split(values: Mapping[str, Any], **groups: type) -> dict[str, dict[str, Any]]:

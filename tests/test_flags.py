@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import pytest
 
 from ludic.flags import WrongUsageError, exit_with, help_of, read_flags
-from ludic.settings import Range, Shown
+from ludic.settings import Range, Shown, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +52,13 @@ class Settings:
     ],
 )
 def test_values_that_begin_like_flags_and_lists_after_an_equals_sign(args: list[str], given: dict[str, Any]):
-    assert read_flags(Settings, args) == {"root": "r", **given}
+    assert read_flags(settings_of(Settings), args) == {"root": "r", **given}
 
 
 @pytest.mark.parametrize("value", ["-inf", "-nan", "-1e3", "-2."])
 def test_a_negative_number_out_of_range_is_named_as_one(value: str):
     with pytest.raises(WrongUsageError, match=f"^--rate is {value}, wanted"):
-        read_flags(Settings, ["r", "--rate", value])
+        read_flags(settings_of(Settings), ["r", "--rate", value])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_negative_number_out_of_range_is_named_as_one(value: str):
 )
 def test_wrong_usage_shows_no_secret(args: list[str], capsys):
     with pytest.raises(WrongUsageError) as wrong:
-        read_flags(Settings, args)
+        read_flags(settings_of(Settings), args)
     with pytest.raises(SystemExit):
         exit_with(wrong.value, "ludic run")
     assert "hunter2" not in capsys.readouterr().err
@@ -78,12 +78,12 @@ def test_wrong_usage_shows_no_secret(args: list[str], capsys):
 
 @pytest.mark.parametrize("args", [["--help", "--rank"], ["r", "--help", "rank"], ["r", "--rate", "x", "-h", "rank"]])
 def test_help_wins_over_what_is_wrong_and_takes_a_flag(args: list[str]):
-    assert read_flags(Settings, args) == {"help": "rank"}
+    assert read_flags(settings_of(Settings), args) == {"help": "rank"}
 
 
 def test_a_topic_that_is_a_group_and_an_option_shows_both():
-    text = help_of(Settings, "model", "ludic run", "")
+    text = help_of(settings_of(Settings), "model", "ludic run", "")
     assert "--model-of" not in text
     assert text.index("--model TEXT") < text.index("model: How a model is kept") < text.index("--rank INT")
     with pytest.raises(WrongUsageError, match="group or option 'zzz' is unknown; there are"):
-        help_of(Settings, "zzz", "ludic run", "")
+        help_of(settings_of(Settings), "zzz", "ludic run", "")

@@ -1,23 +1,23 @@
 """The table of settings: every number has a range, and one annotated field is a flag, a key and an argument."""
 
-import importlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
+from command_settings import parsed as parsed_of
 
+import ludic
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.batches.config import BatchConfig
+from ludic.cli.commands import COMMANDS
 from ludic.cli.docs import page, table
-from ludic.cli.main import COMMANDS, module_of
-from ludic.cli.settings import RootUrl, parse
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
 from ludic.maintenance.expiry_rule import ExpiryRule
 from ludic.rollouts.worker import WorkerConfig
-from ludic.settings import Range, Setting, check, settings_of
+from ludic.settings import Range, Setting, check, operation, settings_of
 from ludic.store import RunConfig
 from ludic.training.config import CheckpointConfig, ModelConfig, OptimizerConfig, TrainConfig
 from ludic.training.loss_config import LossConfig
@@ -35,13 +35,13 @@ CONFIGS = {
 }
 
 
-def settings_of_commands() -> Iterator[type]:
-    for name in COMMANDS:
-        yield importlib.import_module(f"ludic.cli.{module_of(name)}").Settings
+def settings_of_commands() -> Iterator[Callable[..., Any]]:
+    for command in COMMANDS.values():
+        yield command.load()
 
 
-def numbers(config: type) -> Iterator[Setting]:
-    """The settings of a dataclass that are numbers."""
+def numbers(config: Callable[..., Any]) -> Iterator[Setting]:
+    """The settings of a dataclass or an operation that are numbers."""
     yield from (each for each in settings_of(config) if {int, float} & {*scalars(each)})
 
 
@@ -157,7 +157,6 @@ def test_an_unknown_folder_or_table_is_refused():
 class Patience:
     """Settings that only this test knows."""
 
-    root: RootUrl
     num_patient: Annotated[int, Range(1, 50)] | None = 5
     """Steps without progress before the end. None never ends."""
 
@@ -165,22 +164,27 @@ class Patience:
         check(self)
 
 
+@operation(patience=Patience)
+def wait(run: "ludic.Run", **settings: Any) -> None:
+    """Wait."""
+
+
 def test_one_annotated_field_is_all_that_a_setting_needs(tmp_path, capsys):
     def parsed(*args: str) -> Patience:
-        return parse(Patience, ["here", *args], program="ludic patience", description="Wait")
+        return parsed_of(wait, "here", *args, program="ludic patience").patience
 
     assert parsed("--num-patient", "7").num_patient == 7
     for name, text in [("a.toml", "num_patient = 7"), ("a.json", '{"num_patient": 7}')]:
         (tmp_path / name).write_text(text)
-        assert parsed("--config", str(tmp_path / name)) == Patience(root="here", num_patient=7)
+        assert parsed("--config", str(tmp_path / name)) == Patience(num_patient=7)
         assert parsed("--config", str(tmp_path / name), "--num-patient", "None").num_patient is None
         (tmp_path / name).write_text(text.replace("7", "51"))
         with pytest.raises(ConfigError, match=rf"{name}: num_patient is 51, wanted at most 50$"):
             parsed("--config", str(tmp_path / name))
     with pytest.raises(ConfigError, match=r"^num_patient is 51, wanted at most 50$"):
-        Patience(root="here", num_patient=51)
+        Patience(num_patient=51)
     with pytest.raises(ConfigError, match=r"^num_patient is 'x', wanted a whole number or None$"):
-        Patience(root="here", num_patient="x")
+        Patience(num_patient="x")
     for args, code in [(["--num-patient", "51"], 2), (["--num-patiens", "3"], 2), (["--help"], 0)]:
         with pytest.raises(SystemExit) as ended:
             parsed(*args)
@@ -199,8 +203,8 @@ def test_one_annotated_field_is_all_that_a_setting_needs(tmp_path, capsys):
 def test_the_page_of_settings_has_every_setting_of_every_command():
     for settings in settings_of_commands():
         for each in settings_of(settings):
-            if each.path:
-                assert f"| `{each.name}` | " in page(), each
+            name = each.shown.metavar if each.shown is not None and not each.has_flag else each.name
+            assert f"| `{name}` | ".replace("|M", "\\|M") in page(), each
 
 
 def test_a_repeated_setting_has_one_range():

@@ -16,13 +16,13 @@ from typing import Any
 
 from ludic.children import protect_children_of_libraries
 from ludic.cli.commands import COMMANDS, GROUPS
-from ludic.cli.settings import JSON, exit_with_missing, parse
+from ludic.cli.settings import JSON, exit_with_settings, parse
 from ludic.errors import LudicError, similar_names
 from ludic.installed import LUDIC, installed_version
 from ludic.launch.process import interrupt_on_sigterm
 from ludic.masking import mask
 from ludic.printable import printable
-from ludic.settings import RUN, MissingSettingsError, arguments, opens_its_root, takes_a_root
+from ludic.settings import RUN, SettingsError, arguments, opens_its_root, takes_a_root
 
 _MOST_LINES = 4
 _COLUMN = 22
@@ -112,8 +112,8 @@ def _run(name: str, args: list[str]) -> int:
     as_json = values.pop(JSON, False)
     try:
         result = _call(operation, values)
-    except MissingSettingsError as error:
-        exit_with_missing(operation, error, program)
+    except SettingsError as error:
+        exit_with_settings(operation, error, program)
     if result is None:
         return 0
     from ludic.results import print_json, printable, stdout_console
@@ -135,15 +135,15 @@ def _run(name: str, args: list[str]) -> int:
 def _call(operation: Callable[..., Any], values: dict[str, Any]) -> Any:
     """Call an operation with its settings by name; it gets an opened run, unless it takes the place of one."""
     parameters = inspect.signature(operation).parameters
+    given = arguments(operation, values)
     positional: list[Any] = []
     if takes_a_root(operation):
-        root = values.pop("root")
+        root = given.pop("root")
         positional.append(root if opens_its_root(operation) else _open_run(root))
     elif RUN in parameters:
         positional.append(None)
     many = [each.name for each in parameters.values() if each.kind is each.VAR_POSITIONAL]
-    positional += [each for name in many for each in values.pop(name, ())]
-    given = arguments(operation, values)
+    positional += [each for name in many for each in given.pop(name)]
     if "track" not in parameters:
         return operation(*positional, **given)
     from ludic.results import progress_bar

@@ -16,7 +16,7 @@ from ludic.errors import ConfigError
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
 from ludic.paths import local_path
 from ludic.run_config import RunConfig
-from ludic.settings import MissingSettingsError, Setting, settings_of, unknown
+from ludic.settings import MissingSettingsError, Setting, SettingsError, settings_of, unknown
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names, load_algorithm
 
@@ -74,10 +74,12 @@ def parse(
     return values
 
 
-def exit_with_missing(operation: Callable[..., Any], error: MissingSettingsError, program: str) -> NoReturn:
-    """Print which settings an operation lacks, by their flags, and exit with 2."""
+def exit_with_settings(operation: Callable[..., Any], error: SettingsError, program: str) -> NoReturn:
+    """Print what is wrong with the settings of an operation, those that are missing by their flags; exit with 2."""
     table = {each.name: each for each in settings_of(operation)}
-    exit_with(WrongUsageError(missing_text([table[name] for name in error.names], table.values(), program)), program)
+    if isinstance(error, MissingSettingsError):
+        exit_with(ConfigError(missing_text([table[name] for name in error.names], table.values(), program)), program)
+    exit_with(error, program)
 
 
 def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 Imports nothing slow, since `ludic --help` reads the docstring below.
 """
 
-from ludic.settings import Count, checked
+from ludic.settings import Count, operation
 
 
-@checked
+@operation()
 def demo(*, agents: bool = False, root: str | None = None, num_steps: Count | None = None) -> None:
     """Teach a tiny model on this machine, in a minute; with --agents, to call a tool.
 

@@ -16,6 +16,7 @@ from ludic.settings import (
     Range,
     SecondsOfADay,
     Seed,
+    SettingsError,
     Temperature,
     Tokens,
     TopP,
@@ -120,7 +121,7 @@ Interval = Literal["korn_graubard", "clustered", "bootstrap", "wilson"]
 
 
 def parse_versions(text: str) -> Sequence[int | str | tuple[int, int | str]]:
-    """Parse `EvalConfig.versions`: numbers, "latest", and ranges as pairs. Raises ConfigError."""
+    """Parse `EvalConfig.versions`: numbers, "latest", and ranges as pairs. Raises SettingsError."""
     return [_parse_version(part.strip()) for part in text.split(",")]
 
 
@@ -131,8 +132,10 @@ def _parse_version(part: str) -> int | str | tuple[int, int | str]:
         return int(part)
     match = _RANGE.fullmatch(part)
     if match is None:
-        raise ConfigError(f"versions has {part!r}, wanted a number, {LATEST}, or a range such as 10-20 or 10-{LATEST}")
+        raise SettingsError(
+            f"versions has {part!r}, wanted a number, {LATEST}, or a range such as 10-20 or 10-{LATEST}"
+        )
     first, last = int(match[1]), match[2] if match[2] == LATEST else int(match[2])
     if isinstance(last, int) and last < first:
-        raise ConfigError(f"versions has {part!r}, whose end is before its begin")
+        raise SettingsError(f"versions has {part!r}, whose end is before its begin")
     return first, last

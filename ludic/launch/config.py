@@ -15,6 +15,7 @@ from ludic.settings import (
     Port,
     Processes,
     Range,
+    SettingsError,
     StopWithin,
     TensorParallel,
     check,
@@ -93,7 +94,7 @@ class LaunchConfig(StreamConfig):
         if self.local_workers is None:
             return num_workers
         if not 0 <= self.local_workers <= num_workers:
-            raise ConfigError(f"local_workers is {self.local_workers}, wanted 0 to num_workers ({num_workers})")
+            raise SettingsError(f"local_workers is {self.local_workers}, wanted 0 to num_workers ({num_workers})")
         return self.local_workers
 
 

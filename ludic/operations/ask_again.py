@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError
 from ludic.operations.start import Algorithm
-from ludic.settings import Count, Index, Shown, checked
+from ludic.settings import Count, Index, Shown, operation
 
 if TYPE_CHECKING:
     from ludic.run import Run
     from ludic.viewer.what_if import Bisection, CutOut, WhatIf
 
 
-@checked
+@operation()
 def what_if(
     run: "Run",
     *,
@@ -61,7 +61,7 @@ def what_if(
     return WhatIf(url=run.url, given=given, rerun=found, branch=branch, commands=commands)
 
 
-@checked
+@operation()
 def bisect(
     run: "Run",
     predicate: Annotated[str, Shown("PREDICATE", by_position=True)],
@@ -84,7 +84,7 @@ def bisect(
     return Bisection(url=run.url, found=bisect(run.root, predicate, table))
 
 
-@checked
+@operation()
 def cut(run: "Run", step: Index, out: Annotated[str | PathLike[str], Shown("OUT", by_position=True)]) -> "CutOut":
     """Write the smallest folder that replays one step bit for bit.
 

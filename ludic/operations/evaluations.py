@@ -12,7 +12,7 @@ from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig, Interval, MeasureConfig
 from ludic.operations.start import Device
 from ludic.scoring.options import ScoreOptions
-from ludic.settings import Fields, Range, Seed, Shown, checked, convert, split
+from ludic.settings import Range, Seed, Shown, convert, operation, split
 
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ludic.viewer.evaluation import Comparison, Evaluation
 
 
-@checked
+@operation(samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
 def evaluate(
     run: "Run | str",
     versions: int | str | Sequence[int] = "latest",
@@ -38,7 +38,7 @@ def evaluate(
     model: str | None = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,
-    **settings: Annotated[Any, Fields(samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)],
+    **settings: Any,
 ) -> "Evaluation":
     """Evaluate versions of a run, or a model, on held-out examples.
 
@@ -74,7 +74,7 @@ def evaluate(
         if isinstance(run, str):
             root = open_to_evaluate(run, config, model, code, None if suite is None else str(suite))
         else:
-            root = run.writable()
+            root = run.root.writable()
         entries = [] if suite is None else read_suite(suite, config, measure.confidence)
         configs = {entry.label: entry.config for entry in entries} or {"": config}
         options: dict[str, Any] = {"engine": engine, "device": device, "model": model, "report": report}
@@ -89,13 +89,14 @@ def evaluate(
     return Evaluation(url=root.url, numbers=found, confidence=measure.confidence)
 
 
+@operation(measure=MeasureConfig)
 def evaluation(
     run: "Run",
     versions: int | str | Sequence[int] | None = None,
     *,
     env: str | Sequence[str] | None = None,
     interval: Interval = "korn_graubard",
-    **measure: Annotated[Any, Fields(measure=MeasureConfig)],
+    **measure: Any,
 ) -> "Evaluation":
     """Return the numbers of stored evaluations, by settings, version and environment; samples nothing.
 
@@ -132,7 +133,7 @@ def _as_text(versions: int | str | Sequence[int]) -> str:
 # --- Stored evaluations side by side ---------------------------------------------------------------------------------
 
 
-@checked
+@operation(measure=MeasureConfig)
 def compare(
     run: "Run | None",
     *sides: Annotated[int | str, Shown("ROOT@VERSION", by_position=True)],
@@ -140,7 +141,7 @@ def compare(
     evaluation: str | None = None,
     difference: Annotated[float, Range(0, 10**6, above=True)] = 0.05,
     seed: Seed = 0,
-    **measure: Annotated[Any, Fields(measure=MeasureConfig)],
+    **measure: Any,
 ) -> "Comparison":
     """Compare two evaluations on the same examples, in pairs.
 
@@ -169,6 +170,7 @@ def compare(
     return Comparison(compared=compared, difference=difference, confidence=config.confidence)
 
 
+@operation()
 def contamination(
     run: "Run",
     *,
@@ -199,12 +201,13 @@ def contamination(
     return Contamination(overlaps=find_overlaps(run.root, also, chosen, query, params or {}))
 
 
+@operation(options=ScoreOptions)
 def score(
     run: "Run",
     scorer: str | None = None,
     *,
     track: Track = untracked,
-    **options: Annotated[Any, Fields(options=ScoreOptions)],
+    **options: Any,
 ) -> "ScoreReport":
     """Score stored rollouts, by a function or an LLM judge.
 
@@ -214,4 +217,4 @@ def score(
     """
     from ludic.scoring.score import score_rollouts
 
-    return score_rollouts(run.writable(), convert(ScoreOptions, {"scorer": scorer} | options), track)
+    return score_rollouts(run.root.writable(), convert(ScoreOptions, {"scorer": scorer} | options), track)

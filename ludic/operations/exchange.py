@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, MissingRootError
-from ludic.settings import Fields, GroupSize, GroupsPerBatch, Shown, checked, convert
+from ludic.settings import GroupSize, GroupsPerBatch, Shown, convert, operation
 
 if TYPE_CHECKING:
     from ludic.adapters.exports.exporting import Exported, Format
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from ludic.run import Run
 
 
+@operation(options=ExportOptions)
 def export(
     run: "Run",
     format: "Format",
     out: "str | PathLike[str] | BinaryIO | None" = None,
     *,
     track: Track = untracked,
-    **options: Annotated[Any, Fields(options=ExportOptions)],
+    **options: Any,
 ) -> "Exported":
     """Export weights (Hugging Face), tables (Delta, Iceberg) or text (JSONL, CSV).
 
@@ -39,7 +40,7 @@ def export(
     return export(run.root, chosen, fspath(out) if isinstance(out, PathLike) else out, track)
 
 
-@checked
+@operation()
 def import_(
     run: "Run | str",
     files: Annotated[str | PathLike[str] | Sequence[str | PathLike[str]], Shown("FILE", by_position=True)],
@@ -79,7 +80,7 @@ def import_(
     if not paths:
         raise ConfigError("no file to import was named")
     try:
-        root = Root.open(run, writable=True) if isinstance(run, str) else run.writable()
+        root = Root.open(run, writable=True) if isinstance(run, str) else run.root.writable()
     except MissingRootError:
         if model is None:
             raise ConfigError(f"{run} holds no run; --model FOLDER_OR_ID starts one") from None

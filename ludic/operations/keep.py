@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ludic.defaults import TARGET_BYTES, Track, untracked
 from ludic.maintenance.expiry_rule import ExpiryRule
-from ludic.settings import Fields, Index, Range, checked, convert
+from ludic.settings import Index, Range, SettingsError, convert, operation
 
 if TYPE_CHECKING:
     from ludic.maintenance.compact import CompactionReport
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ludic.run import Run
 
 
+@operation()
 def verify(run: "Run", *, repair: bool = False, track: Track = untracked) -> "Report":
     """Check a root's files and data; with --repair, quarantine broken files.
 
@@ -24,10 +25,10 @@ def verify(run: "Run", *, repair: bool = False, track: Track = untracked) -> "Re
     """
     from ludic.maintenance.verify import check_root
 
-    return check_root(run.writable() if repair else run.root, track, repair=repair)
+    return check_root(run.root.writable() if repair else run.root, track, repair=repair)
 
 
-@checked
+@operation()
 def compact(
     run: "Run",
     *,
@@ -40,7 +41,7 @@ def compact(
     """Rewrite the many small files of finished versions into few large ones.
 
     Safe while the run and readers continue; after an interruption, call it again. Files of requests/, which have no
-    versions, are always taken. Raises ConfigError for both before and all_versions.
+    versions, are always taken. Raises SettingsError for both before and all_versions.
 
     Args:
         before: Compact versions below this one; None takes the versions that workers and the newest trainer no longer
@@ -49,17 +50,17 @@ def compact(
         target_mb: Target size of a compacted file, in MiB.
         dry_run: Report the changes without making them.
     """
-    from ludic.errors import ConfigError
     from ludic.maintenance.compact import compact, sealed_before
 
     if all_versions and before is not None:
-        raise ConfigError("all_versions and before contradict each other; give one of them")
-    root = run.root if dry_run else run.writable()
+        raise SettingsError("all_versions and before contradict each other; give one of them")
+    root = run.root if dry_run else run.root.writable()
     if before is None and not all_versions:
         before = sealed_before(root)
     return compact(root, before_version=before, target_bytes=target_mb << 20, dry_run=dry_run, track=track)
 
 
+@operation(rule=ExpiryRule)
 def expire(
     run: "Run",
     *,
@@ -67,7 +68,7 @@ def expire(
     break_replay: bool = False,
     dry_run: bool = False,
     track: Track = untracked,
-    **rule: Annotated[Any, Fields(rule=ExpiryRule)],
+    **rule: Any,
 ) -> "ExpiryReport":
     """Delete rollouts that are no longer needed.
 
@@ -82,7 +83,7 @@ def expire(
     from ludic.maintenance.expire import expire
 
     return expire(
-        run.root if dry_run else run.writable(),
+        run.root if dry_run else run.root.writable(),
         convert(ExpiryRule, rule),
         break_resume=break_resume,
         break_replay=break_replay,

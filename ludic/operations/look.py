@@ -9,7 +9,7 @@ from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.rollouts.config import Question
-from ludic.settings import Count, Fields, Index, SecondsOfADay, Shown, checked, convert
+from ludic.settings import Count, Index, SecondsOfADay, Shown, convert, operation
 from ludic.viewer.terminal.options import ViewOptions
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ Color = Literal["logprob", "advantage", "none"]
 OutputFormat = Literal["table", "json", "csv", "parquet"]
 
 
+@operation()
 def stats(run: "Run", *, track: Track = untracked) -> "Stats":
     """Summarize a run: environments, versions, steps and files.
 
@@ -44,6 +45,7 @@ def stats(run: "Run", *, track: Track = untracked) -> "Stats":
 # --- The live state ------------------------------------------------------------------------------------------------
 
 
+@operation()
 def status(run: "Run") -> "RunStatus":
     """Return the current state: trainer, newest steps, rates, policy, checkpoint, troubles.
 
@@ -52,7 +54,7 @@ def status(run: "Run") -> "RunStatus":
     return run.watcher.look()
 
 
-@checked
+@operation()
 def watch(run: "Run", interval_s: SecondsOfADay = 2.0, *, once: bool = False) -> None:
     """Show the live state of a run.
 
@@ -75,6 +77,7 @@ def watch(run: "Run", interval_s: SecondsOfADay = 2.0, *, once: bool = False) ->
 # --- Rollouts and groups -------------------------------------------------------------------------------------------
 
 
+@operation()
 def show(
     run: "Run",
     any_id: Annotated[str, Shown("ID", by_position=True)],
@@ -99,6 +102,7 @@ def show(
     return look_up(run.root, any_id, look=Look(color=color, tokens=tokens, full=full))
 
 
+@operation()
 def rollout(run: "Run", rollout_id: str) -> "Found":
     """Find a rollout by its id, or by a beginning or an end that no other rollout_id has.
 
@@ -109,6 +113,7 @@ def rollout(run: "Run", rollout_id: str) -> "Found":
     return look_up(run.root, rollout_id, "rollout")
 
 
+@operation()
 def group(run: "Run", group_id: str) -> "Found":
     """Find a group by its id, or a beginning or an end of it; `records` are its rollouts. Raises UnknownIdError."""
     from ludic.viewer.found import look_up
@@ -116,6 +121,7 @@ def group(run: "Run", group_id: str) -> "Found":
     return look_up(run.root, group_id, "group")
 
 
+@operation()
 def label(
     run: "Run",
     rollout_id: str,
@@ -134,10 +140,11 @@ def label(
     from ludic.store.tables import put_label
 
     found = rollout(run, rollout_id).record.rollout_id
-    put_label(run.writable(), found, value, note, name=name, author=author)
+    put_label(run.root.writable(), found, value, note, name=name, author=author)
 
 
-def view(run: "Run", rollout_id: str | None = None, **options: Annotated[Any, Fields(view=ViewOptions)]) -> None:
+@operation(view=ViewOptions)
+def view(run: "Run", rollout_id: str | None = None, **options: Any) -> None:
     """Look at a run in the terminal or a browser: versions, groups, rollouts, tokens, labels.
 
     Returns when the user quits. options: fields of ViewOptions. Raises ConfigError if textual is not installed or the
@@ -148,6 +155,7 @@ def view(run: "Run", rollout_id: str | None = None, **options: Annotated[Any, Fi
     view_run(run.root, convert(ViewOptions, {"rollout_id": rollout_id} | options))
 
 
+@operation(measure=MeasureConfig)
 def report(
     run: "Run",
     output: str | PathLike[str] | None = None,
@@ -155,7 +163,7 @@ def report(
     versions: str | None = None,
     compare: Sequence[int | str] = (),
     overwrite: bool = False,
-    **measure: Annotated[Any, Fields(measure=MeasureConfig)],
+    **measure: Any,
 ) -> "Report":
     """Show the run, its stored evaluations and a comparison in one HTML file that needs no network (docs/reports.md).
 
@@ -175,6 +183,7 @@ def report(
     )
 
 
+@operation(measure=MeasureConfig)
 def write_report(
     run: "Run",
     *,
@@ -182,7 +191,7 @@ def write_report(
     versions: str | None = None,
     compare: Annotated[tuple[str, ...], Shown("SIDE")] = (),
     overwrite: bool = False,
-    **measure: Annotated[Any, Fields(measure=MeasureConfig)],
+    **measure: Any,
 ) -> "Report":
     """Write a run, its evaluations and a comparison as one HTML file.
 
@@ -200,6 +209,7 @@ def write_report(
 # --- SQL -----------------------------------------------------------------------------------------------------------
 
 
+@operation()
 def sql(run: "Run", query: str, *params: Any, also: "Iterable[RootLike]" = (), unsafe: bool = False) -> "pl.DataFrame":
     """Return the rows of a SQL query over the run's views (docs/reading.md) as a Polars DataFrame.
 
@@ -213,6 +223,7 @@ def sql(run: "Run", query: str, *params: Any, also: "Iterable[RootLike]" = (), u
         return to_frame(reader)
 
 
+@operation()
 def sql_stream(
     run: "Run", query: str, *params: Any, also: "Iterable[RootLike]" = (), unsafe: bool = False
 ) -> "AbstractContextManager[pa.RecordBatchReader]":
@@ -227,7 +238,7 @@ def sql_stream(
     return open_result(open_roots([run.root, also]), query, values, unsafe=unsafe)
 
 
-@checked
+@operation()
 def write_sql(
     run: "Run",
     also: Annotated[tuple[str, ...], Shown("ROOT", by_position=True, has_flag=True)] = (),
@@ -263,14 +274,14 @@ def write_sql(
 # --- A question to the policy ----------------------------------------------------------------------------------------
 
 
-@checked
+@operation(question=Question)
 def sample(
     run: Annotated["Run | str", Shown("ROOT|MODEL", by_position=True)],
     prompt: str,
     n: int = 1,
     *,
     version: Index | None = None,
-    **question: Annotated[Any, Fields(question=Question)],
+    **question: Any,
 ) -> "Answers":
     """Sample answers from a run's policy or from a model.
 

@@ -8,7 +8,7 @@ from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.launch.config import ServeConfig
 from ludic.operations.start import Algorithm, RootUrl, train_config
-from ludic.settings import Fields, Shown, convert
+from ludic.settings import Shown, convert, operation
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -18,9 +18,8 @@ _NEXT = {"slurm": "sbatch {}", "kubernetes": "kubectl apply -f {}", "skypilot": 
 """Command that starts a file, by system."""
 
 
-def serve(
-    run: "Run", *, stop: threading.Event | None = None, **settings: Annotated[Any, Fields(serve=ServeConfig)]
-) -> None:
+@operation(serve=ServeConfig)
+def serve(run: "Run", *, stop: threading.Event | None = None, **settings: Any) -> None:
     """Run a vLLM server on this machine that follows a run's policies.
 
     Restarts vLLM when it dies, until it is stopped. Ctrl-C stops it and raises KeyboardInterrupt. settings: fields of
@@ -37,6 +36,7 @@ def serve(
         serve(run.root, config, stopped)
 
 
+@operation()
 def scale(run: "Run", num_workers: int, *, ray_address: str | None = None) -> None:
     """Change the number of workers of a run that `ludic run --launcher ray` has started, from any process.
 
@@ -50,6 +50,7 @@ def scale(run: "Run", num_workers: int, *, ray_address: str | None = None) -> No
     scale(run.root, num_workers, ray_address)
 
 
+@operation(train=TrainConfig)
 def cluster_files(
     run: "Run",
     system: System,
@@ -58,7 +59,7 @@ def cluster_files(
     cluster: "ClusterConfig | None" = None,
     engine: "str | EngineConfig" = ENGINE,
     algorithm: Algorithm = None,
-    **settings: Annotated[Any, Fields(train=TrainConfig)],
+    **settings: Any,
 ) -> dict[str, str]:
     """Return the files that start this run on a cluster, by name; nothing is started (docs/launch.md).
 
@@ -78,6 +79,7 @@ def cluster_files(
     return cluster_files(run.root, system, train, engine, cluster or ClusterConfig())
 
 
+@operation(train=TrainConfig)
 def write_cluster_files(
     system: Annotated[System, Shown("SYSTEM", by_position=True)],
     root: RootUrl,
@@ -86,7 +88,7 @@ def write_cluster_files(
     engine: EngineConfig,
     algorithm: Algorithm = None,
     out: str | None = None,
-    **settings: Annotated[Any, Fields(train=TrainConfig)],
+    **settings: Any,
 ) -> None:
     """Write the files that start a run with Slurm, Kubernetes or SkyPilot.
 

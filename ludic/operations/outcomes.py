@@ -20,6 +20,8 @@ class Trained(Result):
     """Step that training should reach; None if the stored rollouts decide."""
     evaluation: Evaluation | None = None
     """Mean rewards of the versions that were evaluated meanwhile."""
+    hint: str = ""
+    """What to look at next."""
 
     def to_dict(self) -> dict[str, Any]:
         figures = {"root": self.root, "step": self.step, "num_steps": self.num_steps}
@@ -30,13 +32,11 @@ class Trained(Result):
         if self.evaluation is not None:
             yield from self.evaluation.parts()
         if self.num_steps is not None and self.step > self.num_steps:
-            yield (
-                f"{self.root} is at step {self.step} already, which is past num_steps {self.num_steps}; nothing to "
-                "train"
-            )
+            past = f"which is past num_steps {self.num_steps}; nothing to train"
+            yield f"{self.root} is at step {self.step} already, {past}{self.hint}"
         else:
             of = f" of {self.num_steps}" if self.num_steps else ""
-            yield f"trained to step {self.step}{of} in {self.root}; `ludic stats {self.root}` shows a summary"
+            yield f"trained to step {self.step}{of} in {self.root}{self.hint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

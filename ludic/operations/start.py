@@ -13,7 +13,7 @@ from ludic.errors import ConfigError, MissingRootError
 from ludic.launch.config import LaunchConfig
 from ludic.rollouts.config import WorkerConfig
 from ludic.run_config import RunConfig
-from ludic.settings import CountOr0, Fields, Processes, Shown, StopWithin, check_names, convert, given, split
+from ludic.settings import CountOr0, Processes, Shown, StopWithin, check_names, convert, given, operation, split
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names
 
@@ -31,13 +31,14 @@ RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
 Device = Literal["cpu", "cuda"] | None
 
 
+@operation(run=RunConfig, code=CodeSettings)
 def create(
     root: RootUrl,
     *,
     model: str | PathLike[str] | None = None,
     env: str | Sequence[str] | None = None,
     like: "str | PathLike[str] | Run | None" = None,
-    **settings: Annotated[Any, Fields(run=RunConfig, code=CodeSettings)],
+    **settings: Any,
 ) -> "Run":
     """Create a run without starting a process.
 
@@ -75,13 +76,12 @@ def create(
 _CODE = ("trust_code", "update_code")
 
 
+@operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
 def run(
     root: RootUrl,
     *,
     algorithm: Algorithm = None,
-    **settings: Annotated[
-        Any, Fields(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
-    ],
+    **settings: Any,
 ) -> "Trained":
     """Start or resume a run: workers and trainer on this machine or a Ray cluster.
 
@@ -113,6 +113,7 @@ def run(
     return _launch(create_run(url, config, train, code), train, processes, engine, config.model, code)
 
 
+@operation(train=TrainConfig, code=CodeSettings, launch=LaunchConfig)
 def launch(
     run: "Run",
     config: "TrainConfig | None" = None,
@@ -120,7 +121,7 @@ def launch(
     algorithm: Algorithm = None,
     engine: "str | EngineConfig" = ENGINE,
     model: str | None = None,
-    **settings: Annotated[Any, Fields(train=TrainConfig, code=CodeSettings, launch=LaunchConfig)],
+    **settings: Any,
 ) -> "Trained":
     """Run workers and a trainer until the trainer is done; returns its last step.
 
@@ -162,7 +163,8 @@ def _launch(
 
     step = launch(root, config, processes, engine, model=model, code=code)
     evaluation = None if processes.eval_every is None else Run(root).evaluation(measures=("mean_reward",))
-    return Trained(root=root.url, step=step, num_steps=config.num_steps, evaluation=evaluation)
+    hint = f"; `ludic stats {root.url}` shows a summary"
+    return Trained(root=root.url, step=step, num_steps=config.num_steps, evaluation=evaluation, hint=hint)
 
 
 def train_config(
@@ -186,12 +188,13 @@ def train_config(
 # --- One worker ----------------------------------------------------------------------------------------------------
 
 
+@operation(worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
 def worker(
     run: "Run",
     *,
     device: Device = None,
     model: str | None = None,
-    **settings: Annotated[Any, Fields(worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)],
+    **settings: Any,
 ) -> "Sampled":
     """Sample rollouts for a run.
 
@@ -208,7 +211,7 @@ def worker(
 
     parts = split(settings, worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
     num_groups = work(
-        run.writable(),
+        run.root.writable(),
         convert(WorkerConfig, parts["worker"]),
         stop_on_signals(),
         engine=convert(EngineConfig, parts["engine"]),
@@ -220,6 +223,7 @@ def worker(
     return Sampled(root=run.url, num_groups=num_groups)
 
 
+@operation(worker=WorkerConfig, code=CodeSettings)
 def work(
     run: "Run",
     num_groups: int | None = None,
@@ -229,7 +233,7 @@ def work(
     model: str | None = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,
-    **settings: Annotated[Any, Fields(worker=WorkerConfig, code=CodeSettings)],
+    **settings: Any,
 ) -> "Sampled":
     """Sample groups in this process and append them to the run; returns the number of committed groups.
 
@@ -266,6 +270,7 @@ def work(
 # --- The trainer ---------------------------------------------------------------------------------------------------
 
 
+@operation(train=TrainConfig, code=CodeSettings)
 def trainer(
     run: "Run | str",
     *,
@@ -276,7 +281,7 @@ def trainer(
     stop_within_s: StopWithin | None = None,
     take_over: bool = False,
     replaces: CountOr0 | None = None,
-    **settings: Annotated[Any, Fields(train=TrainConfig, code=CodeSettings)],
+    **settings: Any,
 ) -> "Trained":
     """Train on a run's rollouts, and publish weights.
 
@@ -318,6 +323,7 @@ def trainer(
     return Trained(root=root.url, step=step, num_steps=None if config.batch.is_stored else config.num_steps)
 
 
+@operation(train=TrainConfig, code=CodeSettings)
 def train(
     run: "Run",
     config: "TrainConfig | None" = None,
@@ -328,7 +334,7 @@ def train(
     take_over: bool = False,
     stop: threading.Event | None = None,
     report: Callable[[int, Mapping[str, Any]], None] | None = None,
-    **settings: Annotated[Any, Fields(train=TrainConfig, code=CodeSettings)],
+    **settings: Any,
 ) -> "Trained":
     """Train in this process, or in this rank if torchrun started it; returns the last step trained.
 

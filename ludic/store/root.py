@@ -48,6 +48,10 @@ class Root(Storage):
             storage.prove_put_if_absent(RUN.template, data)
         return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)
 
+    def writable(self) -> "Root":
+        """Open the run again to write to it; checks as `open` does."""
+        return Root.open(self.url, writable=True)
+
     @classmethod
     def create(
         cls,

@@ -1,7 +1,6 @@
 """Keys and passwords: no setting that is a URL takes one, and no error shows one that a server repeats."""
 
 import asyncio
-import importlib
 import inspect
 import json
 import threading
@@ -25,7 +24,8 @@ from ludic.adapters.clusters.config import ClusterConfig
 from ludic.adapters.clusters.systems import cluster_files
 from ludic.adapters.imports.records import open_file
 from ludic.adapters.judge import JudgeScorer
-from ludic.cli.main import COMMANDS, main, module_of
+from ludic.cli.commands import COMMANDS
+from ludic.cli.main import main
 from ludic.code import kept
 from ludic.engines.config import EngineConfig
 from ludic.engines.server_engine import ServerEngine
@@ -34,7 +34,7 @@ from ludic.errors import ConfigError, LudicError
 from ludic.masking import SERVER_LOGIN, keep_secret
 from ludic.run_config import RunConfig
 from ludic.scoring.options import ScoreOptions
-from ludic.settings import check_urls
+from ludic.settings import check_urls, groups_in
 from ludic.store import Root
 from ludic.store.failures import explain
 from ludic.training.config import TrainConfig
@@ -61,7 +61,7 @@ THE_KEY = KEY.replace('"', "+")
 
 def settings_classes() -> Iterator[type]:
     """Yield the dataclasses of all commands' flags, inner ones too."""
-    waiting = [importlib.import_module(f"ludic.cli.flags.{module_of(name)}").Settings for name in COMMANDS]
+    waiting = [kind for command in COMMANDS.values() for kind in groups_in(command.load()).values()]
     seen: set[type] = set()
     while waiting:
         kind = waiting.pop()
@@ -76,7 +76,7 @@ def holding(kind: type, name: str, hint: Any) -> Any:
     """An instance with a URL in one of its fields; made by its class, if that checks itself."""
     value: Any = {"inner": [URL]} if "Mapping" in str(hint) or "dict" in str(hint) else URL
     value = (URL,) if "tuple[" in str(hint) or "list[" in str(hint) else value
-    if kind is not RunConfig and kind.__name__ != "Settings":
+    if kind is not RunConfig:
         needed = {"format": "csv", "prompt": "x"}
         given = {each.name: needed[each.name] for each in fields(kind) if each.name in needed}
         return kind(**given | {name: value})

@@ -31,7 +31,7 @@ def compacted_versions(root: Root) -> set[int]:
 
 
 def test_a_finished_run_is_compacted_whole(ludic, filled: Root) -> None:
-    result = ludic("compact", filled.url, "--all")
+    result = ludic("compact", filled.url, "--all-versions")
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
     assert lines[0].split() == ["partition", "files", "then", "bytes", "then"]
@@ -39,12 +39,12 @@ def test_a_finished_run_is_compacted_whole(ludic, filled: Root) -> None:
         [f"rollouts/version={version}/env=moar_cats", "3", "1"] for version in range(3)
     ]
     assert lines[5] == "9 files of 3 partitions became 3"
-    assert ludic("compact", filled.url, "--all").out == "there is nothing to compact\n"
+    assert ludic("compact", filled.url, "--all-versions").out == "there is nothing to compact\n"
 
 
 def test_only_sealed_versions_are_taken_unless_told(ludic, filled: Root) -> None:
     assert ludic("compact", filled.url).out == (
-        "no version is sealed yet: name one with --before, or take --all of a run that is finished\n"
+        "no version is sealed yet: name one with --before, or take --all-versions of a run that is finished\n"
     )
     start_attempt(filled, config={"max_off_policy_steps": 1})
     point_latest(filled, LatestPolicy(version=2, budget=1))
@@ -56,7 +56,7 @@ def test_only_sealed_versions_are_taken_unless_told(ludic, filled: Root) -> None
 
 def test_a_dry_run_prints_and_leaves_all(ludic, filled: Root) -> None:
     names = filled.list("")
-    assert ludic("compact", filled.url, "--all", "--dry-run").out.splitlines()[-1] == (
+    assert ludic("compact", filled.url, "--all-versions", "--dry-run").out.splitlines()[-1] == (
         "9 files of 3 partitions would become 3"
     )
     assert filled.list("") == names
@@ -75,7 +75,7 @@ def test_json_says_what_was_done_and_what_was_left(ludic, filled: Root) -> None:
 
 def test_what_was_left_alone_is_named(ludic, filled: Root) -> None:
     filled.put(RolloutFile(0, "moar_cats", "torn", 0).name, b"torn")
-    lines = ludic("compact", filled.url, "--all").out.splitlines()
+    lines = ludic("compact", filled.url, "--all-versions").out.splitlines()
     (left,) = [line for line in lines if line.startswith("left alone")]
     assert left.startswith("left alone: rollouts/version=0/env=moar_cats/torn-0.parquet: ")
 
@@ -83,7 +83,7 @@ def test_what_was_left_alone_is_named(ludic, filled: Root) -> None:
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (["--all", "--before", "3"], "--all and --before contradict each other; give one of them"),
+        (["--all-versions", "--before", "3"], "all_versions and before contradict each other; give one of them"),
         (["--target-mb", "0"], "--target-mb is 0, wanted at least 1"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_trained_run_stays_sound(ludic, root_url: str, make_trained: Callable[
     fill(root, num_versions=2)
     count = "select count(*), count(distinct rollout_id), max(episode_reward) from rollouts"
     before = ludic("sql", root.url, count).out
-    assert ludic("compact", root.url, "--all").code == 0
+    assert ludic("compact", root.url, "--all-versions").code == 0
     assert compacted_versions(root) == {0, 1}
     assert ludic("sql", root.url, count).out == before
     assert ludic("verify", root.url).out.endswith(f"{root.url} is sound\n")

@@ -13,7 +13,7 @@ def test_a_root_is_made_and_nothing_is_started(ludic, tmp_path: Path, model_fold
     url = tmp_path / "run"
     result = ludic("create", url, "--model", model_folder, "--env", "moar_cats", "--num-workers", "3")
     assert (result.code, result.err) == (0, "")
-    assert result.out == f"{url} was created; `ludic worker {url}` samples for it, `ludic train {url}` trains\n"
+    assert result.out == f"{url} is ready; `ludic worker {url}` samples for it, `ludic train {url}` trains\n"
     run = Root.open(str(url)).run
     assert (run.env, run.num_workers) == (("moar_cats",), 3)
     assert not (url / "attempts").exists()
@@ -24,7 +24,7 @@ def test_the_same_settings_open_it_again_and_others_are_named(ludic, tmp_path: P
     assert ludic("create", tmp_path / "run", *settings).code == 0
     again = ludic("create", tmp_path / "run", *settings)
     assert again.code == 0
-    assert "existed with the same settings" in again.out
+    assert "is ready" in again.out
     result = ludic("create", tmp_path / "run", *settings, "--group-size", "5")
     assert result.code == 1
     assert "group_size is 8 there, 5 was asked for" in result.err

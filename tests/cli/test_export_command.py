@@ -86,7 +86,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
     ("options", "message"),
     [
         (["--format", "delta", "--where", "true"], "where does not apply to format delta"),
-        (["--format", "csv", "--catalog", "x"], "--catalog does not apply to --format csv"),
+        (["--format", "delta", "--out", "x"], "out does not apply to format delta"),
         (["--format", "jsonl", "--where", "true", "--sql", "select 1"], "where and sql both choose the rows"),
         (["--format", "lance"], "lance"),
     ],
@@ -118,7 +118,7 @@ def test_weights_are_written_where_asked_and_reported(ludic, trained: Root, tmp_
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--format", "hf"], "--format hf needs --out"),
+        (["--format", "hf"], "format hf needs out"),
         (["--format", "hf", "--out", "x", "--step", "0", "--version", "0"], "step and version both choose"),
         (["--format", "csv", "--version", "0"], "version does not apply to format csv"),
         (["--format", "delta", "--step", "0"], "step does not apply to format delta"),

@@ -5,14 +5,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from command_settings import parsed, train_settings
 from tiny_runs import fill, train_here
 
-from ludic.cli.create import Settings as CreateSettings
-from ludic.cli.run import Settings
-from ludic.cli.settings import parse
-from ludic.cli.train import Settings as TrainSettings
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
+from ludic.operations.start import create, run, trainer
 from ludic.sql import connect, run_query
 from ludic.store import Root
 
@@ -34,23 +32,22 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_one_file_holds_the_whole_experiment(experiment: Path) -> None:
-    args = ["runs/praise", "--config", "praise.toml", "--num-steps", "50"]
-    settings = parse(Settings, args, program="ludic run", description="")
+    settings = parsed(run, "runs/praise", "--config", "praise.toml", "--num-steps", "50")
     told = tomllib.loads((experiment / "praise.toml").read_text())
     assert (settings.run.env, settings.run.max_tokens) == (("praise.py:Praise",), told["max_tokens"])
-    assert (settings.train.batch.advantage, settings.train.loss.objective) == ("grpo", "ppo_clip")
+    assert settings.algorithm == told["algorithm"]
     assert (settings.train.keep_token_stats, settings.train.num_steps) == (True, 50)
 
 
 def test_the_file_serves_the_commands_that_take_a_part_of_it(experiment: Path) -> None:
     args = ["runs/praise", "--config", "praise.toml"]
-    created = parse(CreateSettings, args, program="ludic create", description="")
+    created = parsed(create, *args)
     assert (created.run.group_size, created.run.env) == (8, ("praise.py:Praise",))
-    trained = parse(TrainSettings, args, program="ludic train", description="")
-    assert (trained.train.batch.advantage, trained.train.num_steps) == ("grpo", 40)
+    trained = train_settings(*args)
+    assert (trained.batch.advantage, trained.loss.objective, trained.num_steps) == ("grpo", "ppo_clip", 40)
     (experiment / "praise.toml").write_text("group_sise = 8")
     with pytest.raises(ConfigError, match="setting 'group_sise' is unknown"):
-        parse(TrainSettings, args, program="ludic train", description="")
+        parsed(trainer, *args)
 
 
 def test_the_environment_scores_praise_and_format(experiment: Path) -> None:

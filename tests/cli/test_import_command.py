@@ -26,10 +26,10 @@ def test_a_root_is_started_and_the_losses_are_told(ludic, model_folder: str, ver
     assert result.code == 0
     assert result.out == f"{verl_file}: 2 rollouts in 1 group, of 3 records\n"
     assert result.err.splitlines() == [
-        f"{verl_file}: kept as metadata: gts (2)",
-        f"{verl_file}: not kept: trace (1)",
-        f"{verl_file}: refused, line 3: is no JSON: Expecting value: line 1 column 1 (char 0)",
-        f"{verl_file}: 2 rollouts without logprobs: no importance ratio can be taken; "
+        f"ludic: {verl_file}: kept as metadata: gts (2)",
+        f"ludic: {verl_file}: not kept: trace (1)",
+        f"ludic: {verl_file}: refused, line 3: is no JSON: Expecting value: line 1 column 1 (char 0)",
+        f"ludic: {verl_file}: 2 rollouts without logprobs: no importance ratio can be taken; "
         "ludic train --filters drop_absent_logprobs leaves them out",
     ]
     assert Root.open(str(root)).run.env == ("verl",)

@@ -58,7 +58,7 @@ def test_a_model_is_sampled_from_by_its_url(ludic, model_folder: str, s3_bucket:
     [
         ("stats", "{root}", "--config", "s3://bucket/stats.toml"),
         ("export", "{root}", "--format", "jsonl", "--out", "s3://bucket/rows.jsonl"),
-        ("export", "{root}", "--format", "iceberg", "--catalog", "s3://bucket/catalog"),
+        ("export", "{root}", "--format", "iceberg", "--out", "s3://bucket/catalog"),
         ("train", "{root}", "--advantage", "s3://bucket/mine.sql", "--num-steps", "9"),
     ],
 )

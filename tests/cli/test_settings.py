@@ -1,26 +1,27 @@
 """Settings from flags, a TOML file, and an earlier start, in that order of say."""
 
-import importlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
+from command_settings import parsed as parsed_of
+from command_settings import train_settings
 
-from ludic.cli import train, worker
-from ludic.cli.main import COMMANDS, _earlier_settings, module_of
-from ludic.cli.settings import RootUrl, parse
+import ludic
+from ludic.cli.commands import COMMANDS
+from ludic.cli.settings import settings_of_command
 from ludic.errors import ConfigError
 from ludic.flags import MOST_LISTED, run_script
-from ludic.settings import Range, check, settings_of, to_flags
+from ludic.operations.start import worker
+from ludic.settings import Range, SettingsError, check, settings_of, to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
 from ludic.training.config import TrainConfig
-from ludic.training.objectives import without_ignored
 from ludic.training.presets import load_algorithm
 
 OPTIONS = "; `ludic example --help` lists the options"
@@ -45,17 +46,18 @@ class Nested:
             raise ConfigError("keep_mask needs max_lag")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    root: RootUrl
-    nested: Nested = field(default_factory=Nested)
-    ranks: Annotated[int, Range(1, 64)] = 1
-    format: Literal["csv", "json"] = "csv"
+def example(
+    run: "ludic.Run",
+    *,
+    nested: Nested,
+    ranks: Annotated[int, Range(1, 64)] = 1,
+    format: Literal["csv", "json"] = "csv",
+) -> None:
+    """An operation."""
 
 
-def parsed(*args: str, earlier: Mapping[str, Any] | None = None) -> Example:
-    before = None if earlier is None else lambda given: earlier
-    return parse(Example, args, program="ludic example", description="An example", earlier=before)
+def parsed(*args: str) -> SimpleNamespace:
+    return parsed_of(example, *args)
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -78,7 +80,7 @@ def test_a_file_sets_options_nested_ones_too(config: Path) -> None:
     settings = parsed("here", "--config", str(config))
     options = {"moar_cats": {"n": 2}}
     nested = Nested(learning_rate=0.5, filters=("a", "b"), resume=True, options=options)
-    assert settings == Example(root="here", nested=nested, ranks=3)
+    assert (settings.root, settings.nested, settings.ranks, settings.format) == ("here", nested, 3, "csv")
 
 
 def test_flags_overrule_the_file_wherever_they_stand(config: Path) -> None:
@@ -88,12 +90,12 @@ def test_flags_overrule_the_file_wherever_they_stand(config: Path) -> None:
     assert settings.nested.learning_rate == 0.5
 
 
-def test_an_earlier_start_is_overruled_by_the_file_and_the_file_by_flags(config: Path) -> None:
-    earlier = {"learning_rate": 0.25, "max_lag": None, "ranks": 7}
-    settings = parsed("here", "--config", str(config), "--ranks", "2", earlier=earlier)
-    assert settings.nested.learning_rate == 0.5
-    assert settings.nested.max_lag is None
-    assert settings.ranks == 2
+def test_an_earlier_start_is_overruled_by_the_file_and_the_file_by_flags(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text("learning_rate = 0.5\nweight_decay = 0.1\n")
+    earlier = {"learning_rate": 0.25, "weight_decay": 0.2, "max_grad_norm": None}
+    settings = resumed_with(tmp_path, earlier, "--config", str(path), "--weight-decay", "0.3").optimizer
+    assert (settings.learning_rate, settings.weight_decay, settings.max_grad_norm) == (0.5, 0.3, None)
 
 
 def test_an_unknown_key_names_the_file_and_the_likely_one(tmp_path: Path) -> None:
@@ -197,8 +199,7 @@ def test_every_command_checks_the_whole_experiment(
 def test_a_worker_takes_its_own_of_an_experiment(tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     path.write_text('env = ["moar_cats"]\nlearning_rate = 0.5\nalgorithm = "grpo"\nin_flight = 3\n')
-    settings = parse(worker.Settings, ["here", "--config", str(path)], program="ludic worker", description="")
-    assert settings.worker.in_flight == 3
+    assert parsed_of(worker, "here", "--config", str(path)).worker.in_flight == 3
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,6 @@ def test_a_worker_takes_its_own_of_an_experiment(tmp_path: Path) -> None:
         (["here", "--betas", "0.9", "1.5"], "--betas is 0.9 1.5, wanted at most 1"),
         (["here", "--options", "[]"], "--options is '[]', wanted a JSON object"),
         (["here", "--format", "xml"], "--format is 'xml', wanted one of 'csv', 'json'"),
-        (["here", "--keep-mask", "--max-lag", "None"], "keep_mask needs max_lag"),
     ],
 )
 def test_wrong_usage_is_answered_with_2_and_a_line(
@@ -226,6 +226,11 @@ def test_wrong_usage_is_answered_with_2_and_a_line(
         parsed(*args)
     assert ended.value.code == 2
     assert one_line(capsys) == f"ludic: {message}{OPTIONS}"
+
+
+def test_settings_that_contradict_each_other_are_told_from_wrong_values() -> None:
+    with pytest.raises(SettingsError, match="keep_mask needs max_lag"):
+        parsed("here", "--keep-mask", "--max-lag", "None")
 
 
 def test_a_missing_root_is_said_to_come_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,30 +276,26 @@ def test_help_has_no_line_break_within_a_sentence(ludic, command: str, columns: 
     assert "Without this flag, code that came with somebody else's root is refused" in text
 
 
-PAGES = [
-    name
-    for name in COMMANDS
-    if len(settings_of(importlib.import_module(f"ludic.cli.flags.{module_of(name)}").Settings)) > MOST_LISTED
-]
+PAGES = [name for name, command in COMMANDS.items() if len(settings_of_command(command.load())) > MOST_LISTED]
 
 
 @pytest.mark.parametrize("command", PAGES)
 def test_the_first_page_of_help_has_a_dozen_options_and_the_names_of_groups(ludic, command: str) -> None:
     page = ludic(command, "--help").out
-    module = importlib.import_module(f"ludic.cli.flags.{command}")
+    settings = settings_of_command(COMMANDS[command].load())
     options = re.findall(r"^  (--[\w-]+)", page.partition("more options")[0], re.MULTILINE)
-    assert options == [f"--{name.replace('_', '-')}" for name in module.FIRST]
+    assert options == [f"--{name.replace('_', '-')}" for name in COMMANDS[command].first]
     assert 10 <= len(options) <= 14
-    groups = {each.group for each in settings_of(module.Settings) if each.group}
+    groups = {each.group for each in settings if each.group}
     assert {*re.findall(r"^  --help (\w+)", page, re.MULTILINE)} == groups
     for group in groups:
         shown = ludic(command, "--help", group).out
-        for each in settings_of(module.Settings):
+        for each in settings:
             assert bool(re.search(rf"^  {each.flag}\b(?!-)", shown, re.MULTILINE)) == (
                 group in (each.group, each.name)
             ), each.flag
     whole = ludic(command, "--help", "all").out
-    assert all(each.flag in whole for each in settings_of(module.Settings) if each.has_flag)
+    assert all(each.flag in whole for each in settings if each.has_flag)
 
 
 def test_help_explains_one_option_and_refuses_what_is_none(ludic) -> None:
@@ -383,16 +384,6 @@ def test_algorithm_is_in_the_list_of_options_with_its_choices(ludic, command: st
     assert {"cispo", "dapo", "sft"} <= set(re.findall(r"\w+", options[index : index + 300]))
 
 
-def resumed(*args: str) -> TrainConfig:
-    """Settings of `ludic train` with these arguments, over those that the root holds."""
-    earlier = partial(_earlier_settings, "train")
-    return parse(train.Settings, args, program="ludic train", description="", earlier=earlier).train
-
-
-def train_settings(*args: str) -> TrainConfig:
-    return parse(train.Settings, args, program="ludic train", description="").train
-
-
 def test_settings_survive_the_way_through_flags() -> None:
     options = {"a": {"b": [1]}}
     values = {"learning_rate": 1e-06, "filters": ("a",), "max_lag": 3, "options": options, "keep_mask": None}
@@ -413,7 +404,7 @@ def test_names_are_those_of_the_flags() -> None:
         "ranks",
         "format",
     ]
-    assert [each.name for each in settings_of(Example)] == names
+    assert [each.name for each in settings_of(example)] == names
 
 
 @pytest.mark.slow
@@ -426,7 +417,7 @@ def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path,
 
 
 def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) -> None:
-    settings = resumed(trained.url, "--num-steps", "9")
+    settings = train_settings(trained.url, "--num-steps", "9")
     assert settings.num_steps == 9
     assert settings.batch.filters == ("drop_zero_variance_groups",)
     assert settings.optimizer.learning_rate == 1e-3
@@ -440,7 +431,7 @@ def resumed_with(folder: Path, before: Mapping[str, Any], *args: str) -> TrainCo
     """Settings of `ludic train` with these flags where an earlier trainer had those."""
     root = Root.create(str(folder / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config=json.loads(json.dumps(TrainConfig.of(**before).flat())))
-    return resumed(root.url, *args)
+    return train_settings(root.url, *args)
 
 
 @pytest.mark.parametrize("flags", [["--objective", "reinforce"], ["--objective=ppo_clip", "--objective=reinforce"]])
@@ -455,7 +446,7 @@ def test_an_objective_that_reads_them_keeps_the_settings_of_the_trainer_before(t
 def test_a_run_that_an_older_version_began_keeps_its_settings(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     root.put("attempts/1.json", Path(__file__).parents[1].joinpath("golden", "attempt-former-names.json").read_bytes())
-    assert resumed(root.url) == TrainConfig.of(
+    assert train_settings(root.url) == TrainConfig.of(
         num_steps=40,
         learning_rate=0.004,
         max_off_policy_steps=8,
@@ -492,20 +483,17 @@ def test_an_objective_of_a_preset_drops_what_it_ignores(tmp_path: Path) -> None:
     assert settings == TrainConfig.of(**load_algorithm("sft"), reference="first")
 
 
-def test_what_is_given_now_is_refused_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises((ConfigError, SystemExit)):
+def test_what_is_given_now_is_refused_all_the_same(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"clip_low is 0\.2, which reinforce ignores"):
         resumed_with(tmp_path, CLIPPED, "--objective", "reinforce", "--clip-low", "0.2")
-    assert "clip_low is 0.2, which reinforce ignores" in capsys.readouterr().err
 
 
-def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
+def test_an_algorithm_keeps_nothing_of_the_algorithm_before(tmp_path: Path) -> None:
     distilled = train_settings(
         "here", "--algorithm", "distillation", "--reference", "teacher", "--learning-rate", "0.5"
     )
     assert (distilled.loss.kl_weight, distilled.loss.kl_estimator, distilled.loss.kl_placement) == (1.0, "k1", "reward")
-    earlier = without_ignored(distilled.flat())
-    args = ["here", "--algorithm", "grpo"]
-    settings = parse(train.Settings, args, program="ludic train", description="", earlier=lambda given: earlier).train
+    settings = resumed_with(tmp_path, distilled.flat(), "--algorithm", "grpo")
     assert settings == TrainConfig.of(**load_algorithm("grpo"), reference="teacher", learning_rate=0.5)
     assert (settings.loss.kl_weight, settings.loss.kl_estimator, settings.loss.kl_placement) == (None, "k3", "loss")
 
@@ -513,4 +501,4 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config={"objective": "sft", "ratio_level": "sequence", "dpo_beta": 0.5, "learning_rate": 0.25})
-    assert resumed(root.url) == TrainConfig.of(objective="sft", learning_rate=0.25)
+    assert train_settings(root.url) == TrainConfig.of(objective="sft", learning_rate=0.25)

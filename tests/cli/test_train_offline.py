@@ -1,11 +1,11 @@
 """`ludic train` on what is stored: a run is made from its source, goes on, and is repeated; mistakes get one line."""
 
 import pytest
+from command_settings import parsed
 from tiny_runs import create_root, fill, final_weights, query
 
-from ludic.cli.flags.train import Settings
-from ludic.cli.settings import parse
 from ludic.launch.train import train_args
+from ludic.operations.start import trainer
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 
@@ -66,8 +66,8 @@ def test_resume_names_the_only_checkpoint_when_it_is_damaged(ludic, source, tmp_
 def test_ranks_are_told_to_resume():
     for resume in (True, False):
         *_, flag, path = train_args("root", TrainConfig(), 2, resume=resume)
-        settings = parse(Settings, ["root", flag, path], program="ludic train", description="")
-        assert settings == Settings(root="root", train=TrainConfig(), ranks=2, resume=resume)
+        settings = parsed(trainer, "root", flag, path)
+        assert (settings.train, settings.ranks, settings.resume) == (TrainConfig(), 2, resume)
 
 
 def test_a_replay_takes_the_settings_of_the_run(ludic, source, tmp_path):

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_settings import parsed
 
-from ludic.cli.flags.eval import Settings as EvalSettings
-from ludic.cli.flags.train import Settings as TrainSettings
-from ludic.cli.settings import parse
 from ludic.engines.config import EngineConfig
 from ludic.eval.config import EvalConfig
 from ludic.launch.config_files import config_args
 from ludic.launch.train import train_args
+from ludic.operations.evaluations import evaluate
+from ludic.operations.start import trainer
 from ludic.training.config import TrainConfig
 
 WRITE = "from ludic.launch.config_files import config_args; print(config_args('worker-0', {'slot': 0})[1], flush=True)"
@@ -32,14 +32,14 @@ def test_a_trainer_gets_every_setting_as_it_is() -> None:
         wait_for_scores_s=None,
     )
     _, _, _, *args = train_args("root", config, 1, replaces=3, model="None/of-this")
-    read = parse(TrainSettings, ["root", *args], program="ludic train", description="")
-    assert read == TrainSettings(root="root", train=config, replaces=3, model="None/of-this")
+    read = parsed(trainer, "root", *args)
+    assert (read.root, read.train, read.replaces, read.model) == ("root", config, 3, "None/of-this")
 
 
 def test_an_evaluator_gets_a_switch_of_three_states() -> None:
     for accept in (True, False, None):
         args = config_args("evaluator", {"accept_incomplete": accept, "env": ("a", "b"), "engine": "transformers"})
-        read = parse(EvalSettings, ["root", *args], program="ludic eval", description="")
+        read = parsed(evaluate, "root", *args)
         assert (read.samples, read.engine) == (EvalConfig(accept_incomplete=accept, env=("a", "b")), EngineConfig())
 
 

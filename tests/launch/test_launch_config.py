@@ -3,14 +3,14 @@
 from typing import Any
 
 import pytest
+from command_settings import parsed
 
 from ludic.adapters.ray.launcher import connected
-from ludic.cli.flags.worker import Settings
-from ludic.cli.settings import parse
 from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
 from ludic.launch.config_files import config_args
 from ludic.launch.local import worker_settings
+from ludic.operations.start import worker
 from ludic.rollouts.config import WorkerConfig
 
 
@@ -55,8 +55,7 @@ def test_the_evaluation_has_the_limits_of_the_run_unless_it_gets_others() -> Non
 def test_workers_get_the_settings_of_their_episodes() -> None:
     settings = {"in_flight": 4, "swap": "episode", "on_stop": "finish", "env_timeout_s": 3.0, "episode_timeout_s": 9.0}
     args = config_args("worker-0", worker_settings(LaunchConfig(**settings), model=None))
-    worker = parse(Settings, ["root", *args], program="ludic worker", description="").worker
-    assert worker == WorkerConfig(**settings)
+    assert parsed(worker, "root", *args).worker == WorkerConfig(**settings)
 
 
 def test_a_missing_ray_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

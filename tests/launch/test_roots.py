@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ludic.errors import ConfigError, ModelError
 from ludic.demos.words import open_demo
+from ludic.errors import ConfigError, ModelError
 from ludic.launch.roots import open_or_start, start_like
 from ludic.models.first_model import first_model
 from ludic.store import Root, RunConfig

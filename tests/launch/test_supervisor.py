@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ludic.launch.local import was_replaced
 from ludic.errors import SlotTakenError
+from ludic.launch.local import was_replaced
 from ludic.launch.process import stop_variables
 from ludic.launch.supervisor import Child, ChildError, finish, supervise
 from ludic.store.claims import claim_slot

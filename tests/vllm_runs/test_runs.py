@@ -13,12 +13,12 @@ from tiny_models import committed_rows, forward_logprobs, make_model, publish
 
 import ludic
 from ludic.code.kept import create_root
+from ludic.demos.calculator import open_demo as open_agents_demo
+from ludic.demos.calculator import rl_config, warm_start
+from ludic.demos.words import NUM_WORKERS, OTHER_WORDS, keep_new_model
 from ludic.engines.config import EngineConfig
 from ludic.environments.moar_cats import WORDS
 from ludic.launch.config import LaunchConfig
-from ludic.demos.words import NUM_WORKERS, OTHER_WORDS, keep_new_model
-from ludic.demos.calculator import open_demo as open_agents_demo
-from ludic.demos.calculator import rl_config, warm_start
 from ludic.launch.local import launch
 from ludic.launch.work import work
 from ludic.models.tiny import make_tiny_model

@@ -20,10 +20,10 @@ from vllm_servers import RECOMMENDED, VllmServer, free_port, running_servers
 
 import ludic
 from ludic.code.kept import create_root
+from ludic.demos.words import demo_config, open_demo
 from ludic.engines.engine import generate_all
 from ludic.engines.server_engine import ServerEngine
 from ludic.errors import ModelError
-from ludic.demos.words import demo_config, open_demo
 from ludic.models.architecture import load_config
 from ludic.models.families import logprobs_alone
 from ludic.models.weight_files import load_pretrained

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias
 
 from ludic.errors import ConfigError
 from ludic.paths import local_path
-from ludic.settings import Index, check
+from ludic.settings import Index, SettingsError, check
 
 if TYPE_CHECKING:
     from ludic.adapters.exports.inspect_logs import LogsReport
@@ -77,7 +77,7 @@ def export(root: "Root", options: ExportOptions, target: str | BinaryIO | None, 
             from ludic.adapters.exports.tables import export_delta
 
             if target is not None:
-                raise ConfigError("out does not apply to format delta; leave it out")
+                raise SettingsError("out does not apply to format delta; leave it out")
             return export_delta(root, options.table, track)
         case "iceberg":
             from ludic.adapters.exports.tables import export_iceberg
@@ -100,5 +100,5 @@ def export(root: "Root", options: ExportOptions, target: str | BinaryIO | None, 
 
 def _url(target: str | BinaryIO | None, format: str) -> str:
     if not isinstance(target, str):
-        raise ConfigError(f"format {format} needs out: a folder or URL that does not exist")
+        raise SettingsError(f"format {format} needs out: a folder or URL that does not exist")
     return target

@@ -317,7 +317,7 @@ def _iceberg_home(root: Root, catalog: Path | None) -> Path:
     if catalog is not None:
         return catalog.resolve()
     if not root.is_local:
-        raise ConfigError(f"{root.url} is not local: name a local folder for the catalog with --catalog FOLDER")
+        raise ConfigError(f"{root.url} is not local: name a local folder for the catalog with --out FOLDER")
     return root.folder_for_others(ICEBERG.folder)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from command_settings import parsed
 from hostile_folders import hostile_folder, imported_from
 from tiny_runs import create_root, fill, make_model, query
 from torch.distributed.elastic.utils.api import macros
@@ -28,17 +29,14 @@ from ludic.adapters.clusters.config import ClusterConfig
 from ludic.adapters.clusters.plan import ClusterPlan, make_plan
 from ludic.adapters.clusters.systems import cluster_files, kubernetes_files, skypilot_files, slurm_files
 from ludic.children import SAFE_ENVIRONMENT
-from ludic.cli.flags.launch import Settings as LaunchSettings
-from ludic.cli.flags.train import Settings as TrainSettings
-from ludic.cli.flags.worker import Settings as WorkerSettings
-from ludic.cli.settings import parse
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.launch.process import stop_variables
+from ludic.operations.machines import write_cluster_files
+from ludic.operations.start import trainer, worker
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
 from ludic.training.config import TrainConfig
-from ludic.training.inherited_settings import next_config
 
 ODD = "a 'b' $(touch hacked) \"c\" $$ $$(AWS_SECRET_ACCESS_KEY) $(AWS_SECRET_ACCESS_KEY) $"
 """A name that is code in a careless shell."""
@@ -97,10 +95,10 @@ def check_command(words: list[str], url: str) -> None:
     name, root, *flags = words
     assert root == url
     if name == "worker":
-        worker = parse(WorkerSettings, [root, *flags], program="ludic worker", description="")
-        assert (worker.engine, worker.worker.slot in (0, 1, 2)) == (ENGINE, True)
+        settings = parsed(worker, root, *flags)
+        assert (settings.engine, settings.worker.slot in (0, 1, 2)) == (ENGINE, True)
     else:
-        assert parse(TrainSettings, [root, *flags], program="ludic train", description="").train == TRAIN
+        assert parsed(trainer, root, *flags).train == TRAIN
 
 
 def run_with_stand_ins(script: str, folder: Path, **answers: str) -> list[list[str]]:
@@ -383,7 +381,6 @@ def test_the_command_writes_files_once_and_says_what_starts_them(root: Root, tmp
 
 def test_the_flags_of_the_command_are_the_settings(root: Root) -> None:
     flags = ["--image", "me/ludic:1", "--num-steps", "9", "--tensor-parallel", "2", "--algorithm", "dapo"]
-    settings = parse(LaunchSettings, ["kubernetes", root.url, *flags], program="ludic launch", description="")
+    settings = parsed(write_cluster_files, "kubernetes", root.url, *flags)
     assert (settings.system, settings.root, settings.cluster.image) == ("kubernetes", root.url, "me/ludic:1")
-    assert (settings.train.num_steps, settings.engine.tensor_parallel) == (9, 2)
-    assert settings.train == next_config(root.url, {"num_steps": 9}, "dapo", online=True)
+    assert (settings.train.num_steps, settings.engine.tensor_parallel, settings.algorithm) == (9, 2, "dapo")

@@ -132,5 +132,5 @@ def test_a_local_root_has_its_catalog_below_it_and_another_must_name_a_folder(fi
         with closing(open_catalog(Path(filled.at("iceberg")))) as opened:
             assert isinstance(opened.load_table("ludic.rollouts").scan().to_arrow(), pa.Table)
     else:
-        with pytest.raises(ConfigError, match="--catalog FOLDER"):
+        with pytest.raises(ConfigError, match="--out FOLDER"):
             export_iceberg(filled)

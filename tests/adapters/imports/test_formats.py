@@ -16,8 +16,8 @@ from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
 from ludic.agents.agent import PromptBuilder
 from ludic.code.kept import create_root
-from ludic.errors import ConfigError
 from ludic.demos.calculator import make_demonstrations
+from ludic.errors import ConfigError
 from ludic.models.chat import load_tokenizer, render_text
 from ludic.models.first_model import remember_model, vocabulary_of
 from ludic.models.tiny_chat import make_tiny_chat_model
