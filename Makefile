@@ -85,14 +85,14 @@ check: .venv/installed  ## format, lint, types, import contracts, generated docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m ludic.schema | diff docs/schemas.md - || (echo "docs/schemas.md is stale; run make format"; exit 1)
-	$(BIN)/python -m ludic.cli.docs docs --check
+	$(BIN)/python -m ludic.cli.docs --check
 	$(BIN)/python -m ludic.store docs/storage.md --check
 
 format: .venv/installed  ## format the code, write the generated docs
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m ludic.schema > docs/schemas.md
-	$(BIN)/python -m ludic.cli.docs docs
+	$(BIN)/python -m ludic.cli.docs
 	$(BIN)/python -m ludic.store docs/storage.md
 
 bench: .venv/installed  ## measure against what a user would pick instead

@@ -387,7 +387,7 @@ def given(values: Mapping[str, Any], where: str, source: Source = "file") -> dic
     return {name: Given(value, f"{where}: {name}", source) for name, value in values.items()}
 
 
-def convert(owner: Callable[..., S], values: Mapping[str, Any], *, where: str = "") -> S:
+def convert(owner: Callable[..., S], values: Mapping[str, object], *, where: str = "") -> S:
     """Return the dataclass with these values by the names of its settings.
 
     values: plain ones, or `Given`. where: names their place in errors. Raises ConfigError for an unknown name and a
@@ -400,7 +400,7 @@ def convert(owner: Callable[..., S], values: Mapping[str, Any], *, where: str = 
         raise SettingsError(str(error)) from error
 
 
-def typed(owner: Any, values: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+def typed(owner: Any, values: Mapping[str, object], *, where: str = "") -> dict[str, Any]:
     """Return the values in the types of their settings, by name; arguments and errors are those of `convert`."""
     table = {each.name: each for each in settings_of(owner)}
     found = {}
@@ -511,7 +511,7 @@ def operation(**groups: type) -> Callable[[F], F]:
     return decorate
 
 
-def split(values: Mapping[str, Any], **groups: type) -> dict[str, dict[str, Any]]:
+def split(values: Mapping[str, object], **groups: type) -> dict[str, dict[str, Any]]:
     """Return flat settings by the names of the dataclasses that have them. Raises ConfigError for an unknown name."""
     found: dict[str, dict[str, Any]] = {name: {} for name in groups}
     known = {each.name: group for group, owner in groups.items() for each in settings_of(owner)}

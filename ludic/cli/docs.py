@@ -1,20 +1,23 @@
-"""Write what follows from the operations into docs/: `python -m ludic.cli.docs docs`, or check it with --check.
+"""Write what follows from the operations: `python -m ludic.cli.docs`, or check that it is there with --check.
 
 docs/settings.md has a table of every setting, docs/api.md one of the methods of `Run` and their commands.
+ludic/operations/typed.py has the types of the operations' `**settings`, for editors and type checkers.
 """
 
 import inspect
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
 from ludic.run import Run
-from ludic.settings import Setting, describe, groups_in, settings_of
+from ludic.settings import Setting, describe, groups_in, groups_of, settings_of
 
 _INTRODUCTION = """# Settings
 
@@ -109,13 +112,87 @@ def _shown(function: Callable[..., Any]) -> str:
     return ", ".join([*named, *many, *more])
 
 
+# --- ludic/operations/typed.py ---------------------------------------------------------------------------------------
+
+_TYPED = '''"""Types of the operations' `**settings`, by which editors complete them and type checkers find mistakes.
+
+Written by `make format` from the dataclasses of the settings.
+"""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
+'''
+
+
+def typed() -> str:
+    """Return the module: a TypedDict for each dataclass, and one for each operation that takes settings by name."""
+    operations = {inspect.unwrap(command.load()) for command in COMMANDS.values()} | {*methods().values()}
+    with_settings = sorted((each for each in operations if groups_of(each)), key=lambda each: each.__name__)
+    owners: dict[type, None] = {}
+    classes = []
+    for function in with_settings:
+        groups = groups_of(function).values()
+        explicit = {*inspect.signature(function).parameters}
+        bases, own = [], []
+        for group in groups:
+            table = settings_of(group)
+            if explicit & {each.name for each in table}:
+                own += [each for each in table if each.name not in explicit]
+            else:
+                bases.append(f"{group.__name__}Values")
+                owners[group] = None
+        name = "".join(word.title() for word in function.__name__.split("_")) + "Settings"
+        about = f"Settings of `{function.__module__.rpartition('.')[2]}.{function.__name__}`."
+        classes.append(_typed_dict(name, about, bases, own))
+    values = [_typed_dict(f"{owner.__name__}Values", "", [], settings_of(owner)) for owner in owners]
+    return "\n".join([_TYPED, *values, *classes])
+
+
+def formatted(text: str) -> str:
+    """Return Python source as ruff formats it."""
+    ruff = [sys.executable, "-m", "ruff", "format", "-"]
+    return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def _typed_dict(name: str, about: str, bases: Sequence[str], settings: Sequence[Setting]) -> str:
+    lines = [f"class {name}({', '.join(bases) or 'TypedDict'}, total=False):"]
+    lines += [f'    """{about}"""', ""] if about else []
+    lines += [f"    {each.name}: {_type_of(each.kind)}" for each in settings]
+    return "\n".join([*lines, "", ""])
+
+
+def _type_of(kind: Any) -> str:
+    """Return the source of a type, as a caller may give it: any sequence for a tuple, a text for a path."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _type_of(inner[0])
+    if origin in (Union, UnionType):
+        return " | ".join(dict.fromkeys(map(_type_of, inner)))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, inner))}]"
+    if origin is tuple:
+        return f"Sequence[{_type_of(inner[0])}]"
+    if origin is Mapping:
+        return f"Mapping[{', '.join(map(_type_of, inner))}]"
+    names = {Path: "str | PathLike[str]", NoneType: "None"}
+    return names.get(kind) or (kind.__name__ if kind in (str, int, float, bool) else "Any")
+
+
+# --- All pages -------------------------------------------------------------------------------------------------------
+
+
 def write(folder: Path, *, check: bool) -> list[str]:
-    """Write the pages of docs/, or only compare them; returns the names of pages that were stale."""
-    api = folder / "api.md"
+    """Write all pages below a folder, or only compare them; returns the names of pages that were stale."""
+    api = folder / "docs/api.md"
     before, _, rest = api.read_text(encoding="utf-8").partition(_BEGIN)
     after = rest.partition(_END)[2]
-    pages = {folder / "settings.md": page(), api: f"{before}{_BEGIN}{methods_table()}{_END}{after}"}
-    stale = [path for path, text in pages.items() if path.read_text(encoding="utf-8") != text]
+    pages = {
+        folder / "docs/settings.md": page(),
+        api: f"{before}{_BEGIN}{methods_table()}{_END}{after}",
+        folder / "ludic/operations/typed.py": formatted(typed()),
+    }
+    stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if not check:
             path.write_text(pages[path], encoding="utf-8")
@@ -123,6 +200,6 @@ def write(folder: Path, *, check: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    is_check = sys.argv[2:] == ["--check"]
-    if (names := write(Path(sys.argv[1]), check=is_check)) and is_check:
+    is_check = sys.argv[1:] == ["--check"]
+    if (names := write(Path(), check=is_check)) and is_check:
         sys.exit(f"{', '.join(names)} is stale; run make format")

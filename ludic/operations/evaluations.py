@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE, Track, untracked
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
     from ludic.eval.samples import Chosen
+    from ludic.operations.typed import CompareSettings, EvaluateSettings, EvaluationSettings, ScoreSettings
     from ludic.records import RolloutBatch
     from ludic.run import Run
     from ludic.scoring.score import ScoreReport
@@ -38,7 +39,7 @@ def evaluate(
     model: str | None = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,
-    **settings: Any,
+    **settings: Unpack["EvaluateSettings"],
 ) -> "Evaluation":
     """Evaluate versions of a run, or a model, on held-out examples.
 
@@ -96,7 +97,7 @@ def evaluation(
     *,
     env: str | Sequence[str] | None = None,
     interval: Interval = "korn_graubard",
-    **measure: Any,
+    **measure: Unpack["EvaluationSettings"],
 ) -> "Evaluation":
     """Return the numbers of stored evaluations, by settings, version and environment; samples nothing.
 
@@ -141,7 +142,7 @@ def compare(
     evaluation: str | None = None,
     difference: Annotated[float, Range(0, 10**6, above=True)] = 0.05,
     seed: Seed = 0,
-    **measure: Any,
+    **measure: Unpack["CompareSettings"],
 ) -> "Comparison":
     """Compare two evaluations on the same examples, in pairs.
 
@@ -207,7 +208,7 @@ def score(
     scorer: str | None = None,
     *,
     track: Track = untracked,
-    **options: Any,
+    **options: Unpack["ScoreSettings"],
 ) -> "ScoreReport":
     """Score stored rollouts, by a function or an LLM judge.
 
@@ -217,4 +218,4 @@ def score(
     """
     from ludic.scoring.score import score_rollouts
 
-    return score_rollouts(run.root.writable(), convert(ScoreOptions, {"scorer": scorer} | options), track)
+    return score_rollouts(run.root.writable(), convert(ScoreOptions, {"scorer": scorer, **options}), track)

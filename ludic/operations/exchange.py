@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Unpack
 
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.defaults import Track, untracked
@@ -12,6 +12,7 @@ from ludic.settings import GroupSize, GroupsPerBatch, Shown, convert, operation
 if TYPE_CHECKING:
     from ludic.adapters.exports.exporting import Exported, Format
     from ludic.adapters.imports.importing import Imported
+    from ludic.operations.typed import ExportSettings
     from ludic.run import Run
 
 
@@ -22,7 +23,7 @@ def export(
     out: "str | PathLike[str] | BinaryIO | None" = None,
     *,
     track: Track = untracked,
-    **options: Any,
+    **options: Unpack["ExportSettings"],
 ) -> "Exported":
     """Export weights (Hugging Face), tables (Delta, Iceberg) or text (JSONL, CSV).
 
@@ -36,7 +37,7 @@ def export(
     """
     from ludic.adapters.exports.exporting import export
 
-    chosen = convert(ExportOptions, {"format": format} | options)
+    chosen = convert(ExportOptions, {"format": format, **options})
     return export(run.root, chosen, fspath(out) if isinstance(out, PathLike) else out, track)
 
 

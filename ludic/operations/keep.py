@@ -1,6 +1,6 @@
 """Keep a root sound and small: check it, merge its small files, delete what is no longer needed."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from ludic.defaults import TARGET_BYTES, Track, untracked
 from ludic.maintenance.expiry_rule import ExpiryRule
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ludic.maintenance.compact import CompactionReport
     from ludic.maintenance.expire import ExpiryReport
     from ludic.maintenance.verify import Report
+    from ludic.operations.typed import ExpireSettings
     from ludic.run import Run
 
 
@@ -68,7 +69,7 @@ def expire(
     break_replay: bool = False,
     dry_run: bool = False,
     track: Track = untracked,
-    **rule: Any,
+    **rule: Unpack["ExpireSettings"],
 ) -> "ExpiryReport":
     """Delete rollouts that are no longer needed.
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from ludic.operations.typed import ReportSettings, SampleSettings, ViewSettings, WriteReportSettings
     from ludic.rollouts.sample import Answers
     from ludic.run import Run
     from ludic.sql.roots import RootLike
@@ -144,7 +145,7 @@ def label(
 
 
 @operation(view=ViewOptions)
-def view(run: "Run", rollout_id: str | None = None, **options: Any) -> None:
+def view(run: "Run", rollout_id: str | None = None, **options: Unpack["ViewSettings"]) -> None:
     """Look at a run in the terminal or a browser: versions, groups, rollouts, tokens, labels.
 
     Returns when the user quits. options: fields of ViewOptions. Raises ConfigError if textual is not installed or the
@@ -152,7 +153,7 @@ def view(run: "Run", rollout_id: str | None = None, **options: Any) -> None:
     """
     from ludic.viewer.terminal.start import view_run
 
-    view_run(run.root, convert(ViewOptions, {"rollout_id": rollout_id} | options))
+    view_run(run.root, convert(ViewOptions, {"rollout_id": rollout_id, **options}))
 
 
 @operation(measure=MeasureConfig)
@@ -163,7 +164,7 @@ def report(
     versions: str | None = None,
     compare: Sequence[int | str] = (),
     overwrite: bool = False,
-    **measure: Any,
+    **measure: Unpack["ReportSettings"],
 ) -> "Report":
     """Show the run, its stored evaluations and a comparison in one HTML file that needs no network (docs/reports.md).
 
@@ -191,7 +192,7 @@ def write_report(
     versions: str | None = None,
     compare: Annotated[tuple[str, ...], Shown("SIDE")] = (),
     overwrite: bool = False,
-    **measure: Any,
+    **measure: Unpack["WriteReportSettings"],
 ) -> "Report":
     """Write a run, its evaluations and a comparison as one HTML file.
 
@@ -281,7 +282,7 @@ def sample(
     n: int = 1,
     *,
     version: Index | None = None,
-    **question: Any,
+    **question: Unpack["SampleSettings"],
 ) -> "Answers":
     """Sample answers from a run's policy or from a model.
 
@@ -295,7 +296,7 @@ def sample(
     """
     from ludic.rollouts.sample import sample_model, sample_run
 
-    asked = convert(Question, {"prompt": prompt, "n": n} | question)
+    asked = convert(Question, {"prompt": prompt, "n": n, **question})
     root = _root_of(run) if isinstance(run, str) else run.root
     if root is not None:
         return sample_run(root, asked, version)

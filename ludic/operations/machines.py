@@ -1,7 +1,7 @@
 """Machines: servers of a run's policies, the files of a cluster, the number of workers on it."""
 
 import threading
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from ludic.adapters.clusters.config import ClusterConfig, System
 from ludic.defaults import ENGINE
@@ -12,6 +12,7 @@ from ludic.settings import Shown, convert, operation
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
+    from ludic.operations.typed import ClusterFilesSettings, ServeSettings, WriteClusterFilesSettings
     from ludic.run import Run
 
 _NEXT = {"slurm": "sbatch {}", "kubernetes": "kubectl apply -f {}", "skypilot": "sky jobs launch {}"}
@@ -19,7 +20,7 @@ _NEXT = {"slurm": "sbatch {}", "kubernetes": "kubectl apply -f {}", "skypilot": 
 
 
 @operation(serve=ServeConfig)
-def serve(run: "Run", *, stop: threading.Event | None = None, **settings: Any) -> None:
+def serve(run: "Run", *, stop: threading.Event | None = None, **settings: Unpack["ServeSettings"]) -> None:
     """Run a vLLM server on this machine that follows a run's policies.
 
     Restarts vLLM when it dies, until it is stopped. Ctrl-C stops it and raises KeyboardInterrupt. settings: fields of
@@ -59,7 +60,7 @@ def cluster_files(
     cluster: "ClusterConfig | None" = None,
     engine: "str | EngineConfig" = ENGINE,
     algorithm: Algorithm = None,
-    **settings: Any,
+    **settings: Unpack["ClusterFilesSettings"],
 ) -> dict[str, str]:
     """Return the files that start this run on a cluster, by name; nothing is started (docs/launch.md).
 
@@ -88,7 +89,7 @@ def write_cluster_files(
     engine: EngineConfig,
     algorithm: Algorithm = None,
     out: str | None = None,
-    **settings: Any,
+    **settings: Unpack["WriteClusterFilesSettings"],
 ) -> None:
     """Write the files that start a run with Slurm, Kubernetes or SkyPilot.
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
     from ludic.operations.outcomes import Sampled, Trained
+    from ludic.operations.typed import (
+        CreateSettings,
+        LaunchSettings,
+        RunSettings,
+        TrainerSettings,
+        TrainSettings,
+        WorkerSettings,
+        WorkSettings,
+    )
     from ludic.records import RolloutBatch
     from ludic.run import Run
     from ludic.store import Root
@@ -38,7 +47,7 @@ def create(
     model: str | PathLike[str] | None = None,
     env: str | Sequence[str] | None = None,
     like: "str | PathLike[str] | Run | None" = None,
-    **settings: Any,
+    **settings: Unpack["CreateSettings"],
 ) -> "Run":
     """Create a run without starting a process.
 
@@ -81,7 +90,7 @@ def run(
     root: RootUrl,
     *,
     algorithm: Algorithm = None,
-    **settings: Any,
+    **settings: Unpack["RunSettings"],
 ) -> "Trained":
     """Start or resume a run: workers and trainer on this machine or a Ray cluster.
 
@@ -121,7 +130,7 @@ def launch(
     algorithm: Algorithm = None,
     engine: "str | EngineConfig" = ENGINE,
     model: str | None = None,
-    **settings: Any,
+    **settings: Unpack["LaunchSettings"],
 ) -> "Trained":
     """Run workers and a trainer until the trainer is done; returns its last step.
 
@@ -194,7 +203,7 @@ def worker(
     *,
     device: Device = None,
     model: str | None = None,
-    **settings: Any,
+    **settings: Unpack["WorkerSettings"],
 ) -> "Sampled":
     """Sample rollouts for a run.
 
@@ -233,7 +242,7 @@ def work(
     model: str | None = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,
-    **settings: Any,
+    **settings: Unpack["WorkSettings"],
 ) -> "Sampled":
     """Sample groups in this process and append them to the run; returns the number of committed groups.
 
@@ -281,7 +290,7 @@ def trainer(
     stop_within_s: StopWithin | None = None,
     take_over: bool = False,
     replaces: CountOr0 | None = None,
-    **settings: Any,
+    **settings: Unpack["TrainerSettings"],
 ) -> "Trained":
     """Train on a run's rollouts, and publish weights.
 
@@ -334,7 +343,7 @@ def train(
     take_over: bool = False,
     stop: threading.Event | None = None,
     report: Callable[[int, Mapping[str, Any]], None] | None = None,
-    **settings: Any,
+    **settings: Unpack["TrainSettings"],
 ) -> "Trained":
     """Train in this process, or in this rank if torchrun started it; returns the last step trained.
 

@@ -1,0 +1,379 @@
+"""Types of the operations' `**settings`, by which editors complete them and type checkers find mistakes.
+
+Written by `make format` from the dataclasses of the settings.
+"""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
+
+
+class TrainConfigValues(TypedDict, total=False):
+    num_steps: int
+    advantage: str
+    filters: Sequence[str]
+    where: str | None
+    selection: str | None
+    sql_params: Mapping[str, float | int | str]
+    max_uses: int
+    max_off_policy_steps: int | None
+    max_age_s: float | None
+    baseline_over: Literal["group", "kept"]
+    scorers: Sequence[str]
+    reward_scorer: str | None
+    mixed_scorers: bool
+    wait_for_scores_s: float | None
+    offline: bool
+    sources: Sequence[str]
+    epochs: int | None
+    replay_batches: str | None
+    replan_from: int | None
+    max_seq_len: int | None
+    training_unit: Literal["episode", "turn"]
+    max_tokens_per_micro_batch: int
+    rollout_timeout_s: float | None
+    objective: Literal[
+        "reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo", "sft", "dpo", "ipo", "orpo"
+    ]
+    clip_low: float | None
+    clip_high: float | None
+    dual_clip: float | None
+    is_ratio_cap: float | None
+    is_ratio_bounds: Sequence[float] | None
+    is_sequence_ratio_bounds: Sequence[float] | None
+    mask_sequence_kl: float | None
+    log_ratio_weight: float | None
+    ratio_level: Literal["token", "sequence"]
+    sapo_tau_positive: float
+    sapo_tau_negative: float
+    dppo_low: float
+    dppo_high: float
+    vespo_k: Sequence[float]
+    vespo_lambda: Sequence[float]
+    dpo_beta: float
+    orpo_weight: float
+    whiten_advantages: bool
+    loss_normalization: Literal["tokens", "sequences", "episodes", "constant"]
+    constant_tokens: int | None
+    entropy_weight: float | None
+    reference: str | None
+    reference_offload: bool
+    reference_cache: bool
+    kl_weight: float | None
+    kl_estimator: Literal["k1", "k2", "k3"]
+    kl_placement: Literal["loss", "reward", "return"]
+    learning_rate: float
+    schedule: Literal["constant", "linear", "cosine"]
+    warmup_steps: int
+    weight_decay: float
+    betas: Sequence[float]
+    max_grad_norm: float | None
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["cpu", "cuda"] | None
+    lora_rank: int | None
+    lora_alpha: int
+    lora_targets: Sequence[str]
+    publish_lora: Literal["merged", "adapter"]
+    publish_dtype: Literal["float32", "bfloat16"] | None
+    logprob_chunk_tokens: int
+    activation_checkpointing: bool
+    compile: bool
+    checkpoint_every: int | None
+    keep_checkpoints: int | None
+    keep_checkpoints_every: int | None
+    async_checkpoint: bool
+    max_shard_size: str
+    keep_policies: int | None
+    full_version_every: int | None
+    num_threads: int | None
+    lease_s: float
+    keep_token_stats: bool
+    log_to: Literal["none", "tensorboard", "wandb"]
+
+
+class MeasureConfigValues(TypedDict, total=False):
+    measures: Sequence[str]
+    params: Mapping[str, Any]
+    confidence: float
+
+
+class CodeSettingsValues(TypedDict, total=False):
+    trust_code: bool
+    update_code: bool
+
+
+class ExpiryRuleValues(TypedDict, total=False):
+    folder: str
+    keep_versions: int | None
+    before: int | None
+    older_than: str | None
+    where: str | None
+
+
+class LaunchConfigValues(TypedDict, total=False):
+    in_flight: int | None
+    swap: Literal["token", "completion", "episode"]
+    on_stop: Literal["give_up", "finish"]
+    env_timeout_s: float | None
+    episode_timeout_s: float | None
+    local_workers: int | None
+    ranks: int
+    trainer_gpus: str | None
+    worker_gpus: str | None
+    eval_every: int | None
+    eval_options: Mapping[str, Any]
+    take_over: bool
+    stop_within_s: int
+    launcher: Literal["local", "ray"]
+    ray_address: str | None
+    ray_cpus: int
+
+
+class RunConfigValues(TypedDict, total=False):
+    model: str
+    env: Sequence[str]
+    env_options: Mapping[str, Any]
+    group_size: int
+    close_groups_at: int | None
+    groups_per_batch: int
+    steps_per_version: int
+    batches_ahead: int | None
+    num_workers: int
+    temperature: float
+    top_p: float
+    top_k: int | None
+    max_tokens: int
+    keep_sampling_mask: bool | None
+    sweep: Mapping[str, Any]
+    curriculum: int | None
+    accept_incomplete: bool
+    max_steps: int | None
+    max_sequence_tokens: int | None
+    max_observation_characters: int | None
+    parser: str
+    format_reward: float
+    context: str
+    tools: Sequence[str]
+    tool_format: str
+    protocol: str | None
+    sub_agents: Sequence[str]
+    max_depth: int
+    max_children: int
+    max_child_tokens: int | None
+    float32_head: bool
+    seed: int
+    extra_columns: Mapping[str, str]
+
+
+class EngineConfigValues(TypedDict, total=False):
+    engine: str
+    max_batch: int
+    tensor_parallel: int
+    gpu_memory: float | None
+    server_url: Sequence[str]
+    engine_options: Mapping[str, Any]
+
+
+class ServeConfigValues(TypedDict, total=False):
+    host: str
+    port: int
+    max_batch: int
+    tensor_parallel: int
+    gpu_memory: float | None
+    engine_options: Mapping[str, Any]
+
+
+class WorkerConfigValues(TypedDict, total=False):
+    in_flight: int | None
+    swap: Literal["token", "completion", "episode"]
+    on_stop: Literal["give_up", "finish"]
+    env_timeout_s: float | None
+    episode_timeout_s: float | None
+    slot: int | None
+    num_groups: int | None
+    follow_budget: bool
+
+
+class ClusterFilesSettings(TrainConfigValues, total=False):
+    """Settings of `machines.cluster_files`."""
+
+
+class CompareSettings(MeasureConfigValues, total=False):
+    """Settings of `evaluations.compare`."""
+
+
+class CreateSettings(CodeSettingsValues, total=False):
+    """Settings of `start.create`."""
+
+    env_options: Mapping[str, Any]
+    group_size: int
+    close_groups_at: int | None
+    groups_per_batch: int
+    steps_per_version: int
+    batches_ahead: int | None
+    num_workers: int
+    temperature: float
+    top_p: float
+    top_k: int | None
+    max_tokens: int
+    keep_sampling_mask: bool | None
+    sweep: Mapping[str, Any]
+    curriculum: int | None
+    accept_incomplete: bool
+    max_steps: int | None
+    max_sequence_tokens: int | None
+    max_observation_characters: int | None
+    parser: str
+    format_reward: float
+    context: str
+    tools: Sequence[str]
+    tool_format: str
+    protocol: str | None
+    sub_agents: Sequence[str]
+    max_depth: int
+    max_children: int
+    max_child_tokens: int | None
+    float32_head: bool
+    seed: int
+    extra_columns: Mapping[str, str]
+
+
+class EvaluateSettings(MeasureConfigValues, CodeSettingsValues, total=False):
+    """Settings of `evaluations.evaluate`."""
+
+    every: int | None
+    until_step: int | None
+    env: Sequence[str]
+    env_options: Mapping[str, Any]
+    num_examples: int
+    n: int
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    max_tokens: int | None
+    accept_incomplete: bool | None
+    max_steps: int | None
+    max_sequence_tokens: int | None
+    parser: str | None
+    format_reward: float | None
+    context: str | None
+    tools: Sequence[str] | None
+    tool_format: str | None
+    protocol: str | None
+    seed: int
+    in_flight: int | None
+    examples_per_call: int
+    env_timeout_s: float | None
+    episode_timeout_s: float | None
+
+
+class EvaluationSettings(MeasureConfigValues, total=False):
+    """Settings of `evaluations.evaluation`."""
+
+
+class ExpireSettings(ExpiryRuleValues, total=False):
+    """Settings of `keep.expire`."""
+
+
+class ExportSettings(TypedDict, total=False):
+    """Settings of `exchange.export`."""
+
+    table: Literal["rollouts", "evals"]
+    where: str | None
+    sql: str | None
+    step: int | None
+    version: int | None
+    model: str | None
+
+
+class LaunchSettings(TrainConfigValues, CodeSettingsValues, LaunchConfigValues, total=False):
+    """Settings of `start.launch`."""
+
+
+class ReportSettings(MeasureConfigValues, total=False):
+    """Settings of `look.report`."""
+
+
+class RunSettings(
+    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
+):
+    """Settings of `start.run`."""
+
+
+class SampleSettings(TypedDict, total=False):
+    """Settings of `look.sample`."""
+
+    system: str | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    max_tokens: int | None
+    seed: int
+    device: Literal["cpu", "cuda"] | None
+
+
+class ScoreSettings(TypedDict, total=False):
+    """Settings of `evaluations.score`."""
+
+    name: str | None
+    table: Literal["rollouts", "evals"]
+    where: str | None
+    concurrency: int
+    scorer_timeout_s: float
+    retry_failed: bool
+    judge_url: str | None
+    judge_model: str | None
+    judge_prompt: str | None
+    judge_pattern: str | None
+    judge_options: Mapping[str, Any]
+    judge_tries: int
+    judge_key_env: str | None
+    judge_input_price: float | None
+    judge_output_price: float | None
+
+
+class ServeSettings(ServeConfigValues, total=False):
+    """Settings of `machines.serve`."""
+
+
+class TrainSettings(TrainConfigValues, CodeSettingsValues, total=False):
+    """Settings of `start.train`."""
+
+
+class TrainerSettings(TrainConfigValues, CodeSettingsValues, total=False):
+    """Settings of `start.trainer`."""
+
+
+class ViewSettings(TypedDict, total=False):
+    """Settings of `look.view`."""
+
+    author: str | None
+    picture: str | PathLike[str] | None
+    web: bool
+    host: str
+    host_names: Sequence[str]
+    port: int
+
+
+class WorkSettings(CodeSettingsValues, total=False):
+    """Settings of `start.work`."""
+
+    in_flight: int | None
+    swap: Literal["token", "completion", "episode"]
+    on_stop: Literal["give_up", "finish"]
+    env_timeout_s: float | None
+    episode_timeout_s: float | None
+    slot: int | None
+    follow_budget: bool
+
+
+class WorkerSettings(WorkerConfigValues, CodeSettingsValues, EngineConfigValues, total=False):
+    """Settings of `start.worker`."""
+
+
+class WriteClusterFilesSettings(TrainConfigValues, total=False):
+    """Settings of `machines.write_cluster_files`."""
+
+
+class WriteReportSettings(MeasureConfigValues, total=False):
+    """Settings of `look.write_report`."""
