@@ -258,6 +258,11 @@ def groups_of(function: Any) -> Mapping[str, type]:
     return getattr(inspect.unwrap(function), _GROUPS, {})
 
 
+def is_operation(function: Any) -> bool:
+    """Return whether a function is an operation."""
+    return hasattr(inspect.unwrap(function), _GROUPS)
+
+
 def groups_in(function: Any) -> Mapping[str, type]:
     """Return all dataclasses among a function's settings, by the names of their groups."""
     kinds = {name: _kind_of(function, name) for name in inspect.signature(function).parameters if name != RUN}

@@ -8,6 +8,7 @@ import pytest
 from tiny_runs import create_root, fill, make_model, train_here
 
 import ludic
+from ludic.settings import is_operation
 
 GUIDE = (Path(__file__).parents[1] / "docs/api.md").read_text(encoding="utf-8")
 SECTIONS = {
@@ -43,6 +44,6 @@ def test_no_section_is_without_its_examples() -> None:
 
 def test_the_tables_name_every_public_name_and_method() -> None:
     rows = "".join(line for line in GUIDE.splitlines() if line.startswith("|"))
-    methods = [name for name in vars(ludic.Run) if not name.startswith("_") and callable(getattr(ludic.Run, name))]
+    methods = [name for name, value in vars(ludic.Run).items() if is_operation(value)]
     missing = [name for name in (*ludic.__all__, *methods) if not re.search(rf"[`.]{name}[(`]|`{name}\b", rows)]
     assert missing == []

@@ -6,6 +6,7 @@ Add to these lists what is new. A change to a line needs an entry in CHANGELOG.m
 import inspect
 
 import ludic
+from ludic.settings import groups_of, is_operation
 
 NAMES = [
     "AgentStep",
@@ -27,101 +28,38 @@ NAMES = [
 ]
 METHODS = {
     "bisect": ["predicate", "table"],
-    "cluster_files": ["system", "config", "*cluster", "*engine", "*algorithm", "settings"],
-    "compare": [
-        "sides",
-        "*env",
-        "*evaluation",
-        "*measures",
-        "*params",
-        "*confidence",
-        "*difference",
-        "*seed",
-    ],
-    "compact": ["before", "*all_versions", "*target_bytes", "*dry_run", "*track"],
+    "cluster_files": ["system", "config", "*cluster", "*engine", "*algorithm", "**TrainConfig"],
+    "compact": ["*before", "*all_versions", "*target_mb", "*dry_run", "*track"],
+    "compare": ["sides", "*env", "*evaluation", "*difference", "*seed", "**MeasureConfig"],
     "contamination": ["*also", "*env", "*evaluation", "*query", "*params"],
     "cut": ["step", "out"],
     "evaluate": [
         "versions",
         "*suite",
-        "*measures",
-        "*params",
-        "*confidence",
         "*interval",
         "*engine",
         "*device",
         "*model",
         "*stop",
         "*report",
-        "*trust_code",
-        "*update_code",
-        "settings",
+        "**EvalConfig",
+        "**MeasureConfig",
+        "**CodeSettings",
     ],
-    "evaluation": ["versions", "*env", "*measures", "*params", "*confidence", "*interval"],
-    "expire": [
-        "*keep_versions",
-        "*before",
-        "*older_than",
-        "*where",
-        "*folder",
-        "*break_resume",
-        "*break_replay",
-        "*dry_run",
-        "*track",
-    ],
-    "export": ["format", "target", "*table", "*where", "*sql", "*step", "*version", "*model", "*track"],
+    "evaluation": ["versions", "*env", "*interval", "**MeasureConfig"],
+    "expire": ["*break_resume", "*break_replay", "*dry_run", "*track", "**ExpiryRule"],
+    "export": ["format", "out", "*track", "**ExportOptions"],
     "group": ["group_id"],
-    "import_": ["files", "format", "*env", "*tokenizer", "*model", "*track"],
+    "import_": ["files", "from_", "*env", "*tokenizer", "*model", "*group_size", "*groups_per_batch", "*track"],
     "label": ["rollout_id", "value", "*note", "*name", "*author"],
-    "launch": [
-        "config",
-        "*algorithm",
-        "*local_workers",
-        "*ranks",
-        "*engine",
-        "*trainer_gpus",
-        "*worker_gpus",
-        "*env_timeout_s",
-        "*launcher",
-        "*ray_address",
-        "*ray_cpus",
-        "*eval_every",
-        "*eval_options",
-        "*model",
-        "*take_over",
-        "*stop_within_s",
-        "*trust_code",
-        "*update_code",
-        "settings",
-    ],
-    "report": ["output", "*versions", "*compare", "*measures", "*params", "*confidence", "*overwrite"],
+    "launch": ["config", "*algorithm", "*engine", "*model", "**TrainConfig", "**CodeSettings", "**LaunchConfig"],
+    "report": ["output", "*versions", "*compare", "*overwrite", "**MeasureConfig"],
     "rollout": ["rollout_id"],
-    "sample": [
-        "prompt",
-        "n",
-        "*version",
-        "*system",
-        "*temperature",
-        "*top_p",
-        "*top_k",
-        "*max_tokens",
-        "*seed",
-        "*device",
-    ],
+    "sample": ["prompt", "n", "*version", "**Question"],
     "scale": ["num_workers", "*ray_address"],
-    "serve": ["*stop", "settings"],
-    "score": [
-        "scorer",
-        "*name",
-        "*table",
-        "*where",
-        "*concurrency",
-        "*scorer_timeout_s",
-        "*retry_failed",
-        "*track",
-        "judge",
-    ],
-    "show": ["any_id"],
+    "score": ["scorer", "*track", "**ScoreOptions"],
+    "serve": ["*stop", "**ServeConfig"],
+    "show": ["any_id", "*color", "*tokens", "*full"],
     "sql": ["query", "params", "*also", "*unsafe"],
     "sql_stream": ["query", "params", "*also", "*unsafe"],
     "stats": ["*track"],
@@ -134,26 +72,12 @@ METHODS = {
         "*take_over",
         "*stop",
         "*report",
-        "*trust_code",
-        "*update_code",
-        "settings",
+        "**TrainConfig",
+        "**CodeSettings",
     ],
     "verify": ["*repair", "*track"],
-    "view": ["rollout_id", "*author", "*picture", "*web", "*host", "*host_names", "*port"],
-    "watch": ["interval_s"],
-    "work": [
-        "num_groups",
-        "*engine",
-        "*device",
-        "*slot",
-        "*in_flight",
-        "*env_timeout_s",
-        "*model",
-        "*stop",
-        "*report",
-        "*trust_code",
-        "*update_code",
-    ],
+    "view": ["rollout_id", "**ViewOptions"],
+    "watch": ["interval_s", "*once"],
     "what_if": [
         "*advantage",
         "*filters",
@@ -165,15 +89,18 @@ METHODS = {
         "*num_steps",
         "*track",
     ],
+    "work": ["num_groups", "*engine", "*device", "*model", "*stop", "*report", "**WorkerConfig", "**CodeSettings"],
 }
-"""Methods of Run and their arguments; * marks an argument that is given by name only."""
-PROPERTIES = ["config", "url"]
+"""Methods of Run and their arguments. * marks one that is given by name only, ** all settings of a dataclass."""
+OTHERS = ["config", "parts", "to_dict", "url", "watcher"]
 
 
 def arguments(method: object) -> list[str]:
     assert callable(method)
     parameters = list(inspect.signature(method).parameters.values())[1:]
-    return [f"{'*' * (parameter.kind is parameter.KEYWORD_ONLY)}{parameter.name}" for parameter in parameters]
+    own = [each for each in parameters if each.kind is not each.VAR_KEYWORD]
+    groups = [f"**{group.__name__}" for group in groups_of(method).values()]
+    return [*(f"{'*' * (each.kind is each.KEYWORD_ONLY)}{each.name}" for each in own), *groups]
 
 
 def test_the_names_of_the_package_are_these() -> None:
@@ -183,8 +110,8 @@ def test_the_names_of_the_package_are_these() -> None:
 
 def test_the_methods_of_a_run_are_these() -> None:
     public = {name: value for name, value in vars(ludic.Run).items() if not name.startswith("_")}
-    assert {name: arguments(value) for name, value in public.items() if callable(value)} == METHODS
-    assert sorted(name for name, value in public.items() if isinstance(value, property)) == PROPERTIES
+    assert {name: arguments(value) for name, value in public.items() if is_operation(value)} == METHODS
+    assert sorted(name for name, value in public.items() if not is_operation(value) and name != "root") == OTHERS
 
 
 def test_every_method_has_a_docstring_and_annotations() -> None:

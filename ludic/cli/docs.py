@@ -17,7 +17,7 @@ from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
 from ludic.run import Run
-from ludic.settings import Setting, describe, groups_in, groups_of, settings_of
+from ludic.settings import Setting, describe, groups_in, groups_of, is_operation, settings_of
 
 _INTRODUCTION = """# Settings
 
@@ -88,8 +88,7 @@ def _row(each: Setting) -> str:
 
 def methods() -> Mapping[str, Callable[..., Any]]:
     """Return the operations that are methods of `Run`, by name."""
-    found = ((name, inspect.unwrap(each)) for name, each in vars(Run).items() if inspect.isfunction(each))
-    return {name: each for name, each in found if each.__module__.startswith("ludic.operations.")}
+    return {name: inspect.unwrap(each) for name, each in vars(Run).items() if is_operation(each)}
 
 
 def methods_table() -> str:

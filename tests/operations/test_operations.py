@@ -1,0 +1,141 @@
+"""Operations: one function is a method, a command with flags and help, and a line of docs."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pytest
+from tiny_runs import create_root, make_model
+
+import ludic
+from ludic.cli import commands, docs, main
+from ludic.cli.commands import COMMANDS, Command
+from ludic.defaults import Track, untracked
+from ludic.errors import ConfigError
+from ludic.operations import keep
+from ludic.results import Frame, Part, Result
+from ludic.settings import Range, is_operation, operation
+
+if TYPE_CHECKING:
+    from ludic.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bed:
+    """Where it is slept."""
+
+    hardness: Annotated[int, Range(1, 5)] = 2
+    """From soft to hard."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Slept(Result):
+    root: str
+    hours: float
+    bed: Bed
+    dreams: list[dict[str, Any]]
+
+    def parts(self) -> Iterator[Part]:
+        yield Frame("dreams", self.dreams, ("title", "size_bytes"))
+        yield f"slept {self.hours:g} hours in {self.root}"
+
+
+@operation(bed=Bed)
+def nap(
+    run: "Run", hours: Annotated[float, Range(0, 12)] = 1.0, *, track: Track = untracked, **settings: Any
+) -> "Slept":
+    """Let a run sleep. It is not stored.
+
+    Args:
+        hours: How long.
+    """
+    dreams = [{"title": title, "size_bytes": 12_345} for title in track(["sheep"], 1, "dreams")]
+    return Slept(root=run.url, hours=hours, bed=Bed(**settings), dreams=dreams)
+
+
+@pytest.fixture
+def with_nap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "nap", nap, raising=False)
+    monkeypatch.setattr(ludic.Run, "nap", nap, raising=False)
+    table = {**COMMANDS, "nap": Command("operations.keep:nap")}
+    for module in (main, docs):
+        monkeypatch.setattr(module, "COMMANDS", table)
+    groups = {**commands.GROUPS, "Keep": {**commands.GROUPS["Keep"], "nap": table["nap"]}}
+    monkeypatch.setattr(main, "GROUPS", groups)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return create_root(str(tmp_path / "run"), make_model(tmp_path / "model")).url
+
+
+def ludic_command(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main.main(list(args))
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def test_one_function_is_a_method_a_command_and_a_line_of_docs(
+    with_nap: None, root: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    slept = ludic.open(root).nap(2, hardness=3)  # type: ignore[attr-defined]
+    assert (slept.hours, slept.bed.hardness) == (2, 3)
+    title, _, row, sentence = repr(slept).splitlines()
+    assert (title.split(), row.split()) == (["title", "bytes"], ["sheep", "12.3", "kB"])
+    assert sentence == f"slept 2 hours in {root}"
+    assert slept.frame("dreams").to_dicts() == [{"title": "sheep", "size_bytes": 12_345}]
+    with pytest.raises(ConfigError, match=r"^hours is 13, wanted at most 12$"):
+        ludic.open(root).nap(13)  # type: ignore[attr-defined]
+
+    assert ludic_command(capsys, "nap", root, "--hours", "2")[:2] == (0, f"{slept!r}\n")
+    code, out, _ = ludic_command(capsys, "nap", root, "--hardness", "3", "--json")
+    bed, dreams = {"hardness": 3}, [{"title": "sheep", "size_bytes": 12_345}]
+    assert (code, json.loads(out)) == (0, {"root": root, "hours": 1.0, "bed": bed, "dreams": dreams})
+    (tmp_path / "nap.toml").write_text("hours = 13")
+    for args, said in [(["--hours", "13"], "--hours is 13"), (["--config", str(tmp_path / "nap.toml")], "hours is 13")]:
+        code, _, err = ludic_command(capsys, "nap", root, *args)
+        assert (code, f"{said}, wanted at most 12" in err) == (2 if args[0] == "--hours" else 1, True)
+    text = " ".join(ludic_command(capsys, "nap", "--help")[1].split())
+    assert "usage: ludic nap ROOT [OPTIONS] Let a run sleep. It is not stored." in text
+    assert "--hours FLOAT How long. (default: 1.0)" in text
+    assert "--hardness INT From soft to hard. (default: 2)" in text
+    assert "nap Let a run sleep. It is not stored" in " ".join(ludic_command(capsys, "--help")[1].split())
+
+    assert "| `nap(hours, ...)` | Let a run sleep. It is not stored | `ludic nap` |" in docs.methods_table()
+    page = docs.page()
+    assert "## ludic nap\n\nLet a run sleep. It is not stored." in page
+    assert "| `hours` | a number, 0 to 12 | 1.0 | How long. |" in page
+    assert "| `hardness` | a whole number, 1 to 5 | 2 | From soft to hard. |" in page
+    assert re.search(r"class NapSettings\(BedValues, total=False\):", docs.typed())
+
+
+def test_every_command_is_an_operation_that_says_what_it_does() -> None:
+    for name, command in COMMANDS.items():
+        assert is_operation(command.load()), name
+        assert len(command.about) > 10, name
+
+
+WRONG = """
+import ludic
+run = ludic.open("x")
+run.expire(keep_version=3)
+run.train(learnin_rate=1e-3)
+run.evaluate(0, num_examples="x")
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_finds_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    mypy = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "wrong.py")]
+    said = subprocess.run(mypy, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]).stdout
+    assert 'Unexpected keyword argument "keep_version"; did you mean "keep_versions"?' in said
+    assert 'Unexpected keyword argument "learnin_rate"; did you mean "learning_rate"?' in said
+    assert 'Argument "num_examples" has incompatible type "str"; expected "int"' in said
+    assert "Found 3 errors" in said
