@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ludic.maintenance.verify import Report
     from ludic.rollouts.sample import Answer
     from ludic.scoring.score import ScoreReport
-    from ludic.sql.roots import RootLike
+    from ludic.sql.connect import RootLike
     from ludic.store.records import ImportReport
     from ludic.training.config import TrainConfig
     from ludic.viewer.status import RunStatus, Watcher
@@ -105,8 +105,8 @@ class Run:
 
         The arguments are those of `sql`. Raises QueryError, also while the stream is read.
         """
+        from ludic.sql.connect import open_roots
         from ludic.sql.query import open_result
-        from ludic.sql.roots import open_roots
 
         values = params[0] if len(params) == 1 and isinstance(params[0], Mapping) else params
         return open_result(open_roots([self.root, also]), query, values, unsafe=unsafe)

@@ -20,7 +20,7 @@ from ludic.eval.differences import find_differences
 from ludic.eval.samples import Chosen, Samples, nothing_stored
 from ludic.sql import SqlText
 from ludic.sql.connect import Connections
-from ludic.sql.measures import check_measure_parameters, load_measure
+from ludic.sql.library import check_measure_parameters, load_measure
 from ludic.store import Root
 
 _SAMPLED = """

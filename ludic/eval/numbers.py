@@ -20,7 +20,7 @@ from ludic.eval.config import Interval, MeasureConfig
 from ludic.eval.samples import Chosen, Samples, nothing_stored
 from ludic.sql import SqlText
 from ludic.sql.connect import Connections
-from ludic.sql.measures import KEYS, check_measure_parameters, load_measure
+from ludic.sql.library import MEASURE_KEYS, check_measure_parameters, load_measure
 from ludic.store import Root
 
 if TYPE_CHECKING:
@@ -207,15 +207,15 @@ class Part:
 
 
 def parts(table: pa.Table) -> Iterator[tuple[dict[str, Any], Part]]:
-    """Yield keys and values of each part of a measure's table (ludic.sql.measures.run_measure)."""
-    keys = list(zip(*(table[name].to_pylist() for name in KEYS), strict=True))
+    """Yield keys and values of each part of a measure's table (ludic.sql.library.run_measure)."""
+    keys = list(zip(*(table[name].to_pylist() for name in MEASURE_KEYS), strict=True))
     starts = [index for index in range(len(keys)) if index == 0 or keys[index] != keys[index - 1]]
     for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
         rows = table.slice(start, end - start)
         scored = rows.filter(pc.greater(rows["num_values"], 0))
         is_share = scored.num_rows > 0 and scored["num_trials"].null_count == 0
         yield (
-            dict(zip(KEYS, keys[start], strict=True)),
+            dict(zip(MEASURE_KEYS, keys[start], strict=True)),
             Part(
                 totals=scored["total"].to_numpy(),
                 counts=scored["num_values"].to_numpy(),

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import parse_versions
 from ludic.sql import SqlText
-from ludic.sql.measures import run_measure
+from ludic.sql.library import run_measure
 from ludic.sql.query import ask, ask_table, explain
 from ludic.store import Root
 
@@ -72,7 +72,7 @@ class Samples:
         return ask_table(self.con, self.root, f"with eval_episodes as (from {self.table})\n{sql}")
 
     def measure(self, measure: SqlText, params: Mapping[str, Any]) -> pa.Table:
-        """Return a measure's values added up by example; see ludic.sql.measures.run_measure."""
+        """Return a measure's values added up by example; see ludic.sql.library.run_measure."""
         return run_measure(self.con, measure, params, over=f"from {self.table}")
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ludic.eval.samples import Chosen
     from ludic.eval.suite import Entry
     from ludic.records import RolloutBatch
-    from ludic.sql.roots import HasRoot, RootLike
+    from ludic.sql.connect import HasRoot, RootLike
     from ludic.viewer.contamination import Contamination
     from ludic.viewer.evaluation import Comparison, Evaluation
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
     from ludic.records import RolloutBatch
-    from ludic.sql.roots import HasRoot
+    from ludic.sql.connect import HasRoot
     from ludic.training.config import TrainConfig
 
 

@@ -11,7 +11,7 @@ from ludic.errors import ConfigError
 from ludic.store.root import Track, untracked
 
 if TYPE_CHECKING:
-    from ludic.sql.roots import HasRoot
+    from ludic.sql.connect import HasRoot
     from ludic.viewer.what_if import Bisection, CutOut, WhatIf
 
 

@@ -1,22 +1,24 @@
-"""Load the SQL of advantages, filters and selections, by name or from a user's file, and run it.
+"""Load the SQL of advantages, filters, selections, measures and checks, by name or from a user's file, and run it.
 
 An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages, or advantage and
-pair_id), or a Python function that returns these (ludic.sql.python_advantages). A filter is one predicate over a row of
+pair_id), or a Python function that returns these (see "Advantages in Python"). A filter is one predicate over a row of
 `rollouts`; a row is dropped if it is true. Both may read `scores`, the scores of these rollouts; an advantage also has
 `trajectory_rows` and `trajectories`, the views of ludic/sql/views/ over its rollouts. A selection is one SELECT over
 `groups` (ludic/sql/plan/groups.sql) that returns group_id, in the order in which groups are wanted.
 Parameters are $names; a header line `-- default: NAME = VALUE` (VALUE is JSON) sets a parameter's default; in training,
 `-- history: N` adds the newest N scored rows of earlier batches to the `rollouts` of an advantage. Reads
-ludic/sql/{advantages,filters,selections}/ and users' *.sql. Raises QueryError with the file, DuckDB's reason and the
-wanted form.
+ludic/sql/{advantages,filters,selections,measures,checks,notes}/ and users' files. Raises QueryError with the file,
+DuckDB's reason and the wanted form.
 """
 
+import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import duckdb
@@ -24,10 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.code.files import NO_FILES, Files, file_of, python_file_of
-from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION, Kind, find, packaged_names, read_packaged
+from ludic.code.kinds import ADVANTAGE, FILTER, MEASURE, SELECTION, Kind, find, find_own, packaged_names, read_packaged
+from ludic.code.run import describe_failure, only_exceptions
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.schema import SCALAR_COLUMNS
-from ludic.sql.python_advantages import FUNCTION_WANTED, load_function
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
@@ -380,3 +382,173 @@ def _is_number(type_: pa.DataType) -> bool:
 
 def _is_number_list(type_: pa.DataType) -> bool:
     return (pa.types.is_list(type_) or pa.types.is_large_list(type_)) and _is_number(type_.value_type)
+
+
+# --- Advantages in Python ------------------------------------------------------------------------------
+# A function over an Arrow table of rollouts, for rules that are hard to write in SQL.
+#
+#     def shrunk(rollouts: pa.Table, *, weight: float = 0.5) -> pa.Table
+#
+# is named as path/to/file.py:shrunk. Its table has a row for each rollout that SQL would see, sorted by rollout_id. It
+# has all scalar columns, and those lists, structs and maps whose names occur in the file. Keyword arguments are the
+# function's $parameters. It returns rollout_id with advantage or token_advantages, as an Arrow table or an object that
+# exports one (Polars). It is never called without rollouts. Runs the user's file; QueryError names file and line.
+
+FUNCTION_WANTED = (
+    "wanted a function of an Arrow table of rollouts that returns one of rollout_id with advantage (double) or "
+    "token_advantages (float list), and with an advantage of pairs pair_id (string)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowFunction:
+    """A function from a user's file."""
+
+    source: str
+    """Text path/to/file.py:function, for error messages."""
+    path: Path
+    function: Callable[..., Any]
+    text: str
+    """Text of the whole file."""
+    defaults: Mapping[str, Any]
+    """Default values of optional keyword arguments."""
+    parameters: frozenset[str]
+    """Names of all keyword arguments."""
+
+    def __call__(self, rollouts: pa.Table, **params: Any) -> pa.Table:
+        """Call the function and return its result as an Arrow table. Raises QueryError if that fails."""
+        try:
+            with only_exceptions():
+                result = self.function(rollouts, **params)
+        except Exception as error:
+            raise QueryError(f"{self.source}: {describe_failure(self.path, error)}") from error
+        if not hasattr(result, "__arrow_c_stream__"):
+            raise QueryError(f"{self.source}: returns {type(result).__name__}; {FUNCTION_WANTED}")
+        return pa.table(result)
+
+
+def load_function(source: str, files: Files = NO_FILES) -> ArrowFunction:
+    """Load the function path/to/file.py:function; runs its file. Raises QueryError.
+
+    files: contents that replace those on disk, by path.
+    """
+    own = find_own(ADVANTAGE, source, files)
+    keywords = _keywords(source, own.value)
+    return ArrowFunction(
+        source=source,
+        path=own.file.path,
+        function=own.value,
+        text=importlib.util.decode_source(own.file.source),
+        defaults={key: value for key, value in keywords.items() if value is not inspect.Parameter.empty},
+        parameters=frozenset(keywords),
+    )
+
+
+def _keywords(source: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword-only parameters with defaults. Raises QueryError unless there is one other parameter."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    keywords = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) != 1 or len(positional) + len(keywords) < len(parameters):
+        raise QueryError(f"{source}: takes {signature}, wanted (rollouts, *, parameter=default, ...)")
+    return {keyword.name: keyword.default for keyword in keywords}
+
+
+# --- Measures of evaluations ---------------------------------------------------------------------------
+# A value for each episode, or for each example, of which an evaluation reports the mean.
+#
+# A measure is one SELECT over `eval_episodes` that returns evaluation, policy_version, env_name, env_example_id and
+# value (a number; NULL is left out and counted), and `part` if it measures several things. A measure is a share if all
+# its values are 0 or 1. The column `num_trials` says otherwise: the number of independent trials that a value between 0
+# and 1 stands for, or NULL for what is never a share, such as a count.
+
+_MEASURE_WANTED = (
+    "wanted one SELECT over eval_episodes that returns evaluation, policy_version, env_name, env_example_id and value "
+    "(a number), and may return part (text) if it measures several things, and num_trials (an integer)"
+)
+MEASURE_KEYS = ("evaluation", "policy_version", "env_name", "part")
+"""Columns that tell figures of one measure apart."""
+
+_ONE_IF_BINARY = "if(value in (0, 1), 1, null)"
+_BY_EXAMPLE = """
+with eval_episodes as (
+    {over}
+),
+
+measured as (
+    {measure}
+)
+
+select
+    evaluation,
+    policy_version,
+    env_name,
+    {part} as part,
+    env_example_id,
+    sum(value)::double as total,
+    count(value) as num_values,
+    count(*) - count(value) as num_missing,
+    if(
+        bool_and(({trials}) is not null) filter (value is not null),
+        sum({trials}) filter (value is not null),
+        null
+    )::double as num_trials
+from measured
+group by all
+order by all
+"""
+
+
+def load_measure(name_or_path: str) -> SqlText:
+    """Load a measure: a name in ludic/sql/measures/, or the path of a .sql file."""
+    return load_text(MEASURE, name_or_path, "{}", _MEASURE_WANTED)
+
+
+def check_measure_parameters(measures: Iterable[SqlText], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError if no measure takes a given parameter."""
+    check_parameters(measures, given, known=())
+
+
+def run_measure(con: duckdb.DuckDBPyConnection, measure: SqlText, params: Mapping[str, Any], *, over: str) -> pa.Table:
+    """Return a measure's values, added up for each example.
+
+    Columns: MEASURE_KEYS, env_example_id, total, num_values, num_missing, and num_trials, NULL unless the values are a
+    share. Rows are sorted. over: SELECT of the episodes to measure.
+    """
+    values = measure.bind(params)
+    try:
+        columns = _columns_of_measure(con, measure, values, over)
+        part = "part" if "part" in columns else "null::varchar"
+        trials = "num_trials" if "num_trials" in columns else _ONE_IF_BINARY
+        return run_query(con, _BY_EXAMPLE.format(over=over, measure=measure.text, part=part, trials=trials), values)
+    except QueryError as error:
+        raise QueryError(f"{measure.source}: {error}; {_MEASURE_WANTED}") from error
+
+
+def _columns_of_measure(
+    con: duckdb.DuckDBPyConnection, measure: SqlText, values: Mapping[str, Any], over: str
+) -> Sequence[str]:
+    """Return the columns of a measure. Raises QueryError for others than wanted."""
+    sql = f"with eval_episodes as (\n{over}\n)\nselect * from (\n{measure.text}\n) limit 0"
+    columns = run_query(con, sql, values).column_names
+    wanted = {"evaluation", "policy_version", "env_name", "env_example_id", "value"}
+    if set(columns) - {"part", "num_trials"} != wanted:
+        raise QueryError(f"returns {', '.join(columns)}")
+    return columns
+
+
+# --- Data checks ---------------------------------------------------------------------------------------
+# Each check is a SQL file in ludic/sql/checks/ that returns the offending rows; none means that the data is sound. It
+# reads the views of `ludic.connect`, with token lists; `connect(root, without=...)` leaves out a broken file.
+
+
+def run_checks(con: duckdb.DuckDBPyConnection) -> dict[str, pa.Table]:
+    """Return the offending rows by the name of the check; a check without findings has an empty table."""
+    findings = {}
+    for name, sql in load_checks().items():
+        try:
+            findings[name] = run_query(con, sql)
+        except QueryError as error:
+            raise QueryError(f"check {name}: {error}") from error
+    return findings

@@ -33,9 +33,7 @@ from ludic.sql.library import (
     run_selection,
     where_filter,
 )
-from ludic.sql.plan_checks import check_advantages, check_pairs
 from ludic.sql.score_gate import names_missing_scorers, open_gate
-from ludic.sql.shortage import COUNT, COUNT_DROPS, Shortage
 
 ALWAYS_ON = "drop_errors"
 """Filter that is always applied: failed rollouts are never trained on."""
@@ -129,6 +127,20 @@ where
     and rollout_id in (select rollout_id from judged where reason is null)
 """
 
+_COUNT = """
+select count(*) as num_rollouts, count(distinct group_id) filter (reason is null) as num_kept_groups
+from judged
+"""
+
+_COUNT_DROPS = """
+select reason, count(*)
+from judged
+where reason is not null
+group by reason
+order by reason
+"""
+
+
 LossUnit = Literal["row", "pair", "episode"]
 
 FindUntrainable = Callable[[pa.Table], Sequence[str]]
@@ -188,6 +200,38 @@ class BatchRules:
         names = [(ADVANTAGE, self.advantage), *((FILTER, name) for name in dict.fromkeys(self.filters))]
         names.append((SELECTION, self.selection))
         return [CodeUse(role=kind.role, setting=name, named_by_root=name in named_by_root) for kind, name in names]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """The reason why there is no batch yet."""
+
+    ready_groups: int
+    """Number of groups that the selection returns, of those with a row that no filter drops."""
+    wanted_groups: int
+    num_pending_rollouts: int
+    drops: Mapping[str, int]
+    """Number of pending rollouts that each filter would drop."""
+    selection: str
+    num_passed_over: int
+    """Number of groups with a row that no filter drops, and that the selection does not return."""
+    num_waiting_groups: int = 0
+    """Number of groups that wait for scores."""
+    waits_for: str | None = None
+    """The scores that they wait for, as a part of a sentence."""
+
+    def describe(self) -> str:
+        """Return one sentence for the log."""
+        parts = [f"{self.ready_groups} of {self.wanted_groups} groups are ready"]
+        if self.num_passed_over:
+            parts.append(f"selection {self.selection} passes over {self.num_passed_over} more")
+        if self.waits_for is not None:
+            parts.append(self.waits_for)
+        if self.drops:
+            most = max(self.drops, key=lambda name: self.drops[name])
+            of_all = f"{sum(self.drops.values())} of {self.num_pending_rollouts} rollouts"
+            parts.append(f"filters drop {of_all}, {most} most ({self.drops[most]})")
+        return "; ".join(parts)
 
 
 class Planner:
@@ -339,13 +383,13 @@ class Planner:
         """Return how many groups are missing for a batch, and why."""
         values = self._values(step, trainer_version, now)
         self._judge(values)
-        num_rollouts, num_kept_groups = self._fetch(COUNT)[0]
+        num_rollouts, num_kept_groups = self._fetch(_COUNT)[0]
         ready_groups = self._choose(values).num_rows
         return Shortage(
             ready_groups=ready_groups,
             wanted_groups=self._rules.groups_per_batch,
             num_pending_rollouts=num_rollouts,
-            drops=dict(self._fetch(COUNT_DROPS)),
+            drops=dict(self._fetch(_COUNT_DROPS)),
             selection=self._selection.name,
             num_passed_over=num_kept_groups - ready_groups,
             num_waiting_groups=0 if self._gate is None else self._gate.num_waiting_groups,
@@ -434,3 +478,46 @@ class Planner:
             yield
         finally:
             self._con.unregister(name)
+
+
+# --- Checks of what an advantage gives -----------------------------------------------------------------
+# source: the advantage's file, for errors. used: rows of the ledger that the step trains on.
+
+
+def check_advantages(source: str, used: pa.Table) -> None:
+    """Raise QueryError unless each used row has a finite advantage, and one number per token if it has a list."""
+    bad = used.filter(pc.invert(pc.fill_null(pc.is_finite(used["advantage"]), False)))
+    if bad.num_rows:
+        raise QueryError(
+            f"{source}: {bad.num_rows} of {used.num_rows} rollouts to train on get no finite "
+            f"advantage, first {bad['rollout_id'][0]}; return one for each, or drop them with a filter"
+        )
+    lengths = pc.list_value_length(used["token_advantages"])
+    bad = used.filter(pc.fill_null(pc.not_equal(lengths, used["response_length"]), False))
+    if bad.num_rows:
+        first = bad.slice(0, 1).to_pylist()[0]
+        raise QueryError(
+            f"{source}: {bad.num_rows} of {used.num_rows} rollouts get token_advantages of a wrong length, first "
+            f"{first['rollout_id']} in {first['file']}: {len(first['token_advantages'])} for "
+            f"{first['response_length']} response tokens; return one for each token"
+        )
+
+
+def check_pairs(source: str, used: pa.Table, num_groups: int) -> None:
+    """Raise QueryError unless each pair has two rows, one chosen and one rejected, and there is a pair.
+
+    num_groups: groups of the batch.
+    """
+    if used.num_rows == 0:
+        raise QueryError(
+            f"{source}: makes no pair of the {num_groups} groups of a batch; "
+            "keep groups of equal rewards out with drop_zero_variance_groups"
+        )
+    sides = pa.table({"pair_id": used["pair_id"], "side": pc.sign(used["advantage"])})
+    pairs = sides.group_by("pair_id").aggregate([("side", "list")])
+    for pair_id, found in zip(pairs["pair_id"].to_pylist(), pairs["side_list"].to_pylist(), strict=True):
+        if sorted(found) != [-1, 1]:
+            raise QueryError(
+                f"{source}: pair {pair_id} has {len(found)} rollouts, {found.count(1)} of them chosen; "
+                "wanted two, one with an advantage above 0 and one below"
+            )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ludic.store.root import Track, untracked
 
 if TYPE_CHECKING:
-    from ludic.sql.roots import HasRoot
+    from ludic.sql.connect import HasRoot
     from ludic.viewer.found import Found
     from ludic.viewer.report.page import Report
     from ludic.viewer.stats import Stats

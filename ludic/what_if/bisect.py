@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ludic.errors import ConfigError
-from ludic.sql.predicate import Predicate
+from ludic.sql.query import Predicate
 from ludic.store import Root
 from ludic.what_if.step_rows import StepRows, StepTable, open_rows
 

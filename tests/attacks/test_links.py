@@ -310,7 +310,7 @@ ELSEWHERE = {
     "temporary.py": "temporary folders of this machine",
     "code/consent.py": "the user's configuration folder",
     "viewer/row_files.py": "the file that the user names",
-    "sql/scalars.py": "the user's cache folder",
+    "sql/snapshot.py": "the user's cache folder",
     "agents/tools/interpreter.py": "a temporary folder",
     "cli/demo.py": "reward.png of a remote run, in the working directory",
     "cli/launch.py": "job files, in the folder that the user names",
