@@ -15,10 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
-from ludic.batches.history import recall_history
-from ludic.batches.rules import own_rules
-from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan
-from ludic.batches.vetting import Vetting
+from ludic.batches.reading import Vetting
+from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan, own_rules, recall_history
 from ludic.code.kept import keep_code
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer

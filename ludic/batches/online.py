@@ -14,10 +14,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from ludic.batches.config import BatchConfig
-from ludic.batches.history import recall_history
-from ludic.batches.rules import own_rules
-from ludic.batches.source import Demand, Plan
-from ludic.batches.vetting import Vetting
+from ludic.batches.reading import Vetting
+from ludic.batches.source import Demand, Plan, own_rules, recall_history
 from ludic.code.kept import keep_code
 from ludic.errors import StalledError, StoreError
 from ludic.sql.planner import LossUnit, Planner, Shortage

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ludic.batches.offline import OfflineSource
 from ludic.batches.online import OnlineSource
-from ludic.batches.replan_source import ReplanSource
+from ludic.batches.replay import ReplanSource
 from ludic.batches.source import Source
 from ludic.by_name import find_by_name
 from ludic.code.kept import to_dicts, warn_of_other_code

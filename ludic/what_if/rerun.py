@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from ludic.batches.replan import Replanner
+from ludic.batches.replay import Replanner
 from ludic.store import Root
 from ludic.store.root import Track, untracked
 from ludic.what_if.credit import compare_plans, summarize

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ludic.batches.rules import batch_rules
+from ludic.batches.source import batch_rules
 from ludic.code.kept import find_files, trusted_files
 from ludic.errors import ConfigError
 from ludic.sql.library import load_advantage, load_filter, load_selection

@@ -15,7 +15,7 @@ from tiny_runs import (
     train_until_killed,
 )
 
-from ludic.batches.rules import batch_rules
+from ludic.batches.source import batch_rules
 from ludic.code.consent import CONFIG_VARIABLE, CodeSettings
 from ludic.errors import ConfigError, ConsentError, QueryError
 from ludic.launch.train import prepare_trainer_code
