@@ -174,7 +174,7 @@ class OfflineSource:
             recall_history(self._root, self._planner, checkpoint, baseline_over=self._rules.baseline_over)
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
-        """Return the next plan; see Source. Raises ConfigError if none of the rollouts can be trained on."""
+        """Return the next plan; see PlanSource. Raises ConfigError if none of the rollouts can be trained on."""
         plan = self._stored.plan(
             self._planner,
             self._vetting,

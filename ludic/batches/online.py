@@ -77,7 +77,7 @@ class OnlineSource:
         self._demand = demand
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
-        """Wait until enough groups are pending; see Source."""
+        """Wait until enough groups are pending; see PlanSource."""
         self._is_fresh = False
         self._num_ready_groups = self._planner.num_pending_groups
         wait, shortage = _Wait(self._config.rollout_timeout_s), None

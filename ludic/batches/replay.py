@@ -66,7 +66,7 @@ class ReplaySource:
             )
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
-        """Return the plan of a step; see Source. Raises ConfigError if a row of it can't be trained on."""
+        """Return the plan of a step; see PlanSource. Raises ConfigError if a row of it can't be trained on."""
         if step not in self._attempt_of:
             return None
         rows = read_ledger(self._other, self._attempt_of[step], step)

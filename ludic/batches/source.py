@@ -71,7 +71,7 @@ class Demand(Protocol):
         """Note that a step, which starts from a version, waits for groups. num_ready_groups: what it could use."""
 
 
-class Source(Protocol):
+class PlanSource(Protocol):
     """Source of batch plans; only rank 0 has one.
 
     Online (online.py), offline (offline.py) and replay (replay.py) implement it. The trainer calls, in this order:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ludic.batches.config import BatchConfig
 from ludic.batches.offline import StoredRollouts
 from ludic.batches.reading import RankBatch, Vetting, read_rank_batch
-from ludic.batches.source import Plan, Source, batch_rules
+from ludic.batches.source import Plan, PlanSource, batch_rules
 from ludic.distributed import bytes_from_main, num_ranks, rank, run_on_all
 from ludic.errors import ConfigError
 from ludic.sql.planner import LossUnit, Planner
@@ -41,7 +41,7 @@ class PlannedStream:
         self,
         root: Root,
         config: BatchConfig,
-        source: Source | None,
+        source: PlanSource | None,
         attempt: Attempt | None,
         stop: threading.Event,
     ) -> None:
