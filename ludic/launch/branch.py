@@ -17,8 +17,7 @@ from ludic.store import Root
 from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
 from ludic.store.weights import keep_model
 from ludic.training.config import TrainConfig
-from ludic.what_if.rules import config_of, rules_of_step
-from ludic.what_if.steps import planned_steps
+from ludic.what_if.rerun import config_of, planned_steps, rules_of_step
 
 
 def train_branch(root: Root, url: str, given: Mapping[str, Any], from_step: int, num_steps: int | None) -> list[str]:
