@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ludic.code.kinds import CONTAMINATION
 from ludic.errors import ConfigError, QueryError
-from ludic.eval.samples import Chosen, Samples, nothing_stored
+from ludic.eval.numbers import Chosen, Samples, nothing_stored
 from ludic.sql import SqlText, connect
 from ludic.sql.connect import RootLike
 from ludic.sql.library import check_parameters, load_text, run_query

@@ -28,6 +28,7 @@ from ludic.environments import event_loops
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, NameTakenError, SchemaError
 from ludic.eval.config import EvalConfig
+from ludic.eval.numbers import Chosen
 from ludic.eval.plan import (
     EvaluatedEnvironment,
     MissingWeightsError,
@@ -39,7 +40,6 @@ from ludic.eval.plan import (
     settings_of,
     unknown_versions,
 )
-from ludic.eval.samples import Chosen
 from ludic.eval.suite import labelled
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_model, vocabulary_of

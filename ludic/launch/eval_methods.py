@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ludic.engines.config import EngineConfig
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
-    from ludic.eval.samples import Chosen
+    from ludic.eval.numbers import Chosen
     from ludic.eval.suite import Entry
     from ludic.records import RolloutBatch
     from ludic.sql.connect import HasRoot, RootLike
@@ -105,7 +105,7 @@ def evaluation(
     """
     from ludic.errors import ConfigError
     from ludic.eval.config import parse_versions
-    from ludic.eval.samples import Chosen
+    from ludic.eval.numbers import Chosen
 
     numbers = None if versions is None else parse_versions(_as_text(versions))
     if numbers is not None and not all(isinstance(each, int) for each in numbers):
@@ -163,7 +163,7 @@ def contamination(
     trained on, QueryError.
     """
     from ludic.eval.contamination import find_overlaps
-    from ludic.eval.samples import Chosen
+    from ludic.eval.numbers import Chosen
     from ludic.viewer.contamination import Contamination
 
     envs = [env] if isinstance(env, str) else list(env) or None

@@ -13,8 +13,7 @@ import ludic
 from ludic.code.kinds import packaged_names
 from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import MeasureConfig
-from ludic.eval.numbers import numbers
-from ludic.eval.samples import Chosen, Samples
+from ludic.eval.numbers import Chosen, Samples, numbers
 from ludic.launch.evaluation import _with_numbers
 from ludic.sql import connect
 from ludic.sql.library import load_measure
