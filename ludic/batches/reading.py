@@ -31,7 +31,7 @@ from ludic.batches.source import Plan
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.models.first_model import vocabulary_of
 from ludic.schema import token_arrays
-from ludic.schema.trainable import TRAINED_COLUMNS, find_untrainable
+from ludic.schema.validation import TRAINED_COLUMNS, find_untrainable
 from ludic.store import Root
 from ludic.store.ledger import read_rollouts
 from ludic.store.parquet import take_rows

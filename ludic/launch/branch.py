@@ -11,8 +11,8 @@ from ludic.code.kept import create_root
 from ludic.errors import ConfigError
 from ludic.launch.roots import is_there
 from ludic.launch.train import train_here
-from ludic.models.adapters import ADAPTER_CONFIG
 from ludic.models.first_model import identify_at
+from ludic.models.lora import ADAPTER_CONFIG
 from ludic.store import Root
 from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
 from ludic.store.weights import keep_model

@@ -245,7 +245,7 @@ def vocabulary_of(root: Root) -> int | None:
         # As get_text_config of transformers, which takes seconds to import: a model of several kinds of input has two.
         size = (config.get("text_config") or config).get("vocab_size")
         if size is None:  # a default of the model's family, which transformers left out
-            from ludic.models.architecture import load_config
+            from ludic.models.weight_files import load_config
 
             with first_config(root) as folder:
                 size = load_config(str(folder)).get_text_config().vocab_size
