@@ -194,7 +194,8 @@ def _numbers(
     counts = samples.ask(_COUNTS)
     if not counts.num_rows:
         raise ConfigError(nothing_stored(con, root, chosen))
-    measures = _measures(samples, config)
+    (fewest,) = [0] if config.measures else samples.ask(_FEWEST_SAMPLES)["num_samples"].to_pylist()
+    measures = _chosen_measures(config, fewest)
     check_measure_parameters([measure for measure, _ in measures], config.params)
     rows = [row for measure, defaults in measures for row in _rows(samples, measure, defaults, interval, config)]
     return Numbers(counts=counts, rows=rows)
@@ -234,12 +235,6 @@ class Numbers:
         return pl.DataFrame(list(self.rows), schema={name: kinds[name] for name in order})
 
 
-def _measures(samples: Samples, config: MeasureConfig) -> list[tuple[SqlText, Mapping[str, Any]]]:
-    """Return the measures to report, each with defaults of its parameters that follow from the samples."""
-    (fewest,) = [0] if config.measures else samples.ask(_FEWEST_SAMPLES)["num_samples"].to_pylist()
-    return _chosen_measures(config, fewest)
-
-
 def check_measures(config: MeasureConfig, n: int) -> None:
     """Raise QueryError or ConfigError for a measure or a parameter that can't be used. n: samples of an example."""
     measures = _chosen_measures(config, n)
@@ -249,7 +244,10 @@ def check_measures(config: MeasureConfig, n: int) -> None:
 
 
 def _chosen_measures(config: MeasureConfig, fewest: int) -> list[tuple[SqlText, Mapping[str, Any]]]:
-    """Return the measures of the settings, or the usual ones. fewest: samples of an example."""
+    """Return the measures of the settings, or the usual ones, each with defaults of its parameters.
+
+    fewest: samples of an example.
+    """
     if config.measures:
         return _load(*config.measures)
     at_k: list[tuple[SqlText, Mapping[str, Any]]] = [

@@ -229,12 +229,9 @@ class Paths:
             return dict(options)
         known = {
             **{key: self._code_of(key) for key in SCORER_OPTIONS},
-            "heldout": lambda name: self._heldout(env, name),
+            "heldout": lambda name: self._source("heldout", name) if env.endswith(_DATA) else name,
         }
         return {key: known[key](value) if key in known else value for key, value in options.items()}
-
-    def _heldout(self, env: str, heldout: Any) -> Any:
-        return self._source("heldout", heldout) if env.endswith(_DATA) else heldout
 
     def _parser(self, parser: Any) -> Any:
         if not isinstance(parser, str):

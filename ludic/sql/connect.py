@@ -43,7 +43,9 @@ def open_roots(roots: Iterable[RootLike | Iterable[RootLike]]) -> list[Root]:
         given += each if isinstance(each, Iterable) and not isinstance(each, str) else [each]
     if not given:
         raise QueryError("there is no root to read; give the folder or URL of at least one run")
-    opened = [root.root if _is_opened(root) else _open(root) for root in given]
+    opened = [
+        root.root if _is_opened(root) else root if isinstance(root, Root) else Root.open(str(root)) for root in given
+    ]
     _refuse_doubles(opened)
     _refuse_different_columns(opened)
     return opened
@@ -51,10 +53,6 @@ def open_roots(roots: Iterable[RootLike | Iterable[RootLike]]) -> list[Root]:
 
 def _is_opened(run: Any) -> TypeGuard[HasRoot]:
     return isinstance(getattr(run, "root", None), Root)  # a Path has a root, too: the text "/"
-
-
-def _open(root: str | PathLike[str] | Root) -> Root:
-    return root if isinstance(root, Root) else Root.open(str(root))
 
 
 def _refuse_doubles(roots: Sequence[Root]) -> None:
