@@ -518,7 +518,7 @@ def run_measure(con: duckdb.DuckDBPyConnection, measure: SqlText, params: Mappin
     """
     values = measure.bind(params)
     try:
-        columns = _columns_of_measure(con, measure, values, over)
+        columns = _columns(con, measure, values, over)
         part = "part" if "part" in columns else "null::varchar"
         trials = "num_trials" if "num_trials" in columns else _ONE_IF_BINARY
         return run_query(con, _BY_EXAMPLE.format(over=over, measure=measure.text, part=part, trials=trials), values)
@@ -526,9 +526,7 @@ def run_measure(con: duckdb.DuckDBPyConnection, measure: SqlText, params: Mappin
         raise QueryError(f"{measure.source}: {error}; {_MEASURE_WANTED}") from error
 
 
-def _columns_of_measure(
-    con: duckdb.DuckDBPyConnection, measure: SqlText, values: Mapping[str, Any], over: str
-) -> Sequence[str]:
+def _columns(con: duckdb.DuckDBPyConnection, measure: SqlText, values: Mapping[str, Any], over: str) -> Sequence[str]:
     """Return the columns of a measure. Raises QueryError for others than wanted."""
     sql = f"with eval_episodes as (\n{over}\n)\nselect * from (\n{measure.text}\n) limit 0"
     columns = run_query(con, sql, values).column_names
