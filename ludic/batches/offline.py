@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.reading import Vetting
-from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan, own_rules, recall_history
+from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan, own_rules, recall_history, with_roots
 from ludic.code.kept import keep_code
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer
@@ -108,23 +108,18 @@ class StoredRollouts:
             attempt_id=attempt_id,
             trainer_version=trainer_version,
             at_least=1,
-            find_untrainable=lambda chosen: vetting.find(self._with_root(chosen)),
+            find_untrainable=lambda chosen: vetting.find(with_roots(chosen, self.rows)),
         )
         if rows is None:
             return None
         return Plan(
             step=step,
-            rows=self._with_root(rows),
+            rows=with_roots(rows, self.rows),
             cursor=cursor,
             num_pending_groups=planner.num_pending_groups,
             num_unreadable_files=self.num_unreadable_files,
             tokens=vetting.tokens,
         )
-
-    def _with_root(self, ledger: pa.Table) -> pa.Table:
-        """Return rows of a plan with column `root` filled in."""
-        indexes = pc.index_in(ledger["rollout_id"], self.rows["rollout_id"].combine_chunks())
-        return ledger.set_column(ledger.schema.get_field_index("root"), "root", self.rows["root"].take(indexes))
 
     def count_groups(self, rules: BatchRules) -> int:
         """Return the number of groups that can be trained on. Raises ConfigError if there is none."""

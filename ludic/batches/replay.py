@@ -6,7 +6,6 @@ Reads that run's attempts/, checkpoints/, batches/ and scores/, and its rollouts
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.reading import Vetting
-from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan, own_rules, recall_history
+from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan, own_rules, recall_history, with_roots
 from ludic.code.kept import keep_code
 from ludic.errors import ConfigError, QueryError
 from ludic.schema import arrow_schema
@@ -202,7 +201,7 @@ class Replanner:
         if self._is_fresh and step > 1:
             recall_history(self._root, self._planner, (attempt_id, step - 1), baseline_over=self._rules.baseline_over)
         self._is_fresh = False
-        with_roots, rows = partial(_with_roots, ledger=ledger), self._as_it_was(ledger)
+        rows = self._as_it_was(ledger)
         if self._planner.scorers:
             self._planner.add_scores(self._scores_of(ledger))
         self._planner.recall_uses(_uses_before(ledger))
@@ -219,13 +218,13 @@ class Replanner:
                 at_least=0,
                 find_untrainable=None
                 if find_untrainable is None
-                else lambda chosen: find_untrainable(with_roots(chosen)),
+                else lambda chosen: find_untrainable(with_roots(chosen, ledger)),
             )
         except QueryError as error:
             raise QueryError(f"step {step}: {error}") from error
         self._planner.forget()
         assert plan is not None
-        return with_roots(plan)
+        return with_roots(plan, ledger)
 
     def _as_it_was(self, ledger: pa.Table) -> pa.Table:
         """Return the rows that the planner of the step had read, in an order of arrival that fits the ledger."""
@@ -324,9 +323,3 @@ def _merge(chains: Iterable[Sequence[str]]) -> list[str]:
         for before, after in pairwise(chain):
             sorter.add(after, before)
     return list(sorter.static_order())
-
-
-def _with_roots(plan: pa.Table, ledger: pa.Table) -> pa.Table:
-    """Return the plan with the root of each rollout, as in the ledger."""
-    indexes = pc.index_in(plan["rollout_id"], ledger["rollout_id"].combine_chunks())
-    return plan.set_column(plan.schema.get_field_index("root"), "root", ledger["root"].take(indexes))

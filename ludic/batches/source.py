@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
 from ludic.code.kept import trusted_files
@@ -56,6 +57,12 @@ class Plan:
     def from_bytes(cls, data: bytes) -> Self:
         table = pa.ipc.open_stream(data).read_all()
         return cls(rows=table, **json.loads(table.schema.metadata[b"plan"]))
+
+
+def with_roots(plan: pa.Table, ledger: pa.Table) -> pa.Table:
+    """Return the rows of a plan with the root of each rollout. ledger: rollout_id and root of these rollouts."""
+    indexes = pc.index_in(plan["rollout_id"], ledger["rollout_id"].combine_chunks())
+    return plan.set_column(plan.schema.get_field_index("root"), "root", ledger["root"].take(indexes))
 
 
 class Demand(Protocol):

@@ -34,40 +34,11 @@ from ludic.schema import SCALAR_COLUMNS
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
 _HISTORY = re.compile(r"^--\s*history:\s*(\d+)\s*$", re.MULTILINE)
-_ADVANTAGE_WANTED = (
-    "wanted one SELECT over rollouts that returns rollout_id with advantage (double) or token_advantages (float list), "
-    "and with an advantage of pairs pair_id (string)"
-)
-_SELECT_ALL = "select * from (\n{}\n)"
-# DuckDB does not look for the table, which a connection may lack, unless the text reads it.
-_THEIR_SCORES = "scores as (select * from main.scores where rollout_id in (select rollout_id from rollouts))"
-_ALL_ROLLOUTS = "select * from main.rollouts"
-# Far fewer rows are dropped than kept, so an anti join builds the smaller hash table.
-_NOT_DROPPED = """
-with dropped as (
-    select rollout_id
-    from rollouts
-    where {hits}
-),
-
-estimated as (
-    {advantage}
-)
-
-select estimated.*
-from estimated
-anti join dropped using (rollout_id)
-"""
-_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("advantage", pa.float64())])
-_PAIRS = _ADVANTAGES.append(pa.field("pair_id", pa.string()))
-_TOKEN_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("token_advantages", pa.list_(pa.float32()))])
-_FILTER_WANTED = "wanted one predicate over a row of rollouts, such as: response_length < 8"
-_SELECTION_WANTED = "wanted one SELECT over groups that returns group_id, in the order in which groups are wanted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqlText:
-    """An advantage, a filter or a selection, parsed but not run."""
+    """An advantage, a filter, a selection or a measure, parsed but not run."""
 
     name: str
     """Name in file names and in the ledger's `reason`."""
@@ -95,6 +66,137 @@ class SqlText:
         return {name: known[name] for name in self.parameters}
 
 
+# --- Load a text ---------------------------------------------------------------------------------------
+
+
+def load_text(kind: Kind, name_or_path: str, template: str, wanted: str, files: Files = NO_FILES) -> SqlText:
+    """Load a name in the kind's folder, or the path of a .sql file. template: makes a statement of it; wanted: form."""
+    text = find(kind, name_or_path, files)
+    is_own = file_of(name_or_path) is not None
+    source = name_or_path if is_own else f"ludic/sql/{kind.folder}/{name_or_path}.sql"
+    return _parse(PurePath(source).stem, source, text, template, wanted)
+
+
+def _parse(name: str, source: str, text: str, template: str, wanted: str) -> SqlText:
+    defaults = {param: _parse_default(source, param, value) for param, value in _DEFAULT.findall(text)}
+    history = int(found[1]) if (found := _HISTORY.search(text)) else 0
+    text = _without_last_semicolon(text)
+    try:
+        statements = duckdb.extract_statements(template.format(text))
+    except duckdb.Error as error:
+        raise QueryError(f"{source}: {reason_of(error)}; {wanted}") from error
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+        raise QueryError(f"{source}: holds {kinds}; {wanted}")
+    parameters = frozenset(statements[0].named_parameters)
+    return SqlText(name=name, source=source, text=text, parameters=parameters, defaults=defaults, history=history)
+
+
+def _parse_default(source: str, name: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise QueryError(f'{source}: default of {name} is {value}, wanted JSON such as 0.5 or "text"') from error
+
+
+def _without_last_semicolon(text: str) -> str:
+    """Remove a final semicolon, which a subquery may not have; DuckDB's tokens ignore those in strings and comments."""
+    starts = [start for start, kind in duckdb.tokenize(text) if kind != duckdb.token_type.comment]
+    raw = text.encode()  # tokens are counted in bytes
+    if starts and raw[starts[-1] :].startswith(b";"):
+        raw = raw[: starts[-1]] + raw[starts[-1] + 1 :]
+    return raw.decode()
+
+
+def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, known: Iterable[str]) -> None:
+    """Raise ConfigError if no text takes a given parameter. known: parameters that are always set, for the hint."""
+    texts = list(texts)
+    taken = {name: text for text in texts for name in text.parameters}
+    for name in given:
+        if name in taken:
+            continue
+        takes = ", ".join(f"{text.source} takes {_dollars(text.parameters)}" for text in texts if text.parameters)
+        unknown = unknown_name("parameter", name, sorted(taken.keys() - set(known)))
+        raise ConfigError(f"{unknown}{f' ({takes})' if takes else ''}")
+
+
+def required_columns(texts: Iterable[SqlText], columns: Iterable[str]) -> list[str]:
+    """Return the columns whose names occur in the texts, outside of SQL comments; may include too many."""
+    code = (text.text if text.function else _COMMENT.sub("", text.text) for text in texts)
+    mentioned = {word.lower() for text in code for word in re.findall(r"\w+", text)}
+    return [name for name in columns if name in mentioned]
+
+
+def _dollars(names: Iterable[str]) -> str:
+    return ", ".join(f"${name}" for name in sorted(names))
+
+
+# --- Run SQL -------------------------------------------------------------------------------------------
+
+
+def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
+    """Return the result of a user's SQL. Raises QueryError with DuckDB's reason in one line if it fails."""
+    try:
+        relation = con.sql(sql, params=dict(params) if params else None)
+        return pa.table({}) if relation is None else relation.to_arrow_table()
+    except duckdb.Error as error:
+        raise QueryError(reason_of(error)) from error
+
+
+def has_rows(con: duckdb.DuckDBPyConnection, sql: str) -> bool:
+    """Return whether a SELECT finds any row. If not, it takes half the time of `run_query`, which binds views twice.
+
+    Raises QueryError with DuckDB's reason in one line if it fails.
+    """
+    try:
+        return bool(con.execute(f"from (\n{sql}\n) limit 1").fetchall())
+    except duckdb.Error as error:
+        raise QueryError(reason_of(error)) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return DuckDB's message on one line, without its excerpt of the SQL."""
+    return " ".join(str(error).split("\n\nLINE ")[0].split())
+
+
+def quote(text: str) -> str:
+    """Return a quoted SQL string, for statements that take no parameters."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quote_list(texts: Iterable[str]) -> str:
+    return f"[{', '.join(map(quote, texts))}]::varchar[]"
+
+
+# --- Advantages ----------------------------------------------------------------------------------------
+
+_ADVANTAGE_WANTED = (
+    "wanted one SELECT over rollouts that returns rollout_id with advantage (double) or token_advantages (float list), "
+    "and with an advantage of pairs pair_id (string)"
+)
+_SELECT_ALL = "select * from (\n{}\n)"
+# DuckDB does not look for the table, which a connection may lack, unless the text reads it.
+_THEIR_SCORES = "scores as (select * from main.scores where rollout_id in (select rollout_id from rollouts))"
+_ALL_ROLLOUTS = "select * from main.rollouts"
+# Far fewer rows are dropped than kept, so an anti join builds the smaller hash table.
+_NOT_DROPPED = """
+with dropped as (
+    select rollout_id
+    from rollouts
+    where {hits}
+),
+
+estimated as (
+    {advantage}
+)
+
+select estimated.*
+from estimated
+anti join dropped using (rollout_id)
+"""
+_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("advantage", pa.float64())])
+_PAIRS = _ADVANTAGES.append(pa.field("pair_id", pa.string()))
+_TOKEN_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("token_advantages", pa.list_(pa.float32()))])
 _EVERY_ROW = SqlText(
     name="every_row",
     source="every_row",
@@ -120,73 +222,6 @@ def load_advantage(name_or_path: str, files: Files = NO_FILES) -> SqlText:
             function=function,
         )
     return load_text(ADVANTAGE, name_or_path, "{}", _ADVANTAGE_WANTED, files)
-
-
-def load_filter(name_or_path: str, files: Files = NO_FILES) -> SqlText:
-    """Load a filter: a name in ludic/sql/filters/, or the path of a .sql file."""
-    return load_text(FILTER, name_or_path, "select\n{}", _FILTER_WANTED, files)
-
-
-def load_selection(name_or_path: str, files: Files = NO_FILES) -> SqlText:
-    """Load a selection: a name in ludic/sql/selections/, or the path of a .sql file."""
-    return load_text(SELECTION, name_or_path, "{}", _SELECTION_WANTED, files)
-
-
-def where_filter(predicate: str) -> SqlText:
-    """Return the filter `where`, which drops every row for which a user's predicate is not true."""
-    wanted = "wanted one predicate over a row of rollouts, such as: episode_reward > 0.5"
-    source = f"where ({predicate})"
-    _parse("where", source, predicate, "select\n{}", wanted)
-    return _parse("where", source, f"not coalesce((\n{predicate}\n), false)", "select\n{}", wanted)
-
-
-def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, known: Iterable[str]) -> None:
-    """Raise ConfigError if no text takes a given parameter. known: parameters that are always set, for the hint."""
-    texts = list(texts)
-    taken = {name: text for text in texts for name in text.parameters}
-    for name in given:
-        if name in taken:
-            continue
-        takes = ", ".join(f"{text.source} takes {_dollars(text.parameters)}" for text in texts if text.parameters)
-        unknown = unknown_name("parameter", name, sorted(taken.keys() - set(known)))
-        raise ConfigError(f"{unknown}{f' ({takes})' if takes else ''}")
-
-
-def load_checks() -> dict[str, str]:
-    """Return the SQL of the data checks by name; see ludic/sql/checks/."""
-    return {name: read_packaged("checks", name) for name in packaged_names("checks")}
-
-
-def load_notes() -> dict[str, str]:
-    """Return the SQL of notes, which report harmless facts, by name; see ludic/sql/notes/."""
-    return {name: read_packaged("notes", name) for name in packaged_names("notes")}
-
-
-def required_columns(texts: Iterable[SqlText], columns: Iterable[str]) -> list[str]:
-    """Return the columns whose names occur in the texts, outside of SQL comments; may include too many."""
-    code = (text.text if text.function else _COMMENT.sub("", text.text) for text in texts)
-    mentioned = {word.lower() for text in code for word in re.findall(r"\w+", text)}
-    return [name for name in columns if name in mentioned]
-
-
-def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
-    """Return the result of a user's SQL. Raises QueryError with DuckDB's reason in one line if it fails."""
-    try:
-        relation = con.sql(sql, params=dict(params) if params else None)
-        return pa.table({}) if relation is None else relation.to_arrow_table()
-    except duckdb.Error as error:
-        raise QueryError(reason_of(error)) from error
-
-
-def has_rows(con: duckdb.DuckDBPyConnection, sql: str) -> bool:
-    """Return whether a SELECT finds any row. If not, it takes half the time of `run_query`, which binds views twice.
-
-    Raises QueryError with DuckDB's reason in one line if it fails.
-    """
-    try:
-        return bool(con.execute(f"from (\n{sql}\n) limit 1").fetchall())
-    except duckdb.Error as error:
-        raise QueryError(reason_of(error)) from error
 
 
 def advantages(
@@ -287,95 +322,6 @@ def _conform_advantages(table: pa.Table, source: str, wanted: str) -> pa.Table:
     raise QueryError(f"{source}: returns {found or 'no columns'}; {wanted}")
 
 
-def run_selection(
-    con: duckdb.DuckDBPyConnection, text: SqlText, params: Mapping[str, Any], candidates: pa.ChunkedArray
-) -> pa.ChunkedArray:
-    """Run a selection over `groups` of `con`; returns group_ids in the wanted order. Raises QueryError.
-
-    candidates: the group_ids of `groups`.
-    """
-    try:
-        table = run_query(con, text.text, params)
-    except QueryError as error:
-        raise QueryError(f"{text.source}: {error}; {_SELECTION_WANTED}") from error
-    if table.column_names != ["group_id"] or not pa.types.is_string(table.schema.field("group_id").type):
-        found = ", ".join(f"{field.name} {field.type}" for field in table.schema)
-        raise QueryError(f"{text.source}: returns {found}; {_SELECTION_WANTED}")
-    group_ids = table["group_id"]
-    if pc.count_distinct(group_ids, mode="all").as_py() < len(group_ids):
-        raise QueryError(f"{text.source}: returns a group_id more than once; {_SELECTION_WANTED}")
-    if not pc.all(pc.is_in(group_ids, candidates), min_count=0).as_py():
-        raise QueryError(f"{text.source}: returns a group_id that is not in groups; {_SELECTION_WANTED}")
-    return group_ids
-
-
-def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[str, Any]) -> None:
-    """Raise QueryError unless the filter runs over `rollouts` of `con` and returns a boolean."""
-    try:
-        table = run_query(con, f"select (\n{text.text}\n) as hit from rollouts limit 0", text.bind(values))  # noqa: S608
-    except QueryError as error:
-        raise QueryError(f"{text.source}: {error}; {_FILTER_WANTED}") from error
-    if not pa.types.is_boolean(table.schema.field("hit").type):
-        raise QueryError(f"{text.source}: is {table.schema.field('hit').type}, not true or false; {_FILTER_WANTED}")
-
-
-def load_text(kind: Kind, name_or_path: str, template: str, wanted: str, files: Files = NO_FILES) -> SqlText:
-    """Load a name in the kind's folder, or the path of a .sql file. template: makes a statement of it; wanted: form."""
-    text = find(kind, name_or_path, files)
-    is_own = file_of(name_or_path) is not None
-    source = name_or_path if is_own else f"ludic/sql/{kind.folder}/{name_or_path}.sql"
-    return _parse(PurePath(source).stem, source, text, template, wanted)
-
-
-def _parse(name: str, source: str, text: str, template: str, wanted: str) -> SqlText:
-    defaults = {param: _parse_default(source, param, value) for param, value in _DEFAULT.findall(text)}
-    history = int(found[1]) if (found := _HISTORY.search(text)) else 0
-    text = _without_last_semicolon(text)
-    try:
-        statements = duckdb.extract_statements(template.format(text))
-    except duckdb.Error as error:
-        raise QueryError(f"{source}: {reason_of(error)}; {wanted}") from error
-    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-        raise QueryError(f"{source}: holds {kinds}; {wanted}")
-    parameters = frozenset(statements[0].named_parameters)
-    return SqlText(name=name, source=source, text=text, parameters=parameters, defaults=defaults, history=history)
-
-
-def _parse_default(source: str, name: str, value: str) -> Any:
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise QueryError(f'{source}: default of {name} is {value}, wanted JSON such as 0.5 or "text"') from error
-
-
-def _without_last_semicolon(text: str) -> str:
-    """Remove a final semicolon, which a subquery may not have; DuckDB's tokens ignore those in strings and comments."""
-    starts = [start for start, kind in duckdb.tokenize(text) if kind != duckdb.token_type.comment]
-    raw = text.encode()  # tokens are counted in bytes
-    if starts and raw[starts[-1] :].startswith(b";"):
-        raw = raw[: starts[-1]] + raw[starts[-1] + 1 :]
-    return raw.decode()
-
-
-def reason_of(error: Exception) -> str:
-    """Return DuckDB's message on one line, without its excerpt of the SQL."""
-    return " ".join(str(error).split("\n\nLINE ")[0].split())
-
-
-def quote(text: str) -> str:
-    """Return a quoted SQL string, for statements that take no parameters."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def quote_list(texts: Iterable[str]) -> str:
-    return f"[{', '.join(map(quote, texts))}]::varchar[]"
-
-
-def _dollars(names: Iterable[str]) -> str:
-    return ", ".join(f"${name}" for name in sorted(names))
-
-
 def _is_number(type_: pa.DataType) -> bool:
     return any(check(type_) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))
 
@@ -455,6 +401,62 @@ def _keywords(source: str, function: Callable[..., Any]) -> dict[str, Any]:
     return {keyword.name: keyword.default for keyword in keywords}
 
 
+# --- Filters and selections ----------------------------------------------------------------------------
+
+_FILTER_WANTED = "wanted one predicate over a row of rollouts, such as: response_length < 8"
+_SELECTION_WANTED = "wanted one SELECT over groups that returns group_id, in the order in which groups are wanted"
+
+
+def load_filter(name_or_path: str, files: Files = NO_FILES) -> SqlText:
+    """Load a filter: a name in ludic/sql/filters/, or the path of a .sql file."""
+    return load_text(FILTER, name_or_path, "select\n{}", _FILTER_WANTED, files)
+
+
+def where_filter(predicate: str) -> SqlText:
+    """Return the filter `where`, which drops every row for which a user's predicate is not true."""
+    wanted = "wanted one predicate over a row of rollouts, such as: episode_reward > 0.5"
+    source = f"where ({predicate})"
+    _parse("where", source, predicate, "select\n{}", wanted)
+    return _parse("where", source, f"not coalesce((\n{predicate}\n), false)", "select\n{}", wanted)
+
+
+def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[str, Any]) -> None:
+    """Raise QueryError unless the filter runs over `rollouts` of `con` and returns a boolean."""
+    try:
+        table = run_query(con, f"select (\n{text.text}\n) as hit from rollouts limit 0", text.bind(values))  # noqa: S608
+    except QueryError as error:
+        raise QueryError(f"{text.source}: {error}; {_FILTER_WANTED}") from error
+    if not pa.types.is_boolean(table.schema.field("hit").type):
+        raise QueryError(f"{text.source}: is {table.schema.field('hit').type}, not true or false; {_FILTER_WANTED}")
+
+
+def load_selection(name_or_path: str, files: Files = NO_FILES) -> SqlText:
+    """Load a selection: a name in ludic/sql/selections/, or the path of a .sql file."""
+    return load_text(SELECTION, name_or_path, "{}", _SELECTION_WANTED, files)
+
+
+def run_selection(
+    con: duckdb.DuckDBPyConnection, text: SqlText, params: Mapping[str, Any], candidates: pa.ChunkedArray
+) -> pa.ChunkedArray:
+    """Run a selection over `groups` of `con`; returns group_ids in the wanted order. Raises QueryError.
+
+    candidates: the group_ids of `groups`.
+    """
+    try:
+        table = run_query(con, text.text, params)
+    except QueryError as error:
+        raise QueryError(f"{text.source}: {error}; {_SELECTION_WANTED}") from error
+    if table.column_names != ["group_id"] or not pa.types.is_string(table.schema.field("group_id").type):
+        found = ", ".join(f"{field.name} {field.type}" for field in table.schema)
+        raise QueryError(f"{text.source}: returns {found}; {_SELECTION_WANTED}")
+    group_ids = table["group_id"]
+    if pc.count_distinct(group_ids, mode="all").as_py() < len(group_ids):
+        raise QueryError(f"{text.source}: returns a group_id more than once; {_SELECTION_WANTED}")
+    if not pc.all(pc.is_in(group_ids, candidates), min_count=0).as_py():
+        raise QueryError(f"{text.source}: returns a group_id that is not in groups; {_SELECTION_WANTED}")
+    return group_ids
+
+
 # --- Measures of evaluations ---------------------------------------------------------------------------
 # A value for each episode, or for each example, of which an evaluation reports the mean.
 #
@@ -469,7 +471,6 @@ _MEASURE_WANTED = (
 )
 MEASURE_KEYS = ("evaluation", "policy_version", "env_name", "part")
 """Columns that tell figures of one measure apart."""
-
 _ONE_IF_BINARY = "if(value in (0, 1), 1, null)"
 _BY_EXAMPLE = """
 with eval_episodes as (
@@ -536,9 +537,19 @@ def _columns(con: duckdb.DuckDBPyConnection, measure: SqlText, values: Mapping[s
     return columns
 
 
-# --- Data checks ---------------------------------------------------------------------------------------
+# --- Data checks, and notes on harmless facts ----------------------------------------------------------
 # Each check is a SQL file in ludic/sql/checks/ that returns the offending rows; none means that the data is sound. It
 # reads the views of `ludic.connect`, with token lists; `connect(root, without=...)` leaves out a broken file.
+
+
+def load_checks() -> dict[str, str]:
+    """Return the SQL of the data checks by name; see ludic/sql/checks/."""
+    return {name: read_packaged("checks", name) for name in packaged_names("checks")}
+
+
+def load_notes() -> dict[str, str]:
+    """Return the SQL of notes, which report harmless facts, by name; see ludic/sql/notes/."""
+    return {name: read_packaged("notes", name) for name in packaged_names("notes")}
 
 
 def run_checks(con: duckdb.DuckDBPyConnection) -> dict[str, pa.Table]:

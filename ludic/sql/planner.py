@@ -35,8 +35,72 @@ from ludic.sql.library import (
 )
 from ludic.sql.score_gate import names_missing_scorers, open_gate
 
+# --- Rules of a batch ----------------------------------------------------------------------------------
+
 ALWAYS_ON = "drop_errors"
 """Filter that is always applied: failed rollouts are never trained on."""
+
+KNOWN_PARAMS = ("trainer_version", "now", "step", "seed")
+"""Parameters that SQL may use without a value in the rules."""
+
+LossUnit = Literal["row", "pair", "episode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRules:
+    """Rules that make a batch of pending rollouts."""
+
+    advantage: str = "rloo"
+    """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
+    loss_unit: LossUnit = "row"
+    """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
+    make each agent's part of an episode count once, by the sampled tokens of all its rows."""
+    filters: tuple[str, ...] = ()
+    """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first filter that hits."""
+    where: str | None = None
+    """Predicate over a row of rollouts. A group in which it is true of no row is never pending; in other groups, the
+    filter `where` drops rows of which it is not true."""
+    selection: str = "fifo"
+    """Order of groups: a name in ludic/sql/selections/, or the path of a .sql file."""
+    max_uses: int = 1
+    """Number of steps that may train on a group; it is pending again after each of them but the last."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the $parameters of advantage, filters and selection; KNOWN_PARAMS need no values."""
+    seed: int = 0
+    """Random seed of selections: the value of $seed, unless params hold one."""
+    baseline_over: Literal["group", "kept"] = "group"
+    """Rows that the advantage SQL sees: the whole groups of the batch, or their rows that filters keep."""
+    groups_per_batch: int
+    """Number of groups in a batch; each has at least one row that no filter drops."""
+    max_seq_len: int | None = None
+    """Length at which the trainer cuts sequences, recorded in the ledger."""
+    scorers: tuple[str, ...] = ()
+    """Scorers, SCORER or SCORER@VERSION, whose scores each rollout needs; SQL reads them from the table `scores`."""
+    reward_scorer: str | None = None
+    """Scorer whose value replaces episode_reward: as in `scorers`, and :VALUE if it gives several."""
+    mixed_scorers: bool = False
+    """Accept groups whose rows were scored by different versions of a scorer; the newest score counts."""
+    wait_for_scores_s: float | None = 0.0
+    """Seconds that a group waits for scores; None waits without a limit."""
+    files: Files = field(default_factory=dict)
+    """Contents of users' files that replace those on disk, by the paths in the names above."""
+
+    def __post_init__(self) -> None:
+        if self.groups_per_batch < 1:
+            raise ConfigError(f"groups_per_batch is {self.groups_per_batch}, wanted at least 1")
+        if self.max_uses < 1:
+            raise ConfigError(f"max_uses is {self.max_uses}, wanted at least 1")
+        if self.baseline_over not in ("group", "kept"):
+            raise ConfigError(f"baseline_over is {self.baseline_over!r}, wanted group or kept")
+
+    def uses(self, named_by_root: Collection[str] = ()) -> list[CodeUse]:
+        """Return the uses of advantage, filters and selection. named_by_root: names that come from the root."""
+        names = [(ADVANTAGE, self.advantage), *((FILTER, name) for name in dict.fromkeys(self.filters))]
+        names.append((SELECTION, self.selection))
+        return [CodeUse(role=kind.role, setting=name, named_by_root=name in named_by_root) for kind, name in names]
+
+
+# --- Planner -------------------------------------------------------------------------------------------
 
 UNTRAINABLE = "untrainable"
 """Reason for a drop: the row can't be trained on, as was found when a plan had chosen it; see plan/judge.sql."""
@@ -52,9 +116,6 @@ ADDED = pa.schema(
 )
 """Columns that a reader adds to a row, and that `add` wants: the row's address, the order of reading, and `refusal`,
 the reason why no rules may train on the row (ludic.store.reader); it is null for most rows."""
-
-KNOWN_PARAMS = ("trainer_version", "now", "step", "seed")
-"""Parameters that SQL may use without a value in the rules."""
 
 _ADVANTAGE_COLUMNS = {
     "advantage": pa.float64(),
@@ -141,65 +202,9 @@ order by reason
 """
 
 
-LossUnit = Literal["row", "pair", "episode"]
-
 FindUntrainable = Callable[[pa.Table], Sequence[str]]
 """Returns the rollout_ids of rows that can't be trained on. It is given rows that a plan has chosen: rollout_id,
 group_id, the address (file, row_group, row, and root, which is null), prompt_length and response_length."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRules:
-    """Rules that make a batch of pending rollouts."""
-
-    advantage: str = "rloo"
-    """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
-    loss_unit: LossUnit = "row"
-    """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
-    make each agent's part of an episode count once, by the sampled tokens of all its rows."""
-    filters: tuple[str, ...] = ()
-    """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first filter that hits."""
-    where: str | None = None
-    """Predicate over a row of rollouts. A group in which it is true of no row is never pending; in other groups, the
-    filter `where` drops rows of which it is not true."""
-    selection: str = "fifo"
-    """Order of groups: a name in ludic/sql/selections/, or the path of a .sql file."""
-    max_uses: int = 1
-    """Number of steps that may train on a group; it is pending again after each of them but the last."""
-    params: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the $parameters of advantage, filters and selection; KNOWN_PARAMS need no values."""
-    seed: int = 0
-    """Random seed of selections: the value of $seed, unless params hold one."""
-    baseline_over: Literal["group", "kept"] = "group"
-    """Rows that the advantage SQL sees: the whole groups of the batch, or their rows that filters keep."""
-    groups_per_batch: int
-    """Number of groups in a batch; each has at least one row that no filter drops."""
-    max_seq_len: int | None = None
-    """Length at which the trainer cuts sequences, recorded in the ledger."""
-    scorers: tuple[str, ...] = ()
-    """Scorers, SCORER or SCORER@VERSION, whose scores each rollout needs; SQL reads them from the table `scores`."""
-    reward_scorer: str | None = None
-    """Scorer whose value replaces episode_reward: as in `scorers`, and :VALUE if it gives several."""
-    mixed_scorers: bool = False
-    """Accept groups whose rows were scored by different versions of a scorer; the newest score counts."""
-    wait_for_scores_s: float | None = 0.0
-    """Seconds that a group waits for scores; None waits without a limit."""
-    files: Files = field(default_factory=dict)
-    """Contents of users' files that replace those on disk, by the paths in the names above."""
-
-    def __post_init__(self) -> None:
-        if self.groups_per_batch < 1:
-            raise ConfigError(f"groups_per_batch is {self.groups_per_batch}, wanted at least 1")
-        if self.max_uses < 1:
-            raise ConfigError(f"max_uses is {self.max_uses}, wanted at least 1")
-        if self.baseline_over not in ("group", "kept"):
-            raise ConfigError(f"baseline_over is {self.baseline_over!r}, wanted group or kept")
-
-    def uses(self, named_by_root: Collection[str] = ()) -> list[CodeUse]:
-        """Return the uses of advantage, filters and selection. named_by_root: names that come from the root."""
-        names = [(ADVANTAGE, self.advantage), *((FILTER, name) for name in dict.fromkeys(self.filters))]
-        names.append((SELECTION, self.selection))
-        return [CodeUse(role=kind.role, setting=name, named_by_root=name in named_by_root) for kind, name in names]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
