@@ -188,6 +188,9 @@ def _common_evaluation(first: _Opened, other: _Opened, env: str, wanted: str | N
     return first.samples(env, common or a[0]), other.samples(env, common or b[0])
 
 
+# --- Pairs of the examples that both sides have --------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pairs:
     """Means of a measure's part over the examples that both sides have."""

@@ -47,6 +47,9 @@ def is_hub_id(source: str) -> bool:
     return _HUB_ID.fullmatch(source) is not None and not Path(source).is_dir()
 
 
+# --- Models by folder, Hugging Face id or URL ----------------------------------------------------------
+
+
 @contextmanager
 def local_folder(source: str, *, revision: str | None = None, with_weights: bool = True) -> Iterator[Path]:
     """Yield a local folder with a model, given by folder, Hugging Face id or URL.
@@ -129,6 +132,9 @@ def remember_model(root: Root, given: str | None = None) -> None:
     if given is not None:
         with local_folder(given) as folder:
             check_same(root, identify_at(folder, given))
+
+
+# --- The first weights of a run ------------------------------------------------------------------------
 
 
 @contextmanager
@@ -216,6 +222,9 @@ def _folder_of(root: Root, name: str) -> Iterator[Path]:
     with temporary_folder("model") as copy:
         root.download(name, copy)
         yield copy
+
+
+# --- Its configuration and tokenizer -------------------------------------------------------------------
 
 
 @contextmanager
