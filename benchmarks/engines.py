@@ -41,6 +41,7 @@ from transformers import GenerationConfig
 import ludic
 from benchmarks.measure import print_table
 from ludic.children import start_python
+from ludic.demos.words import OTHER_WORDS
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
 from ludic.engines.registry import EngineSetup, engine_maker
@@ -49,7 +50,6 @@ from ludic.environments.moar_cats import WORDS
 from ludic.errors import NoServerError
 from ludic.flags import run_script
 from ludic.installed import is_installed
-from ludic.demos.words import OTHER_WORDS
 from ludic.launch.vllm_server import ServerArguments
 from ludic.launch.work import work
 from ludic.models.chat import load_tokenizer

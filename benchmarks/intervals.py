@@ -20,7 +20,7 @@ from statistics import NormalDist
 import numpy as np
 
 from benchmarks.measure import print_table
-from ludic.eval import intervals, significance
+from ludic.eval import statistics
 from ludic.flags import run_script
 
 DISTRIBUTIONS: Mapping[str, tuple[float, float]] = {
@@ -85,20 +85,20 @@ def cell(a: float, b: float, num_examples: int, num_samples: int, draws: int, se
 
 
 def _korn_graubard(totals: np.ndarray, counts: np.ndarray) -> Bounds:
-    return _bounds(intervals.korn_graubard(totals, counts))
+    return _bounds(statistics.korn_graubard(totals, counts))
 
 
 def _clustered(totals: np.ndarray, counts: np.ndarray) -> Bounds:
-    found = intervals.clustered(totals, counts)
+    found = statistics.clustered(totals, counts)
     mean = found.estimate or 0.0
     return (mean, mean) if found.low is None else _bounds(found)
 
 
 def _wilson_t(totals: np.ndarray, counts: np.ndarray) -> Bounds:
-    found = intervals.clustered(totals, counts)
+    found = statistics.clustered(totals, counts)
     mean, error, size = found.estimate or 0.0, found.std_error, len(totals)
     num = mean * (1 - mean) / error**2 if error else size
-    t = intervals.t_quantile(0.975, size - 1)
+    t = statistics.t_quantile(0.975, size - 1)
     centre = (mean + t**2 / (2 * num)) / (1 + t**2 / num)
     margin = t / (1 + t**2 / num) * math.sqrt(mean * (1 - mean) / num + t**2 / (4 * num**2))
     return max(0.0, centre - margin), min(1.0, centre + margin)
@@ -111,7 +111,7 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def _bounds(found: intervals.Interval) -> Bounds:
+def _bounds(found: statistics.Interval) -> Bounds:
     assert found.low is not None
     assert found.high is not None
     return found.low, found.high
@@ -145,12 +145,12 @@ def comparisons(
     is_binary = num_samples == 1
     for row in (b - a) / num_samples:
         gains, losses = int(np.sum(row > 0)), int(np.sum(row < 0))
-        p_value = significance.mcnemar(gains, losses) if is_binary else significance.permutation(row)
-        power = significance.power(row, change, is_binary=is_binary).power
-        interval = intervals.clustered(row, np.ones(num_pairs))
+        p_value = statistics.mcnemar(gains, losses) if is_binary else statistics.permutation(row)
+        power = statistics.power(row, change, is_binary=is_binary).power
+        interval = statistics.clustered(row, np.ones(num_pairs))
         error = interval.std_error
         if error is None:
-            interval = intervals.equal_differences(float(row.mean()), num_pairs)
+            interval = statistics.equal_differences(float(row.mean()), num_pairs)
         low, high = _bounds(interval)
         yield (
             p_value <= 0.05,

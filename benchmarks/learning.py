@@ -18,9 +18,9 @@ from statistics import fmean, median
 
 import ludic
 from benchmarks.measure import print_table
+from ludic.demos.words import OTHER_WORDS
 from ludic.environments.moar_cats import WORDS
 from ludic.flags import run_script
-from ludic.demos.words import OTHER_WORDS
 from ludic.models.tiny import make_tiny_model
 
 COMMON = (

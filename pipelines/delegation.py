@@ -18,7 +18,7 @@ from ludic.adapters.imports.episodes import to_message
 from ludic.agents.delegation import delegate_schema, helper
 from ludic.environments.toys import Errands
 from ludic.flags import run_script
-from ludic.models.tiny_chat import make_tiny_chat_model
+from ludic.models.tiny import make_tiny_chat_model
 
 HIGHEST = 4
 """Largest summand; a tiny model can learn these sums by heart."""

@@ -1,4 +1,4 @@
-"""The byte-level tokenizer of `ludic.models.tiny_chat`, and an engine that says what a test wants."""
+"""The byte-level tokenizer of `ludic.models.tiny`, and an engine that says what a test wants."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ludic.agents.agent import Agent
 from ludic.engines.engine import Completion, GenerationRequest
-from ludic.models.tiny_chat import train_tokenizer
+from ludic.models.tiny import train_tokenizer
 from ludic.records import FinishReason, WeightSpan
 
 # Repeated, so that line breaks and blanks are merged with the words around them, as in large vocabularies.

@@ -8,8 +8,7 @@ from ludic.adapters.imports.formats import load_format
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
 from ludic.paths import is_url, local_path
-from ludic.sql.library import load_advantage, load_filter
-from ludic.sql.python_advantages import load_function
+from ludic.sql.library import load_advantage, load_filter, load_function
 
 
 @pytest.mark.parametrize("text", ["s3://bucket/run", "memory://run", "file:///tmp/run", "gs://b", "https://host/a"])

@@ -15,10 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
-from ludic.batches.history import recall_history
-from ludic.batches.rules import own_rules
-from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan
-from ludic.batches.vetting import Vetting
+from ludic.batches.reading import Vetting
+from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan, own_rules, recall_history, with_roots
 from ludic.code.kept import keep_code
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer
@@ -110,23 +108,18 @@ class StoredRollouts:
             attempt_id=attempt_id,
             trainer_version=trainer_version,
             at_least=1,
-            find_untrainable=lambda chosen: vetting.find(self._with_root(chosen)),
+            find_untrainable=lambda chosen: vetting.find(with_roots(chosen, self.rows)),
         )
         if rows is None:
             return None
         return Plan(
             step=step,
-            rows=self._with_root(rows),
+            rows=with_roots(rows, self.rows),
             cursor=cursor,
             num_pending_groups=planner.num_pending_groups,
             num_unreadable_files=self.num_unreadable_files,
             tokens=vetting.tokens,
         )
-
-    def _with_root(self, ledger: pa.Table) -> pa.Table:
-        """Return rows of a plan with column `root` filled in."""
-        indexes = pc.index_in(ledger["rollout_id"], self.rows["rollout_id"].combine_chunks())
-        return ledger.set_column(ledger.schema.get_field_index("root"), "root", self.rows["root"].take(indexes))
 
     def count_groups(self, rules: BatchRules) -> int:
         """Return the number of groups that can be trained on. Raises ConfigError if there is none."""
@@ -176,7 +169,7 @@ class OfflineSource:
             recall_history(self._root, self._planner, checkpoint, baseline_over=self._rules.baseline_over)
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
-        """Return the next plan; see Source. Raises ConfigError if none of the rollouts can be trained on."""
+        """Return the next plan; see PlanSource. Raises ConfigError if none of the rollouts can be trained on."""
         plan = self._stored.plan(
             self._planner,
             self._vetting,

@@ -14,10 +14,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from ludic.batches.config import BatchConfig
-from ludic.batches.history import recall_history
-from ludic.batches.rules import own_rules
-from ludic.batches.source import Demand, Plan
-from ludic.batches.vetting import Vetting
+from ludic.batches.reading import Vetting
+from ludic.batches.source import Demand, Plan, own_rules, recall_history
 from ludic.code.kept import keep_code
 from ludic.errors import StalledError, StoreError
 from ludic.sql.planner import LossUnit, Planner, Shortage
@@ -79,7 +77,7 @@ class OnlineSource:
         self._demand = demand
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
-        """Wait until enough groups are pending; see Source."""
+        """Wait until enough groups are pending; see PlanSource."""
         self._is_fresh = False
         self._num_ready_groups = self._planner.num_pending_groups
         wait, shortage = _Wait(self._config.rollout_timeout_s), None

@@ -4,22 +4,103 @@ Pure NumPy and CPU tensors; no I/O. Raises InvalidBatchError, which names the ro
 on.
 """
 
-# Shapes: S = sequences, T = packed tokens of a micro-batch, A = response tokens among them.
+# Shapes: S = sequences, n = response tokens of a sequence, T = packed tokens of a micro-batch, A = response tokens
+# among them, K = kept tokens of a sequence or a micro-batch, C = rows of a chunk of logits, V = vocabulary, R = ranks,
+# G = row groups.
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ludic.batches.kept_tokens import KeptTokens, PackedKeptTokens, pack_kept_tokens
-from ludic.batches.load_balancing import deal
 from ludic.errors import InvalidBatchError
+from ludic.schema import ragged_arrays
 
 V = TypeVar("V")
+
+# --- Tokens that top_k and top_p kept ------------------------------------------------------------------
+# From Arrow to the tensors of a micro-batch. The sampler drew each token from the softmax over these alone, so the
+# trainer's logprob is over them too. Lists of different lengths are kept flat, with bounds.
+
+LEFT_OUT = -1e30
+"""Logit of a token that was left out: its probability is 0, and, unlike -inf, 0 times it is 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptTokens:
+    """Kept tokens of one sequence. A token without any was drawn from the whole vocabulary, or was not sampled."""
+
+    ids: np.ndarray
+    """(K,) int32."""
+    bounds: np.ndarray
+    """(n + 1,) int: where each response token's ids begin, and where the last one's end."""
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Number of response tokens, as of an array with a value for each."""
+        return (len(self.bounds) - 1,)
+
+    def __getitem__(self, part: slice) -> "KeptTokens":
+        start, stop, _ = part.indices(*self.shape)
+        bounds = self.bounds[start : max(start, stop) + 1]
+        return KeptTokens(self.ids[bounds[0] : bounds[-1]], bounds - bounds[0])
+
+
+def kept_tokens_of(column: pa.ChunkedArray) -> list[KeptTokens | None]:
+    """Return each row of a column kept_tokens; None for a null."""
+    rows = [row for chunk in column.chunks for row in ragged_arrays(chunk)]
+    return [None if row is None else KeptTokens(*row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedKeptTokens:
+    """Kept tokens of a micro-batch."""
+
+    ids: Tensor
+    """(K,) int64."""
+    rows: Tensor
+    """(K,) int64: index of the response token that an id belongs to."""
+    is_cut: Tensor
+    """(A,) bool: response tokens that have kept tokens."""
+    bounds: np.ndarray
+    """(A + 1,) int64: where each token's ids begin. Not a tensor, so that reading it never waits for a device."""
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Self:
+        """Return a copy on another device."""
+        ids, rows, is_cut = (each.to(device, non_blocking=non_blocking) for each in (self.ids, self.rows, self.is_cut))
+        return replace(self, ids=ids, rows=rows, is_cut=is_cut)
+
+    def leave_out(self, logits: Tensor, start: int) -> Tensor:
+        """Set the logits of tokens that were not kept to LEFT_OUT, in place. logits: (C, V), of rows from `start`."""
+        stop = start + len(logits)
+        part = slice(int(self.bounds[start]), int(self.bounds[stop]))
+        is_out = self.is_cut[start:stop, None].repeat(1, logits.shape[1])
+        is_out[self.rows[part] - start, self.ids[part]] = False
+        return logits.masked_fill_(is_out, LEFT_OUT)
+
+
+def pack_kept_tokens(kept: Sequence[KeptTokens | None], lengths: Sequence[int]) -> PackedKeptTokens | None:
+    """Lay the kept tokens of sequences end to end; None if there are none. lengths: response tokens of each."""
+    if all(each is None for each in kept):
+        return None
+    pairs = list(zip(kept, lengths, strict=True))
+    counts = np.concatenate([np.zeros(n, np.int64) if each is None else np.diff(each.bounds) for each, n in pairs])
+    ids = np.concatenate([each.ids for each in kept if each is not None])
+    return PackedKeptTokens(
+        ids=torch.from_numpy(ids.astype(np.int64)),
+        rows=torch.from_numpy(np.repeat(np.arange(len(counts)), counts)),
+        is_cut=torch.from_numpy(counts > 0),
+        bounds=np.append(0, np.cumsum(counts)),
+    )
+
+
+# --- Sequences -----------------------------------------------------------------------------------------
 
 _PER_TOKEN = ("sampler_logprobs", "action_mask", "advantage", "kept_tokens")
 _LISTS = (np.ndarray, KeptTokens)
@@ -165,6 +246,19 @@ def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np
     return Sequences(prompt_tokens=prompts, **lists, **others)
 
 
+# --- Shares of ranks -----------------------------------------------------------------------------------
+# Even in tokens, with few row groups read by several ranks. A rank reads each row group that holds one of its
+# sequences; a row group is the smallest unit to read in Parquet. So whole row groups are assigned, and a row group is
+# split only if the ranks would otherwise be uneven.
+
+EVEN = 1.02
+"""Tokens of the fullest rank over the mean of all ranks up to which nothing is split."""
+UNEVEN = 1.1
+"""Imbalance above which row groups are split whatever is read twice: waiting for a rank costs more than reading."""
+MOST_READ = 1.2
+"""Maximum tokens read by all ranks together over the tokens of all row groups, while the ranks are not UNEVEN."""
+
+
 def assign(
     lengths: np.ndarray, num_ranks: int, max_tokens_per_micro_batch: int, row_groups: np.ndarray | None = None
 ) -> list[list[list[int]]]:
@@ -218,6 +312,81 @@ def _fill(share: list[int], lengths: np.ndarray, budget: int) -> list[list[int]]
         micro_batches[number].append(index)
         room[number] -= tokens
     return micro_batches
+
+
+def deal(lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> np.ndarray:
+    """Return (S,) int64: the rank of each sequence. Deterministic.
+
+    lengths: (S,) int64 tokens of each sequence. row_groups: (S,) int64, number of the sequence's row group, from 0.
+
+    Whole row groups are assigned, longest first, to the rank with the fewest tokens (Graham 1969, LPT). Then sequences
+    move from the fullest rank to the emptiest until the ranks are EVEN, or until more than MOST_READ would be read and
+    they are not UNEVEN, or until every sequence of the fullest rank is at least as long as the difference.
+    """
+    ranks = _deal_whole(lengths, num_ranks, row_groups)
+    while (moved := _even_out(ranks, lengths, num_ranks, row_groups)) is not None:
+        ranks = moved
+    return ranks
+
+
+def imbalance(loads: np.ndarray) -> float:
+    """Return tokens of the fullest rank over the mean; 1 if all are equal or 0. loads: (R,) tokens of each rank."""
+    return float(loads.max() / loads.mean()) if loads.any() else 1.0
+
+
+def tokens_read(lengths: np.ndarray, ranks: np.ndarray, row_groups: np.ndarray) -> int:
+    """Return the tokens of the row groups that each rank reads, summed over ranks; one rank reads lengths.sum()."""
+    sizes = np.bincount(row_groups, lengths)
+    pairs = np.unique(ranks * len(sizes) + row_groups)
+    return int(sizes[pairs % len(sizes)].sum())
+
+
+def _deal_whole(lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> np.ndarray:
+    sizes = np.bincount(row_groups, lengths).astype(np.int64)
+    rank_of = np.zeros(len(sizes), np.int64)
+    loads = [(0, rank) for rank in range(num_ranks)]
+    for row_group in np.argsort(-sizes, kind="stable").tolist():
+        tokens, rank = heapq.heappop(loads)
+        rank_of[row_group] = rank
+        heapq.heappush(loads, (tokens + int(sizes[row_group]), rank))
+    return rank_of[row_groups]
+
+
+def _even_out(ranks: np.ndarray, lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> np.ndarray | None:
+    """Return the ranks after the move that adds the least to read; None if no move is needed or worthwhile.
+
+    Every move lowers the sum of squared loads, so moves end.
+    """
+    loads = np.bincount(ranks, lengths, num_ranks)
+    if imbalance(loads) <= EVEN:
+        return None
+    fullest, emptiest = int(loads.argmax()), int(loads.argmin())
+    difference = loads[fullest] - loads[emptiest]
+    movable = (ranks == fullest) & (lengths > 0) & (lengths < difference)
+    moves = []
+    for row_group in np.unique(row_groups[movable]).tolist():
+        moved = ranks.copy()
+        moved[_fitting(np.flatnonzero(movable & (row_groups == row_group)), lengths, difference / 2)] = emptiest
+        left = abs(difference / 2 - lengths[moved != ranks].sum())
+        moves.append((tokens_read(lengths, moved, row_groups), left, row_group, moved))
+    if not moves:
+        return None
+    num_read, *_, moved = min(moves, key=lambda move: move[:3])
+    return moved if num_read <= MOST_READ * lengths.sum() or imbalance(loads) > UNEVEN else None
+
+
+def _fitting(indexes: np.ndarray, lengths: np.ndarray, wanted: float) -> list[int]:
+    """Return those of these sequences, longest first, that fit into the wanted tokens; if none fits, the shortest."""
+    by_length = indexes[np.argsort(-lengths[indexes], kind="stable")].tolist()
+    fitting = []
+    for index in by_length:
+        if lengths[index] <= wanted:
+            fitting.append(index)
+            wanted -= lengths[index]
+    return fitting or by_length[-1:]
+
+
+# --- Micro-batches -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

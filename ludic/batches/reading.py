@@ -1,11 +1,12 @@
-"""Read one rank's sequences of a plan and pack them into micro-batches.
+"""Read one rank's sequences of a plan and pack them into micro-batches; look for rows that can't be trained on.
 
 Reads the row groups of rollouts/ that hold these sequences, in any root. Raises StoreError, SchemaError or
 InvalidBatchError if a rollout can't be read or trained on.
 """
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -16,17 +17,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
-from ludic.batches.kept_tokens import kept_tokens_of
-from ludic.batches.load_balancing import imbalance
-from ludic.batches.packing import MicroBatch, Sequences, assign_pairs, cap, cut_out, pack_each
+from ludic.batches.packing import (
+    MicroBatch,
+    Sequences,
+    assign_pairs,
+    cap,
+    cut_out,
+    imbalance,
+    kept_tokens_of,
+    pack_each,
+)
 from ludic.batches.source import Plan
-from ludic.errors import SchemaError, StoreError
+from ludic.errors import ConfigError, SchemaError, StoreError
+from ludic.models.first_model import vocabulary_of
 from ludic.schema import token_arrays
-from ludic.schema.trainable import TRAINED_COLUMNS
+from ludic.schema.validation import TRAINED_COLUMNS, find_untrainable
+from ludic.store import Root
 from ludic.store.ledger import read_rollouts
 from ludic.store.parquet import take_rows
-from ludic.store.root import Root
 from ludic.store.tombstones import quarantine
+
+logger = logging.getLogger(__name__)
 
 _KEYS = ("rollout_id", "prompt_length", "response_length")
 """Ledger columns that `read_trained` adds: the row, and how long the plan took its lists to be."""
@@ -196,3 +207,65 @@ def _row_groups(rows: pa.Table) -> np.ndarray:
     keys = list(zip(*(rows[name].to_pylist() for name in ("root", "file", "row_group")), strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.array([numbers[key] for key in keys], np.int64)
+
+
+# --- Vetting -------------------------------------------------------------------------------------------
+# Looks at the rows that a plan has chosen, before the ledger says that a step trains on them.
+#
+# A plan is made from scalars, and a row's tokens can still be such that no step can train on it: ids beyond the model's
+# embedding, a logprob that is no logprob. The ledger is written before the step, and every later trainer makes the same
+# plan again, so that one such row would end a run for ever. What is read here is what training reads: rank 0 keeps it
+# for its own share of the batch (Plan.tokens).
+
+_MOST_NAMED = 5
+"""Maximum number of rows of one look that the log, or an error, names."""
+
+
+class Vetting:
+    """Finds the rows that can't be trained on, and keeps the tokens that it read last."""
+
+    def __init__(self, root: Root) -> None:
+        """root: run whose model is trained. Raises ModelError if its model/ is damaged."""
+        self._root, self._vocab_size = root, vocabulary_of(root)
+        self.tokens: pa.Table | None = None
+        """Of the rows of the last look; see `read_trained`."""
+
+    def find(self, rows: pa.Table) -> list[str]:
+        """Return the rollout_ids of rows that can't be trained on, and name them in the log.
+
+        rows: rollout_id, group_id, the address with root, prompt_length and response_length.
+        """
+        found = self._look(rows)
+        if found:
+            logger.warning("%s: %s; they are dropped as untrainable", self._root.url, _describe(found, rows.num_rows))
+        return list(found)
+
+    def check(self, rows: pa.Table, where: str) -> None:
+        """Raise ConfigError if one of the rows, which are to be used as they are, has no place in the embedding.
+
+        Logprobs only have to be finite: an older ludic trained on others, within its bound of the ratio. where: the
+        plan that says so.
+        """
+        found = self._look(rows, any_logprob=True)
+        if found:
+            raise ConfigError(
+                f"{where}: {_describe(found, rows.num_rows)}, and a replay leaves nothing out; train on these rollouts "
+                "in another way, such as offline, which drops them"
+            )
+
+    def _look(self, rows: pa.Table, *, any_logprob: bool = False) -> dict[str, str]:
+        """Return what is wrong, by rollout_id."""
+        self.tokens = None
+        if rows.num_rows == 0:
+            return {}
+        tokens = self.tokens = read_trained(self._root, rows)
+        found = find_untrainable(tokens, self._vocab_size, any_logprob=any_logprob)
+        ids = tokens["rollout_id"]
+        return {ids[row].as_py(): reason for row, reason in found.items()}
+
+
+def _describe(found: Mapping[str, str], num_rows: int) -> str:
+    named = [f"rollout {rollout_id}: {reason}" for rollout_id, reason in list(found.items())[:_MOST_NAMED]]
+    if len(found) > len(named):
+        named.append(f"and {len(found) - len(named)} more")
+    return f"{len(found)} of {num_rows} rows can't be trained on ({'; '.join(named)})"

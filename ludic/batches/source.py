@@ -1,13 +1,28 @@
-"""Sources of batch plans: the contract that online, offline and replay training share."""
+"""Sources of batch plans: what online, offline and replay training share.
+
+The contract of a source and its plans; the planner's rules, from the settings and the users' SQL and Python files in
+the root; and the rows of earlier batches that an advantage continues from.
+"""
 
 import json
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ludic.store.records import CheckpointInfo, CodeRecord
+from ludic.batches.config import BatchConfig
+from ludic.code.kept import trusted_files
+from ludic.errors import ConfigError, SchemaError, StoreError
+from ludic.sql.planner import BatchRules, LossUnit, Planner
+from ludic.store import Root
+from ludic.store.attempts import newest_attempt
+from ludic.store.ledger import newest_rows, read_rollouts
+from ludic.store.records import CheckpointId, CheckpointInfo, CodeRecord
+
+logger = logging.getLogger(__name__)
 
 MORE_THAN_ANY_BATCH = 2**31
 """Number of ready groups that a source reports if workers need not sample for it."""
@@ -44,6 +59,12 @@ class Plan:
         return cls(rows=table, **json.loads(table.schema.metadata[b"plan"]))
 
 
+def with_roots(plan: pa.Table, ledger: pa.Table) -> pa.Table:
+    """Return the rows of a plan with the root of each rollout. ledger: rollout_id and root of these rollouts."""
+    indexes = pc.index_in(plan["rollout_id"], ledger["rollout_id"].combine_chunks())
+    return plan.set_column(plan.schema.get_field_index("root"), "root", ledger["root"].take(indexes))
+
+
 class Demand(Protocol):
     """What a source tells of the groups that workers sample; ludic.training.publisher.Publisher keeps the budget."""
 
@@ -57,7 +78,7 @@ class Demand(Protocol):
         """Note that a step, which starts from a version, waits for groups. num_ready_groups: what it could use."""
 
 
-class Source(Protocol):
+class PlanSource(Protocol):
     """Source of batch plans; only rank 0 has one.
 
     Online (online.py), offline (offline.py) and replay (replay.py) implement it. The trainer calls, in this order:
@@ -91,3 +112,85 @@ class Source(Protocol):
 
     def close(self) -> None:
         """End a wait in `plan`, in any thread."""
+
+
+# --- Rules of the planner ------------------------------------------------------------------------------
+
+_ENDLESS = 2**31 - 1
+_FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_age"}
+
+
+def batch_rules(
+    config: BatchConfig, groups_per_batch: int, seed: int = 0, *, loss_unit: LossUnit = "row"
+) -> BatchRules:
+    """Return the planner's rules from the settings; max_off_policy_steps and max_age_s become filters.
+
+    Offline these two are ignored, since no newer rollouts would come. seed: of the run. loss_unit: what the loss
+    averages over. Raises ConfigError if sql_params holds a name that is a setting itself.
+    """
+    limits = {"max_off_policy_steps": config.max_off_policy_steps, "max_age_s": config.max_age_s}
+    limits = {name: value for name, value in limits.items() if value is not None and not config.offline}
+    for name in limits.keys() & config.sql_params.keys():
+        raise ConfigError(f"sql_params has {name!r}, which is a setting of its own; leave it out of sql_params")
+    return BatchRules(
+        advantage=config.advantage,
+        filters=(*config.filters, *(_FILTER_OF[name] for name in limits)),
+        where=config.where,
+        selection=config.selection or ("epochs" if config.offline else "fifo"),
+        max_uses=(config.epochs or _ENDLESS) if config.offline else config.max_uses,
+        params={**config.sql_params, **limits},
+        seed=seed,
+        baseline_over=config.baseline_over,
+        loss_unit=loss_unit,
+        scorers=config.scorers,
+        reward_scorer=config.reward_scorer,
+        mixed_scorers=config.mixed_scorers,
+        wait_for_scores_s=0.0 if config.offline else config.wait_for_scores_s,
+        groups_per_batch=groups_per_batch,
+        max_seq_len=config.max_seq_len,
+    )
+
+
+def own_rules(root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row") -> BatchRules:
+    """Return the rules of a run's own trainer, with the users' files stored in the root.
+
+    Raises ConsentError if a file came with the root and the user has not agreed to run it, ConfigError.
+    """
+    rules = batch_rules(config, root.run.groups_per_batch, root.run.seed, loss_unit=loss_unit)
+    return replace(rules, files=trusted_files(root, rules.uses(names_in_root(root))))
+
+
+def names_in_root(root: Root) -> frozenset[str]:
+    """Return the newest attempt's advantage, filters and selection, which are the defaults of the next trainer."""
+    attempt = newest_attempt(root)
+    config = {} if attempt is None else attempt.config
+    names = [config.get("advantage"), config.get("selection"), *(config.get("filters") or ())]
+    return frozenset(name for name in names if isinstance(name, str))
+
+
+# --- Rows of earlier batches ---------------------------------------------------------------------------
+# An advantage that continues over batches, such as rae, sees after a restart the rows that it would have seen without
+# one. Reads batches/ and rollouts/.
+
+
+def recall_history(
+    root: Root, planner: Planner, checkpoint: CheckpointId, *, baseline_over: Literal["group", "kept"]
+) -> None:
+    """Give the planner the newest rows of batches up to a checkpoint, as many as its advantage wants.
+
+    If their files are gone or broken, it has none, and an average begins again; a warning says so.
+    """
+    if not planner.history:
+        return
+    tables = newest_rows(root, checkpoint, planner.history, of_groups=baseline_over == "group")
+    rows = pa.concat_tables([rows for rows in tables if rows.num_rows] or [pa.table({})])
+    if not rows.num_rows:
+        return
+    try:
+        found = read_rollouts(root, rows, planner.columns)
+    except (SchemaError, StoreError) as error:
+        logger.warning("%s: the advantage starts without earlier batches, since %s", root.url, error)
+        return
+    # The reward that the plan used, which a scorer may have given.
+    found = found.set_column(found.schema.get_field_index("episode_reward"), "episode_reward", rows["episode_reward"])
+    planner.recall_history(found.select(planner.columns).append_column("trained_step", rows["step"]))

@@ -20,10 +20,8 @@ import torch.distributed as dist
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.offline import StoredRollouts
-from ludic.batches.reading import RankBatch, read_rank_batch
-from ludic.batches.rules import batch_rules
-from ludic.batches.source import Plan, Source
-from ludic.batches.vetting import Vetting
+from ludic.batches.reading import RankBatch, Vetting, read_rank_batch
+from ludic.batches.source import Plan, PlanSource, batch_rules
 from ludic.distributed import bytes_from_main, num_ranks, rank, run_on_all
 from ludic.errors import ConfigError
 from ludic.sql.planner import LossUnit, Planner
@@ -43,7 +41,7 @@ class PlannedStream:
         self,
         root: Root,
         config: BatchConfig,
-        source: Source | None,
+        source: PlanSource | None,
         attempt: Attempt | None,
         stop: threading.Event,
     ) -> None:

@@ -25,7 +25,7 @@ from ludic.code.kept import create_root
 from ludic.demos.words import draw_curve, keep_new_model, print_next, save
 from ludic.environments.environment import Example
 from ludic.environments.toys import WordProblems
-from ludic.models.tiny_chat import make_tiny_chat_model
+from ludic.models.tiny import make_tiny_chat_model
 from ludic.results import printable, sparkline
 from ludic.sql import connect
 from ludic.store import Root, RunConfig

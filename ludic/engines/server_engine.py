@@ -39,8 +39,8 @@ from ludic.engines.server_loading import Wanted, Weights
 from ludic.engines.server_pool import ServerPool
 from ludic.errors import ConfigError, ModelError
 from ludic.masking import SERVER_LOGIN, keep_secret
-from ludic.models.adapters import base_of_adapter
-from ludic.models.architecture import check_folder, eos_token_ids, load_config, load_generation_config
+from ludic.models.lora import base_of_adapter
+from ludic.models.weight_files import check_folder, eos_token_ids, load_config, load_generation_config
 from ludic.settings import check
 
 logger = logging.getLogger(__name__)

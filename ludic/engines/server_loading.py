@@ -34,9 +34,8 @@ from ludic.engines.server_http import (
 )
 from ludic.engines.vllm_options import to_vllm_params
 from ludic.errors import ConfigError, LudicError, ModelError, one_line
-from ludic.models.architecture import load_config
 from ludic.models.families import logprobs_alone
-from ludic.models.weight_files import load_pretrained
+from ludic.models.weight_files import load_config, load_pretrained
 
 logger = logging.getLogger(__name__)
 

@@ -25,13 +25,15 @@ from ludic.engines.continuous import ContinuousBatch, probe_batches
 from ludic.engines.engine import Completion, GenerationRequest, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.errors import ConfigError, HalfLoadedError, ModelError
-from ludic.models.adapters import base_of_adapter, merge_adapter
-from ludic.models.architecture import check_same_architecture, eos_token_ids, load_config
 from ludic.models.families import Sampled, check_family
+from ludic.models.lora import base_of_adapter, merge_adapter
 from ludic.models.weight_files import (
     can_read_into,
+    check_same_architecture,
     check_tensors,
+    eos_token_ids,
     first_unknown_name,
+    load_config,
     load_pretrained,
     open_weights,
     read_into,

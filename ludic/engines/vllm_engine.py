@@ -36,9 +36,8 @@ from ludic.engines.vllm_options import (
 )
 from ludic.errors import ConfigError, EngineError, HalfLoadedError, ModelError, one_line
 from ludic.installed import package_of
-from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of_adapter
-from ludic.models.architecture import check_folder, eos_token_ids, load_config, load_generation_config
-from ludic.models.weight_files import read_shapes
+from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of_adapter
+from ludic.models.weight_files import check_folder, eos_token_ids, load_config, load_generation_config, read_shapes
 from ludic.records import WeightSpan
 
 if TYPE_CHECKING:

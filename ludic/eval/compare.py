@@ -4,6 +4,7 @@ Reads evals/ and evaluations/ of each side's root. Warns if prompts, settings or
 ConfigError if a side has no samples, or two sides share no environment or example.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,15 +14,17 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from ludic.code.kept import from_dicts
 from ludic.errors import ConfigError
-from ludic.eval import intervals, significance
+from ludic.eval import statistics
 from ludic.eval.config import LATEST, MeasureConfig
-from ludic.eval.differences import find_differences
-from ludic.eval.samples import Chosen, Samples, nothing_stored
+from ludic.eval.numbers import Chosen, Samples, nothing_stored
 from ludic.sql import SqlText
 from ludic.sql.connect import Connections
-from ludic.sql.measures import check_measure_parameters, load_measure
+from ludic.sql.library import check_measure_parameters, load_measure
 from ludic.store import Root
+from ludic.store.catalogue import EVALUATIONS
+from ludic.store.records import Evaluation
 
 _SAMPLED = """
 select env_name, evaluation, max(created_at) as newest
@@ -140,7 +143,7 @@ def compare(
                         examples += pairs.rows()
     if not rows:
         raise ConfigError(f"{first.label} and {rest[0].label} have no example in common; evaluate them with one --seed")
-    for row, p_value in zip(rows, significance.holm([row["p_value"] for row in rows]), strict=True):
+    for row, p_value in zip(rows, statistics.holm([row["p_value"] for row in rows]), strict=True):
         row["p_holm"] = p_value
     return Compared(rows=rows, examples=examples, warnings=warnings)
 
@@ -183,6 +186,9 @@ def _common_evaluation(first: _Opened, other: _Opened, env: str, wanted: str | N
         return first.samples(env, wanted), other.samples(env, wanted)
     common = next((evaluation for evaluation in a if evaluation is not None and evaluation in b), None)
     return first.samples(env, common or a[0]), other.samples(env, common or b[0])
+
+
+# --- Pairs of the examples that both sides have --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,12 +256,12 @@ def _by_example(table: pa.Table, part: str | None) -> _Means:
 
 def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict[str, Any]:
     differences, size = pairs.b - pairs.a, len(pairs.a)
-    found = intervals.clustered(differences, np.ones(size), confidence)
+    found = statistics.clustered(differences, np.ones(size), confidence)
     if pairs.is_share:
         found = found.within(-1, 1)
         if found.low is None:
-            found = intervals.equal_differences(float(differences.mean()), size, confidence)
-    power = significance.power(differences, difference, confidence, is_binary=pairs.is_binary, seed=seed)
+            found = statistics.equal_differences(float(differences.mean()), size, confidence)
+    power = statistics.power(differences, difference, confidence, is_binary=pairs.is_binary, seed=seed)
     gains, losses = int(np.sum(differences > 0)), int(np.sum(differences < 0))
     return {
         **pairs.keys,
@@ -266,10 +272,10 @@ def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict
         "low": found.low,
         "high": found.high,
         "test": "mcnemar" if pairs.is_binary else "permutation",
-        "p_value": significance.mcnemar(gains, losses)
+        "p_value": statistics.mcnemar(gains, losses)
         if pairs.is_binary
-        else significance.permutation(differences, seed=seed),
-        "p_mid": significance.mcnemar_mid_p(gains, losses) if pairs.is_binary else None,
+        else statistics.permutation(differences, seed=seed),
+        "p_mid": statistics.mcnemar_mid_p(gains, losses) if pairs.is_binary else None,
         "num_gains": gains,
         "num_losses": losses,
         "num_examples": size,
@@ -280,3 +286,65 @@ def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict
         "power": power.power,
         "examples_needed": power.examples_needed,
     }
+
+
+# --- Warnings: settings, code that scored, or prompts that differ --------------------------------------
+
+_SAMPLING = "select distinct temperature, top_p, top_k, max_tokens from eval_episodes order by all"
+_PROMPTS = """
+select
+    env_example_id,
+    min(md5(if(len(prompt) = 0, prompt_tokens::varchar, prompt::varchar))) as digest
+from (
+    select
+        env_example_id,
+        messages[1:coalesce(list_position([message.role for message in messages], 'assistant') - 1, len(messages))]
+            as prompt,
+        prompt_tokens
+    from evals
+    inner join eval_episodes using (rollout_id, env_example_id)
+    where sample_index = 0
+)
+group by env_example_id
+"""
+
+
+def find_differences(a: Samples, b: Samples) -> list[str]:
+    """Return warnings about the samples of the baseline (a) and another side (b)."""
+    found = list(_of_prompts(a, b))
+    of_a, of_b = _record(a), _record(b)
+    if of_a is None or of_b is None:
+        found.append("not both were sampled by `ludic eval`, so the code that scored them can't be compared")
+        return [*found, *_of_sampling(a, b)]
+    return [*found, *_of_settings(of_a.settings, of_b.settings), *_of_code(of_a, of_b)]
+
+
+def _record(samples: Samples) -> Evaluation | None:
+    return None if samples.evaluation is None else EVALUATIONS.read(samples.root, samples.evaluation)
+
+
+def _of_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(a.keys() | b.keys()):
+        if a.get(name) != b.get(name):
+            yield f"{name} is {json.dumps(a.get(name))} in the baseline, {json.dumps(b.get(name))} here"
+
+
+def _of_code(a: Evaluation, b: Evaluation) -> Iterator[str]:
+    of_a, of_b = ({(record.role, record.name): record for record in from_dicts(each.code)} for each in (a, b))
+    for key in sorted(of_a.keys() & of_b.keys()):
+        if of_a[key].digests != of_b[key].digests:
+            yield f"the {key[0]} {key[1]!r} was another version of its code in the baseline"
+
+
+def _of_sampling(a: Samples, b: Samples) -> Iterator[str]:
+    of_a, of_b = (each.ask(_SAMPLING).to_pylist() for each in (a, b))
+    if of_a != of_b:
+        yield f"sampled with {json.dumps(of_a)} in the baseline, {json.dumps(of_b)} here"
+
+
+def _of_prompts(a: Samples, b: Samples) -> Iterator[str]:
+    of_a, of_b = ({row["env_example_id"]: row["digest"] for row in each.ask(_PROMPTS).to_pylist()} for each in (a, b))
+    common = of_a.keys() & of_b.keys()
+    num = sum(of_a[example] != of_b[example] for example in common)
+    if num:
+        yield f"the prompts of {num} of {len(common)} examples differ"

@@ -117,7 +117,7 @@ class MeasureConfig:
 
 
 Interval = Literal["korn_graubard", "clustered", "bootstrap", "wilson"]
-"""Kinds of intervals (ludic.eval.intervals). Of measures that are no shares, the first and the last are clustered."""
+"""Kinds of intervals (ludic.eval.statistics). Of measures that are no shares, the first and the last are clustered."""
 
 
 def parse_versions(text: str) -> Sequence[int | str | tuple[int, int | str]]:

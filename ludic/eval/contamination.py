@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from ludic.code.kinds import CONTAMINATION
 from ludic.errors import ConfigError, QueryError
-from ludic.eval.samples import Chosen, Samples, nothing_stored
+from ludic.eval.numbers import Chosen, Samples, nothing_stored
 from ludic.sql import SqlText, connect
+from ludic.sql.connect import RootLike
 from ludic.sql.library import check_parameters, load_text, run_query
 from ludic.sql.query import ask
-from ludic.sql.roots import RootLike
 from ludic.store import Root
 
 _COLUMNS = ("env_name", "env_example_id", "num_ngrams", "num_found", "rollout_id", "num_shared")

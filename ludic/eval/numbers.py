@@ -4,6 +4,7 @@ Reads evals/ and evaluations/ through SQL; samples nothing. Raises QueryError fo
 nothing is stored or an interval does not fit a measure.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,17 +15,118 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.errors import ConfigError
-from ludic.eval import intervals
-from ludic.eval.config import Interval, MeasureConfig
-from ludic.eval.samples import Chosen, Samples, nothing_stored
+from ludic.errors import ConfigError, QueryError
+from ludic.eval import statistics
+from ludic.eval.config import Interval, MeasureConfig, parse_versions
 from ludic.sql import SqlText
 from ludic.sql.connect import Connections
-from ludic.sql.measures import KEYS, check_measure_parameters, load_measure
+from ludic.sql.library import MEASURE_KEYS, check_measure_parameters, load_measure, run_measure
+from ludic.sql.query import ask, ask_table, explain
 from ludic.store import Root
 
 if TYPE_CHECKING:
     import polars as pl
+
+# --- Stored samples, chosen by version, environment and evaluation -------------------------------------
+
+_CHOOSE = """
+create temp table {name} as
+select *
+from main.eval_episodes
+where
+    ($versions is null or version in (select unnest($versions::bigint[])))
+    and ($envs is null or env in (select unnest($envs::varchar[])))
+    and ($evaluations is null or coalesce(evaluation, '') in (select unnest($evaluations::varchar[])))
+"""
+_STORED = "select distinct policy_version, env_name from main.eval_episodes order by all"
+_MOST_NAMED = 8
+_table_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Which stored samples to measure; None is all."""
+
+    versions: Sequence[int] | None = None
+    envs: Sequence[str] | None = None
+    evaluations: Sequence[str | None] | None = None
+    """Ids of evaluations; None among them stands for rows that were neither sampled by `ludic eval` nor imported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Stored samples of a root, in a temporary table: many measures read them."""
+
+    root: Root
+    con: duckdb.DuckDBPyConnection
+    chosen: Chosen
+    table: str
+
+    @classmethod
+    def choose(cls, root: Root, con: duckdb.DuckDBPyConnection, chosen: Chosen) -> "Samples":
+        """Read samples. con: a connection to the root alone. Raises QueryError if a file can't be read."""
+        table = f"chosen_{next(_table_numbers)}"
+        ids = None if chosen.evaluations is None else [name or "" for name in chosen.evaluations]
+        lists = {"versions": chosen.versions, "envs": chosen.envs, "evaluations": ids}
+        params = {name: None if value is None else list(value) for name, value in lists.items()}
+        try:
+            con.execute(_CHOOSE.format(name=table), params)
+        except duckdb.Error as error:
+            raise QueryError(explain(error, root)) from error
+        return cls(root=root, con=con, chosen=chosen, table=f"temp.{table}")
+
+    @property
+    def evaluation(self) -> str | None:
+        """Id of the settings of samples of one evaluation; None if `ludic eval` did not sample them."""
+        (evaluation,) = self.chosen.evaluations or [None]
+        return evaluation
+
+    def ask(self, sql: str) -> pa.Table:
+        """Return the rows of a SELECT, in which `eval_episodes` are the chosen samples."""
+        return ask_table(self.con, self.root, f"with eval_episodes as (from {self.table})\n{sql}")
+
+    def measure(self, measure: SqlText, params: Mapping[str, Any]) -> pa.Table:
+        """Return a measure's values added up by example; see ludic.sql.library.run_measure."""
+        return run_measure(self.con, measure, params, over=f"from {self.table}")
+
+
+def stored_versions(con: duckdb.DuckDBPyConnection, root: Root, versions: str | None) -> list[int]:
+    """Return the versions with samples that a text such as "0,10-latest" chooses; None chooses all.
+
+    latest is the newest version with samples. Raises ConfigError for a version or a range without samples.
+    """
+    stored = [row["version"] for row in ask(con, root, "select distinct version from evals order by all")]
+    if versions is None:
+        return stored
+    parts = parse_versions(versions)
+    if not stored:
+        raise ConfigError(nothing_stored(con, root, Chosen()))
+    chosen: set[int] = set()
+    for part in parts:
+        first, last = (
+            stored[-1] if isinstance(each, str) else each
+            for each in (part if isinstance(part, tuple) else (part, part))
+        )
+        found = {version for version in stored if first <= version <= last}
+        if not found:
+            raise ConfigError(nothing_stored(con, root, Chosen(versions=sorted({first, last}))))
+        chosen |= found
+    return sorted(chosen)
+
+
+def nothing_stored(con: duckdb.DuckDBPyConnection, root: Root, chosen: Chosen) -> str:
+    """Return the message of an error: no samples are stored, and which ones are."""
+    named = (("version", chosen.versions), ("environment", chosen.envs), ("evaluation", chosen.evaluations))
+    wanted = [f"{what} {', '.join(map(str, values))}" for what, values in named if values is not None]
+    stored = [f"version {version} of {env}" for version, env in con.execute(_STORED).fetchall()]
+    more = f" and {len(stored) - _MOST_NAMED} more" if len(stored) > _MOST_NAMED else ""
+    return (
+        f"{root.url} has no evaluation{' of ' if wanted else ''}{' and '.join(wanted)}; it has "
+        f"{', '.join(stored[:_MOST_NAMED]) or 'none'}{more}; `ludic eval {root.url}` samples one"
+    )
+
+
+# --- Numbers -------------------------------------------------------------------------------------------
 
 _COUNTS = """
 select
@@ -49,11 +151,11 @@ from (
     group by version, env, evaluation, env_example_id, agent_id
 )
 """
-_METHODS: Mapping[Interval, Callable[..., intervals.Interval]] = {
-    "korn_graubard": intervals.korn_graubard,
-    "clustered": intervals.clustered,
-    "bootstrap": intervals.bootstrap,
-    "wilson": intervals.wilson,
+_METHODS: Mapping[Interval, Callable[..., statistics.Interval]] = {
+    "korn_graubard": statistics.korn_graubard,
+    "clustered": statistics.clustered,
+    "bootstrap": statistics.bootstrap,
+    "wilson": statistics.wilson,
 }
 
 
@@ -92,7 +194,8 @@ def _numbers(
     counts = samples.ask(_COUNTS)
     if not counts.num_rows:
         raise ConfigError(nothing_stored(con, root, chosen))
-    measures = _measures(samples, config)
+    (fewest,) = [0] if config.measures else samples.ask(_FEWEST_SAMPLES)["num_samples"].to_pylist()
+    measures = _chosen_measures(config, fewest)
     check_measure_parameters([measure for measure, _ in measures], config.params)
     rows = [row for measure, defaults in measures for row in _rows(samples, measure, defaults, interval, config)]
     return Numbers(counts=counts, rows=rows)
@@ -132,12 +235,6 @@ class Numbers:
         return pl.DataFrame(list(self.rows), schema={name: kinds[name] for name in order})
 
 
-def _measures(samples: Samples, config: MeasureConfig) -> list[tuple[SqlText, Mapping[str, Any]]]:
-    """Return the measures to report, each with defaults of its parameters that follow from the samples."""
-    (fewest,) = [0] if config.measures else samples.ask(_FEWEST_SAMPLES)["num_samples"].to_pylist()
-    return _chosen_measures(config, fewest)
-
-
 def check_measures(config: MeasureConfig, n: int) -> None:
     """Raise QueryError or ConfigError for a measure or a parameter that can't be used. n: samples of an example."""
     measures = _chosen_measures(config, n)
@@ -147,7 +244,10 @@ def check_measures(config: MeasureConfig, n: int) -> None:
 
 
 def _chosen_measures(config: MeasureConfig, fewest: int) -> list[tuple[SqlText, Mapping[str, Any]]]:
-    """Return the measures of the settings, or the usual ones. fewest: samples of an example."""
+    """Return the measures of the settings, or the usual ones, each with defaults of its parameters.
+
+    fewest: samples of an example.
+    """
     if config.measures:
         return _load(*config.measures)
     at_k: list[tuple[SqlText, Mapping[str, Any]]] = [
@@ -207,15 +307,15 @@ class Part:
 
 
 def parts(table: pa.Table) -> Iterator[tuple[dict[str, Any], Part]]:
-    """Yield keys and values of each part of a measure's table (ludic.sql.measures.run_measure)."""
-    keys = list(zip(*(table[name].to_pylist() for name in KEYS), strict=True))
+    """Yield keys and values of each part of a measure's table (ludic.sql.library.run_measure)."""
+    keys = list(zip(*(table[name].to_pylist() for name in MEASURE_KEYS), strict=True))
     starts = [index for index in range(len(keys)) if index == 0 or keys[index] != keys[index - 1]]
     for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
         rows = table.slice(start, end - start)
         scored = rows.filter(pc.greater(rows["num_values"], 0))
         is_share = scored.num_rows > 0 and scored["num_trials"].null_count == 0
         yield (
-            dict(zip(KEYS, keys[start], strict=True)),
+            dict(zip(MEASURE_KEYS, keys[start], strict=True)),
             Part(
                 totals=scored["total"].to_numpy(),
                 counts=scored["num_values"].to_numpy(),

@@ -1,11 +1,13 @@
 """What an evaluation samples: versions, examples, settings, and the blocks of samples that are not stored yet.
 
-Reads names in policies/ and evals/. Everything here follows from settings and stored names, so that any number of
-processes plan the same blocks, and a process that is started again goes on where the last one was killed.
+Reads names in policies/ and evals/, and policies/LATEST. Everything here follows from settings and stored names, so
+that any number of processes plan the same blocks, and a process that is started again goes on where the last one was
+killed.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 
@@ -14,11 +16,12 @@ from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.eval.config import LATEST, EvalConfig, parse_versions
 from ludic.records import new_id
 from ludic.store import Root, RunConfig, latest_policy
 from ludic.store.evaluations import MOST_SAMPLES, SampleBlock
+from ludic.store.files import list_versions
 from ludic.store.policies import stored_versions
 
 logger = logging.getLogger(__name__)
@@ -136,10 +139,10 @@ def choose_versions(root: Root, text: str) -> list[int]:
     return sorted(chosen)
 
 
-def _newest(root: Root) -> int:
-    """Return the newest version; 0, the first model, if none was published."""
+def _newest(root: Root, before_first: int = 0) -> int:
+    """Return the newest version; before_first if none was published. Version 0 is the first model."""
     latest = latest_policy(root)
-    return latest.version if latest else 0
+    return latest.version if latest else before_first
 
 
 def _stored(root: Root) -> str:
@@ -196,3 +199,65 @@ def _gaps(n: int, done: set[int]) -> Iterator[range]:
         if start < end:
             yield range(start, end)
         start = end + 1
+
+
+# --- Versions that are due while a run trains ----------------------------------------------------------
+# Nothing is written, and nobody waits for this: a version that is published while an older one is evaluated takes the
+# place of those between them, and a version whose weights are gone is left out. A process that is started again first
+# finishes the versions that it had begun.
+
+_POLL_S, _RETRY_S = 0.5, 5.0
+
+
+def due_versions(root: Root, every: int, is_over: Callable[[], bool], stop: threading.Event) -> Iterator[int]:
+    """Yield version 0, multiples of `every` as they are published, and the last version once training is over.
+
+    is_over: returns whether no version will be published any more. Ends after the last version, or when `stop` is set.
+    Versions that are passed over are logged.
+    """
+    taken: int | None = None
+    while not stop.is_set():
+        try:
+            over = is_over()  # before the newest version is read, which is then the last one
+            newest = _newest(root, -1)
+            if taken is None and newest >= 0:
+                begun = _begun(root, newest, every)
+                taken = begun[-1]
+                yield from begun
+                continue
+        except (SchemaError, StoreError) as error:
+            logger.warning("looking again for new versions: %s", error)
+            stop.wait(_RETRY_S)
+            continue
+        due = newest if over else newest - newest % every
+        if taken is not None and due > taken:
+            if skipped := range(taken - taken % every + every, due, every):
+                logger.warning("skipped %s, since version %d is newer", describe_versions(skipped), due)
+            taken = due
+            yield due
+        elif over:
+            return
+        else:
+            stop.wait(_POLL_S)
+
+
+def _begun(root: Root, newest: int, every: int) -> list[int]:
+    """Return version 0 and the versions that have samples, which may be complete, in order."""
+    return sorted(
+        {0, *(version for version in list_versions(root, "evals") if version <= newest and version % every == 0)}
+    )
+
+
+def missed_versions(root: Root, every: int) -> list[int]:
+    """Return the multiples of `every` below the newest version that have no samples."""
+    stored = set(list_versions(root, "evals"))
+    return [version for version in range(0, _newest(root, -1), every) if version not in stored]
+
+
+def describe_versions(versions: Sequence[int]) -> str:
+    """Return text such as: version 10; versions 10, 20 and 30; 37 versions from 10 to 370."""
+    if len(versions) == 1:
+        return f"version {versions[0]}"
+    if len(versions) > 4:
+        return f"{len(versions)} versions from {versions[0]} to {versions[-1]}"
+    return f"versions {', '.join(map(str, versions[:-1]))} and {versions[-1]}"

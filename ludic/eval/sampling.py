@@ -28,6 +28,7 @@ from ludic.environments import event_loops
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, NameTakenError, SchemaError
 from ludic.eval.config import EvalConfig
+from ludic.eval.numbers import Chosen
 from ludic.eval.plan import (
     EvaluatedEnvironment,
     MissingWeightsError,
@@ -39,7 +40,6 @@ from ludic.eval.plan import (
     settings_of,
     unknown_versions,
 )
-from ludic.eval.samples import Chosen
 from ludic.eval.suite import labelled
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_model, vocabulary_of
@@ -173,6 +173,9 @@ def _check_weights(root: Root, versions: Iterable[int], opened: Sequence[_Opened
         raise unknown_versions(root, missing)
 
 
+# --- Blocks that are left ------------------------------------------------------------------------------
+
+
 def _blocks_left(root: Root, opened: _Opened, version: int) -> list[SampleBlock]:
     config = opened.config
     evaluation = opened.evaluation.evaluation
@@ -227,6 +230,9 @@ class _Left:
                 self._claims.release(name)
             del self._blocks[name]
         return None
+
+
+# --- The stream ----------------------------------------------------------------------------------------
 
 
 class _Sampler:
@@ -391,6 +397,9 @@ def _store(root: Root, batch: RolloutBatch) -> bool:
         logger.info("%s was stored by another process", batch.metadata.worker_id)
         return False
     return True
+
+
+# --- Weights -------------------------------------------------------------------------------------------
 
 
 class _Weights:

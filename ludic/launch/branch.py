@@ -11,14 +11,13 @@ from ludic.code.kept import create_root
 from ludic.errors import ConfigError
 from ludic.launch.roots import is_there
 from ludic.launch.train import train_here
-from ludic.models.adapters import ADAPTER_CONFIG
 from ludic.models.first_model import identify_at
+from ludic.models.lora import ADAPTER_CONFIG
 from ludic.store import Root
 from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
 from ludic.store.weights import keep_model
 from ludic.training.config import TrainConfig
-from ludic.what_if.rules import config_of, rules_of_step
-from ludic.what_if.steps import planned_steps
+from ludic.what_if.rerun import config_of, planned_steps, rules_of_step
 
 
 def train_branch(root: Root, url: str, given: Mapping[str, Any], from_step: int, num_steps: int | None) -> list[str]:

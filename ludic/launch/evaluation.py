@@ -15,10 +15,8 @@ from ludic.engines.engine import Engine
 from ludic.engines.registry import EngineSetup, MakeEngine
 from ludic.errors import ConfigError, LudicError, MissingRootError
 from ludic.eval.config import EvalConfig, MeasureConfig
-from ludic.eval.follow import describe_versions, due_versions, missed_versions
-from ludic.eval.numbers import numbers
-from ludic.eval.plan import environment_settings
-from ludic.eval.samples import Chosen
+from ludic.eval.numbers import Chosen, numbers
+from ludic.eval.plan import describe_versions, due_versions, environment_settings, missed_versions
 from ludic.eval.sampling import Report, Sampled, evaluate
 from ludic.eval.suite import labelled, read_suite, settings_of_root
 from ludic.launch.guard import guarded

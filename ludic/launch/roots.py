@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ludic.batches.rules import batch_rules, names_in_root
+from ludic.batches.source import batch_rules, names_in_root
 from ludic.code.consent import CodeSettings, sampling_uses
 from ludic.code.files import NO_FILES, Files
 from ludic.code.kept import create_root, prepare_code

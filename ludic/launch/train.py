@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from ludic.batches.rules import names_in_root
+from ludic.batches.source import names_in_root
 from ludic.children import become_python
 from ludic.code.consent import CodeSettings
 from ludic.code.kept import gives_consent, prepare_code

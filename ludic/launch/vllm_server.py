@@ -17,7 +17,7 @@ from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import SERVE_NAME
 from ludic.engines.vllm_options import check_options, engine_arguments, set_cpu_variables, set_variables
 from ludic.errors import LudicError
-from ludic.models.architecture import load_config
+from ludic.models.weight_files import load_config
 from ludic.settings import to_flags
 
 _MODULE = "vllm.entrypoints.openai.api_server"

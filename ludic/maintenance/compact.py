@@ -35,7 +35,7 @@ from ludic.store.files import (
     AppendedFile,
     Plan,
     RequestsFile,
-    Source,
+    SourceFile,
     list_versions,
     output_of,
     parse_file,
@@ -455,7 +455,7 @@ class _Partition:
         fresh = (source for source in here if source not in owners or owners[source] in broken)
         return [here[source] for source in fresh if here[source].name not in self.skipped]
 
-    def _finish(self, output: AppendedFile, sources: Sequence[Source], *, dry_run: bool) -> None:
+    def _finish(self, output: AppendedFile, sources: Sequence[SourceFile], *, dry_run: bool) -> None:
         """Make an output unless it exists, and delete the sources in it. Raises SchemaError if it was stored broken."""
         held = self._held(output)
         if held is None:
@@ -475,7 +475,7 @@ class _Partition:
         for source in (here.keys() & set(sources)) - held:
             self.skipped.setdefault(here[source].name, f"it was left out of {output.name}")
 
-    def _make(self, output: AppendedFile, sources: Sequence[Source]) -> set[Source]:
+    def _make(self, output: AppendedFile, sources: Sequence[SourceFile]) -> set[SourceFile]:
         """Write an output from the sources that can be read; return the sources that the stored output holds."""
         while (held := self._held(output)) is None:
             files = [replace(output, worker_id=worker_id, sequence=sequence) for worker_id, sequence in sources]
@@ -504,7 +504,7 @@ class _Partition:
             self._is_shared = True
         return output in self._written
 
-    def _held(self, output: AppendedFile) -> set[Source] | None:
+    def _held(self, output: AppendedFile) -> set[SourceFile] | None:
         """Return the sources whose rows a stored output holds; None if the output does not exist."""
         try:
             return set(read_sources(self._root, output))
@@ -547,5 +547,5 @@ class _Partition:
         else:
             self.skipped[file.name] = reason
 
-    def _sources(self) -> dict[Source, AppendedFile]:
+    def _sources(self) -> dict[SourceFile, AppendedFile]:
         return {file.source: file for file in self._sizes if not file.is_compacted}

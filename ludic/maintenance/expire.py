@@ -21,7 +21,7 @@ from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import checkpoint_to_resume, newest_attempt
-from ludic.store.files import FOLDERS, Source, list_versions
+from ludic.store.files import FOLDERS, SourceFile, list_versions
 from ludic.store.parquet import open_parquet
 from ludic.store.records import ExpiredPartition, Folder
 from ludic.store.tombstones import StoredFile, all_rows_match, delete_files, is_trained_on, is_unconsumed, stored_files
@@ -179,7 +179,7 @@ def _match(root: Root, rule: ExpiryRule, folder: Folder) -> tuple[list[StoredFil
     # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
     sql = _COUNT_MATCHES.format(predicate=f"coalesce((\n{predicate}\n), false)", folder=folder)
     counts = ask(connect(root), root, sql, params)
-    rows = {Source(row["worker_id"], row["sequence"]): (row["num_rows"], row["num_matching"]) for row in counts}
+    rows = {SourceFile(row["worker_id"], row["sequence"]): (row["num_rows"], row["num_matching"]) for row in counts}
     return all_rows_match(files, rows)
 
 

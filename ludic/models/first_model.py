@@ -47,6 +47,9 @@ def is_hub_id(source: str) -> bool:
     return _HUB_ID.fullmatch(source) is not None and not Path(source).is_dir()
 
 
+# --- Models by folder, Hugging Face id or URL ----------------------------------------------------------
+
+
 @contextmanager
 def local_folder(source: str, *, revision: str | None = None, with_weights: bool = True) -> Iterator[Path]:
     """Yield a local folder with a model, given by folder, Hugging Face id or URL.
@@ -129,6 +132,9 @@ def remember_model(root: Root, given: str | None = None) -> None:
     if given is not None:
         with local_folder(given) as folder:
             check_same(root, identify_at(folder, given))
+
+
+# --- The first weights of a run ------------------------------------------------------------------------
 
 
 @contextmanager
@@ -218,6 +224,9 @@ def _folder_of(root: Root, name: str) -> Iterator[Path]:
         yield copy
 
 
+# --- Its configuration and tokenizer -------------------------------------------------------------------
+
+
 @contextmanager
 def first_config(root: Root) -> Iterator[Path]:
     """Yield a local folder with the configuration of a run's first model; weights may be absent."""
@@ -245,7 +254,7 @@ def vocabulary_of(root: Root) -> int | None:
         # As get_text_config of transformers, which takes seconds to import: a model of several kinds of input has two.
         size = (config.get("text_config") or config).get("vocab_size")
         if size is None:  # a default of the model's family, which transformers left out
-            from ludic.models.architecture import load_config
+            from ludic.models.weight_files import load_config
 
             with first_config(root) as folder:
                 size = load_config(str(folder)).get_text_config().vocab_size

@@ -1,4 +1,4 @@
-"""LoRA through peft: train adapters on linear layers while the model's own weights are frozen.
+"""LoRA through peft: train adapters on linear layers while the model's own weights are frozen, or merge them.
 
 An adapted layer computes W x + (alpha / rank) B A x, with A random and B zero at first (Hu et al. 2021, arXiv
 2106.09685, section 4.1). Add adapters before sharding the model. Reads and writes peft's folders:
@@ -6,8 +6,10 @@ adapter_config.json and adapter_model.safetensors. Raises ModelError if a layer 
 fit.
 """
 
+import json
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +17,18 @@ from typing import TYPE_CHECKING
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ludic.errors import ModelError
-from ludic.models.adapters import ADAPTER_WEIGHTS
+from ludic.errors import ModelError, one_line
 
 # Each trainer imports this module, and most have no adapters: peft takes half a second.
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
+
+# --- Adapters that are trained -------------------------------------------------------------------------
 
 _ADAPTER = "default"
 _PREFIX = "base_model.model."
@@ -164,3 +167,37 @@ def _adapted_layers(model: PreTrainedModel) -> "dict[str, LoraLayer]":
     from peft.tuners.lora import LoraLayer
 
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+# --- Adapters in a folder, merged into their base model ------------------------------------------------
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def base_of_adapter(folder: str) -> str | None:
+    """Return the folder or id of the base model of a LoRA adapter; None if the folder holds no adapter."""
+    try:
+        return json.loads(Path(folder, ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError) as error:
+        raise ModelError(f"{folder}: {ADAPTER_CONFIG} names no base model: {one_line(error)}") from error
+
+
+def merge_adapter(base: PreTrainedModel, folder: str, *, where: str | None = None) -> PreTrainedModel:
+    """Return the base with W + (alpha / rank) B A for each adapted W. where: the folder's name in errors."""
+    from peft import PeftModel, get_peft_model_state_dict  # takes seconds, not needed without LoRA
+
+    where = where or folder
+    try:
+        with safe_open(Path(folder, ADAPTER_WEIGHTS), "pt") as file:
+            found = set(file.keys())
+        with warnings.catch_warnings(action="ignore"):  # warnings of missing names, which are refused below
+            adapted = PeftModel.from_pretrained(base, folder, torch_device="cpu")
+    except Exception as error:  # the type depends on what is broken
+        raise ModelError(f"{where}: the LoRA adapter could not be loaded ({one_line(error)})") from error
+    wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    if found != wanted:
+        raise ModelError(f"{where}: the LoRA adapter does not fit its config; differing: {sorted(found ^ wanted)}")
+    return adapted.merge_and_unload()

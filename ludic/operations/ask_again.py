@@ -46,8 +46,7 @@ def what_if(
     """
     from ludic.launch.branch import train_branch
     from ludic.viewer.what_if import WhatIf
-    from ludic.what_if.rerun import rerun
-    from ludic.what_if.rules import given_settings
+    from ludic.what_if.rerun import given_settings, rerun
 
     if (train is None) != (from_step is None) or (train is None and num_steps is not None):
         raise ConfigError("train and from_step go together, and num_steps needs both")

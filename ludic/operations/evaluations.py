@@ -17,12 +17,12 @@ from ludic.settings import Range, Seed, Shown, convert, operation, split
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
-    from ludic.eval.samples import Chosen
+    from ludic.eval.numbers import Chosen
     from ludic.operations.typed import CompareSettings, EvaluateSettings, EvaluationSettings, ScoreSettings
     from ludic.records import RolloutBatch
     from ludic.run import Run
     from ludic.scoring.score import ScoreReport
-    from ludic.sql.roots import RootLike
+    from ludic.sql.connect import RootLike
     from ludic.viewer.contamination import Contamination
     from ludic.viewer.evaluation import Comparison, Evaluation
 
@@ -108,7 +108,7 @@ def evaluation(
     clustered; clustered by example; or bootstrap of examples. Raises ConfigError if nothing is stored, QueryError.
     """
     from ludic.eval.config import parse_versions
-    from ludic.eval.samples import Chosen
+    from ludic.eval.numbers import Chosen
 
     numbers = None if versions is None else parse_versions(_as_text(versions))
     if numbers is not None and not all(isinstance(each, int) for each in numbers):
@@ -194,7 +194,7 @@ def contamination(
         params: Values of the query's parameters as JSON, such as {"n": 13, "common": 0.5}.
     """
     from ludic.eval.contamination import find_overlaps
-    from ludic.eval.samples import Chosen
+    from ludic.eval.numbers import Chosen
     from ludic.viewer.contamination import Contamination
 
     envs = [env] if isinstance(env, str) else list(env) or None

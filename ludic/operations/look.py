@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ludic.operations.typed import ReportSettings, SampleSettings, ViewSettings, WriteReportSettings
     from ludic.rollouts.sample import Answers
     from ludic.run import Run
-    from ludic.sql.roots import RootLike
+    from ludic.sql.connect import RootLike
     from ludic.viewer.found import Found
     from ludic.viewer.report.page import Report
     from ludic.viewer.stats import Stats
@@ -232,8 +232,8 @@ def sql_stream(
 
     The arguments are those of `sql`. Raises QueryError, also while the stream is read.
     """
+    from ludic.sql.connect import open_roots
     from ludic.sql.query import open_result
-    from ludic.sql.roots import open_roots
 
     values = params[0] if len(params) == 1 and isinstance(params[0], Mapping) else params
     return open_result(open_roots([run.root, also]), query, values, unsafe=unsafe)

@@ -1,8 +1,7 @@
 """Schemas of the tables, validation of batches, and conversion of records to Arrow and back."""
 
 from ludic.extra_columns import EXTRA_TYPES, check_extra_columns, extra_names
-from ludic.schema.conversion import column_values, from_table, ragged_arrays, to_table, token_arrays
-from ludic.schema.references import resolve_row
+from ludic.schema.conversion import column_values, from_table, ragged_arrays, resolve_row, to_table, token_arrays
 from ludic.schema.tables import (
     NO_COLUMNS,
     RAGGED_COLUMNS,

@@ -5,7 +5,7 @@ record in RECORDS, and a run's own columns are in `extra`. No I/O. Expects a val
 Raises InvalidBatchError if a rollout is too large for a column, SchemaError if a table is foreign.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC
 from functools import lru_cache
@@ -32,7 +32,6 @@ from ludic.records import (
     ToolCall,
     WeightSpan,
 )
-from ludic.schema.references import REFERENCES, message_indexes, refer, resolve
 from ludic.schema.tables import NO_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, rollouts_schema
 
 RECORDS: dict[str, type] = {
@@ -312,3 +311,72 @@ def record_class(column: str) -> type:
 def _shortest_decimal(value: float) -> float:
     """Return the shortest decimal of a float32, such as 0.7; it is stored again as the same float32."""
     return float(str(np.float32(value)))
+
+
+# --- References: a step's text as the index of the message with the same content -----------------------
+# Each text field of REFERENCES has a field FIELD_message, an index into the row's messages; if it is set, FIELD is
+# null. So an answer of 4 kB takes 4 kB instead of three times that. Records hold the texts, never the indexes. Raises
+# SchemaError if an index is beyond the messages.
+
+REFERENCES: dict[str, tuple[str, ...]] = {
+    "agent_steps": ("action",),
+    "environment_steps": ("observation", "action", "next_observation"),
+}
+"""Text fields of steps that may be stored as references, by column."""
+
+
+def index_field(name: str) -> str:
+    """Return the name of the field with the message index of a text field."""
+    return f"{name}_message"
+
+
+INDEX_FIELDS = frozenset(index_field(name) for names in REFERENCES.values() for name in names)
+"""Fields that rows have and records do not."""
+
+
+def message_indexes(rollouts: Iterable[Rollout]) -> list[dict[str, int]]:
+    """Return, for each rollout, the index of the first message with each content."""
+    indexes = []
+    for rollout in rollouts:
+        contents = [message.content for message in reversed(rollout.messages)]
+        indexes.append(dict(zip(contents, range(len(contents) - 1, -1, -1), strict=True)))
+    return indexes
+
+
+def refer(rows: Iterable[Sequence[dict[str, Any]]], column: str, indexes: Iterable[Mapping[str, int]]) -> None:
+    """Replace texts by references, where a message fits. rows: the steps of each rollout, as dictionaries.
+
+    indexes: result of `message_indexes`, the same for both columns of steps.
+    """
+    for steps, index_of in zip(rows, indexes, strict=True):
+        for step in steps:
+            for name in REFERENCES[column]:
+                index = index_of.get(step[name])
+                if index is not None:
+                    step[name], step[index_field(name)] = None, index
+
+
+def resolve_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row from SQL or to_pylist with texts in its steps in place of references."""
+    return {**row, **{column: resolve(row[column], column, row["messages"]) for column in REFERENCES}}
+
+
+def resolve(
+    steps: Iterable[Mapping[str, Any]], column: str, messages: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the steps of a row, as dictionaries, with texts in place of references."""
+    found = []
+    for step in steps:
+        values = {name: value for name, value in step.items() if name not in INDEX_FIELDS}
+        for name in REFERENCES[column]:
+            index = step.get(index_field(name))
+            if index is not None:
+                values[name] = _content(messages, index, f"{column}[].{name}")
+        found.append(values)
+    return found
+
+
+def _content(messages: Sequence[Mapping[str, Any]], index: int, path: str) -> str:
+    if not 0 <= index < len(messages):
+        raise SchemaError(f"table: {index_field(path)} is {index}, its row has {len(messages)} messages")
+    return messages[index]["content"]

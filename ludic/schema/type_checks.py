@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ludic.records import Rollout
-from ludic.schema.conversion import record_class
-from ludic.schema.references import INDEX_FIELDS
+from ludic.schema.conversion import INDEX_FIELDS, record_class
 from ludic.schema.tables import NO_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollouts_schema
 
 _RESPONSE_COLUMNS = ("response_logprobs", "token_rewards", "action_mask")

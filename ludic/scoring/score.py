@@ -5,28 +5,36 @@ a scoring that was interrupted goes on when it is started again. Two at the same
 view `scores` counts it once. Raises ConfigError, QueryError, StoreError, and TimeLimitError if the scorer hangs.
 """
 
+import inspect
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from ludic.by_name import find_by_name
+from ludic.code.consent import CodeUse
+from ludic.code.kinds import ROLLOUT_SCORER, find_own
+from ludic.code.run import describe_failure, only_exceptions
 from ludic.defaults import Track, untracked
+from ludic.errors import TimeLimitError
 from ludic.records import Rollout
 from ludic.results import Part, Result, number, plural
 from ludic.schema import from_table
-from ludic.scoring.calls import Scored, score_all
 from ludic.scoring.options import ScoreOptions
-from ludic.scoring.outcome import SCORE
-from ludic.scoring.scorer import Scorer, UsersScorer
+from ludic.scoring.outcome import SCORE, Outcome, failed, to_outcome
 from ludic.sql.query import open_result
 from ludic.store import Root
 from ludic.store.files import whole_rows
 from ludic.store.tables import Row, ScoreLog, check_scorer_name
+from ludic.waits import SideLoop
 
 # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
 _CHOSEN = """
@@ -125,7 +133,7 @@ def score_rollouts(root: Root, options: ScoreOptions, track: Track = untracked) 
     )
 
 
-def _make_scorer(options: ScoreOptions) -> Scorer:
+def _make_scorer(options: ScoreOptions) -> "Scorer":
     if options.scorer is not None:
         return UsersScorer(options.scorer)
     scorer: Scorer = find_by_name(JUDGE)(options)
@@ -156,7 +164,7 @@ def _read(root: Root, options: ScoreOptions, ids: set[str]) -> Iterator[Rollout]
                 yield from group.rollouts
 
 
-def _rows(scorer: Scorer, scored: Scored) -> Iterator[Row]:
+def _rows(scorer: "Scorer", scored: "Scored") -> Iterator[Row]:
     """Yield the rows of one call. Only the first one has its costs, so that sums over rows are right."""
     outcome = scored.outcome
     costs: dict[str, Any] = {
@@ -186,7 +194,7 @@ class _Totals:
     cost: float | None = None
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def add(self, scored: Scored) -> None:
+    def add(self, scored: "Scored") -> None:
         outcome = scored.outcome
         self.num_input_tokens += outcome.num_input_tokens or 0
         self.num_output_tokens += outcome.num_output_tokens or 0
@@ -196,3 +204,142 @@ class _Totals:
             self.num_scored += 1
         else:
             self.reasons[outcome.error] += 1
+
+
+# --- Scorers -------------------------------------------------------------------------------------------
+# The contract that users' functions and judges share, and users' functions:
+#
+#     def score(rollout: ludic.Rollout) -> float | dict[str, float] | CostedScore
+#
+# A user's function is named as path/to/file.py:function and may be asynchronous. It is the user's own file, of this
+# machine: no root can name one, so it needs no consent. Raises ConfigError if it does not load.
+
+
+class Scorer(Protocol):
+    """Scores rollouts, several at the same time in threads."""
+
+    name: str
+    """Default name in the table."""
+    version: str
+    """Digest of everything that a score depends on besides the rollout, in hexadecimal."""
+    model: str | None
+    """Model of a judge."""
+    prompt: str | None
+    """Template of a judge's prompt."""
+
+    def score(self, rollout: Rollout, timeout_s: float) -> Outcome:
+        """Score a rollout; never raises. Should return within timeout_s, after which its outcome is ignored."""
+
+    def close(self) -> None:
+        """Release connections."""
+
+
+class UsersScorer:
+    """A function in a user's file, as a Scorer."""
+
+    model: str | None = None
+    prompt: str | None = None
+
+    def __init__(self, source: str) -> None:
+        """Run the file. Raises ConfigError."""
+        own = find_own(ROLLOUT_SCORER, source)
+        path, _, self.name = source.rpartition(":")
+        self._path: Path = own.file.path
+        self._function: Callable[[Rollout], Any] = own.value
+        self.version = CodeUse(role="scorer", setting=source).key({path: own.file})
+        # All calls share an event loop, so that the function may keep a client open between calls.
+        self._loop = SideLoop()
+
+    def score(self, rollout: Rollout, timeout_s: float) -> Outcome:
+        try:
+            with only_exceptions():
+                result = self._function(rollout)
+                return to_outcome(self._loop.run(_result(result), timeout_s) if inspect.isawaitable(result) else result)
+        except Exception as error:
+            return failed(describe_failure(self._path, error))
+
+    def close(self) -> None:
+        """End the event loop."""
+        self._loop.close()
+
+
+async def _result(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+# --- Calls in daemon threads, several at a time, with a time limit for each ----------------------------
+# A thread can't be stopped: a call that exceeds its limit counts as failed, and its late outcome is dropped. Raises
+# TimeLimitError once MOST_LOST such calls still run, since then the scorer hangs and threads would only pile up.
+
+MOST_LOST = 64
+"""Calls beyond their time limit that may still run."""
+
+_GRACE_S = 1.0
+"""Seconds beyond its limit that a call has to return by itself, with a better reason than ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A rollout with its outcome."""
+
+    rollout_id: str
+    outcome: Outcome
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    rollout_id: str
+    began: float
+
+
+def score_all(
+    rollouts: Iterator[Rollout], score: Callable[[Rollout], Outcome], *, concurrency: int, timeout_s: float
+) -> Iterator[Scored]:
+    """Yield every rollout's outcome, in the order in which they come. `score` must not raise."""
+    answers: SimpleQueue[tuple[int, Outcome]] = SimpleQueue()
+    running: dict[int, _Call] = {}
+    num_begun = num_lost = 0
+    while True:
+        while len(running) < concurrency and (rollout := next(rollouts, None)) is not None:
+            running[num_begun] = _Call(rollout.rollout_id, time.monotonic())
+            _begin(num_begun, rollout, score, answers)
+            num_begun += 1
+        if not running:
+            return
+        # Calls begin in the order of their numbers, so the first one is overdue first.
+        number, oldest = next(iter(running.items()))
+        answer = _next_answer(answers, oldest.began + timeout_s + _GRACE_S)
+        if answer is not None and answer[0] in running:
+            yield _scored(running.pop(answer[0]), answer[1])
+        elif answer is not None:
+            num_lost -= 1
+        else:
+            num_lost += 1
+            yield _scored(running.pop(number), failed(f"took longer than {timeout_s:g} s"))
+            if num_lost >= MOST_LOST:
+                raise TimeLimitError(
+                    f"{num_lost} calls of the scorer have not returned within {timeout_s:g} s each, so no more are "
+                    "begun; see why it hangs, then score again, which goes on with the rest"
+                )
+
+
+def _begin(
+    number: int, rollout: Rollout, score: Callable[[Rollout], Outcome], answers: "SimpleQueue[tuple[int, Outcome]]"
+) -> None:
+    def run() -> None:
+        answers.put((number, score(rollout)))
+
+    Thread(target=run, daemon=True, name="ludic-scorer").start()
+
+
+def _next_answer(answers: "SimpleQueue[tuple[int, Outcome]]", until: float) -> tuple[int, Outcome] | None:
+    """Return the next answer; None if none comes before a time of the monotonic clock."""
+    try:
+        return answers.get(timeout=max(0.0, until - time.monotonic()))
+    except Empty:
+        return None
+
+
+def _scored(call: _Call, outcome: Outcome) -> Scored:
+    return Scored(rollout_id=call.rollout_id, outcome=outcome, duration_s=time.monotonic() - call.began)

@@ -1,6 +1,5 @@
 """DuckDB over the files of a run. The only layer that uses DuckDB."""
 
-from ludic.sql.checks import run_checks
 from ludic.sql.connect import connect, refresh
 from ludic.sql.library import (
     SqlText,
@@ -8,6 +7,7 @@ from ludic.sql.library import (
     load_advantage,
     load_filter,
     required_columns,
+    run_checks,
     run_query,
 )
 from ludic.sql.planner import BatchRules, Planner, Shortage

@@ -2,24 +2,84 @@
 
 Reads the roots, and caches scalars of many small files on this machine (ludic.sql.snapshot). The files of `rollouts`
 and `evals` are listed once; the other views list their files at each query. Raises MissingRootError if there is no run,
-QueryError if DuckDB can't name a folder. A broken file of a worker is left out with a warning; any other broken file
-fails the queries that read it, with DuckDB's error, unless it is left out by name.
+QueryError if the roots can't be read together or DuckDB can't name a folder. A broken file of a worker is left out with
+a warning; any other broken file fails the queries that read it, with DuckDB's error, unless it is left out by name.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Self
+from os import PathLike
+from typing import Any, Protocol, Self, TypeGuard
 from weakref import WeakKeyDictionary
 
 import duckdb
+import pyarrow as pa
 
 from ludic.errors import QueryError
+from ludic.schema import rollouts_schema
 from ludic.sql.library import quote_list
 from ludic.sql.root_views import create_views
-from ludic.sql.roots import RootLike, open_roots
 from ludic.sql.snapshot import Snapshot
 from ludic.store import Root
+
+# --- Roots to read together ----------------------------------------------------------------------------
+
+
+class HasRoot(Protocol):
+    """An opened run: ludic.Run, which this layer does not import."""
+
+    root: Root
+
+
+RootLike = str | PathLike[str] | Root | HasRoot
+"""Folder or URL of a run, an opened Root, or a ludic.Run."""
+
+
+def open_roots(roots: Iterable[RootLike | Iterable[RootLike]]) -> list[Root]:
+    """Open the roots of a call, given as separate arguments or as a list. Raises QueryError for none or duplicates."""
+    given: list[Any] = []
+    for each in roots:
+        given += each if isinstance(each, Iterable) and not isinstance(each, str) else [each]
+    if not given:
+        raise QueryError("there is no root to read; give the folder or URL of at least one run")
+    opened = [
+        root.root if _is_opened(root) else root if isinstance(root, Root) else Root.open(str(root)) for root in given
+    ]
+    _refuse_doubles(opened)
+    _refuse_different_columns(opened)
+    return opened
+
+
+def _is_opened(run: Any) -> TypeGuard[HasRoot]:
+    return isinstance(getattr(run, "root", None), Root)  # a Path has a root, too: the text "/"
+
+
+def _refuse_doubles(roots: Sequence[Root]) -> None:
+    seen: dict[str, str] = {}
+    for root in roots:
+        url = root.fs.unstrip_protocol(root.path)
+        if url in seen:
+            raise QueryError(f"{root.url} is the same folder as {seen[url]}; name each root once")
+        seen[url] = root.url
+
+
+def _refuse_different_columns(roots: Sequence[Root]) -> None:
+    """Raise QueryError if two runs have extra columns of the same name whose types have no common type."""
+    first: dict[str, tuple[pa.Field, str]] = {}
+    for root in roots:
+        for column in rollouts_schema(root.run.extra_columns):
+            known, url = first.setdefault(column.name, (column, root.url))
+            try:
+                pa.unify_schemas([pa.schema([known]), pa.schema([column])], promote_options="permissive")
+            except pa.ArrowException as error:
+                raise QueryError(
+                    f"column {column.name} is {known.type} in {url} and {column.type} in {root.url}; "
+                    "read these roots one at a time"
+                ) from error
+
+
+# --- Connections ---------------------------------------------------------------------------------------
 
 _QUERY_WORDS = ("select", "from", "with", "pivot", "unpivot", "values", "describe", "show", "summarize", "(")
 _LEADING_COMMENTS = re.compile(r"(\s+|--[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)

@@ -1,22 +1,24 @@
-"""Load the SQL of advantages, filters and selections, by name or from a user's file, and run it.
+"""Load the SQL of advantages, filters, selections, measures and checks, by name or from a user's file, and run it.
 
 An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages, or advantage and
-pair_id), or a Python function that returns these (ludic.sql.python_advantages). A filter is one predicate over a row of
+pair_id), or a Python function that returns these (see "Advantages in Python"). A filter is one predicate over a row of
 `rollouts`; a row is dropped if it is true. Both may read `scores`, the scores of these rollouts; an advantage also has
 `trajectory_rows` and `trajectories`, the views of ludic/sql/views/ over its rollouts. A selection is one SELECT over
 `groups` (ludic/sql/plan/groups.sql) that returns group_id, in the order in which groups are wanted.
 Parameters are $names; a header line `-- default: NAME = VALUE` (VALUE is JSON) sets a parameter's default; in training,
 `-- history: N` adds the newest N scored rows of earlier batches to the `rollouts` of an advantage. Reads
-ludic/sql/{advantages,filters,selections}/ and users' *.sql. Raises QueryError with the file, DuckDB's reason and the
-wanted form.
+ludic/sql/{advantages,filters,selections,measures,checks,notes}/ and users' files. Raises QueryError with the file,
+DuckDB's reason and the wanted form.
 """
 
+import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import duckdb
@@ -24,48 +26,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.code.files import NO_FILES, Files, file_of, python_file_of
-from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION, Kind, find, packaged_names, read_packaged
+from ludic.code.kinds import ADVANTAGE, FILTER, MEASURE, SELECTION, Kind, find, find_own, packaged_names, read_packaged
+from ludic.code.run import describe_failure, only_exceptions
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.schema import SCALAR_COLUMNS
-from ludic.sql.python_advantages import FUNCTION_WANTED, load_function
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
 _HISTORY = re.compile(r"^--\s*history:\s*(\d+)\s*$", re.MULTILINE)
-_ADVANTAGE_WANTED = (
-    "wanted one SELECT over rollouts that returns rollout_id with advantage (double) or token_advantages (float list), "
-    "and with an advantage of pairs pair_id (string)"
-)
-_SELECT_ALL = "select * from (\n{}\n)"
-# DuckDB does not look for the table, which a connection may lack, unless the text reads it.
-_THEIR_SCORES = "scores as (select * from main.scores where rollout_id in (select rollout_id from rollouts))"
-_ALL_ROLLOUTS = "select * from main.rollouts"
-# Far fewer rows are dropped than kept, so an anti join builds the smaller hash table.
-_NOT_DROPPED = """
-with dropped as (
-    select rollout_id
-    from rollouts
-    where {hits}
-),
-
-estimated as (
-    {advantage}
-)
-
-select estimated.*
-from estimated
-anti join dropped using (rollout_id)
-"""
-_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("advantage", pa.float64())])
-_PAIRS = _ADVANTAGES.append(pa.field("pair_id", pa.string()))
-_TOKEN_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("token_advantages", pa.list_(pa.float32()))])
-_FILTER_WANTED = "wanted one predicate over a row of rollouts, such as: response_length < 8"
-_SELECTION_WANTED = "wanted one SELECT over groups that returns group_id, in the order in which groups are wanted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqlText:
-    """An advantage, a filter or a selection, parsed but not run."""
+    """An advantage, a filter, a selection or a measure, parsed but not run."""
 
     name: str
     """Name in file names and in the ledger's `reason`."""
@@ -93,6 +66,137 @@ class SqlText:
         return {name: known[name] for name in self.parameters}
 
 
+# --- Load a text ---------------------------------------------------------------------------------------
+
+
+def load_text(kind: Kind, name_or_path: str, template: str, wanted: str, files: Files = NO_FILES) -> SqlText:
+    """Load a name in the kind's folder, or the path of a .sql file. template: makes a statement of it; wanted: form."""
+    text = find(kind, name_or_path, files)
+    is_own = file_of(name_or_path) is not None
+    source = name_or_path if is_own else f"ludic/sql/{kind.folder}/{name_or_path}.sql"
+    return _parse(PurePath(source).stem, source, text, template, wanted)
+
+
+def _parse(name: str, source: str, text: str, template: str, wanted: str) -> SqlText:
+    defaults = {param: _parse_default(source, param, value) for param, value in _DEFAULT.findall(text)}
+    history = int(found[1]) if (found := _HISTORY.search(text)) else 0
+    text = _without_last_semicolon(text)
+    try:
+        statements = duckdb.extract_statements(template.format(text))
+    except duckdb.Error as error:
+        raise QueryError(f"{source}: {reason_of(error)}; {wanted}") from error
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+        raise QueryError(f"{source}: holds {kinds}; {wanted}")
+    parameters = frozenset(statements[0].named_parameters)
+    return SqlText(name=name, source=source, text=text, parameters=parameters, defaults=defaults, history=history)
+
+
+def _parse_default(source: str, name: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise QueryError(f'{source}: default of {name} is {value}, wanted JSON such as 0.5 or "text"') from error
+
+
+def _without_last_semicolon(text: str) -> str:
+    """Remove a final semicolon, which a subquery may not have; DuckDB's tokens ignore those in strings and comments."""
+    starts = [start for start, kind in duckdb.tokenize(text) if kind != duckdb.token_type.comment]
+    raw = text.encode()  # tokens are counted in bytes
+    if starts and raw[starts[-1] :].startswith(b";"):
+        raw = raw[: starts[-1]] + raw[starts[-1] + 1 :]
+    return raw.decode()
+
+
+def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, known: Iterable[str]) -> None:
+    """Raise ConfigError if no text takes a given parameter. known: parameters that are always set, for the hint."""
+    texts = list(texts)
+    taken = {name: text for text in texts for name in text.parameters}
+    for name in given:
+        if name in taken:
+            continue
+        takes = ", ".join(f"{text.source} takes {_dollars(text.parameters)}" for text in texts if text.parameters)
+        unknown = unknown_name("parameter", name, sorted(taken.keys() - set(known)))
+        raise ConfigError(f"{unknown}{f' ({takes})' if takes else ''}")
+
+
+def required_columns(texts: Iterable[SqlText], columns: Iterable[str]) -> list[str]:
+    """Return the columns whose names occur in the texts, outside of SQL comments; may include too many."""
+    code = (text.text if text.function else _COMMENT.sub("", text.text) for text in texts)
+    mentioned = {word.lower() for text in code for word in re.findall(r"\w+", text)}
+    return [name for name in columns if name in mentioned]
+
+
+def _dollars(names: Iterable[str]) -> str:
+    return ", ".join(f"${name}" for name in sorted(names))
+
+
+# --- Run SQL -------------------------------------------------------------------------------------------
+
+
+def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
+    """Return the result of a user's SQL. Raises QueryError with DuckDB's reason in one line if it fails."""
+    try:
+        relation = con.sql(sql, params=dict(params) if params else None)
+        return pa.table({}) if relation is None else relation.to_arrow_table()
+    except duckdb.Error as error:
+        raise QueryError(reason_of(error)) from error
+
+
+def has_rows(con: duckdb.DuckDBPyConnection, sql: str) -> bool:
+    """Return whether a SELECT finds any row. If not, it takes half the time of `run_query`, which binds views twice.
+
+    Raises QueryError with DuckDB's reason in one line if it fails.
+    """
+    try:
+        return bool(con.execute(f"from (\n{sql}\n) limit 1").fetchall())
+    except duckdb.Error as error:
+        raise QueryError(reason_of(error)) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return DuckDB's message on one line, without its excerpt of the SQL."""
+    return " ".join(str(error).split("\n\nLINE ")[0].split())
+
+
+def quote(text: str) -> str:
+    """Return a quoted SQL string, for statements that take no parameters."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quote_list(texts: Iterable[str]) -> str:
+    return f"[{', '.join(map(quote, texts))}]::varchar[]"
+
+
+# --- Advantages ----------------------------------------------------------------------------------------
+
+_ADVANTAGE_WANTED = (
+    "wanted one SELECT over rollouts that returns rollout_id with advantage (double) or token_advantages (float list), "
+    "and with an advantage of pairs pair_id (string)"
+)
+_SELECT_ALL = "select * from (\n{}\n)"
+# DuckDB does not look for the table, which a connection may lack, unless the text reads it.
+_THEIR_SCORES = "scores as (select * from main.scores where rollout_id in (select rollout_id from rollouts))"
+_ALL_ROLLOUTS = "select * from main.rollouts"
+# Far fewer rows are dropped than kept, so an anti join builds the smaller hash table.
+_NOT_DROPPED = """
+with dropped as (
+    select rollout_id
+    from rollouts
+    where {hits}
+),
+
+estimated as (
+    {advantage}
+)
+
+select estimated.*
+from estimated
+anti join dropped using (rollout_id)
+"""
+_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("advantage", pa.float64())])
+_PAIRS = _ADVANTAGES.append(pa.field("pair_id", pa.string()))
+_TOKEN_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("token_advantages", pa.list_(pa.float32()))])
 _EVERY_ROW = SqlText(
     name="every_row",
     source="every_row",
@@ -118,73 +222,6 @@ def load_advantage(name_or_path: str, files: Files = NO_FILES) -> SqlText:
             function=function,
         )
     return load_text(ADVANTAGE, name_or_path, "{}", _ADVANTAGE_WANTED, files)
-
-
-def load_filter(name_or_path: str, files: Files = NO_FILES) -> SqlText:
-    """Load a filter: a name in ludic/sql/filters/, or the path of a .sql file."""
-    return load_text(FILTER, name_or_path, "select\n{}", _FILTER_WANTED, files)
-
-
-def load_selection(name_or_path: str, files: Files = NO_FILES) -> SqlText:
-    """Load a selection: a name in ludic/sql/selections/, or the path of a .sql file."""
-    return load_text(SELECTION, name_or_path, "{}", _SELECTION_WANTED, files)
-
-
-def where_filter(predicate: str) -> SqlText:
-    """Return the filter `where`, which drops every row for which a user's predicate is not true."""
-    wanted = "wanted one predicate over a row of rollouts, such as: episode_reward > 0.5"
-    source = f"where ({predicate})"
-    _parse("where", source, predicate, "select\n{}", wanted)
-    return _parse("where", source, f"not coalesce((\n{predicate}\n), false)", "select\n{}", wanted)
-
-
-def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, known: Iterable[str]) -> None:
-    """Raise ConfigError if no text takes a given parameter. known: parameters that are always set, for the hint."""
-    texts = list(texts)
-    taken = {name: text for text in texts for name in text.parameters}
-    for name in given:
-        if name in taken:
-            continue
-        takes = ", ".join(f"{text.source} takes {_dollars(text.parameters)}" for text in texts if text.parameters)
-        unknown = unknown_name("parameter", name, sorted(taken.keys() - set(known)))
-        raise ConfigError(f"{unknown}{f' ({takes})' if takes else ''}")
-
-
-def load_checks() -> dict[str, str]:
-    """Return the SQL of the data checks by name; see ludic/sql/checks/."""
-    return {name: read_packaged("checks", name) for name in packaged_names("checks")}
-
-
-def load_notes() -> dict[str, str]:
-    """Return the SQL of notes, which report harmless facts, by name; see ludic/sql/notes/."""
-    return {name: read_packaged("notes", name) for name in packaged_names("notes")}
-
-
-def required_columns(texts: Iterable[SqlText], columns: Iterable[str]) -> list[str]:
-    """Return the columns whose names occur in the texts, outside of SQL comments; may include too many."""
-    code = (text.text if text.function else _COMMENT.sub("", text.text) for text in texts)
-    mentioned = {word.lower() for text in code for word in re.findall(r"\w+", text)}
-    return [name for name in columns if name in mentioned]
-
-
-def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
-    """Return the result of a user's SQL. Raises QueryError with DuckDB's reason in one line if it fails."""
-    try:
-        relation = con.sql(sql, params=dict(params) if params else None)
-        return pa.table({}) if relation is None else relation.to_arrow_table()
-    except duckdb.Error as error:
-        raise QueryError(reason_of(error)) from error
-
-
-def has_rows(con: duckdb.DuckDBPyConnection, sql: str) -> bool:
-    """Return whether a SELECT finds any row. If not, it takes half the time of `run_query`, which binds views twice.
-
-    Raises QueryError with DuckDB's reason in one line if it fails.
-    """
-    try:
-        return bool(con.execute(f"from (\n{sql}\n) limit 1").fetchall())
-    except duckdb.Error as error:
-        raise QueryError(reason_of(error)) from error
 
 
 def advantages(
@@ -285,6 +322,119 @@ def _conform_advantages(table: pa.Table, source: str, wanted: str) -> pa.Table:
     raise QueryError(f"{source}: returns {found or 'no columns'}; {wanted}")
 
 
+def _is_number(type_: pa.DataType) -> bool:
+    return any(check(type_) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))
+
+
+def _is_number_list(type_: pa.DataType) -> bool:
+    return (pa.types.is_list(type_) or pa.types.is_large_list(type_)) and _is_number(type_.value_type)
+
+
+# --- Advantages in Python ------------------------------------------------------------------------------
+# A function over an Arrow table of rollouts, for rules that are hard to write in SQL.
+#
+#     def shrunk(rollouts: pa.Table, *, weight: float = 0.5) -> pa.Table
+#
+# is named as path/to/file.py:shrunk. Its table has a row for each rollout that SQL would see, sorted by rollout_id. It
+# has all scalar columns, and those lists, structs and maps whose names occur in the file. Keyword arguments are the
+# function's $parameters. It returns rollout_id with advantage or token_advantages, as an Arrow table or an object that
+# exports one (Polars). It is never called without rollouts. Runs the user's file; QueryError names file and line.
+
+FUNCTION_WANTED = (
+    "wanted a function of an Arrow table of rollouts that returns one of rollout_id with advantage (double) or "
+    "token_advantages (float list), and with an advantage of pairs pair_id (string)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowFunction:
+    """A function from a user's file."""
+
+    source: str
+    """Text path/to/file.py:function, for error messages."""
+    path: Path
+    function: Callable[..., Any]
+    text: str
+    """Text of the whole file."""
+    defaults: Mapping[str, Any]
+    """Default values of optional keyword arguments."""
+    parameters: frozenset[str]
+    """Names of all keyword arguments."""
+
+    def __call__(self, rollouts: pa.Table, **params: Any) -> pa.Table:
+        """Call the function and return its result as an Arrow table. Raises QueryError if that fails."""
+        try:
+            with only_exceptions():
+                result = self.function(rollouts, **params)
+        except Exception as error:
+            raise QueryError(f"{self.source}: {describe_failure(self.path, error)}") from error
+        if not hasattr(result, "__arrow_c_stream__"):
+            raise QueryError(f"{self.source}: returns {type(result).__name__}; {FUNCTION_WANTED}")
+        return pa.table(result)
+
+
+def load_function(source: str, files: Files = NO_FILES) -> ArrowFunction:
+    """Load the function path/to/file.py:function; runs its file. Raises QueryError.
+
+    files: contents that replace those on disk, by path.
+    """
+    own = find_own(ADVANTAGE, source, files)
+    keywords = _keywords(source, own.value)
+    return ArrowFunction(
+        source=source,
+        path=own.file.path,
+        function=own.value,
+        text=importlib.util.decode_source(own.file.source),
+        defaults={key: value for key, value in keywords.items() if value is not inspect.Parameter.empty},
+        parameters=frozenset(keywords),
+    )
+
+
+def _keywords(source: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword-only parameters with defaults. Raises QueryError unless there is one other parameter."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    keywords = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) != 1 or len(positional) + len(keywords) < len(parameters):
+        raise QueryError(f"{source}: takes {signature}, wanted (rollouts, *, parameter=default, ...)")
+    return {keyword.name: keyword.default for keyword in keywords}
+
+
+# --- Filters and selections ----------------------------------------------------------------------------
+
+_FILTER_WANTED = "wanted one predicate over a row of rollouts, such as: response_length < 8"
+_SELECTION_WANTED = "wanted one SELECT over groups that returns group_id, in the order in which groups are wanted"
+
+
+def load_filter(name_or_path: str, files: Files = NO_FILES) -> SqlText:
+    """Load a filter: a name in ludic/sql/filters/, or the path of a .sql file."""
+    return load_text(FILTER, name_or_path, "select\n{}", _FILTER_WANTED, files)
+
+
+def where_filter(predicate: str) -> SqlText:
+    """Return the filter `where`, which drops every row for which a user's predicate is not true."""
+    wanted = "wanted one predicate over a row of rollouts, such as: episode_reward > 0.5"
+    source = f"where ({predicate})"
+    _parse("where", source, predicate, "select\n{}", wanted)
+    return _parse("where", source, f"not coalesce((\n{predicate}\n), false)", "select\n{}", wanted)
+
+
+def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[str, Any]) -> None:
+    """Raise QueryError unless the filter runs over `rollouts` of `con` and returns a boolean."""
+    try:
+        table = run_query(con, f"select (\n{text.text}\n) as hit from rollouts limit 0", text.bind(values))  # noqa: S608
+    except QueryError as error:
+        raise QueryError(f"{text.source}: {error}; {_FILTER_WANTED}") from error
+    if not pa.types.is_boolean(table.schema.field("hit").type):
+        raise QueryError(f"{text.source}: is {table.schema.field('hit').type}, not true or false; {_FILTER_WANTED}")
+
+
+def load_selection(name_or_path: str, files: Files = NO_FILES) -> SqlText:
+    """Load a selection: a name in ludic/sql/selections/, or the path of a .sql file."""
+    return load_text(SELECTION, name_or_path, "{}", _SELECTION_WANTED, files)
+
+
 def run_selection(
     con: duckdb.DuckDBPyConnection, text: SqlText, params: Mapping[str, Any], candidates: pa.ChunkedArray
 ) -> pa.ChunkedArray:
@@ -307,76 +457,107 @@ def run_selection(
     return group_ids
 
 
-def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[str, Any]) -> None:
-    """Raise QueryError unless the filter runs over `rollouts` of `con` and returns a boolean."""
+# --- Measures of evaluations ---------------------------------------------------------------------------
+# A value for each episode, or for each example, of which an evaluation reports the mean.
+#
+# A measure is one SELECT over `eval_episodes` that returns evaluation, policy_version, env_name, env_example_id and
+# value (a number; NULL is left out and counted), and `part` if it measures several things. A measure is a share if all
+# its values are 0 or 1. The column `num_trials` says otherwise: the number of independent trials that a value between 0
+# and 1 stands for, or NULL for what is never a share, such as a count.
+
+_MEASURE_WANTED = (
+    "wanted one SELECT over eval_episodes that returns evaluation, policy_version, env_name, env_example_id and value "
+    "(a number), and may return part (text) if it measures several things, and num_trials (an integer)"
+)
+MEASURE_KEYS = ("evaluation", "policy_version", "env_name", "part")
+"""Columns that tell figures of one measure apart."""
+_ONE_IF_BINARY = "if(value in (0, 1), 1, null)"
+_BY_EXAMPLE = """
+with eval_episodes as (
+    {over}
+),
+
+measured as (
+    {measure}
+)
+
+select
+    evaluation,
+    policy_version,
+    env_name,
+    {part} as part,
+    env_example_id,
+    sum(value)::double as total,
+    count(value) as num_values,
+    count(*) - count(value) as num_missing,
+    if(
+        bool_and(({trials}) is not null) filter (value is not null),
+        sum({trials}) filter (value is not null),
+        null
+    )::double as num_trials
+from measured
+group by all
+order by all
+"""
+
+
+def load_measure(name_or_path: str) -> SqlText:
+    """Load a measure: a name in ludic/sql/measures/, or the path of a .sql file."""
+    return load_text(MEASURE, name_or_path, "{}", _MEASURE_WANTED)
+
+
+def check_measure_parameters(measures: Iterable[SqlText], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError if no measure takes a given parameter."""
+    check_parameters(measures, given, known=())
+
+
+def run_measure(con: duckdb.DuckDBPyConnection, measure: SqlText, params: Mapping[str, Any], *, over: str) -> pa.Table:
+    """Return a measure's values, added up for each example.
+
+    Columns: MEASURE_KEYS, env_example_id, total, num_values, num_missing, and num_trials, NULL unless the values are a
+    share. Rows are sorted. over: SELECT of the episodes to measure.
+    """
+    values = measure.bind(params)
     try:
-        table = run_query(con, f"select (\n{text.text}\n) as hit from rollouts limit 0", text.bind(values))  # noqa: S608
+        columns = _columns(con, measure, values, over)
+        part = "part" if "part" in columns else "null::varchar"
+        trials = "num_trials" if "num_trials" in columns else _ONE_IF_BINARY
+        return run_query(con, _BY_EXAMPLE.format(over=over, measure=measure.text, part=part, trials=trials), values)
     except QueryError as error:
-        raise QueryError(f"{text.source}: {error}; {_FILTER_WANTED}") from error
-    if not pa.types.is_boolean(table.schema.field("hit").type):
-        raise QueryError(f"{text.source}: is {table.schema.field('hit').type}, not true or false; {_FILTER_WANTED}")
+        raise QueryError(f"{measure.source}: {error}; {_MEASURE_WANTED}") from error
 
 
-def load_text(kind: Kind, name_or_path: str, template: str, wanted: str, files: Files = NO_FILES) -> SqlText:
-    """Load a name in the kind's folder, or the path of a .sql file. template: makes a statement of it; wanted: form."""
-    text = find(kind, name_or_path, files)
-    is_own = file_of(name_or_path) is not None
-    source = name_or_path if is_own else f"ludic/sql/{kind.folder}/{name_or_path}.sql"
-    return _parse(PurePath(source).stem, source, text, template, wanted)
+def _columns(con: duckdb.DuckDBPyConnection, measure: SqlText, values: Mapping[str, Any], over: str) -> Sequence[str]:
+    """Return the columns of a measure. Raises QueryError for others than wanted."""
+    sql = f"with eval_episodes as (\n{over}\n)\nselect * from (\n{measure.text}\n) limit 0"
+    columns = run_query(con, sql, values).column_names
+    wanted = {"evaluation", "policy_version", "env_name", "env_example_id", "value"}
+    if set(columns) - {"part", "num_trials"} != wanted:
+        raise QueryError(f"returns {', '.join(columns)}")
+    return columns
 
 
-def _parse(name: str, source: str, text: str, template: str, wanted: str) -> SqlText:
-    defaults = {param: _parse_default(source, param, value) for param, value in _DEFAULT.findall(text)}
-    history = int(found[1]) if (found := _HISTORY.search(text)) else 0
-    text = _without_last_semicolon(text)
-    try:
-        statements = duckdb.extract_statements(template.format(text))
-    except duckdb.Error as error:
-        raise QueryError(f"{source}: {reason_of(error)}; {wanted}") from error
-    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-        raise QueryError(f"{source}: holds {kinds}; {wanted}")
-    parameters = frozenset(statements[0].named_parameters)
-    return SqlText(name=name, source=source, text=text, parameters=parameters, defaults=defaults, history=history)
+# --- Data checks, and notes on harmless facts ----------------------------------------------------------
+# Each check is a SQL file in ludic/sql/checks/ that returns the offending rows; none means that the data is sound. It
+# reads the views of `ludic.connect`, with token lists; `connect(root, without=...)` leaves out a broken file.
 
 
-def _parse_default(source: str, name: str, value: str) -> Any:
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise QueryError(f'{source}: default of {name} is {value}, wanted JSON such as 0.5 or "text"') from error
+def load_checks() -> dict[str, str]:
+    """Return the SQL of the data checks by name; see ludic/sql/checks/."""
+    return {name: read_packaged("checks", name) for name in packaged_names("checks")}
 
 
-def _without_last_semicolon(text: str) -> str:
-    """Remove a final semicolon, which a subquery may not have; DuckDB's tokens ignore those in strings and comments."""
-    starts = [start for start, kind in duckdb.tokenize(text) if kind != duckdb.token_type.comment]
-    raw = text.encode()  # tokens are counted in bytes
-    if starts and raw[starts[-1] :].startswith(b";"):
-        raw = raw[: starts[-1]] + raw[starts[-1] + 1 :]
-    return raw.decode()
+def load_notes() -> dict[str, str]:
+    """Return the SQL of notes, which report harmless facts, by name; see ludic/sql/notes/."""
+    return {name: read_packaged("notes", name) for name in packaged_names("notes")}
 
 
-def reason_of(error: Exception) -> str:
-    """Return DuckDB's message on one line, without its excerpt of the SQL."""
-    return " ".join(str(error).split("\n\nLINE ")[0].split())
-
-
-def quote(text: str) -> str:
-    """Return a quoted SQL string, for statements that take no parameters."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def quote_list(texts: Iterable[str]) -> str:
-    return f"[{', '.join(map(quote, texts))}]::varchar[]"
-
-
-def _dollars(names: Iterable[str]) -> str:
-    return ", ".join(f"${name}" for name in sorted(names))
-
-
-def _is_number(type_: pa.DataType) -> bool:
-    return any(check(type_) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))
-
-
-def _is_number_list(type_: pa.DataType) -> bool:
-    return (pa.types.is_list(type_) or pa.types.is_large_list(type_)) and _is_number(type_.value_type)
+def run_checks(con: duckdb.DuckDBPyConnection) -> dict[str, pa.Table]:
+    """Return the offending rows by the name of the check; a check without findings has an empty table."""
+    findings = {}
+    for name, sql in load_checks().items():
+        try:
+            findings[name] = run_query(con, sql)
+        except QueryError as error:
+            raise QueryError(f"check {name}: {error}") from error
+    return findings

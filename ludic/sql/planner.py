@@ -33,12 +33,74 @@ from ludic.sql.library import (
     run_selection,
     where_filter,
 )
-from ludic.sql.plan_checks import check_advantages, check_pairs
 from ludic.sql.score_gate import names_missing_scorers, open_gate
-from ludic.sql.shortage import COUNT, COUNT_DROPS, Shortage
+
+# --- Rules of a batch ----------------------------------------------------------------------------------
 
 ALWAYS_ON = "drop_errors"
 """Filter that is always applied: failed rollouts are never trained on."""
+
+KNOWN_PARAMS = ("trainer_version", "now", "step", "seed")
+"""Parameters that SQL may use without a value in the rules."""
+
+LossUnit = Literal["row", "pair", "episode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRules:
+    """Rules that make a batch of pending rollouts."""
+
+    advantage: str = "rloo"
+    """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
+    loss_unit: LossUnit = "row"
+    """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
+    make each agent's part of an episode count once, by the sampled tokens of all its rows."""
+    filters: tuple[str, ...] = ()
+    """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first filter that hits."""
+    where: str | None = None
+    """Predicate over a row of rollouts. A group in which it is true of no row is never pending; in other groups, the
+    filter `where` drops rows of which it is not true."""
+    selection: str = "fifo"
+    """Order of groups: a name in ludic/sql/selections/, or the path of a .sql file."""
+    max_uses: int = 1
+    """Number of steps that may train on a group; it is pending again after each of them but the last."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the $parameters of advantage, filters and selection; KNOWN_PARAMS need no values."""
+    seed: int = 0
+    """Random seed of selections: the value of $seed, unless params hold one."""
+    baseline_over: Literal["group", "kept"] = "group"
+    """Rows that the advantage SQL sees: the whole groups of the batch, or their rows that filters keep."""
+    groups_per_batch: int
+    """Number of groups in a batch; each has at least one row that no filter drops."""
+    max_seq_len: int | None = None
+    """Length at which the trainer cuts sequences, recorded in the ledger."""
+    scorers: tuple[str, ...] = ()
+    """Scorers, SCORER or SCORER@VERSION, whose scores each rollout needs; SQL reads them from the table `scores`."""
+    reward_scorer: str | None = None
+    """Scorer whose value replaces episode_reward: as in `scorers`, and :VALUE if it gives several."""
+    mixed_scorers: bool = False
+    """Accept groups whose rows were scored by different versions of a scorer; the newest score counts."""
+    wait_for_scores_s: float | None = 0.0
+    """Seconds that a group waits for scores; None waits without a limit."""
+    files: Files = field(default_factory=dict)
+    """Contents of users' files that replace those on disk, by the paths in the names above."""
+
+    def __post_init__(self) -> None:
+        if self.groups_per_batch < 1:
+            raise ConfigError(f"groups_per_batch is {self.groups_per_batch}, wanted at least 1")
+        if self.max_uses < 1:
+            raise ConfigError(f"max_uses is {self.max_uses}, wanted at least 1")
+        if self.baseline_over not in ("group", "kept"):
+            raise ConfigError(f"baseline_over is {self.baseline_over!r}, wanted group or kept")
+
+    def uses(self, named_by_root: Collection[str] = ()) -> list[CodeUse]:
+        """Return the uses of advantage, filters and selection. named_by_root: names that come from the root."""
+        names = [(ADVANTAGE, self.advantage), *((FILTER, name) for name in dict.fromkeys(self.filters))]
+        names.append((SELECTION, self.selection))
+        return [CodeUse(role=kind.role, setting=name, named_by_root=name in named_by_root) for kind, name in names]
+
+
+# --- Planner -------------------------------------------------------------------------------------------
 
 UNTRAINABLE = "untrainable"
 """Reason for a drop: the row can't be trained on, as was found when a plan had chosen it; see plan/judge.sql."""
@@ -54,9 +116,6 @@ ADDED = pa.schema(
 )
 """Columns that a reader adds to a row, and that `add` wants: the row's address, the order of reading, and `refusal`,
 the reason why no rules may train on the row (ludic.store.reader); it is null for most rows."""
-
-KNOWN_PARAMS = ("trainer_version", "now", "step", "seed")
-"""Parameters that SQL may use without a value in the rules."""
 
 _ADVANTAGE_COLUMNS = {
     "advantage": pa.float64(),
@@ -129,7 +188,19 @@ where
     and rollout_id in (select rollout_id from judged where reason is null)
 """
 
-LossUnit = Literal["row", "pair", "episode"]
+_COUNT = """
+select count(*) as num_rollouts, count(distinct group_id) filter (reason is null) as num_kept_groups
+from judged
+"""
+
+_COUNT_DROPS = """
+select reason, count(*)
+from judged
+where reason is not null
+group by reason
+order by reason
+"""
+
 
 FindUntrainable = Callable[[pa.Table], Sequence[str]]
 """Returns the rollout_ids of rows that can't be trained on. It is given rows that a plan has chosen: rollout_id,
@@ -137,57 +208,35 @@ group_id, the address (file, row_group, row, and root, which is null), prompt_le
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRules:
-    """Rules that make a batch of pending rollouts."""
+class Shortage:
+    """The reason why there is no batch yet."""
 
-    advantage: str = "rloo"
-    """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
-    loss_unit: LossUnit = "row"
-    """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
-    make each agent's part of an episode count once, by the sampled tokens of all its rows."""
-    filters: tuple[str, ...] = ()
-    """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first filter that hits."""
-    where: str | None = None
-    """Predicate over a row of rollouts. A group in which it is true of no row is never pending; in other groups, the
-    filter `where` drops rows of which it is not true."""
-    selection: str = "fifo"
-    """Order of groups: a name in ludic/sql/selections/, or the path of a .sql file."""
-    max_uses: int = 1
-    """Number of steps that may train on a group; it is pending again after each of them but the last."""
-    params: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the $parameters of advantage, filters and selection; KNOWN_PARAMS need no values."""
-    seed: int = 0
-    """Random seed of selections: the value of $seed, unless params hold one."""
-    baseline_over: Literal["group", "kept"] = "group"
-    """Rows that the advantage SQL sees: the whole groups of the batch, or their rows that filters keep."""
-    groups_per_batch: int
-    """Number of groups in a batch; each has at least one row that no filter drops."""
-    max_seq_len: int | None = None
-    """Length at which the trainer cuts sequences, recorded in the ledger."""
-    scorers: tuple[str, ...] = ()
-    """Scorers, SCORER or SCORER@VERSION, whose scores each rollout needs; SQL reads them from the table `scores`."""
-    reward_scorer: str | None = None
-    """Scorer whose value replaces episode_reward: as in `scorers`, and :VALUE if it gives several."""
-    mixed_scorers: bool = False
-    """Accept groups whose rows were scored by different versions of a scorer; the newest score counts."""
-    wait_for_scores_s: float | None = 0.0
-    """Seconds that a group waits for scores; None waits without a limit."""
-    files: Files = field(default_factory=dict)
-    """Contents of users' files that replace those on disk, by the paths in the names above."""
+    ready_groups: int
+    """Number of groups that the selection returns, of those with a row that no filter drops."""
+    wanted_groups: int
+    num_pending_rollouts: int
+    drops: Mapping[str, int]
+    """Number of pending rollouts that each filter would drop."""
+    selection: str
+    num_passed_over: int
+    """Number of groups with a row that no filter drops, and that the selection does not return."""
+    num_waiting_groups: int = 0
+    """Number of groups that wait for scores."""
+    waits_for: str | None = None
+    """The scores that they wait for, as a part of a sentence."""
 
-    def __post_init__(self) -> None:
-        if self.groups_per_batch < 1:
-            raise ConfigError(f"groups_per_batch is {self.groups_per_batch}, wanted at least 1")
-        if self.max_uses < 1:
-            raise ConfigError(f"max_uses is {self.max_uses}, wanted at least 1")
-        if self.baseline_over not in ("group", "kept"):
-            raise ConfigError(f"baseline_over is {self.baseline_over!r}, wanted group or kept")
-
-    def uses(self, named_by_root: Collection[str] = ()) -> list[CodeUse]:
-        """Return the uses of advantage, filters and selection. named_by_root: names that come from the root."""
-        names = [(ADVANTAGE, self.advantage), *((FILTER, name) for name in dict.fromkeys(self.filters))]
-        names.append((SELECTION, self.selection))
-        return [CodeUse(role=kind.role, setting=name, named_by_root=name in named_by_root) for kind, name in names]
+    def describe(self) -> str:
+        """Return one sentence for the log."""
+        parts = [f"{self.ready_groups} of {self.wanted_groups} groups are ready"]
+        if self.num_passed_over:
+            parts.append(f"selection {self.selection} passes over {self.num_passed_over} more")
+        if self.waits_for is not None:
+            parts.append(self.waits_for)
+        if self.drops:
+            most = max(self.drops, key=lambda name: self.drops[name])
+            of_all = f"{sum(self.drops.values())} of {self.num_pending_rollouts} rollouts"
+            parts.append(f"filters drop {of_all}, {most} most ({self.drops[most]})")
+        return "; ".join(parts)
 
 
 class Planner:
@@ -339,13 +388,13 @@ class Planner:
         """Return how many groups are missing for a batch, and why."""
         values = self._values(step, trainer_version, now)
         self._judge(values)
-        num_rollouts, num_kept_groups = self._fetch(COUNT)[0]
+        num_rollouts, num_kept_groups = self._fetch(_COUNT)[0]
         ready_groups = self._choose(values).num_rows
         return Shortage(
             ready_groups=ready_groups,
             wanted_groups=self._rules.groups_per_batch,
             num_pending_rollouts=num_rollouts,
-            drops=dict(self._fetch(COUNT_DROPS)),
+            drops=dict(self._fetch(_COUNT_DROPS)),
             selection=self._selection.name,
             num_passed_over=num_kept_groups - ready_groups,
             num_waiting_groups=0 if self._gate is None else self._gate.num_waiting_groups,
@@ -434,3 +483,46 @@ class Planner:
             yield
         finally:
             self._con.unregister(name)
+
+
+# --- Checks of what an advantage gives -----------------------------------------------------------------
+# source: the advantage's file, for errors. used: rows of the ledger that the step trains on.
+
+
+def check_advantages(source: str, used: pa.Table) -> None:
+    """Raise QueryError unless each used row has a finite advantage, and one number per token if it has a list."""
+    bad = used.filter(pc.invert(pc.fill_null(pc.is_finite(used["advantage"]), False)))
+    if bad.num_rows:
+        raise QueryError(
+            f"{source}: {bad.num_rows} of {used.num_rows} rollouts to train on get no finite "
+            f"advantage, first {bad['rollout_id'][0]}; return one for each, or drop them with a filter"
+        )
+    lengths = pc.list_value_length(used["token_advantages"])
+    bad = used.filter(pc.fill_null(pc.not_equal(lengths, used["response_length"]), False))
+    if bad.num_rows:
+        first = bad.slice(0, 1).to_pylist()[0]
+        raise QueryError(
+            f"{source}: {bad.num_rows} of {used.num_rows} rollouts get token_advantages of a wrong length, first "
+            f"{first['rollout_id']} in {first['file']}: {len(first['token_advantages'])} for "
+            f"{first['response_length']} response tokens; return one for each token"
+        )
+
+
+def check_pairs(source: str, used: pa.Table, num_groups: int) -> None:
+    """Raise QueryError unless each pair has two rows, one chosen and one rejected, and there is a pair.
+
+    num_groups: groups of the batch.
+    """
+    if used.num_rows == 0:
+        raise QueryError(
+            f"{source}: makes no pair of the {num_groups} groups of a batch; "
+            "keep groups of equal rewards out with drop_zero_variance_groups"
+        )
+    sides = pa.table({"pair_id": used["pair_id"], "side": pc.sign(used["advantage"])})
+    pairs = sides.group_by("pair_id").aggregate([("side", "list")])
+    for pair_id, found in zip(pairs["pair_id"].to_pylist(), pairs["side_list"].to_pylist(), strict=True):
+        if sorted(found) != [-1, 1]:
+            raise QueryError(
+                f"{source}: pair {pair_id} has {len(found)} rollouts, {found.count(1)} of them chosen; "
+                "wanted two, one with an advantage above 0 and one below"
+            )

@@ -1,4 +1,4 @@
-"""Run SQL over runs: a user's query, which may only read, and ludic's own; explain DuckDB's errors.
+"""Run SQL over runs: a user's query, which may only read, a user's predicate, and ludic's own; explain DuckDB's errors.
 
 Ctrl-C interrupts a user's query at once.
 """
@@ -15,8 +15,8 @@ import duckdb
 import pyarrow as pa
 
 from ludic.errors import QueryError, one_line
-from ludic.sql.connect import check_only_reads, connect
-from ludic.sql.library import reason_of
+from ludic.sql.connect import check_only_reads, connect, open_duckdb, seal
+from ludic.sql.library import reason_of, required_columns, run_query, where_filter
 from ludic.store import Root
 
 if TYPE_CHECKING:
@@ -195,3 +195,48 @@ _SQL_AT_FAULT = (
     duckdb.OutOfMemoryException,
 )
 """Errors caused by the SQL, unless the message names a file of the run."""
+
+
+# --- Predicates over a table in memory -----------------------------------------------------------------
+# They read no files.
+
+_EXAMPLES = {
+    "metrics": "reward_mean > 0.5",
+    "batches": "count(*) filter (not used) > 10",
+    "rollouts": "avg(episode_reward) > 0.5",
+    "evals": "avg(episode_reward) > 0.5",
+}
+
+
+class Predicate:
+    """A predicate over the rows of one table: an aggregate such as avg(x) > 1, or an expression of a row."""
+
+    def __init__(self, text: str, table: str, schema: pa.Schema) -> None:
+        """Check the predicate over no rows. Raises QueryError if it is not one expression that is true or false."""
+        self.text, self._table = text, table
+        parsed = where_filter(text)
+        if parsed.parameters:
+            raise QueryError(f"({text}): takes ${min(parsed.parameters)}; write the value into the predicate")
+        mentioned = required_columns([parsed], schema.names)
+        self.columns = [name for name in schema.names if name in mentioned] or schema.names[:1]
+        """Columns that the text mentions; the first one if it mentions none, so that rows can be counted."""
+        self._con = open_duckdb()
+        seal(self._con)
+        type_ = self._run(schema.empty_table()).schema.field("hit").type
+        if not (pa.types.is_boolean(type_) or pa.types.is_null(type_)):
+            raise QueryError(f"({text}): is {type_}, not true or false; wanted a predicate such as {_EXAMPLES[table]}")
+
+    def is_true_of(self, rows: pa.Table) -> bool | None:
+        """Return whether the predicate is true of the rows, or of any one row; None if it is NULL for all."""
+        hits = self._run(rows)["hit"].to_pylist()
+        return True if True in hits else False if False in hits else None
+
+    def _run(self, rows: pa.Table) -> pa.Table:
+        self._con.register(self._table, rows)
+        try:
+            # The text is one expression (where_filter), over a connection that reaches nothing but this table.
+            return run_query(self._con, f"select (\n{self.text}\n) as hit from {self._table}")  # noqa: S608
+        except QueryError as error:
+            raise QueryError(f"({self.text}): {error}") from error
+        finally:
+            self._con.unregister(self._table)

@@ -6,9 +6,11 @@ column with the root. Raises QueryError if DuckDB can't name a folder.
 """
 
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from datetime import UTC, datetime
 from functools import partial
 from string import Template
 from types import NoneType, UnionType
@@ -17,18 +19,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import duckdb
 import pyarrow as pa
 from duckdb.func import FunctionNullHandling, PythonUDFType
+from fsspec import AbstractFileSystem
 
 from ludic.code.kept import read_kept_text
 from ludic.code.kinds import read_packaged
 from ludic.errors import QueryError
 from ludic.schema import arrow_schema, rollouts_schema
-from ludic.sql.filesystem import RangedFileSystem
 from ludic.sql.library import quote, quote_list
-from ludic.sql.lists import ARGUMENTS, ListReader
-from ludic.sql.roots import ROOT_COLUMN
-from ludic.sql.scalars import segment_schema
-from ludic.sql.snapshot import Snapshot
-from ludic.sql.types import columns_sql, duckdb_type
+from ludic.sql.snapshot import ARGUMENTS, ListReader, Snapshot, segment_schema
 from ludic.store import Root
 from ludic.store.catalogue import ROWS, Records, Row, Table
 from ludic.store.files import Folder
@@ -53,6 +51,8 @@ _STORED = {row.view: row for row in ROWS if row.view is not None}
 """The row whose files a view shows, by view."""
 _VIEWS = (*(view for view in _STORED if view not in _WITH_SQL), *_WITH_SQL)
 """All views; those without SQL of their own are the stored rows as they are."""
+ROOT_COLUMN = "root"
+"""Column of views and scans: the URL of a row's root, as the user gave it."""
 # The ledger has a column `root`: the location of a rollout that is not in the ledger's own root.
 _ROOT_COLUMNS = {"batches": "ledger_root", "all_batches": "ledger_root"}
 
@@ -276,3 +276,107 @@ def _protocol(number: int) -> str:
 
 def _escape_glob(path: str) -> str:
     return re.sub(r"([\[*?])", r"[\1]", path)
+
+
+# --- DuckDB's names of types ---------------------------------------------------------------------------
+# DuckDB names them itself when it reads an Arrow table, but imports pandas for that, in a third of a second. Names of
+# columns and fields are quoted, not escaped: they are of ludic's schemas.
+
+_TYPES = {
+    pa.bool_(): "BOOLEAN",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "VARCHAR",
+    pa.timestamp("us", "UTC"): "TIMESTAMP WITH TIME ZONE",
+}
+
+
+def duckdb_type(type_: pa.DataType) -> str:
+    """Return DuckDB's name of a type. Raises KeyError for a type that no stored column has."""
+    if pa.types.is_list(type_):
+        return f"{duckdb_type(type_.value_type)}[]"
+    if pa.types.is_map(type_):
+        return f"MAP({duckdb_type(type_.key_type)}, {duckdb_type(type_.item_type)})"
+    if pa.types.is_struct(type_):
+        return f"STRUCT({columns_sql(type_)})"
+    return _TYPES[type_]
+
+
+def columns_sql(fields: Iterable[pa.Field]) -> str:
+    """Return names and types of columns, as CREATE TABLE takes them."""
+    return ", ".join(f'"{field.name}" {duckdb_type(field.type)}' for field in fields)
+
+
+# --- Files of any fsspec filesystem --------------------------------------------------------------------
+# DuckDB calls seek and read of one Python file object from several threads. If another thread seeks in between, a query
+# returns wrong rows or none (DuckDB 2.0, 1 query of 50 on memory://). Here each thread has its own position, and a read
+# is one ranged request. Read-only; passes on the filesystem's errors.
+
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RangedFileSystem(AbstractFileSystem):
+    """Serves the files of another filesystem as PROTOCOL://PATH, for DuckDB's register_filesystem."""
+
+    cachable = False
+
+    def __init__(self, fs: AbstractFileSystem, protocol: str = "ludic") -> None:
+        """Wrap `fs`. protocol: must be unique in a connection, and without punctuation."""
+        super().__init__()
+        self._fs, self.protocol = fs, protocol
+        self._sizes: dict[str, int] = {}
+
+    def glob(self, path: str, **_: Any) -> list[str]:
+        """List the paths that match. The listing includes sizes, which saves a request for each file."""
+        found = self._fs.glob(self._path(path), detail=True)
+        self._sizes |= {name: info["size"] for name, info in found.items()}
+        return sorted(found)
+
+    def open(self, path: str, mode: str = "rb", **_: Any) -> "RangedFile":
+        assert mode == "rb", f"{path} is only read"
+        return RangedFile(self._fs, self._path(path), self.size(path))
+
+    def size(self, path: str) -> int:
+        path = self._path(path)
+        if path not in self._sizes:
+            self._sizes[path] = self._fs.size(path)
+        return self._sizes[path]
+
+    def modified(self, path: str) -> datetime:
+        """Return a constant: files of a root never change, so DuckDB's caches of them stay valid."""
+        return _NEVER
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return self._fs.exists(self._path(path))
+
+    def _path(self, url: str) -> str:
+        return url.removeprefix(f"{self.protocol}://").rstrip("/")
+
+
+class RangedFile:
+    """A file that threads share. A read starts at this thread's last seek, else at the end of the last read."""
+
+    def __init__(self, fs: AbstractFileSystem, path: str, size: int) -> None:
+        self._fs, self._path, self._size = fs, path, size
+        self._position = 0
+        self._own = threading.local()
+
+    def seek(self, position: int) -> int:
+        self._position = self._own.position = position
+        return position
+
+    def tell(self) -> int:
+        return self._own.__dict__.get("position", self._position)
+
+    def read(self, num_bytes: int) -> bytes:
+        start = self._own.__dict__.pop("position", self._position)
+        self._position = end = min(start + num_bytes, self._size)
+        return self._fs.cat_file(self._path, start=start, end=end) if start < end else b""
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Do nothing: no file is open between reads."""

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from ludic.schema import rollouts_schema
-from ludic.sql.roots import ROOT_COLUMN, RootLike, open_roots
+from ludic.sql.connect import RootLike, open_roots
+from ludic.sql.root_views import ROOT_COLUMN
 from ludic.store import Root
 from ludic.store.files import current_files
 

@@ -49,18 +49,18 @@ _CONCURRENT_LISTINGS = 16
 _SLOT = re.compile(rf"w{NUMBER}-")
 
 
-class Source(NamedTuple):
+class SourceFile(NamedTuple):
     """Name of the rows that a worker committed as one file; readers count by it, whatever file holds the rows now."""
 
     worker_id: str
     sequence: int
 
 
-def parse_source(worker_id: object, sequence: object) -> Source:
+def parse_source(worker_id: object, sequence: object) -> SourceFile:
     """Parse a source that a file names. Raises ValueError if no worker commits such a source."""
     if not isinstance(worker_id, str) or not isinstance(sequence, int) or sequence < 0:
         raise ValueError(f"[{worker_id!r}, {sequence!r}] is no worker_id with a sequence")
-    return Source(check_worker_id(worker_id), sequence)
+    return SourceFile(check_worker_id(worker_id), sequence)
 
 
 class _Appended:
@@ -71,10 +71,10 @@ class _Appended:
     sequence: int
 
     @property
-    def source(self) -> Source:
+    def source(self) -> SourceFile:
         """Source of a worker's file; not for compacted files, which have several."""
         assert not self.is_compacted, f"{self.worker_id}-{self.sequence} has many sources"
-        return Source(self.worker_id, self.sequence)
+        return SourceFile(self.worker_id, self.sequence)
 
     @property
     def is_compacted(self) -> bool:
@@ -217,12 +217,12 @@ def list_versions(root: Root, folder: Folder = "rollouts") -> list[int]:
 SOURCES_KEY = b"ludic.sources"
 
 
-def sources_to_json(sources: Iterable[Source]) -> bytes:
+def sources_to_json(sources: Iterable[SourceFile]) -> bytes:
     """Return the value of SOURCES_KEY in a compacted file's footer."""
     return json.dumps([list(source) for source in sources]).encode()
 
 
-def sources_of(parquet: pq.ParquetFile, file: AppendedFile) -> list[Source]:
+def sources_of(parquet: pq.ParquetFile, file: AppendedFile) -> list[SourceFile]:
     """Return the sources of an open file. Raises SchemaError if a compacted file does not name its sources."""
     if not file.is_compacted:
         return [file.source]
@@ -233,7 +233,7 @@ def sources_of(parquet: pq.ParquetFile, file: AppendedFile) -> list[Source]:
         raise SchemaError(f"{file.name} does not name its sources in its footer; no compaction wrote it") from error
 
 
-def find_sources(root: Root, file: AppendedFile) -> list[Source] | None:
+def find_sources(root: Root, file: AppendedFile) -> list[SourceFile] | None:
     """Return the sources of a file as `read_sources` does; None if it is broken or gone."""
     try:
         return read_sources(root, file)
@@ -241,7 +241,7 @@ def find_sources(root: Root, file: AppendedFile) -> list[Source] | None:
         return None
 
 
-def read_sources(root: Root, file: AppendedFile) -> list[Source]:
+def read_sources(root: Root, file: AppendedFile) -> list[SourceFile]:
     """Return the sources of a file, from its name or, if compacted, its footer. Raises the errors of `open_parquet`."""
     if not file.is_compacted:
         return [file.source]
@@ -262,7 +262,7 @@ class Output:
     """A planned compacted file, and the sources that it replaces."""
 
     file: AppendedFile
-    sources: tuple[Source, ...]
+    sources: tuple[SourceFile, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ludic.errors import FencedError, SchemaError, StoreError
 from ludic.schema import arrow_schema, rollouts_schema
 from ludic.store.attempts import chain, check_not_fenced, newest_attempt_id, read_attempt, read_parent
 from ludic.store.catalogue import BATCHES, StepName
-from ludic.store.files import RolloutFile, Source, find_replacement, group_numbers, list_files
+from ludic.store.files import RolloutFile, SourceFile, find_replacement, group_numbers, list_files
 from ludic.store.parquet import (
     group_ranges,
     open_parquet,
@@ -346,11 +346,11 @@ def recall_requests(root: Root, cursor: Cursor, in_use: Collection[str]) -> None
     cursor.knows_requests = True
 
 
-def _groups_of_sources(root: Root, file: RolloutFile) -> dict[Source, set[str]]:
+def _groups_of_sources(root: Root, file: RolloutFile) -> dict[SourceFile, set[str]]:
     """Return the group_ids of each source of a file; none if the file is broken or was deleted."""
-    sources: defaultdict[Source, set[str]] = defaultdict(set)
+    sources: defaultdict[SourceFile, set[str]] = defaultdict(set)
     for worker_id, sequence, group_id in _rows(_read(root, file, _SOURCE)):
-        sources[Source(worker_id, sequence)].add(group_id)
+        sources[SourceFile(worker_id, sequence)].add(group_id)
     return sources
 
 

@@ -19,7 +19,7 @@ from ludic.errors import LudicError, SchemaError
 from ludic.schema import as_schema, rollouts_schema
 from ludic.schema.tables import TABLE_KEY, VERSION_KEY
 from ludic.store.attempts import read_cut
-from ludic.store.files import RolloutFile, Source, group_numbers, list_names, sources_of
+from ludic.store.files import RolloutFile, SourceFile, group_numbers, list_names, sources_of
 from ludic.store.parquet import group_starts, open_parquet, read_row_groups, row_counts, sound_footer
 from ludic.store.root import Root
 
@@ -410,10 +410,10 @@ class RolloutReader:
         self.cursor = cursor or Cursor()
         self.broken_files: dict[str, str] = {}
         """Reason by name of each broken file; broken files never stop a run."""
-        self._groups_left: defaultdict[Source, set[str]] = defaultdict(set)
-        self._version_of: dict[Source, int] = {}
+        self._groups_left: defaultdict[SourceFile, set[str]] = defaultdict(set)
+        self._version_of: dict[SourceFile, int] = {}
         """Version of each source in _groups_left."""
-        self._sources: defaultdict[str, set[Source]] = defaultdict(set)
+        self._sources: defaultdict[str, set[SourceFile]] = defaultdict(set)
         """Sources by group_id, for groups that were delivered and not consumed yet."""
         self._delivered: set[str] = set()
         """Names of files without new groups, so that each is parsed, and a compacted file opened, only once."""
@@ -496,7 +496,7 @@ class RolloutReader:
             return False
         return file.name not in self.broken_files
 
-    def _has_source(self, source: Source) -> bool:
+    def _has_source(self, source: SourceFile) -> bool:
         """Return whether a source was delivered in this life, or consumed in an earlier life."""
         return source in self._groups_left or self.cursor.has_source(*source)
 
@@ -551,7 +551,7 @@ class RolloutReader:
         table = table.append_column("arrival", pa.array(np.repeat([arrivals[file] for file in read.files], counts)))
         return table if is_new.all() else table.filter(pa.array(is_new))
 
-    def _record_new(self, pairs: Sequence[tuple[Source, str]], version: int) -> bool | list[bool]:
+    def _record_new(self, pairs: Sequence[tuple[SourceFile, str]], version: int) -> bool | list[bool]:
         """Record the new groups of a file as delivered; returns for each row whether its group is new.
 
         pairs: source and group_id of each row.
@@ -598,15 +598,15 @@ class RolloutReader:
         self._number_of[group_id] = number
         return True
 
-    def _is_undelivered(self, source: Source, group_id: str) -> bool:
+    def _is_undelivered(self, source: SourceFile, group_id: str) -> bool:
         return source not in self._groups_left and not self.cursor.has_group(*source, group_id)
 
 
-def _row_sources(file: RolloutFile, table: pa.Table) -> "repeat[Source] | map[Source]":
+def _row_sources(file: RolloutFile, table: pa.Table) -> "repeat[SourceFile] | map[SourceFile]":
     """Return the source of each row: num_rows sources, or one source repeated without end."""
     if not file.is_compacted:
         return repeat(file.source)
-    return map(Source, table.column("worker_id").to_pylist(), table.column("sequence").to_pylist())
+    return map(SourceFile, table.column("worker_id").to_pylist(), table.column("sequence").to_pylist())
 
 
 def _with_address(table: pa.Table, names: pa.Array, row_groups: np.ndarray, rows: np.ndarray) -> pa.Table:

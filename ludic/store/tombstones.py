@@ -26,7 +26,7 @@ from ludic.store.catalogue import (
     Records,
     row_of,
 )
-from ludic.store.files import Folder, RolloutFile, Source, find_sources, slot_of
+from ludic.store.files import Folder, RolloutFile, SourceFile, find_sources, slot_of
 from ludic.store.local import SCRATCH
 from ludic.store.parquet import read_columns
 from ludic.store.reader import Cursor, Intervals
@@ -52,7 +52,7 @@ class StoredFile:
 
     file: RolloutFile
     size_bytes: int
-    sources: tuple[Source, ...]
+    sources: tuple[SourceFile, ...]
     leftovers: tuple[RolloutFile, ...] = ()
     """Workers' files that an interrupted compaction left behind, though this compacted file holds their rows."""
 
@@ -77,7 +77,9 @@ def stored_files(root: Root, folder: Folder = "rollouts") -> list[StoredFile]:
     ]
 
 
-def all_rows_match(files: Iterable[StoredFile], rows: Mapping[Source, tuple[int, int]]) -> tuple[list[StoredFile], int]:
+def all_rows_match(
+    files: Iterable[StoredFile], rows: Mapping[SourceFile, tuple[int, int]]
+) -> tuple[list[StoredFile], int]:
     """Return the files whose rows all match, and the number of matching rows in the other files.
 
     rows: number of rows and number of matching rows, by source.
@@ -178,14 +180,14 @@ def _describe_partition(files: Sequence[StoredFile], read: Sequence[tuple[int, n
         num_rows=sum(num_rows for num_rows, _ in read),
         size_bytes=sum(stored.size_bytes for stored in files),
         files=_spans(
-            Source(file.worker_id, file.sequence) for stored in files for file in (stored.file, *stored.leftovers)
+            SourceFile(file.worker_id, file.sequence) for stored in files for file in (stored.file, *stored.leftovers)
         ),
         sources=_spans(source for stored in files for source in stored.sources),
         groups=_intervals(numbers.tolist()).pairs,
     )
 
 
-def _spans(sources: Iterable[Source]) -> Spans:
+def _spans(sources: Iterable[SourceFile]) -> Spans:
     sequences: dict[str, list[int]] = {}
     for source in sources:
         sequences.setdefault(source.worker_id, []).append(source.sequence)

@@ -34,8 +34,7 @@ from transformers import PreTrainedModel
 
 from ludic.distributed import bytes_from_main, from_main, num_ranks, rank
 from ludic.errors import ModelError, NameTakenError
-from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from ludic.models.lora import has_adapters, is_adapter_weight, load_adapter
+from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
 from ludic.store.attempts import MARKER, folder_of
 from ludic.store.records import CheckpointInfo, encode_record
 from ludic.store.root import Root

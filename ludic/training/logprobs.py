@@ -20,8 +20,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from ludic.batches.kept_tokens import PackedKeptTokens
-from ludic.batches.packing import MicroBatch
+from ludic.batches.packing import MicroBatch, PackedKeptTokens
 from ludic.errors import ModelError
 from ludic.training.attention import PACKED_ATTENTION, packed_arguments
 

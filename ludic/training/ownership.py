@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from ludic.batches.offline import OfflineSource
 from ludic.batches.online import OnlineSource
-from ludic.batches.replan_source import ReplanSource
-from ludic.batches.source import Source
+from ludic.batches.replay import ReplanSource
+from ludic.batches.source import PlanSource
 from ludic.by_name import find_by_name
 from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.distributed import run_on_main
@@ -117,13 +117,13 @@ def _explain_none(root: Root, damaged: CheckpointInfo | None) -> str:
     )
 
 
-def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> Source | None:
+def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> PlanSource | None:
     """Open the source of plans on rank 0; None on other ranks. Raises its errors on every rank.
 
     Offline training reads the scalars of all sources. Raises ConfigError if a source has no rollouts to train on, or
     if the run to replay began with another model or other settings; MissingRootError if a source is no root.
     """
-    opened: list[Source] = []
+    opened: list[PlanSource] = []
 
     def open_() -> None:
         batch, loss_unit = config.batch, config.loss.loss_unit
@@ -140,7 +140,7 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> Sourc
     return next(iter(opened), None)
 
 
-def agree_on_steps(config: TrainConfig, source: Source | None, resumed: CheckpointInfo | None) -> TrainConfig:
+def agree_on_steps(config: TrainConfig, source: PlanSource | None, resumed: CheckpointInfo | None) -> TrainConfig:
     """Return the settings, with rank 0's number of steps if its source sets one."""
     num_steps = run_on_main(lambda: source.count_steps(resumed) if source else None)
     return config if num_steps is None else config.replace(num_steps=num_steps)
@@ -159,7 +159,7 @@ class Ownership:
 
     attempt: Attempt
     resumed: CheckpointInfo | None
-    source: Source
+    source: PlanSource
     publisher: Publisher
     write_metrics: Callable[[int, Mapping[str, Any]], None]
     tokenizer: Mapping[str, bytes]
@@ -170,7 +170,7 @@ class Ownership:
 def open_ownership(
     root: Root,
     config: TrainConfig,
-    source: Source | None,
+    source: PlanSource | None,
     predecessor: int,
     found: Found,
     numerics: Mapping[str, Any],

@@ -6,40 +6,51 @@ reference logprobs, the policy that the step started from, cut.json and README.t
 is missing.
 """
 
+import hashlib
 import json
 import os
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.code.kept import copy_code
 from ludic.errors import ConfigError, LudicError
 from ludic.masking import SECRET_NAME
 from ludic.models.first_model import first_model, is_hub_id
+from ludic.printable import printable
+from ludic.schema import rollouts_schema
 from ludic.store import Attempt, LatestPolicy, Root, point_latest, read_attempt
 from ludic.store.attempts import (
     MARKER,
+    chain,
     checkpoint_folder,
     checkpoint_id_to_resume,
     checkpoint_ids,
     newest_attempt_id,
     parse_marker,
+    read_parent,
 )
-from ludic.store.catalogue import ATTEMPTS, CUT, POLICIES, README, RUN, WEIGHTS
+from ludic.store.catalogue import ATTEMPTS, CUT, POLICIES, README, REFERENCE, RUN, WEIGHTS
+from ludic.store.files import RolloutFile
+from ludic.store.ledger import ledger_name
 from ludic.store.local import SCRATCH
-from ludic.store.policies import copy_policy, has_weights, policy_folder, read_policy
+from ludic.store.parquet import encode_plain, open_writer
+from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
 from ludic.store.records import CUT_ATTEMPT, CheckpointId, CutRecord, decode_json, encode_json, encode_record
+from ludic.store.tables import read_reference_index
 from ludic.store.weights import copy_kept, keep_model, read_identity
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
-from ludic.what_if.cut_batches import copy_batches, copy_reference
-from ludic.what_if.cut_weights import expected_weights
-from ludic.what_if.readme import readme_text
-from ludic.what_if.steps import check_planned, planned_steps
+from ludic.what_if.rerun import check_planned, planned_steps, read_considered, read_step
 
 _REMOVED = "removed by ludic cut"
 
@@ -219,3 +230,187 @@ def _copy_policies(root: Root, target: Root, version: int) -> bool:
         target.upload(scratch, policy_folder(version), last=WEIGHTS.file)
     point_latest(target, LatestPolicy(version=version, budget=0))
     return True
+
+
+# --- Batches: ledger files, the considered rollouts, and their reference logprobs ----------------------
+# Rows keep their order and their row groups, so that ranks get the same shares; the ledger gets the new addresses. A
+# file has the name that its worker gave it, also if compaction has moved its rows.
+
+_Address = tuple[str, int, int]
+"""File, row group and row of a rollout."""
+
+
+def copy_batches(
+    root: Root, target: Root, planned: Mapping[int, int], steps: Sequence[int]
+) -> tuple[int, set[str], int]:
+    """Copy the batches of steps; return the number of rollouts, their ids, and the policy version of the last step."""
+    ledgers = [read_step(root, planned, step) for step in steps]
+    versions = ledgers[-1]["trainer_version"]
+    if not len(versions):
+        raise ConfigError(f"{root.url}: step {steps[-1]} considered no rollouts, so there is nothing to cut")
+    rows = pa.concat_tables(ledgers)
+    first = rows.take(pa.array(_first_of_each(rows["rollout_id"].to_pylist())))
+    moved = _copy_rollouts(root, target, first)
+    for step, ledger in zip(steps, ledgers, strict=True):
+        target.put_if_absent(ledger_name(CUT_ATTEMPT, step), encode_plain(_readdress(ledger, moved)))
+    return first.num_rows, set(moved), versions[0].as_py()
+
+
+def copy_reference(root: Root, target: Root, rollout_ids: set[str]) -> None:
+    """Copy the files of cached reference logprobs that hold any of these rollouts."""
+    for model in REFERENCE.first_fields(root):
+        index = read_reference_index(root, model)
+        names = index.filter(pc.is_in(index["rollout_id"], pa.array(rollout_ids, pa.string())))["file"].unique()
+        for name in names.to_pylist():
+            target.put_if_absent(name, root.read(name))
+
+
+def _first_of_each(rollout_ids: list[str]) -> list[int]:
+    """Return the index of each rollout's first row; a group may be in several steps."""
+    found: dict[str, int] = {}
+    for index, rollout_id in enumerate(rollout_ids):
+        found.setdefault(rollout_id, index)
+    return list(found.values())
+
+
+def _copy_rollouts(root: Root, target: Root, rows: pa.Table) -> dict[str, _Address]:
+    """Write the rows to files of the names that their workers gave; return the new address of each rollout_id."""
+    schema = rollouts_schema(root.run.extra_columns)
+    homes = _homes(rows, read_considered(root, rows, ["worker_id", "sequence"]))
+    old = list(zip(*(rows[name].to_pylist() for name in ("root", "file", "row_group", "row")), strict=True))
+    files: dict[str, dict[tuple[str, str, int], list[int]]] = {}
+    for index in sorted(range(len(old)), key=lambda index: (old[index][0] or "", *old[index][1:])):
+        url, file, row_group, _ = old[index]
+        files.setdefault(homes[index], {}).setdefault((url or "", file, row_group), []).append(index)
+    moved: dict[str, _Address] = {}
+    for name, row_groups in files.items():
+        with target.scratch_folder() as scratch:
+            with open_writer(scratch / "rows.parquet", schema) as writer:
+                for number, indexes in enumerate(row_groups.values()):
+                    chosen = rows.take(pa.array(indexes))
+                    table = read_considered(root, chosen, schema.names).cast(schema)
+                    writer.write_table(table, row_group_size=table.num_rows)
+                    ids = chosen["rollout_id"].to_pylist()
+                    moved |= {rollout_id: (name, number, row) for row, rollout_id in enumerate(ids)}
+            target.move_in(scratch / "rows.parquet", name)
+    return moved
+
+
+def _homes(rows: pa.Table, sources: pa.Table) -> list[str]:
+    """Return the file that a worker committed each row to: a group is stored under its oldest version."""
+    groups, versions = rows["group_id"].to_pylist(), rows["policy_version"].to_pylist()
+    oldest: dict[str, int] = {}
+    for group_id, version in zip(groups, versions, strict=True):
+        oldest[group_id] = min(version, oldest.get(group_id, version))
+    facts = (rows["env_name"], sources["worker_id"], sources["sequence"])
+    columns = (column.to_pylist() for column in facts)
+    return [RolloutFile(oldest[group], *values).name for group, *values in zip(groups, *columns, strict=True)]
+
+
+def _readdress(ledger: pa.Table, moved: Mapping[str, _Address]) -> pa.Table:
+    """Return ledger rows of the cut's attempt, with the addresses of its files."""
+    files, row_groups, numbers = zip(
+        *(moved[rollout_id] for rollout_id in ledger["rollout_id"].to_pylist()), strict=True
+    )
+    values = {
+        "attempt_id": [CUT_ATTEMPT] * ledger.num_rows,
+        "file": files,
+        "row_group": row_groups,
+        "row": numbers,
+        "root": [None] * ledger.num_rows,
+    }
+    for name, column in values.items():
+        index = ledger.schema.get_field_index(name)
+        ledger = ledger.set_column(index, ledger.schema.field(index), pa.array(column, ledger.schema.field(index).type))
+    return ledger
+
+
+# --- Weights after the step, for a comparison with a replay --------------------------------------------
+
+_OTHERS = ("optimizer.safetensors", "random.safetensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedWeights:
+    """SHA-256 of the weight files of the step's checkpoint, which a replay writes too."""
+
+    sha256: Mapping[str, str]
+    """By file name; empty if the run did not keep these weights exactly."""
+    found_in: str
+    """Folder of the run that holds them, or the reason why there is none."""
+
+
+def expected_weights(root: Root, attempt: Attempt, attempt_id: int, step: int) -> ExpectedWeights:
+    """Return the weights after a step, from its checkpoint, or from the policy that it published.
+
+    attempt: settings of the step. attempt_id: attempt that trained it. A policy counts if it holds the trained weights
+    as they are: whole, in float32, without LoRA.
+    """
+    for link in chain(newest_attempt_id(root), partial(read_parent, root)):
+        checkpoint_id = (link.attempt_id, step)
+        if (link.last_step is None or step <= link.last_step) and checkpoint_id in checkpoint_ids(root):
+            with temporary_folder("cut") as folder:
+                root.download(checkpoint_folder(checkpoint_id), folder)
+                return ExpectedWeights(sha256=_digests(folder), found_in=checkpoint_folder(checkpoint_id))
+    if not _publishes_exactly(attempt.config):
+        return ExpectedWeights(
+            sha256={}, found_in="no checkpoint of this step is left, and policies hold other numbers"
+        )
+    for version in policy_versions(root):
+        policy = read_policy(root, version)
+        if policy and (policy.step, policy.attempt_id) == (step, attempt_id) and has_weights(root, version):
+            with temporary_folder("cut") as folder:
+                copy_policy(root, version, folder)
+                return ExpectedWeights(sha256=_digests(folder), found_in=policy_folder(version))
+    return ExpectedWeights(sha256={}, found_in="neither a checkpoint nor a policy of this step is left")
+
+
+def _publishes_exactly(config: Mapping[str, Any]) -> bool:
+    dtype = config.get("publish_dtype") or config.get("dtype", "float32")
+    return dtype == "float32" and config.get("lora_rank") is None
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(file for file in folder.glob("*.safetensors") if file.name not in _OTHERS)
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+# --- README.txt: what a cut holds, the command that replays it, and the weights that must come out -----
+
+_NEW_ROOT = "again"
+_SHARD_SIZE = TrainConfig().checkpoint.max_shard_size
+
+
+def readme_text(
+    record: CutRecord, name: str, weights: ExpectedWeights, attempt: Attempt, version: int | None
+) -> tuple[str, str]:
+    """Return the text and the command. name: of the cut's folder. version: policy in the cut; None if it was pruned."""
+    size = attempt.config.get("max_shard_size", _SHARD_SIZE)
+    shards = "" if size == _SHARD_SIZE else f" --max-shard-size {shlex.quote(str(size))}"
+    command = f"ludic train {_NEW_ROOT} --replay-batches {shlex.quote(name)}{shards}"
+    folder = checkpoint_folder((2 if record.start else 1, record.step))
+    steps = f"step {record.step}" if record.first_step == record.step else f"steps {record.first_step} to {record.step}"
+    begins = f"the checkpoint of step {record.first_step - 1}" if record.start else "the first weights of the run"
+    policy = "was pruned and is not here" if version is None else f"is {policy_folder(version)}"
+    lines = [
+        f"Step {record.step} of a ludic run, cut out by `ludic cut`.",
+        "",
+        f"This folder is a root of ludic. It holds {begins}, the batches of {steps} with their rollouts,",
+        f"the settings and the users' code. The policy that the step started from {policy}.",
+        "",
+        "Replay, in the folder that holds this one; the new root `again` must not exist:",
+        "",
+        f"    {command}",
+        "",
+        *_expected(weights, f"{_NEW_ROOT}/{folder}"),
+        "",
+        "The last bits also depend on library versions and the processor; `ludic train` warns if they differ.",
+    ]
+    return "\n".join(printable(line) for line in lines) + "\n", command
+
+
+def _expected(weights: ExpectedWeights, folder: str) -> list[str]:
+    if not weights.sha256:
+        return [f"The run no longer holds the exact weights after the step: {weights.found_in}."]
+    lines = [f"{digest}  {folder}/{name}" for name, digest in weights.sha256.items()]
+    return [f"The weights after the step must have this SHA-256 (from {weights.found_in}; `sha256sum -c`):", "", *lines]

@@ -1,22 +1,32 @@
 """Run other rules over the stored batches of a run, and compare with its ledger, step by step.
 
-Reads attempts/, batches/, rollouts/, scores/ and code/; writes nothing. Raises ConfigError if steps or rollouts are
-missing, QueryError if the rules do not fit the rollouts.
+Reads attempts/, batches/, rollouts/, scores/, expired/ and code/; writes nothing. Raises ConfigError, which names the
+missing step or file, QueryError if the rules do not fit the rollouts, and ConsentError for code of the root that the
+user has not agreed to run.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
 
-from ludic.batches.replan import Replanner
+from ludic.batches.replay import Replanner
+from ludic.batches.source import batch_rules
+from ludic.code.kept import find_files, trusted_files
 from ludic.defaults import Track, untracked
-from ludic.store import Root
-from ludic.what_if.credit import compare_plans, summarize
-from ludic.what_if.rules import config_of, rules_of_step
-from ludic.what_if.steps import parse_steps, planned_steps, read_considered, read_step
+from ludic.errors import ConfigError, StoreError
+from ludic.sql.library import load_advantage, load_filter, load_selection
+from ludic.sql.planner import BatchRules
+from ludic.store import Root, read_attempt, read_ledger
+from ludic.store.ledger import attempt_of_steps, read_rollouts
+from ludic.training.config import TrainConfig
+from ludic.training.inherited_settings import to_config
+from ludic.training.objectives import without_ignored
+from ludic.training.presets import load_algorithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +63,189 @@ def rerun(root: Root, given: Mapping[str, Any], steps: str | None = None, track:
         rows=pl.concat(frames),
         is_ledger=is_ledger,
     )
+
+
+# --- Rules: those of the trainer that planned a step, with the settings given now ----------------------
+
+
+def given_settings(
+    *,
+    advantage: str | None,
+    filters: "tuple[str, ...] | None",
+    algorithm: str | None,
+    sql_params: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the settings that differ from the run's: an algorithm's, overridden by those given themselves."""
+    own = {"advantage": advantage, "filters": filters, "sql_params": sql_params or None}
+    preset = load_algorithm(algorithm) if algorithm is not None else {}
+    return preset | {name: value for name, value in own.items() if value is not None}
+
+
+def config_of(root: Root, attempt_id: int, given: Mapping[str, Any]) -> TrainConfig:
+    """Return the settings of an attempt with those given now. Raises ConfigError if the attempt has no rules."""
+    earlier = read_attempt(root, attempt_id).config
+    if earlier.get("replay_batches") and earlier.get("replan_from") is None:
+        raise ConfigError(
+            f"{root.url}: attempt {attempt_id} repeats the batches of {earlier['replay_batches']} without rules of its "
+            "own; ask about that run"
+        )
+    return to_config({**without_ignored(earlier, given), **given})
+
+
+def rules_of_step(root: Root, config: TrainConfig, given: Mapping[str, Any]) -> BatchRules:
+    """Return the rules of a plan. Files that are given now are read from this machine, others from the root's code/."""
+    rules = batch_rules(config.batch, root.run.groups_per_batch, root.run.seed, loss_unit=config.loss.loss_unit)
+    named = {given.get("advantage"), *(given.get("filters") or ())}
+    uses = rules.uses()
+    files = find_files(root, [use for use in uses if use.setting in named], update=True).files
+    others = rules.uses({use.setting for use in uses if use.setting not in named})
+    kept = trusted_files(root, [use for use in others if use.setting not in named])
+    rules = replace(rules, files={**kept, **files})
+    # The run's parameters of an advantage or filter that is replaced have no meaning here.
+    wanted = _parameters(rules) | (given.get("sql_params") or {}).keys()
+    return replace(rules, params={name: value for name, value in rules.params.items() if name in wanted})
+
+
+def _parameters(rules: BatchRules) -> set[str]:
+    texts = [
+        load_advantage(rules.advantage, rules.files),
+        *(load_filter(name, rules.files) for name in rules.filters),
+        load_selection(rules.selection, rules.files),
+    ]
+    return {name for text in texts for name in text.parameters}
+
+
+# --- Steps of a run's effective ledger -----------------------------------------------------------------
+
+
+def planned_steps(root: Root) -> dict[int, int]:
+    """Return the attempt_id of each step of the effective ledger, in order of steps. Raises ConfigError for none."""
+    planned = attempt_of_steps(root)
+    if not planned:
+        raise ConfigError(f"{root.url}: no step has been planned (batches/ is empty); train the run first")
+    return planned
+
+
+def parse_steps(text: str | None, planned: Mapping[int, int], url: str) -> list[int]:
+    """Return the planned steps of "7" or "10-20"; None is all. Raises ConfigError for a step that was not planned."""
+    if text is None:
+        return list(planned)
+    first, dash, last = text.strip().partition("-")
+    if not first.isdecimal() or not (last.isdecimal() if dash else True):
+        raise ConfigError(f"steps is {text!r}, wanted one step such as 7, or a range such as 10-20")
+    low, high = int(first), int(last or first)
+    for step in (low, high):
+        check_planned(step, planned, url)
+    if low > high:
+        raise ConfigError(f"steps is {text!r}; the first step comes after the last one")
+    return [step for step in planned if low <= step <= high]
+
+
+def check_planned(step: int, planned: Mapping[int, int], url: str) -> None:
+    """Raise ConfigError unless a step was planned."""
+    if step not in planned:
+        raise ConfigError(f"{url} has no step {step}; its batches have steps {min(planned)} to {max(planned)}")
+
+
+def read_step(root: Root, planned: Mapping[int, int], step: int) -> pa.Table:
+    """Return the ledger rows of a planned step."""
+    return read_ledger(root, planned[step], step)
+
+
+def read_considered(root: Root, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Return columns of the rollouts of ledger rows, in their order. Raises ConfigError if their files are gone."""
+    try:
+        return read_rollouts(root, rows, columns)
+    except StoreError as error:
+        step = rows["step"][0].as_py()
+        names = [name for name in rows["file"].unique().to_pylist() if f"/{name} " in str(error)]
+        if not names:
+            raise
+        raise ConfigError(
+            f"{root.url}: step {step} needs {names[0]}, which is gone: its rollouts have expired or were deleted"
+        ) from error
+
+
+# --- Credit of tokens ----------------------------------------------------------------------------------
+# The credit of a sampled token is its advantage times the weight of its row; it is 0 if the row is not used, and beyond
+# max_seq_len. Works on tables in memory.
+
+_SIDES = ("used", "reason", "advantage", "weight", "token_advantages")
+"""Columns of the ledger that both plans have."""
+_FACTS = ["step", "rollout_id", "group_id", "env_name", "policy_version", "episode_reward", "response_length"]
+_NO_ROW_FITS = "where"
+"""Reason of rows of which the plan knows nothing: `where` is true of no row of their group."""
+
+
+def compare_plans(ledger: pa.Table, plan: pa.Table, masks: pa.ChunkedArray, lengths: tuple[Any, Any]) -> pl.DataFrame:
+    """Return one row per considered rollout: the ledger's columns, the plan's with the prefix new_, and differences.
+
+    masks: action_mask of the ledger's rows. lengths: max_seq_len by which the ledger and the plan cut sequences. The
+    columns old_credit and new_credit hold the credit of each sampled token.
+    """
+    before = _frame(ledger.select([*_FACTS, "prompt_length", *_SIDES]))
+    after = _frame(plan.select(["rollout_id", *_SIDES])).rename({name: f"new_{name}" for name in _SIDES})
+    rows = before.join(after, on="rollout_id", how="left", maintain_order="left").with_columns(
+        pl.when(pl.col("new_used").is_null()).then(pl.lit(_NO_ROW_FITS)).otherwise("new_reason").alias("new_reason"),
+        pl.col("new_used").fill_null(False),
+        pl.col("new_weight").fill_null(0.0),
+    )
+    of_tokens = {
+        name: [_credit(row, prefix, mask, most) for row, mask in zip(rows.to_dicts(), masks.to_pylist(), strict=True)]
+        for name, prefix, most in (("old_credit", "", lengths[0]), ("new_credit", "new_", lengths[1]))
+    }
+    return rows.drop("prompt_length").with_columns(
+        *(pl.Series(name, values, dtype=pl.List(pl.Float64)) for name, values in of_tokens.items()),
+        pl.Series(
+            "mean_abs_difference",
+            [_mean_abs(old, new) for old, new in zip(of_tokens["old_credit"], of_tokens["new_credit"], strict=True)],
+            dtype=pl.Float64,
+        ),
+    )
+
+
+def summarize(rows: pl.DataFrame) -> dict[str, Any]:
+    """Return the figures of a step. NULL: no rollout is used, or a correlation with credit that is all equal."""
+    used = rows.filter(pl.col("used") | pl.col("new_used"))
+    old, new = (np.concatenate([np.zeros(0), *used[name].to_list()]) for name in ("old_credit", "new_credit"))
+    return {
+        "step": rows["step"][0],
+        "num_considered": rows.height,
+        "num_used": int(rows["used"].sum()),
+        "num_new_used": int(rows["new_used"].sum()),
+        "num_added": rows.filter(~pl.col("used") & pl.col("new_used")).height,
+        "num_removed": rows.filter(pl.col("used") & ~pl.col("new_used")).height,
+        "num_tokens": len(old),
+        "mean_abs_difference": float(np.abs(new - old).mean()) if len(old) else None,
+        "correlation": _correlation(old, new),
+        "sign_flips": float((old * new < 0).mean()) if len(old) else None,
+    }
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _credit(row: dict[str, Any], prefix: str, mask: list[bool] | None, most: int | None) -> list[float]:
+    """Return the credit of each sampled token of a row."""
+    length = row["response_length"]
+    sampled = np.ones(length, bool) if mask is None else np.array(mask, bool)
+    if not row[f"{prefix}used"]:
+        return [0.0] * int(sampled.sum())
+    per_token = row[f"{prefix}token_advantages"]
+    values = np.full(length, row[f"{prefix}advantage"]) if per_token is None else np.array(per_token, np.float64)
+    if most is not None:
+        values[max(0, most - row["prompt_length"]) :] = 0
+    return (values * row[f"{prefix}weight"])[sampled].tolist()
+
+
+def _mean_abs(old: list[float], new: list[float]) -> float | None:
+    return float(np.abs(np.subtract(new, old)).mean()) if old else None
+
+
+def _correlation(old: np.ndarray, new: np.ndarray) -> float | None:
+    if len(old) < 2 or old.std() == 0 or new.std() == 0:
+        return None
+    return float(np.corrcoef(old, new)[0, 1])

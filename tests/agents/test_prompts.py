@@ -13,7 +13,7 @@ from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.models.chat import render_prompt, render_text
-from ludic.models.tiny_chat import END
+from ludic.models.tiny import CHAT_END as END
 from ludic.records import Message, WeightSpan
 
 QUESTION = [Message(role="system", content="Be brief."), Message(role="user", content="2 + 2?")]

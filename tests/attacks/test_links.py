@@ -311,6 +311,8 @@ ELSEWHERE = {
     "code/consent.py": "the user's configuration folder",
     "row_files.py": "the file that the user names",
     "sql/scalars.py": "the user's cache folder",
+    "viewer/row_files.py": "the file that the user names",
+    "sql/snapshot.py": "the user's cache folder",
     "agents/tools/interpreter.py": "a temporary folder",
     "cli/demo.py": "reward.png of a remote run, in the working directory",
     "cli/launch.py": "job files, in the folder that the user names",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.batches.load_balancing import MOST_READ, UNEVEN, deal, imbalance, tokens_read
+from ludic.batches.packing import MOST_READ, UNEVEN, deal, imbalance, tokens_read
 
 
 def dealt(lengths, num_ranks, row_groups):

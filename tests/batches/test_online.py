@@ -12,7 +12,7 @@ import pytest
 from tiny_runs import create_root, cursor_of_ledger, fill, groups_left, query, train_config
 
 from ludic.batches.online import OnlineSource
-from ludic.batches.rules import batch_rules
+from ludic.batches.source import batch_rules
 from ludic.errors import ConfigError, StalledError
 from ludic.maintenance.compact import compact
 from ludic.sql.planner import Planner

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.batches.kept_tokens import KeptTokens
 from ludic.batches.packing import (
+    KeptTokens,
     MicroBatch,
     Sequences,
     TrainingSequence,

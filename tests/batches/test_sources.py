@@ -1,4 +1,4 @@
-"""The contract of Source, on each source: when a plan is in the ledger, how plans end, and what a crash leaves."""
+"""The contract of PlanSource, on each source: when a plan is in the ledger, how plans end, and what a crash leaves."""
 
 import threading
 import time

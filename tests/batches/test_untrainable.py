@@ -9,10 +9,10 @@ import pytest
 from tiny_runs import fill, final_weights, query, train_here, train_until_killed
 
 from ludic.batches.config import BatchConfig
-from ludic.batches.replan import Replanner
-from ludic.batches.rules import batch_rules
+from ludic.batches.reading import Vetting
+from ludic.batches.replay import Replanner
+from ludic.batches.source import batch_rules
 from ludic.batches.stream import BatchStream
-from ludic.batches.vetting import Vetting
 from ludic.errors import ConfigError, StalledError
 from ludic.maintenance.verify import check_root
 from ludic.store import Root, latest_policy, read_ledger

@@ -5,7 +5,7 @@ import pyarrow.compute as pc
 import pytest
 from tiny_runs import create_root, fill
 
-from ludic.batches.vetting import Vetting
+from ludic.batches.reading import Vetting
 from ludic.errors import ConfigError
 from ludic.store import RolloutReader
 

@@ -10,7 +10,7 @@ from eval.conftest import StoreSamples
 
 import ludic
 from ludic.errors import ConfigError, MissingRootError
-from ludic.eval.significance import mcnemar
+from ludic.eval.statistics import mcnemar
 from ludic.records import Message
 from ludic.store import Root, RunConfig
 from ludic.store.evaluations import evaluation_of, put_evaluation

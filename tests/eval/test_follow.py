@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ludic.errors import StoreError
-from ludic.eval.follow import describe_versions, due_versions, missed_versions
+from ludic.eval.plan import describe_versions, due_versions, missed_versions
 from ludic.store import LatestPolicy, Root, RunConfig
 from ludic.store.policies import point_latest
 
@@ -29,8 +29,8 @@ class Training:
 
 @pytest.fixture
 def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Training:
-    monkeypatch.setattr("ludic.eval.follow._POLL_S", 0.01)
-    monkeypatch.setattr("ludic.eval.follow._RETRY_S", 0.01)
+    monkeypatch.setattr("ludic.eval.plan._POLL_S", 0.01)
+    monkeypatch.setattr("ludic.eval.plan._RETRY_S", 0.01)
     return Training(str(tmp_path / "run"))
 
 

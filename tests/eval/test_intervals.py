@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.eval.intervals import (
+from ludic.eval.statistics import (
     Interval,
     beta_quantile,
     bootstrap,

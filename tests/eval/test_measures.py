@@ -13,11 +13,10 @@ import ludic
 from ludic.code.kinds import packaged_names
 from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import MeasureConfig
-from ludic.eval.numbers import numbers
-from ludic.eval.samples import Chosen, Samples
+from ludic.eval.numbers import Chosen, Samples, numbers
 from ludic.launch.evaluation import _with_numbers
 from ludic.sql import connect
-from ludic.sql.measures import load_measure
+from ludic.sql.library import load_measure
 from ludic.store import Root
 
 REWARDS = {"a": [1.0, 0.0, 1.0, 1.0], "b": [0.0, 0.0, 0.0, 1.0], "c": [0.0, 0.0, 0.0, 0.0]}

@@ -17,7 +17,7 @@ from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig
-from ludic.eval.follow import missed_versions
+from ludic.eval.plan import missed_versions
 from ludic.eval.sampling import evaluate
 from ludic.launch.evaluation import open_to_evaluate
 from ludic.records import RolloutBatch

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludic.eval.significance import fewest_pairs, holm, mcnemar, mcnemar_mid_p, permutation, power
+from ludic.eval.statistics import fewest_pairs, holm, mcnemar, mcnemar_mid_p, permutation, power
 
 
 def test_mcnemar_by_hand() -> None:

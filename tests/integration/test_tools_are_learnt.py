@@ -25,7 +25,7 @@ from ludic.launch.config import LaunchConfig
 from ludic.launch.local import launch
 from ludic.launch.process import interruptible
 from ludic.launch.train import train_here
-from ludic.models.tiny_chat import make_tiny_chat_model
+from ludic.models.tiny import make_tiny_chat_model
 from ludic.sql import connect
 from ludic.store import Root, RunConfig
 from ludic.training.config import TrainConfig

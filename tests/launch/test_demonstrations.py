@@ -12,7 +12,7 @@ from ludic.demos.calculator import KINDS, PARSER, Record, make_demonstrations
 from ludic.environments.splits import split_of
 from ludic.environments.toys import WordProblems
 from ludic.models.chat import render_text
-from ludic.models.tiny_chat import train_tokenizer
+from ludic.models.tiny import train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from ludic.store import (
     read_columns,
     start_attempt,
 )
-from ludic.store.files import Source, find_replacement, read_plans, read_sources
+from ludic.store.files import SourceFile, find_replacement, read_plans, read_sources
 from ludic.store.parquet import encode, group_ranges
 
 COLUMNS = arrow_schema("rollouts").names
@@ -129,7 +129,7 @@ def test_a_target_size_makes_several_files_each_of_whole_sources_in_the_order_of
     compact(root, target_bytes=size_bytes + 1)
     assert names_of(root) == [f"compacted.0-{index}.parquet" for index in range(3)]
     held = [read_sources(root, file) for file in list_files(root)]
-    assert held == [[Source("w0", 2 * index), Source("w0", 2 * index + 1)] for index in range(3)]
+    assert held == [[SourceFile("w0", 2 * index), SourceFile("w0", 2 * index + 1)] for index in range(3)]
 
 
 def in_order_of_time(batch, index: int):

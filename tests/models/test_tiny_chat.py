@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ludic.agents.tools.formats import make_tool_format
 from ludic.models.chat import render_text
-from ludic.models.tiny_chat import END, make_tiny_chat_model, train_tokenizer
+from ludic.models.tiny import CHAT_END, make_tiny_chat_model, train_tokenizer
 from ludic.records import Message, ToolCall
 
 SCHEMA = {"type": "function", "function": {"name": "add", "description": "Add two numbers.", "parameters": {}}}
@@ -70,7 +70,7 @@ def test_digits_are_tokens_of_their_own_and_what_is_in_every_text_takes_few(toke
 
 def test_a_completion_ends_at_the_end_of_the_turn(folder: str, tokenizer: Any) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
-    assert tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id) == END
+    assert tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id) == CHAT_END
     assert model.config.vocab_size % 64 == 0
     assert model.config.vocab_size >= len(tokenizer)
 

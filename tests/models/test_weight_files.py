@@ -17,8 +17,7 @@ from ludic.engines import transformers_engine
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ModelError
-from ludic.models.architecture import check_folder, load_config
-from ludic.models.weight_files import load_pretrained, read_into
+from ludic.models.weight_files import check_folder, load_config, load_pretrained, read_into
 
 REQUEST = GenerationRequest(
     prompt_tokens=np.arange(3, 9, dtype=np.int32), params=SamplingParams(max_tokens=4, temperature=0.0), seed=0

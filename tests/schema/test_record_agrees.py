@@ -11,8 +11,7 @@ import pytest
 
 from ludic.records import Rollout
 from ludic.schema import RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema
-from ludic.schema.conversion import RECORDS
-from ludic.schema.references import INDEX_FIELDS
+from ludic.schema.conversion import INDEX_FIELDS, RECORDS
 
 STAMPS = {"run_id", "worker_id", "sequence", "created_at", "group_key"}
 """Columns that the store adds to a Rollout."""

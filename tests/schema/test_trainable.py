@@ -8,7 +8,7 @@ import pytest
 from strategies import make_batch
 
 from ludic.schema import to_table
-from ludic.schema.trainable import TRAINED_COLUMNS, find_untrainable
+from ludic.schema.validation import TRAINED_COLUMNS, find_untrainable
 
 VOCABULARY = 256
 

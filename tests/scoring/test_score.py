@@ -10,7 +10,7 @@ from strategies import make_batch
 
 import ludic
 from ludic.errors import ConfigError, QueryError, TimeLimitError
-from ludic.scoring import calls
+from ludic.scoring import score as module
 from ludic.store import RolloutWriter
 
 LENGTH = "def score(rollout):\n    return rollout.response_length / 10\n"
@@ -112,7 +112,7 @@ def test_a_result_that_is_no_score_is_a_failure(run, write_scorer, returned, rea
 
 @pytest.mark.parametrize("kind", ["", "async "])
 def test_a_slow_function_fails_only_for_the_rollouts_that_it_is_slow_for(run, write_scorer, monkeypatch, kind):
-    monkeypatch.setattr(calls, "_GRACE_S", 0.05)
+    monkeypatch.setattr(module, "_GRACE_S", 0.05)
     wait = "await asyncio.sleep(30)" if kind else "time.sleep(30)"
     text = f"""
 import asyncio, time
@@ -130,8 +130,8 @@ import asyncio, time
 
 
 def test_a_function_that_always_hangs_ends_the_scoring_and_not_the_machine(run, write_scorer, monkeypatch):
-    monkeypatch.setattr(calls, "MOST_LOST", 3)
-    monkeypatch.setattr(calls, "_GRACE_S", 0.05)
+    monkeypatch.setattr(module, "MOST_LOST", 3)
+    monkeypatch.setattr(module, "_GRACE_S", 0.05)
     text = "import time\n\ndef score(rollout):\n    time.sleep(60)\n"
     with pytest.raises(TimeLimitError, match=r"3 calls .* 0\.2 s each"):
         run.score(write_scorer(text), scorer_timeout_s=0.2, concurrency=2)

@@ -14,7 +14,7 @@ from ludic.errors import MissingRootError, QueryError
 from ludic.run_config import RunConfig
 from ludic.schema import arrow_schema
 from ludic.sql import run_query
-from ludic.sql.filesystem import RangedFileSystem
+from ludic.sql.root_views import RangedFileSystem
 from ludic.store.attempts import start_attempt
 from ludic.store.claims import claim_slot, held_slot
 from ludic.store.ledger import ledger_name

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 import ludic
-from ludic.sql.filesystem import RangedFileSystem
+from ludic.sql.root_views import RangedFileSystem
 from ludic.store import MetricsLog, Root, RunConfig
 
 

@@ -16,7 +16,7 @@ import ludic
 from ludic.errors import QueryError
 from ludic.maintenance.compact import compact
 from ludic.schema import rollouts_schema
-from ludic.sql import advantages, run_checks, run_query, scalars, snapshot
+from ludic.sql import advantages, run_checks, run_query, snapshot
 from ludic.store import RolloutFile, Root, RunConfig, list_files
 from ludic.store.parquet import encode
 
@@ -82,7 +82,7 @@ def served(request: pytest.FixtureRequest, run: Run, monkeypatch: pytest.MonkeyP
     if request.param != "few files":
         monkeypatch.setattr(snapshot, "FEW_FILES", 0)
     if request.param == "many files in one pass":
-        monkeypatch.setattr(scalars, "MANY_FILES", 0)
+        monkeypatch.setattr(snapshot, "MANY_FILES", 0)
     if request.param == "compacted":
         compact(run.root)
     if request.param == "half compacted":
@@ -318,7 +318,7 @@ def test_without_a_folder_to_keep_them_in_all_works_with_a_warning(many: Many, t
 
 
 def test_many_small_segments_become_one(many: Many, cache_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scalars, "_MOST_SMALL_SEGMENTS", 3)
+    monkeypatch.setattr(snapshot, "_MOST_SMALL_SEGMENTS", 3)
     for number in range(4, 9):
         many.put(number)
         count(many.root)
@@ -355,6 +355,6 @@ def test_what_a_killed_process_left_is_deleted_after_a_day(many: Many, cache_dir
 
 
 def test_files_are_gathered_into_segments_of_bounded_size(many: Many, cache_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scalars, "SEGMENT_FILES", 3)
+    monkeypatch.setattr(snapshot, "SEGMENT_FILES", 3)
     assert (count(many.root), len(segments(cache_dir))) == (8, 2)
     assert len(list_files(many.root)) == 4

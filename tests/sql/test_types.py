@@ -8,7 +8,7 @@ import pytest
 
 from ludic.schema import EXTRA_TYPES, arrow_schema, rollouts_schema
 from ludic.schema.tables import table_names
-from ludic.sql.types import columns_sql, duckdb_type
+from ludic.sql.root_views import columns_sql, duckdb_type
 from ludic.store import Root, RunConfig
 
 EXTRA_COLUMNS = {f"x_{number}": type_ for number, type_ in enumerate(EXTRA_TYPES)}

@@ -7,7 +7,7 @@ import pytest
 
 from ludic.maintenance.compact import compact
 from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, list_files
-from ludic.store.files import Source
+from ludic.store.files import SourceFile
 from ludic.store.tombstones import (
     StoredFile,
     all_rows_match,
@@ -33,7 +33,9 @@ def filled(root: Root, next_batch) -> Root:
 def stored(name: str, *sources: tuple[str, int], version: int = 0) -> StoredFile:
     worker_id, _, sequence = name.rpartition("-")
     file = RolloutFile(version, "moar_cats", worker_id, int(sequence))
-    return StoredFile(file=file, size_bytes=1, sources=tuple(Source(*source) for source in sources or (file.source,)))
+    return StoredFile(
+        file=file, size_bytes=1, sources=tuple(SourceFile(*source) for source in sources or (file.source,))
+    )
 
 
 def of_version(root: Root, version: int) -> list[StoredFile]:
@@ -72,7 +74,7 @@ def test_nothing_chosen_leaves_no_tombstone(filled):
 def test_compacted_files_expire_by_their_sources(filled):
     compact(filled, before_version=1)
     (file,) = of_version(filled, 0)
-    assert set(file.sources) == {Source("w0-a", 0), Source("w0-a", 1), Source("import-b", 0)}
+    assert set(file.sources) == {SourceFile("w0-a", 0), SourceFile("w0-a", 1), SourceFile("import-b", 0)}
     (partition,) = expire(filled, [file], rule="r")
     assert partition.files == {"compacted.0": [(0, 1)]}
     assert partition.sources == {"import-b": [(0, 1)], "w0-a": [(0, 2)]}
@@ -140,15 +142,15 @@ def test_only_files_whose_rows_all_match_are_taken():
         stored("w0-3"),
     ]
     rows = {
-        Source("w0", 0): (4, 4),
-        Source("w0", 1): (4, 3),
-        Source("w1", 0): (2, 2),
-        Source("w1", 1): (2, 0),
-        Source("w0", 2): (4, 0),
+        SourceFile("w0", 0): (4, 4),
+        SourceFile("w0", 1): (4, 3),
+        SourceFile("w1", 0): (2, 2),
+        SourceFile("w1", 1): (2, 0),
+        SourceFile("w0", 2): (4, 0),
     }
     # 3 rows of w0-1 and 2 of the compacted file match and stay; of w0-3 nothing is known.
     assert all_rows_match(files, rows) == ([files[0]], 5)
-    rows[Source("w1", 1)] = (2, 2)
+    rows[SourceFile("w1", 1)] = (2, 2)
     assert all_rows_match(files, rows) == ([files[0], files[2]], 3)
 
 

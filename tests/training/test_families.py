@@ -15,8 +15,7 @@ from benchmarks import families as families_of_transformers
 from ludic.engines.transformers_engine import TransformersEngine, exact_attention
 from ludic.errors import ModelError
 from ludic.models import families
-from ludic.models.families import check_family
-from ludic.models.shrinking import shrink
+from ludic.models.families import check_family, shrink
 from ludic.training.model import load_model, load_sharded
 
 TRAINED = ("llama", "qwen3_moe", "gemma3_text", "deepseek_v3", "gpt2", "mixtral")

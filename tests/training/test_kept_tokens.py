@@ -11,8 +11,7 @@ import torch
 from tiny_runs import query
 
 import ludic
-from ludic.batches.kept_tokens import KeptTokens, pack_kept_tokens
-from ludic.batches.packing import MicroBatch, TrainingSequence, pack
+from ludic.batches.packing import KeptTokens, MicroBatch, TrainingSequence, pack, pack_kept_tokens
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS

@@ -24,9 +24,8 @@ from ludic.demos.words import demo_config, open_demo
 from ludic.engines.engine import generate_all
 from ludic.engines.server_engine import ServerEngine
 from ludic.errors import ModelError
-from ludic.models.architecture import load_config
 from ludic.models.families import logprobs_alone
-from ludic.models.weight_files import load_pretrained
+from ludic.models.weight_files import load_config, load_pretrained
 from ludic.settings import to_flags
 from ludic.store import Root, RunConfig, latest_policy
 

@@ -15,7 +15,7 @@ from tiny_runs import (
     train_until_killed,
 )
 
-from ludic.batches.rules import batch_rules
+from ludic.batches.source import batch_rules
 from ludic.code.consent import CONFIG_VARIABLE, CodeSettings
 from ludic.errors import ConfigError, ConsentError, QueryError
 from ludic.launch.train import prepare_trainer_code
@@ -23,8 +23,7 @@ from ludic.sql.planner import Planner
 from ludic.store import RolloutReader, Root, start_attempt, write_ledger
 from ludic.store.tables import ScoreLog
 from ludic.store.tombstones import expire, stored_files
-from ludic.what_if.rerun import rerun
-from ludic.what_if.rules import given_settings
+from ludic.what_if.rerun import given_settings, rerun
 
 TIED = [0.0, 0.0, 0.0, 0.0]
 MIXED = [[0.0, 1.0, 0.0, 1.0], TIED, [1.0, 0.0, 0.0, 0.0], [0.5, 1.0, None, 0.0]]

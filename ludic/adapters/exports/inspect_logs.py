@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, one_line
 from ludic.eval.config import MeasureConfig
-from ludic.eval.numbers import numbers
-from ludic.eval.samples import Chosen, Samples
+from ludic.eval.numbers import Chosen, Samples, numbers
 from ludic.installed import installed_version, require
 from ludic.results import Part, Result, plural
 from ludic.sql import connect

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ludic.errors import ConfigError
-from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
 from ludic.models.first_model import first_model, first_tokenizer, write_files
+from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
 from ludic.results import Part, Result, plural, size
 from ludic.store import Root
 from ludic.store.attempts import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids, newest_attempt_id

@@ -21,7 +21,7 @@ from ludic.schema import arrow_schema, check_schema
 from ludic.store import Root
 from ludic.store.attempts import find_cut
 from ludic.store.catalogue import FOREIGN, ROWS, Table
-from ludic.store.files import Plan, RequestsFile, Source, parse_file, read_plans, sources_of
+from ludic.store.files import Plan, RequestsFile, SourceFile, parse_file, read_plans, sources_of
 from ludic.store.parquet import UNREADABLE, check_text, group_starts, is_broken, open_checked
 
 TABLES: Mapping[str, Table[Any]] = {row.folder: row for row in ROWS if isinstance(row, Table)}
@@ -53,7 +53,7 @@ class Checked:
 
     name: str
     findings: tuple[Finding, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourceFile, ...] = ()
     """Sources of a compacted file, as its footer names them."""
     has_digests: bool = True
     """False for a sound file whose writer stored no digests."""
@@ -128,7 +128,7 @@ class _Content:
     """Names of the files in which the rows were committed."""
     scattered: set[str] = field(default_factory=set)
     """group_ids whose rows are not contiguous."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourceFile, ...] = ()
     """Sources of a compacted file, as its footer names them."""
     has_digests: bool = False
 

@@ -3,7 +3,7 @@
 -- refusal is first, whatever the rules are: another group serves the request (duplicate_request), or the row is of
 -- another run, whose worker outlived it (other_run)
 -- max_uses precedes the filters: an earlier trainer may have used a group more often than this trainer allows
--- untrainable: training could not use the row (ludic.schema.trainable), as was found when a plan had chosen it
+-- untrainable: training could not use the row (ludic.schema.validation), as was found when a plan had chosen it
 -- score_problem: unscored or mixed_scorers; filters come later, since they may read scores
 -- NULL: reason of a row that is not dropped
 select

@@ -5,8 +5,7 @@ from typing import Any
 
 from ludic.eval import compare as comparing
 from ludic.eval.config import MeasureConfig
-from ludic.eval.numbers import numbers
-from ludic.eval.samples import Chosen, stored_versions
+from ludic.eval.numbers import Chosen, numbers, stored_versions
 from ludic.sql.connect import Connections
 from ludic.sql.query import ask
 from ludic.store import Root

@@ -20,7 +20,7 @@ from ludic.demos.calculator import make_demonstrations
 from ludic.errors import ConfigError
 from ludic.models.chat import load_tokenizer, render_text
 from ludic.models.first_model import remember_model, vocabulary_of
-from ludic.models.tiny_chat import make_tiny_chat_model
+from ludic.models.tiny import make_tiny_chat_model
 from ludic.records import Rollout
 from ludic.schema import arrow_schema, from_table
 from ludic.store import Root, RunConfig, list_files, read_columns

@@ -18,7 +18,7 @@ from ludic.adapters.imports import evaluations
 from ludic.adapters.imports.importing import start_for_import
 from ludic.cli.main import main
 from ludic.errors import ConfigError
-from ludic.models.tiny_chat import make_tiny_chat_model
+from ludic.models.tiny import make_tiny_chat_model
 from ludic.records import Message
 
 inspect_log = pytest.importorskip("inspect_ai.log", reason="`make inspect` makes an environment with inspect_ai")
