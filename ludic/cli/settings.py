@@ -15,7 +15,7 @@ from ludic.errors import ConfigError
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, read_flags
 from ludic.paths import local_path
 from ludic.run_config import RunConfig
-from ludic.settings import Setting, Shown, arguments, given, settings_of, typed, unknown
+from ludic.settings import Setting, Shown, arguments, given, settings_of, typed, unknown, without_tables
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names, load_algorithm
 
@@ -82,8 +82,7 @@ def _read(
         before = given(earlier(chosen), f"earlier settings of {chosen['root']}", "stored")
     algorithm = chosen.get("algorithm") if {"algorithm", "objective"} <= names else None  # what-if takes only its rules
     preset = {} if algorithm is None else given(load_algorithm(algorithm), f"algorithm {algorithm}")
-    others = {name: value for name, value in {**before, **preset}.items() if name not in chosen}
-    values = typed(owner, others) | chosen
+    values = typed(owner, {**before, **preset, **chosen})
     check_not_missing(owner, values, program)
     return values
 
@@ -106,7 +105,7 @@ def _read_file(path: Path, owner: Any) -> dict[str, Any]:
     if table.keys() & _EXPERIMENT:
         of_others = {each.name: each for config in (RunConfig, TrainConfig) for each in settings_of(config)}
     found = {}
-    for name, value in values.items():
+    for name, value in without_tables(values, {**of_others, **table}, where=f"{path}: ").items():
         if name == "algorithm" and of_others:
             _check_algorithm(value, path)
         elif name not in table and name not in of_others:

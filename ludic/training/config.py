@@ -146,7 +146,7 @@ class TrainConfig:
         whole = {
             "keep_token_stats": self.keep_token_stats,
             "reference_cache": self.loss.reference_cache,
-            f"objective {self.loss.objective}": self.loss.is_paired,
+            f"objective {self.loss.objective.name}": self.loss.is_paired,
             "loss_normalization episodes": self.loss.loss_unit == "episode",
         }
         for name in (name for name, is_set in whole.items() if is_set):

@@ -9,9 +9,9 @@ from typing import Any
 
 from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.errors import MissingRootError
+from ludic.settings import given as as_given
 from ludic.store import Root, newest_attempt_id, read_attempt
 from ludic.training.config import TrainConfig
-from ludic.training.objectives import DECIDE_IGNORED, without_ignored
 from ludic.training.presets import load_algorithm
 
 
@@ -24,7 +24,8 @@ def next_config(
     Raises ConfigError if the settings contradict each other, or if `given` names no setting.
     """
     preset = load_algorithm(algorithm) if algorithm is not None else {}
-    earlier = earlier_settings(root_url, {**given, "algorithm": algorithm}, online=online)
+    earlier = earlier_settings(root_url, given, online=online)
+    earlier = as_given(earlier, f"earlier settings of {root_url}", "stored")
     return to_config({**earlier, **preset, **given})
 
 
@@ -36,20 +37,11 @@ def to_config(settings: Mapping[str, Any]) -> TrainConfig:
 def earlier_settings(root_url: str, given: Mapping[str, Any], *, online: bool = False) -> dict[str, Any]:
     """Return the settings of the run's newest trainer, or of the run to be replayed; {} if there is neither.
 
-    given: settings given now, of which `algorithm`, `replay_batches` and those that decide which others are ignored
-    matter. Leaves out settings that the new objective ignores: only settings given now are refused.
+    given: settings given now, of which `replay_batches` matters.
     """
     replayed = None if online else given.get("replay_batches")
-    stored = _replayed_settings(replayed) if replayed is not None else _stored_settings(root_url)
-    earlier = without_ignored(stored, _chosen_objective(given))
+    earlier = _replayed_settings(replayed) if replayed is not None else _stored_settings(root_url)
     return {name: value for name, value in earlier.items() if not (online and name in OFFLINE_SETTINGS)}
-
-
-def _chosen_objective(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those settings of `given` and its algorithm that decide which other settings are ignored."""
-    algorithm = given.get("algorithm")
-    chosen = {**(load_algorithm(algorithm) if algorithm is not None else {}), **given}
-    return {name: chosen[name] for name in DECIDE_IGNORED if name in chosen}
 
 
 def _replayed_settings(url: str) -> Mapping[str, Any]:

@@ -1,142 +1,234 @@
-"""Table of the settings that each objective reads; settings that it would ignore are refused. Imports no torch.
+"""Objectives of the loss, each with the settings that it reads. Imports no torch.
 
-Raises ConfigError, which names the setting and what to do.
+`LossConfig.objective` is one of these dataclasses; their functions are in ludic.training.losses, and docs/algorithms.md
+has the formulas. None disables a setting, unless its text says otherwise. Raises ConfigError.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from ludic.errors import ConfigError
+from ludic.settings import Needs, Range, Weight, check
 
-Objective = Literal[
-    "reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo", "sft", "dpo", "ipo", "orpo"
-]
-"""Names of functions in ludic.training.losses."""
-
-PAIRED: tuple[Objective, ...] = ("dpo", "ipo", "orpo")
-"""Objectives that compare the two sides of a pair."""
-OFF_POLICY: tuple[Objective, ...] = ("reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo")
-"""Objectives that use advantages and importance ratios."""
-
-READ_BY: Mapping[str, tuple[Objective, ...]] = {
-    "clip_low": ("ppo_clip", "cispo", "gspo", "gmpo"),
-    "clip_high": ("ppo_clip", "cispo", "gspo", "gmpo"),
-    "dual_clip": ("ppo_clip", "gspo"),
-    "is_ratio_cap": ("reinforce",),
-    "ratio_level": ("reinforce",),
-    "is_ratio_bounds": OFF_POLICY,
-    "is_sequence_ratio_bounds": OFF_POLICY,
-    "mask_sequence_kl": OFF_POLICY,
-    "log_ratio_weight": OFF_POLICY,
-    "whiten_advantages": OFF_POLICY,
-    "kl_placement": OFF_POLICY,
-    "sapo_tau_positive": ("sapo",),
-    "sapo_tau_negative": ("sapo",),
-    "dppo_low": ("dppo",),
-    "dppo_high": ("dppo",),
-    "vespo_k": ("vespo",),
-    "vespo_lambda": ("vespo",),
-    "dpo_beta": ("dpo", "ipo"),
-    "orpo_weight": ("orpo",),
-}
-"""Settings that only some objectives read; settings that are not listed are read by all."""
-BOUNDS: Mapping[Objective, tuple[str, ...]] = {
-    "reinforce": ("is_ratio_cap", "is_ratio_bounds"),
-    "ppo_clip": ("clip_low", "clip_high", "dual_clip"),
-    "cispo": ("clip_low", "clip_high"),
-    "gspo": ("clip_low", "clip_high", "dual_clip"),
-    "gmpo": ("clip_low", "clip_high"),
-}
-"""Settings that bound the importance ratio of an objective."""
-_WANT_A_BOUND: tuple[Objective, ...] = ("ppo_clip", "cispo", "gspo", "gmpo")
-_WANT_A_REFERENCE: tuple[Objective, ...] = ("dpo", "ipo")
-_OF_KL = ("kl_estimator", "kl_placement")
-"""Settings that are used only with kl_weight."""
-DECIDE_IGNORED = ("objective", "kl_weight")
-"""Settings that decide which others are ignored."""
+Bounds = Annotated[tuple[float, float], Range(0, 10**6)]
+"""Two bounds of an importance ratio, below and above 1."""
+ByGain = Annotated[tuple[float, float], Range(0, 10**6)]
+"""Two numbers: for positive and for negative advantages."""
 
 
-def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise ConfigError for settings that the objective ignores, lacks or can't use.
-
-    settings, defaults: TrainConfig's values and defaults by name. A setting equal to its default counts as not given.
-    """
-    given = [name for name in settings if name in defaults and _as_tuple(settings[name]) != _as_tuple(defaults[name])]
-    for name in given:
-        if name in _ignored(settings):
-            raise ConfigError(f"{name} is {settings[name]}, {_why_ignored(name, settings)}")
-    _check_values(settings)
-    _check_bound(settings)
-    if settings["objective"] in PAIRED:
-        _check_paired(settings)
+# --- Policy gradients ------------------------------------------------------------------------------------------------
 
 
-def _as_tuple(value: Any) -> Any:
-    """Return a list as a tuple, since JSON and TOML have no tuples."""
-    return tuple(value) if isinstance(value, list) else value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicy:
+    """Settings of all objectives that use advantages and importance ratios."""
+
+    name: ClassVar[str]
+    bounded_by: ClassVar[tuple[str, ...]] = ()
+    """Settings that bound the importance ratio."""
+
+    is_ratio_bounds: Bounds | None = None
+    """Mask tokens whose importance ratio is outside these two bounds (IcePop); None is off."""
+    is_sequence_ratio_bounds: Bounds | None = None
+    """Mask sequences whose geometric mean of importance ratios is outside these two bounds; None is off."""
+    mask_sequence_kl: Weight | None = None
+    """Mask sequences with a negative advantage whose mean log(sampler / trainer) is above this (DeepSeek-V3.2); None
+    is off."""
+    log_ratio_weight: Weight | None = None
+    """Weight of the squared log ratio in the loss, which keeps the policy close to the sampler; None is off."""
+    whiten_advantages: bool = False
+    """Scale advantages to mean 0 and variance 1 over the sampled tokens of the batch (REINFORCE++)."""
+    kl_placement: Annotated[Literal["loss", "reward", "return"], Needs("kl_weight")] = "loss"
+    """Add the KL to the loss, or subtract it from each token's advantage: the token's own KL (reward), or the sum from
+    the token to the end (return)."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range."""
+        check(self)
+        for name in ("is_ratio_bounds", "is_sequence_ratio_bounds"):
+            bounds = getattr(self, name)
+            if bounds is not None and not bounds[0] < 1 < bounds[1]:
+                raise ConfigError(f"{name} is {bounds}, wanted one bound from 0 to below 1 and one above 1")
 
 
-def without_ignored(settings: Mapping[str, Any], chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return an earlier trainer's settings without those that its objective ignores; older versions accepted these.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reinforce(OffPolicy):
+    """Advantage times logprob, weighted by the importance ratio without gradient through it."""
 
-    chosen: new values of DECIDE_IGNORED, by name.
-    """
-    now = {**settings, **(chosen or {})}
-    if "objective" not in now:
-        return dict(settings)
-    return {name: value for name, value in settings.items() if name not in _ignored(now)}
+    name = "reinforce"
+    bounded_by = ("is_ratio_cap", "is_ratio_bounds")
 
-
-def _ignored(settings: Mapping[str, Any]) -> set[str]:
-    ignored = {name for name, objectives in READ_BY.items() if settings["objective"] not in objectives}
-    return ignored if settings.get("kl_weight") is not None else ignored | set(_OF_KL)
+    is_ratio_cap: Weight | None = None
+    """Truncated importance sampling: largest importance weight; None is off."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """Importance weight of a token: its own ratio, or the product of the ratios of its sequence."""
 
 
-def _why_ignored(name: str, settings: Mapping[str, Any]) -> str:
-    objective, readers = settings["objective"], READ_BY.get(name)
-    if readers is None or objective in readers:
-        return "but there is no kl_weight; set kl_weight, or leave it out"
-    return f"which {objective} ignores; leave it out, or set objective to {' or '.join(readers)}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clipping(OffPolicy):
+    """Settings of all objectives that clip the importance ratio."""
+
+    bounded_by: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
+
+    clip_low: Weight | None = None
+    """Clip importance ratios below 1 - clip_low; None sets no lower bound."""
+    clip_high: Weight | None = None
+    """Clip importance ratios above 1 + clip_high; None sets no upper bound."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range, or nothing bounds the ratio."""
+        OffPolicy.__post_init__(self)
+        if self.clip_low is not None and self.clip_low > 1:
+            raise ConfigError(f"clip_low is {self.clip_low}, wanted at most 1: a ratio is never below 0")
+        if all(getattr(self, name) is None for name in self.bounded_by):
+            raise ConfigError(
+                f"objective is {self.name}, which clips the importance ratio, but there is no bound to clip at; "
+                f"set {' or '.join(self.bounded_by)}, such as clip_high 0.2"
+            )
 
 
-def _check_values(settings: Mapping[str, Any]) -> None:
-    clip_low, dual_clip = settings["clip_low"], settings["dual_clip"]
-    loss_normalization, constant_tokens = settings["loss_normalization"], settings["constant_tokens"]
-    if clip_low is not None and clip_low > 1:
-        raise ConfigError(f"clip_low is {clip_low}, wanted at most 1: a ratio is never below 0")
-    if dual_clip is not None and dual_clip <= 1:
-        raise ConfigError(f"dual_clip is {dual_clip}, wanted above 1")
-    for name in ("is_ratio_bounds", "is_sequence_ratio_bounds"):
-        bounds = settings[name]
-        if bounds is not None and not bounds[0] < 1 < bounds[1]:
-            raise ConfigError(f"{name} is {bounds}, wanted one bound from 0 to below 1 and one above 1")
-    for name in ("vespo_k", "vespo_lambda"):
-        if not all(0 < value < float("inf") for value in settings[name]):
-            raise ConfigError(f"{name} is {settings[name]}, wanted two numbers above 0")
-    if (loss_normalization == "constant") != (constant_tokens is not None):
-        raise ConfigError(
-            f"loss_normalization is {loss_normalization} and constant_tokens is {constant_tokens}; "
-            "set constant_tokens with loss_normalization constant, and only then"
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DualClipping(Clipping):
+    """Settings of all objectives that clip the ratio's product with the advantage."""
+
+    bounded_by = ("clip_low", "clip_high", "dual_clip")
+
+    dual_clip: Weight | None = None
+    """Lower bound of the objective at a negative advantage, as a multiple of that advantage; above 1. None sets no
+    bound."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range, or nothing bounds the ratio."""
+        Clipping.__post_init__(self)
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ConfigError(f"dual_clip is {self.dual_clip}, wanted above 1")
 
 
-def _check_bound(settings: Mapping[str, Any]) -> None:
-    objective: Objective = settings["objective"]
-    if objective in _WANT_A_BOUND and all(settings[name] is None for name in BOUNDS[objective]):
-        raise ConfigError(
-            f"objective is {objective}, which clips the importance ratio, but there is no bound to clip at; "
-            f"set {' or '.join(BOUNDS[objective])}, such as clip_high 0.2"
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpoClip(DualClipping):
+    """PPO's clipped ratio of each token."""
+
+    name = "ppo_clip"
 
 
-def _check_paired(settings: Mapping[str, Any]) -> None:
-    objective, loss_normalization = settings["objective"], settings["loss_normalization"]
-    if objective in _WANT_A_REFERENCE and settings["reference"] is None:
-        raise ConfigError(
-            f"objective is {objective} but there is no reference; set reference to a model, such as the first one"
-        )
-    if loss_normalization != "sequences":
-        raise ConfigError(
-            f"loss_normalization is {loss_normalization}, and {objective} takes the mean over pairs; "
-            "set it to sequences"
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cispo(Clipping):
+    """Clipped importance weights that keep every token's gradient."""
+
+    name = "cispo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gspo(DualClipping):
+    """Clipped geometric mean of a sequence's ratios."""
+
+    name = "gspo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gmpo(Clipping):
+    """Geometric mean of ratios that are clipped token by token."""
+
+    name = "gmpo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sapo(OffPolicy):
+    """A soft gate instead of a clip."""
+
+    name = "sapo"
+
+    sapo_tau_positive: Weight = 1.0
+    """Temperature of the SAPO gate for positive advantages."""
+    sapo_tau_negative: Weight = 1.05
+    """Temperature of the SAPO gate for negative advantages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dppo(OffPolicy):
+    """Ratio of the tokens whose probability has moved little."""
+
+    name = "dppo"
+
+    dppo_low: Weight = 0.2
+    """Mask tokens with a negative advantage whose probability has fallen by more than this."""
+    dppo_high: Weight = 0.2
+    """Mask tokens with a positive advantage whose probability has risen by more than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vespo(OffPolicy):
+    """Weights that decay smoothly as a sequence's ratio moves away from 1."""
+
+    name = "vespo"
+
+    vespo_k: ByGain = (2.0, 3.0)
+    """Exponent of the sequence's ratio, for positive and for negative advantages."""
+    vespo_lambda: ByGain = (3.0, 2.0)
+    """Decay rate in the sequence's ratio, for positive and for negative advantages."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range."""
+        OffPolicy.__post_init__(self)
+        for name in ("vespo_k", "vespo_lambda"):
+            if not all(0 < value < float("inf") for value in getattr(self, name)):
+                raise ConfigError(f"{name} is {getattr(self, name)}, wanted two numbers above 0")
+
+
+# --- Likelihood and pairs --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sft:
+    """Maximum likelihood of the stored tokens."""
+
+    name: ClassVar[str] = "sft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """Objectives that compare the two sides of a pair."""
+
+    name: ClassVar[str]
+    wants_reference: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range."""
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfReference(Paired):
+    """Settings of all objectives of pairs that compare with a reference."""
+
+    wants_reference = True
+
+    dpo_beta: Weight = 0.1
+    """Strength of the pull towards the reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dpo(OfReference):
+    """Log-likelihood of choosing the chosen side."""
+
+    name = "dpo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ipo(OfReference):
+    """Regression of the gain over the reference."""
+
+    name = "ipo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orpo(Paired):
+    """Likelihood of the chosen side and odds ratio of both sides."""
+
+    name = "orpo"
+
+    orpo_weight: Weight = 0.1
+    """Weight of the odds-ratio term, added to the likelihood of the chosen side."""
+
+
+Objective = Reinforce | PpoClip | Cispo | Gspo | Gmpo | Sapo | Dppo | Vespo | Sft | Dpo | Ipo | Orpo

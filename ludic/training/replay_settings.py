@@ -13,11 +13,11 @@ from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.batches.replay import ReplaySource
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_model
+from ludic.settings import in_use
 from ludic.store import Attempt, Root, RunConfig, read_attempt
 from ludic.store.attempts import chain, last_checkpoint, newest_attempt, read_cut, read_parent
 from ludic.store.records import CheckpointId
 from ludic.training.config import TrainConfig
-from ludic.training.objectives import without_ignored
 
 _FREE = frozenset(
     [
@@ -89,7 +89,7 @@ def _end_of(other: Root) -> CheckpointId:
 
 
 def _settings_of(other: Root, attempt_id: int) -> dict[str, Any]:
-    config = without_ignored(read_attempt(other, attempt_id).config)
+    config = in_use(TrainConfig, read_attempt(other, attempt_id).config)
     return {name: value for name, value in config.items() if name not in _FREE}
 
 

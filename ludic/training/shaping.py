@@ -15,6 +15,7 @@ from torch import Tensor
 from ludic.batches.packing import MicroBatch
 from ludic.training.loss_config import LossConfig
 from ludic.training.losses.ratios import KL_ESTIMATORS
+from ludic.training.objectives import OffPolicy
 
 _VARIANCE_FLOOR = 1e-8
 """Constant added to the variance, as in verl's masked_whiten."""
@@ -35,7 +36,7 @@ def shape_advantages(
             )
             for batch, reference in zip(batches, references, strict=True)
         ]
-    if config.whiten_advantages:
+    if isinstance(config.objective, OffPolicy) and config.objective.whiten_advantages:
         batches = _whiten(batches, device)
     return batches
 

@@ -15,7 +15,7 @@ from ludic.errors import TrainingError
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import clipped_tokens, loss_units, rl_loss
-from ludic.training.objectives import BOUNDS, OFF_POLICY
+from ludic.training.objectives import OffPolicy, Reinforce
 from ludic.training.ratio_quantiles import log_ratio_histogram, ratio_quantile
 from ludic.training.reference import Reference
 from ludic.training.shaping import shape_advantages
@@ -47,7 +47,8 @@ def train_step(
     Raises TrainingError on every rank, before the weights change, if the loss or the gradient is not finite.
     """
     timer = timer or StepTimer(model.device)
-    if config.loss.objective not in OFF_POLICY:  # which compares with no sampler, but is about the whole distribution
+    if not isinstance(config.loss.objective, OffPolicy):
+        # It compares with no sampler, but is about the whole distribution.
         micro_batches = [replace(batch, kept_tokens=None) for batch in micro_batches]
     totals: dict[str, Tensor] = {}
     with timer.device("collectives"):
@@ -149,9 +150,10 @@ def _check_finite(optimizer: Optimizer, metrics: dict[str, float], config: Train
 
 def _remedies(config: TrainConfig) -> list[str]:
     """Return settings that could keep loss and gradient finite and are not in use."""
-    bounds = [name for name in BOUNDS.get(config.loss.objective, ()) if name != "clip_low"]
-    unused = [name for name in bounds if getattr(config.loss, name) is None]
-    if config.loss.objective == "reinforce" and len(unused) < len(bounds):
+    objective = config.loss.objective
+    bounds = [name for name in objective.bounded_by if name != "clip_low"] if isinstance(objective, OffPolicy) else []
+    unused = [name for name in bounds if getattr(objective, name) is None]
+    if isinstance(objective, Reinforce) and len(unused) < len(bounds):
         unused = []  # is_ratio_cap or is_ratio_bounds alone bounds the ratio
     return [
         f"a learning_rate below {config.optimizer.learning_rate:g}",

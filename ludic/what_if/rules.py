@@ -11,12 +11,12 @@ from typing import Any
 from ludic.batches.rules import batch_rules
 from ludic.code.kept import find_files, trusted_files
 from ludic.errors import ConfigError
+from ludic.settings import given as as_given
 from ludic.sql.library import load_advantage, load_filter, load_selection
 from ludic.sql.planner import BatchRules
 from ludic.store import Root, read_attempt
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import to_config
-from ludic.training.objectives import without_ignored
 from ludic.training.presets import load_algorithm
 
 
@@ -41,7 +41,7 @@ def config_of(root: Root, attempt_id: int, given: Mapping[str, Any]) -> TrainCon
             f"{root.url}: attempt {attempt_id} repeats the batches of {earlier['replay_batches']} without rules of its "
             "own; ask about that run"
         )
-    return to_config({**without_ignored(earlier, given), **given})
+    return to_config({**as_given(earlier, f"attempt {attempt_id} of {root.url}", "stored"), **given})
 
 
 def rules_of_step(root: Root, config: TrainConfig, given: Mapping[str, Any]) -> BatchRules:

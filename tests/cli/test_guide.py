@@ -38,7 +38,7 @@ def test_one_file_holds_the_whole_experiment(experiment: Path) -> None:
     settings = parse(Settings, args, program="ludic run", description="")
     told = tomllib.loads((experiment / "praise.toml").read_text())
     assert (settings.run.env, settings.run.max_tokens) == (("praise.py:Praise",), told["max_tokens"])
-    assert (settings.train.batch.advantage, settings.train.loss.objective) == ("grpo", "ppo_clip")
+    assert (settings.train.batch.advantage, settings.train.loss.objective.name) == ("grpo", "ppo_clip")
     assert (settings.train.keep_token_stats, settings.train.num_steps) == (True, 50)
 
 

@@ -20,7 +20,7 @@ from ludic.settings import Range, check, settings_of, to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
 from ludic.training.config import TrainConfig
-from ludic.training.objectives import without_ignored
+from ludic.training.objectives import PpoClip
 from ludic.training.presets import load_algorithm
 
 OPTIONS = "; `ludic example --help` lists the options"
@@ -347,8 +347,8 @@ def test_an_algorithm_is_named_in_a_file_and_what_is_set_besides_overrules_it(tm
     path = tmp_path / "experiment.toml"
     path.write_text('algorithm = "dapo"\nclip_high = 0.4\n')
     settings = train_settings("here", "--config", str(path), "--filters", "drop_errors")
-    assert (settings.batch.advantage, settings.loss.objective) == ("grpo", "ppo_clip")
-    assert (settings.loss.clip_low, settings.loss.clip_high) == (0.2, 0.4)
+    assert (settings.batch.advantage, settings.loss.objective.name) == ("grpo", "ppo_clip")
+    assert settings.loss.objective == PpoClip(clip_low=0.2, clip_high=0.4)
     assert settings.batch.filters == ("drop_errors",)
 
 
@@ -503,7 +503,7 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
         "here", "--algorithm", "distillation", "--reference", "teacher", "--learning-rate", "0.5"
     )
     assert (distilled.loss.kl_weight, distilled.loss.kl_estimator, distilled.loss.kl_placement) == (1.0, "k1", "reward")
-    earlier = without_ignored(distilled.flat())
+    earlier = distilled.flat()
     args = ["here", "--algorithm", "grpo"]
     settings = parse(train.Settings, args, program="ludic train", description="", earlier=lambda given: earlier).train
     assert settings == TrainConfig.of(**load_algorithm("grpo"), reference="teacher", learning_rate=0.5)

@@ -25,7 +25,6 @@ from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.losses import OBJECTIVES
 from ludic.training.model import load_model, shard
-from ludic.training.objectives import PAIRED
 from ludic.training.optimizer import build_optimizer
 from ludic.training.reference import model_reference
 from ludic.training.step import train_step
@@ -36,7 +35,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "reinforce": {"is_ratio_cap": 1.1, "ratio_level": "sequence"},
     **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
     "vespo": {"mask_sequence_kl": 0.2, "log_ratio_weight": 0.1},
-    **{name: {"loss_normalization": "sequences", "reference": "another seed"} for name in PAIRED},
+    **{name: {"loss_normalization": "sequences", "reference": "another seed"} for name in ("dpo", "ipo", "orpo")},
 }
 
 NORMALISATIONS: dict[str, dict[str, Any]] = {

@@ -10,6 +10,7 @@ ratios: log ratios and KL estimators; terms: inputs of objectives; policy, pairs
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +21,11 @@ from ludic.training.losses.pairs import dpo, ipo, orpo, preferences
 from ludic.training.losses.policy import cispo, dppo, gmpo, gspo, masked_out, ppo_clip, reinforce, sapo, sft, vespo
 from ludic.training.losses.ratios import KL_ESTIMATORS, k1, k3
 from ludic.training.losses.terms import TokenTerms, loss_units, make_terms
-from ludic.training.objectives import PAIRED, Objective
+from ludic.training.objectives import OffPolicy, Paired
 
 __all__ = ["OBJECTIVES", "clipped_tokens", "loss_units", "rl_loss"]
 
-OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, LossConfig], tuple[Tensor, Tensor]]] = {
+OBJECTIVES: Mapping[str, Callable[[TokenTerms, Any], tuple[Tensor, Tensor]]] = {
     "reinforce": reinforce,
     "ppo_clip": ppo_clip,
     "cispo": cispo,
@@ -38,8 +39,8 @@ OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, LossConfig], tuple[Tensor, 
     "ipo": ipo,
     "orpo": orpo,
 }
-"""Objectives by name. Each returns the objective at each token, and where the ratio was clipped, capped or gated off;
-both (A,)."""
+"""Objectives by name. Each takes its own settings (ludic.training.objectives), and returns the objective at each token
+and where the ratio was clipped, capped or gated off; both (A,)."""
 
 
 def rl_loss(
@@ -69,8 +70,8 @@ def rl_loss(
     terms = make_terms(trainer_logprobs, batch, reference_logprobs, config)
     objective, clipped = _apply_objective(terms, config)
     token_loss = -objective
-    if config.log_ratio_weight is not None:
-        token_loss = token_loss + config.log_ratio_weight * terms.log_ratio.square()
+    if isinstance(config.objective, OffPolicy) and config.objective.log_ratio_weight is not None:
+        token_loss = token_loss + config.objective.log_ratio_weight * terms.log_ratio.square()
     if config.entropy_weight is not None:
         assert entropies is not None, "entropy_weight needs entropies"
         token_loss = token_loss - config.entropy_weight * entropies
@@ -82,8 +83,8 @@ def rl_loss(
     )
     loss = torch.where(terms.mask, token_loss * share, 0).sum()
     measures = _measures(terms, clipped)
-    if config.objective in PAIRED:
-        measures |= preferences(terms, config, num_action_tokens / num_sequences)
+    if isinstance(config.objective, Paired):
+        measures |= preferences(terms, config.objective, num_action_tokens / num_sequences)
     return loss, measures
 
 
@@ -98,8 +99,11 @@ def clipped_tokens(
 
 def _apply_objective(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, Tensor]:
     """Return the objective at each token, and where the ratio was clipped, capped or masked; both (A,)."""
-    objective, clipped = OBJECTIVES[config.objective](_with_kl_reward(terms, config), config)
-    out = masked_out(terms, config)
+    chosen = config.objective
+    objective, clipped = OBJECTIVES[chosen.name](_with_kl_reward(terms, config), chosen)
+    if not isinstance(chosen, OffPolicy):
+        return objective, clipped
+    out = masked_out(terms, chosen)
     return torch.where(out, 0, objective), clipped | out
 
 

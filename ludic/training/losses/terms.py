@@ -10,7 +10,6 @@ from torch import Tensor
 from ludic.batches.packing import MicroBatch
 from ludic.training.loss_config import LossConfig
 from ludic.training.losses.ratios import bounded
-from ludic.training.objectives import PAIRED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class TokenTerms:
 
 def loss_units(batch: MicroBatch, config: LossConfig) -> Tensor:
     """Return (A,) int64: the number of each token's sequence in the loss; for pairs, the number of its pair."""
-    return batch.pair_ids if config.objective in PAIRED else batch.sequence_ids
+    return batch.pair_ids if config.is_paired else batch.sequence_ids
 
 
 def make_terms(
