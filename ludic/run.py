@@ -164,10 +164,7 @@ class Run:
             prompt=prompt,
             n=n,
             system=system,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            max_tokens=max_tokens,
+            run={"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens},
             seed=seed,
             device=device,
         )

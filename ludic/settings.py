@@ -13,12 +13,17 @@ A field may also be a dataclass, whose settings it adds, or a choice between dat
 Each member of a choice has a class attribute `name`. The choice adds a setting `objective`, which is a name, and the
 settings of all members. A file may hold them as a table: `[objective]` with `name` and the member's own settings.
 
+And a field may be settings of another dataclass, overridden, each None unless given:
+
+    run: Annotated[Mapping[str, Any], Overrides(RunConfig, ("temperature", "top_p"), "None is the run's.")]
+
 Ranges are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
 
 import ast
 import inspect
 import json
+import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -65,6 +70,17 @@ class Needs:
     """The setting that must not be None for this one to have an effect."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Settings of another dataclass, which the annotated mapping overrides by name; see `overridden`."""
+
+    owner: Any
+    """Dataclass with the settings: their types, ranges and texts."""
+    names: tuple[str, ...]
+    none: str
+    """Sentence that says what a setting is that is not given, such as "None is the run's."."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +139,9 @@ class Setting:
     owner: Any
     """Dataclass or function with the field."""
     path: tuple[str, ...] = ()
-    """Fields of the outer dataclasses that lead to the owner, or to the owner's choice."""
+    """Fields of the outer dataclasses that lead to the one with the field, or with `within`."""
     within: str = ""
-    """Field of the choice that the owner is a member of."""
+    """Field of the choice that has the owner as a member, or of the owner's overrides."""
     members: tuple[Any, ...] = ()
     """Dataclasses of a choice: all of them if this is the choice's name, else those that have this setting."""
     note: str = ""
@@ -143,7 +159,9 @@ class Setting:
     @property
     def help(self) -> str:
         """Text below the field, as one line."""
-        return f"{_helps(self.owner).get(self.field, '')} {self.note}".strip()
+        text = _helps(self.owner).get(self.field, "")
+        text = _ABOUT_NONE.sub(".", text) if self.is_override else text
+        return f"{text} {self.note}".strip()
 
     @property
     def group(self) -> str:
@@ -200,12 +218,17 @@ class Setting:
         """Whether it is the name of a member of a choice."""
         return bool(self.members) and not self.within
 
+    @property
+    def is_override(self) -> bool:
+        """Whether it is one of overrides, kept in a mapping by its name."""
+        return bool(self.within) and not self.members
+
     def why_unused(self, values: Mapping[str, Any]) -> str | None:
         """Return why the setting has no effect beside others, in words that follow its value; None if it has one.
 
         values: those of all other settings by name, with their defaults. A setting that they lack is not asked for.
         """
-        if self.within and values[self.within] not in (names := [each.name for each in self.members]):
+        if self.members and self.within and values[self.within] not in (names := [each.name for each in self.members]):
             chosen = values[self.within]
             return f"which {chosen} ignores; leave it out, or set {self.within} to {' or '.join(names)}"
         if self.needs in values and values[self.needs] is None:
@@ -246,6 +269,8 @@ def _settings_of(owner: Any, path: tuple[str, ...]) -> tuple[Setting, ...]:
         kind = hints[name]
         if isinstance(kind, type) and is_dataclass(kind):
             found += _settings_of(kind, (*path, name))
+        elif overrides := next((each for each in _annotations(kind) if isinstance(each, Overrides)), None):
+            found += _overridden_settings(overrides, path, name)
         elif members := _members(kind):
             found += _settings_of_choice(Setting(name, kind, default, owner, path, members=members))
         else:
@@ -273,6 +298,16 @@ def _settings_of_choice(choice: Setting) -> Iterator[Setting]:
         members = tuple(each.owner for each in (first, *others))
         note = _of_members([each.name for each in members], names)
         yield replace(first, path=choice.path, within=choice.field, members=members, note=note)
+
+
+def _overridden_settings(overrides: Overrides, path: tuple[str, ...], field: str) -> Iterator[Setting]:
+    table = {each.name: each for each in settings_of(overrides.owner)}
+    for each in (table[name] for name in overrides.names):
+        yield replace(each, kind=each.kind | None, default=None, path=path, within=field, note=overrides.none)
+
+
+_ABOUT_NONE = re.compile(r"[.;] None [^.]*\.")
+"""Matches what a text says about None, which means something else in overrides."""
 
 
 def _of_members(having: Sequence[str], names: Sequence[str]) -> str:
@@ -439,7 +474,10 @@ def _arguments(
     }
     own = dict(nested.get(path, {}))
     for each in settings_of(owner):
-        if each.is_choice and not each.path and (each.field in own or (*path, each.field) in nested):
+        if each.is_override and not each.path:
+            given = nested.get((*path, each.within), {})
+            own[each.within] = {name: value for name, value in given.items() if value is not None}
+        elif each.is_choice and not each.path and (each.field in own or (*path, each.field) in nested):
             name = own.get(each.field, each.default)
             member = next(member for member in each.members if member.name == name)
             own[each.field] = member(**nested.get((*path, each.field), {}))
@@ -465,6 +503,13 @@ def check(settings: Any, *, urls: bool = True) -> None:
                 raise ConfigError(f"{each.name} is {value!r}, wanted one of the dataclasses {names}")
         elif value is not each.default:
             each.convert(value, source="code" if urls else "stored")
+    overrides = [each for each in settings_of(owner) if each.is_override and not each.path]
+    for field in {each.within for each in overrides}:
+        known = {each.name: each for each in overrides if each.within == field}
+        for name, value in getattr(settings, field).items():
+            if name not in known:
+                raise ConfigError(f"{field}: {unknown(name, known)}")
+            known[name].convert(value, source="code" if urls else "stored")
     if any(each.needs for each in settings_of(owner)):
         _check_used(settings_of(owner), flat(settings))
 
@@ -481,9 +526,16 @@ def flat(settings: Any) -> dict[str, Any]:
             holder = getattr(holder, name)
         if each.is_choice:
             values[each.name] = getattr(holder, each.field).name
+        elif each.is_override:
+            values[each.name] = holder.get(each.name)
         elif not each.within or isinstance(holder, each.members):
             values[each.name] = getattr(holder, each.field)
     return values
+
+
+def overridden(settings: Any, names: Collection[str], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a dataclass by name, with those of `overrides` that are not None in their place."""
+    return {name: getattr(settings, name) if overrides.get(name) is None else overrides[name] for name in names}
 
 
 def unknown(name: str, known: Collection[str], what: str = "setting") -> str:

@@ -2,22 +2,38 @@
 
 import importlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Annotated, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import pytest
 
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.batches.config import BatchConfig
-from ludic.cli.docs import page, table
+from ludic.cli.docs import page
+from ludic.cli.docs import table as table_of
 from ludic.cli.main import COMMANDS, module_of
 from ludic.cli.settings import RootUrl, parse
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
+from ludic.eval.config import EvalConfig
+from ludic.flags import read_flags
 from ludic.maintenance.expiry_rule import ExpiryRule
 from ludic.rollouts.worker import WorkerConfig
-from ludic.settings import Needs, Range, Setting, check, convert, flat, given, settings_of
+from ludic.settings import (
+    Needs,
+    Overrides,
+    Range,
+    Setting,
+    arguments,
+    check,
+    convert,
+    flat,
+    given,
+    overridden,
+    settings_of,
+)
 from ludic.store import RunConfig
 from ludic.training.config import CheckpointConfig, ModelConfig, OptimizerConfig, TrainConfig
 from ludic.training.loss_config import LossConfig
@@ -196,7 +212,7 @@ def test_one_annotated_field_is_all_that_a_setting_needs(tmp_path, capsys):
         "ludic: there is no option --num-patiens; did you mean --num-patient?",
     ]
     meaning = "Steps without progress before the end. None never ends."
-    assert f"| `num_patient` | a whole number or None, 1 to 50 | 5 | {meaning} |" in table(Patience)
+    assert f"| `num_patient` | a whole number or None, 1 to 50 | 5 | {meaning} |" in table_of(Patience)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +315,62 @@ def test_a_choice_in_python_is_one_of_its_dataclasses():
             Trip(way=way)
     with pytest.raises(ConfigError, match=r"^paid_from is card, but there is no budget"):
         Trip(way=Ride(paid_from="card"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """Settings that only this test knows, which override those of another dataclass."""
+
+    ride: Annotated[Mapping[str, Any], Overrides(Ride, ("pace", "gear"), "None is the ride's.")] = field(
+        default_factory=dict
+    )
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    repeat: Repeat = field(default_factory=Repeat)
+
+
+def test_overrides_are_settings_of_another_dataclass_each_none_unless_given(capsys):
+    table = {each.name: each for each in settings_of(Training)}
+    assert [*table] == ["pace", "gear", "times"]
+    assert {each.group for each in table.values()} == {"repeat"}
+    assert (table["gear"].help, table["gear"].default) == ("Gear to ride in. None is the ride's.", None)
+    assert table["gear"].ranges == (Range(1, 30),)
+    faster = Training(repeat=Repeat(ride={"pace": 7.0}))
+    assert convert(Training, {"pace": 7, "gear": None}) == faster
+    assert flat(faster) == {"pace": 7.0, "gear": None, "times": 1}
+    assert convert(Training, flat(faster)) == faster
+    assert overridden(Ride(gear=3), ("pace", "gear"), faster.repeat.ride) == {"pace": 7.0, "gear": 3}
+    flags = read_flags(Training, ["--gear", "4", "--times", "2"])
+    assert Training(**arguments(Training, flags)) == Training(repeat=Repeat(ride={"gear": 4}, times=2))
+    assert "| `gear` | a whole number or None, 1 to 30 | None | Gear to ride in. None is the ride's. |" in table_of(
+        Training
+    )
+
+
+@pytest.mark.parametrize(
+    ("ride", "message"),
+    [
+        ({"gear": 99}, "gear is 99, wanted at most 30"),
+        ({"gear": "x"}, "gear is 'x', wanted a whole number or None"),
+        ({"gaer": 3}, "ride: setting 'gaer' is unknown; did you mean 'gear'?"),
+        ({"paid_from": "card"}, "ride: setting 'paid_from' is unknown; there are pace, gear"),
+    ],
+)
+def test_a_wrong_override_is_refused_in_the_words_of_the_other_dataclass(ride, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        Repeat(ride=ride)
+
+
+def test_what_is_said_of_none_is_not_said_of_overrides():
+    helps = {each.name: each.help for each in settings_of(EvalConfig)}
+    assert helps["top_k"] == "Sample from this number of the most likely tokens. None is the run's."
+    assert helps["max_steps"] == "Maximum steps of the environment in an episode. None is the run's."
 
 
 def test_the_page_of_settings_has_every_setting_of_every_command():

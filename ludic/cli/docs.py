@@ -22,8 +22,9 @@ _INTRODUCTION = """# Settings
 
 Written by `make format` from the fields of the dataclasses. A setting is a flag (`--learning-rate 1e-4`), a key of
 the file of `--config FILE.toml` (`learning_rate = 1e-4`; a file that ends in .json holds the same as JSON) and an
-argument in Python. Settings of the objective may stand in a table `[objective]` with its `name`. Flags come before the file, the file before the preset of `--algorithm`, and this before what the
-root holds from an earlier start. `None` is the text "None" in flags and TOML, and null in JSON."""
+argument in Python. The settings of an objective may stand in a table `[objective]` with its `name`. Flags come before
+the file, the file before the preset of `--algorithm`, and this before what the root holds from an earlier start. `None`
+is the text "None" in flags and TOML, and null in JSON."""
 
 _USED_BY = {
     RunConfig: "run, create",

@@ -1,7 +1,6 @@
 """`ludic sample ROOT|MODEL --prompt TEXT`: sample answers from a run's policy or from a model."""
 
 import logging
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +11,7 @@ from ludic.cli.flags.sample import Settings
 from ludic.errors import ConfigError, MissingRootError, StoreError
 from ludic.models.first_model import is_hub_id
 from ludic.rollouts.sample import Answer, sample_model
+from ludic.settings import flat
 from ludic.store.filesystem import Storage
 from ludic.viewer.output import number, print_json, printable, stdout_console
 
@@ -26,7 +26,7 @@ def main(settings: Settings) -> None:
         if run is None:
             answers = sample_model(settings.source, settings.question)
         else:
-            answers = run.sample(**asdict(settings.question), version=settings.version)
+            answers = run.sample(**flat(settings.question), version=settings.version)
     if settings.json:
         version = answers[0].policy_version
         print_json({"source": settings.source, "policy_version": version, "answers": [_plain(a) for a in answers]})

@@ -17,6 +17,7 @@ from ludic.settings import (
     Range,
     StopWithin,
     TensorParallel,
+    arguments,
     check,
     check_names,
 )
@@ -85,7 +86,7 @@ class LaunchConfig(StreamConfig):
         if "env" in options:
             options["env"] = (options["env"],) if isinstance(options["env"], str) else tuple(options["env"])
         options = {"env_timeout_s": self.env_timeout_s} | options
-        EvalConfig(**options)
+        EvalConfig(**arguments(EvalConfig, options))
         return {"every": self.eval_every, "until_step": until_step, **options}
 
     def workers_of(self, num_workers: int) -> int:

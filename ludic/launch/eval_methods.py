@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE
 from ludic.eval.config import Interval
-from ludic.settings import check_names
+from ludic.settings import arguments, check_names
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -70,7 +70,7 @@ def evaluate(
     check_names(settings, EvalConfig, "setting of an evaluation")
     if isinstance(settings.get("env"), str):
         settings["env"] = (settings["env"],)
-    config = EvalConfig(versions=_as_text(versions), **settings)
+    config = EvalConfig(**arguments(EvalConfig, {"versions": _as_text(versions), **settings}))
     if suite is not None and (measures or params):
         raise ConfigError(f"measures and params do not apply beside a suite; write them into {suite}")
     entries = [] if suite is None else read_suite(suite, config, confidence)
