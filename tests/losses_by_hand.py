@@ -5,7 +5,7 @@ import torch
 
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.settings import convert
-from ludic.training.loss_config import LossConfig
+from ludic.training.config import LossConfig
 from ludic.training.losses import rl_loss
 
 PAIRED = ("dpo", "ipo", "orpo")

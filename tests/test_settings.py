@@ -35,9 +35,15 @@ from ludic.settings import (
     settings_of,
 )
 from ludic.store import RunConfig
-from ludic.training.config import CheckpointConfig, ModelConfig, OptimizerConfig, TrainConfig
-from ludic.training.loss_config import LossConfig
-from ludic.training.objectives import Clipping, Objective
+from ludic.training.config import (
+    CheckpointConfig,
+    Clipping,
+    LossConfig,
+    ModelConfig,
+    Objective,
+    OptimizerConfig,
+    TrainConfig,
+)
 
 CONFIGS = {
     RunConfig: {"model": "m", "env": ("addition",)},

@@ -2,7 +2,7 @@
 
 Reads that run's attempts/, checkpoints/ and batches/ up to its newest checkpoint, and its rollouts, which must not
 have expired. On one rank, the same first weights and settings give bit for bit the same weights
-(ludic.training.replay_settings).
+(ludic.training.inherited_settings).
 """
 
 import pyarrow as pa

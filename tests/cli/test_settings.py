@@ -19,10 +19,8 @@ from ludic.flags import MOST_LISTED, run_script
 from ludic.settings import Range, check, settings_of, to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
-from ludic.training.config import TrainConfig
+from ludic.training.config import LossConfig, PpoClip, TrainConfig
 from ludic.training.inherited_settings import next_config
-from ludic.training.loss_config import LossConfig
-from ludic.training.objectives import PpoClip
 from ludic.training.presets import load_algorithm
 
 OPTIONS = "; `ludic example --help` lists the options"

@@ -25,9 +25,8 @@ from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.losses import OBJECTIVES
 from ludic.training.model import load_model, shard
-from ludic.training.optimizer import build_optimizer
 from ludic.training.reference import model_reference
-from ludic.training.step import train_step
+from ludic.training.step import build_optimizer, train_step
 
 NUM_STEPS = 3
 # Bounds that cut some of the ratios, which lie within exp(-0.7) and exp(0.7).

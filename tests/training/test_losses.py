@@ -9,8 +9,8 @@ import torch
 from losses_by_hand import PAIRED, WIDE, batch_of, loss_and_gradient, with_bound
 
 from ludic.settings import convert
+from ludic.training.config import LossConfig
 from ludic.training.logprobs import linear_logprobs
-from ludic.training.loss_config import LossConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
 
 

@@ -11,11 +11,9 @@ from losses_by_hand import PAIRED
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ConfigError
 from ludic.settings import convert, given, in_use, settings_of
-from ludic.training.config import TrainConfig
-from ludic.training.loss_config import LossConfig
+from ludic.training.config import LossConfig, Objective, TrainConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
-from ludic.training.objectives import Objective
-from ludic.training.shaping import shape_advantages
+from ludic.training.step import shape_advantages
 
 # What each setting is changed to; it would matter to the ratios and advantages below.
 PROBES = {

@@ -6,9 +6,8 @@ import pytest
 import torch
 from losses_by_hand import batch_of, loss_and_gradient
 
-from ludic.training.loss_config import LossConfig
+from ludic.training.config import Dpo, LossConfig
 from ludic.training.losses import rl_loss
-from ludic.training.objectives import Dpo
 
 QUARTER_AS_LIKELY, TWICE_AS_LIKELY = -1 - math.log(4), -1 + math.log(2)
 

@@ -8,9 +8,8 @@ import torch
 
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.settings import convert
-from ludic.training.loss_config import LossConfig
-from ludic.training.objectives import Reinforce
-from ludic.training.shaping import shape_advantages
+from ludic.training.config import LossConfig, Reinforce
+from ludic.training.step import shape_advantages
 
 pytestmark = pytest.mark.usefixtures("mesh")
 KL = {"reference": "base", "kl_weight": 0.5, "kl_estimator": "k1", "kl_placement": "return"}

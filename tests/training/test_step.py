@@ -10,8 +10,7 @@ from tiny_models import whole
 from ludic.batches.packing import assign, pack
 from ludic.errors import TrainingError
 from ludic.settings import convert
-from ludic.training.config import TrainConfig
-from ludic.training.loss_config import LossConfig
+from ludic.training.config import LossConfig, TrainConfig
 from ludic.training.losses import rl_loss
 from ludic.training.model import shard
 from ludic.training.reference import model_reference, reference_logprobs

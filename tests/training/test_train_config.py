@@ -6,10 +6,8 @@ import torch
 
 from ludic.batches.config import BatchConfig
 from ludic.errors import ConfigError
-from ludic.training.config import CheckpointConfig, ModelConfig, OptimizerConfig, TrainConfig
-from ludic.training.loss_config import LossConfig
+from ludic.training.config import CheckpointConfig, LossConfig, ModelConfig, OptimizerConfig, PpoClip, TrainConfig
 from ludic.training.model import compute_dtype
-from ludic.training.objectives import PpoClip
 
 
 def test_bfloat16_is_for_computing_only():
