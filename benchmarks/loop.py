@@ -25,8 +25,7 @@ from ludic.rollouts.sampler import GroupSampler
 from ludic.store import Root, RunConfig
 from ludic.training.config import TrainConfig
 from ludic.training.model import load_model
-from ludic.training.optimizer import build_optimizer, learning_rate
-from ludic.training.step import train_step
+from ludic.training.step import build_optimizer, learning_rate, train_step
 from pipelines import minimal
 
 

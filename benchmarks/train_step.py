@@ -30,13 +30,12 @@ from benchmarks.padding import fill_padded, pad_tokens, padded_logprobs, respons
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
 from ludic.distributed import init_distributed, shut_down
 from ludic.flags import run_script
-from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
+from ludic.training.logprobs import PACKED_ATTENTION
 from ludic.training.losses import rl_loss
 from ludic.training.model import compute_dtype, shard
-from ludic.training.optimizer import build_optimizer
-from ludic.training.step import train_step
+from ludic.training.step import build_optimizer, train_step
 
 Size = Literal["0.6B", "1.7B", "tiny"]
 SIZES: dict[Size, dict[str, Any]] = {

@@ -50,8 +50,7 @@ from ludic.store.policies import PolicyWriter, claim_policy
 from ludic.store.weights import write_delta
 from ludic.training.config import TrainConfig
 from ludic.training.model import full_state_dict, publish_dtype, save_weights
-from ludic.training.optimizer import build_optimizer
-from ludic.training.step import train_step
+from ludic.training.step import build_optimizer, train_step
 from ludic.training.trainer import train
 
 S3_LATENCY_S = 0.02

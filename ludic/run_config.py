@@ -23,8 +23,8 @@ from ludic.settings import (
     check,
 )
 
-SWEPT = ("temperature", "top_p", "top_k", "max_tokens")
-"""Settings that `sweep` may hold."""
+SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
+"""Settings of a completion's sampling, which `sweep`, evaluations and `ludic sample` may override."""
 AGE_SHARE = 3 / 8
 """Mean age of a rollout when it is used, as a share of max_off_policy_steps, at the largest budget of open groups.
 Answers of log-normal length, the longest eight times the mean, then lose few tokens as too old
@@ -58,7 +58,8 @@ class RunConfig:
     num_workers: Processes = 1
     """Number of workers that share the schedule. More or fewer may run; see ludic.rollouts.schedule."""
     temperature: Temperature = 1.0
-    """Divides the logits before a token is sampled, and again when the trainer computes its logprob."""
+    """Divides the logits before a token is sampled, and again when the trainer computes its logprob. 0, which only
+    evaluations and `ludic sample` take, samples the likeliest tokens."""
     top_p: TopP = 1.0
     """Sample from the most likely tokens whose probabilities add up to this; 1 samples from all."""
     top_k: Count | None = None
@@ -74,7 +75,7 @@ class RunConfig:
     curriculum: Count | None = None
     """Groups after which the next environment of env joins those before it, easy ones first; None begins with all."""
     accept_incomplete: bool = False
-    """Pass a completion that hit max_tokens to the environment; without this flag it is refused as a parse failure."""
+    """Pass a completion that hit max_tokens to the environment, instead of refusing it as a parse failure."""
     max_steps: MaxSteps | None = None
     """Maximum steps of the environment in an episode. None takes the environment's own number: 1 for a question and a
     score, else 32 unless its class says."""
@@ -128,8 +129,8 @@ class RunConfig:
 
     def _check_sweep(self) -> None:
         for name, values in self.sweep.items():
-            if name not in SWEPT:
-                raise ConfigError(f"sweep has {name!r}, wanted {', '.join(SWEPT)}")
+            if name not in SAMPLING:
+                raise ConfigError(f"sweep has {name!r}, wanted {', '.join(SAMPLING)}")
             if not isinstance(values, list | tuple) or not values:
                 raise ConfigError(f"sweep has {name} = {values!r}, wanted a list of values, such as [0.7, 1.0]")
             for value in values:

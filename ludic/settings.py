@@ -7,6 +7,17 @@ Such a field is a flag with its help, a key of a TOML or JSON file, and an argum
 in the same words. So is a parameter of a function, whose help is in the Args of its docstring. Raises ConfigError.
 Imports nothing slow, since `ludic COMMAND --help` reads the table.
 
+A field may also be a dataclass, whose settings it adds, or a choice between dataclasses:
+
+    objective: Reinforce | PpoClip = Reinforce()
+
+Each member of a choice has a class attribute `name`. The choice adds a setting `objective`, which is a name, and the
+settings of all members. A file may hold them as a table: `[objective]` with `name` and the member's own settings.
+
+And a field may be settings of another dataclass, overridden, each None unless given:
+
+    run: Annotated[Mapping[str, Any], Overrides(RunConfig, ("temperature", "top_p"), "None is the run's.")]
+
 Ranges are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
 
@@ -14,9 +25,10 @@ import ast
 import builtins
 import inspect
 import json
+import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, wraps
 from itertools import pairwise
 from numbers import Integral, Real
@@ -54,6 +66,24 @@ class Range:
         if value > self.high:
             return f"at most {self.high:,}"
         return f"a number above {self.low}" if self.above else f"at least {self.low:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The setting that must not be None for this one to have an effect."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Settings of another dataclass, which the annotated mapping overrides by name; see `overridden`."""
+
+    owner: Any
+    """Dataclass with the settings: their types, ranges and texts."""
+    names: tuple[str, ...]
+    none: str
+    """Sentence that says what a setting is that is not given, such as "None is the run's."."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +142,13 @@ class Setting:
     owner: Any
     """Dataclass or function with the field."""
     path: tuple[str, ...] = ()
-    """Fields of the outer dataclasses that lead to the owner."""
+    """Fields of the outer dataclasses that lead to the one with the field, or with `within`."""
+    within: str = ""
+    """Field of the choice that has the owner as a member, or of the owner's overrides."""
+    members: tuple[Any, ...] = ()
+    """Dataclasses of a choice: all of them if this is the choice's name, else those that have this setting."""
+    note: str = ""
+    """Sentence that follows the text below the field."""
 
     @property
     def name(self) -> str:
@@ -129,7 +165,9 @@ class Setting:
         helps = _helps(self.owner)
         if self.field == "root":
             return helps.get("root") or helps.get(RUN) or "Folder or URL of the run."
-        return helps.get(self.field, "")
+        text = helps.get(self.field, "")
+        text = _ABOUT_NONE.sub(".", text) if self.is_override else text
+        return f"{text} {self.note}".strip()
 
     @property
     def group(self) -> str:
@@ -176,6 +214,33 @@ class Setting:
     def ranges(self) -> tuple[Range, ...]:
         return tuple(each for each in _annotations(self.kind) if isinstance(each, Range))
 
+    @property
+    def needs(self) -> str:
+        """Name of the setting that must not be None for this one to have an effect; "" if there is none."""
+        return next((each.name for each in _annotations(self.kind) if isinstance(each, Needs)), "")
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it is the name of a member of a choice."""
+        return bool(self.members) and not self.within
+
+    @property
+    def is_override(self) -> bool:
+        """Whether it is one of overrides, kept in a mapping by its name."""
+        return bool(self.within) and not self.members
+
+    def why_unused(self, values: Mapping[str, Any]) -> str | None:
+        """Return why the setting has no effect beside others, in words that follow its value; None if it has one.
+
+        values: those of all other settings by name, with their defaults. A setting that they lack is not asked for.
+        """
+        if self.members and self.within and values[self.within] not in (names := [each.name for each in self.members]):
+            chosen = values[self.within]
+            return f"which {chosen} ignores; leave it out, or set {self.within} to {' or '.join(names)}"
+        if self.needs in values and values[self.needs] is None:
+            return f"but there is no {self.needs}; set {self.needs}, or leave it out"
+        return None
+
     def convert(self, value: Any, what: str = "", source: "Source" = "code") -> Any:
         """Return a value in the type of the field.
 
@@ -212,9 +277,55 @@ def _settings_of(owner: Any, path: tuple[str, ...]) -> tuple[Setting, ...]:
         kind = hints[each.name]
         if isinstance(kind, type) and is_dataclass(kind):
             found += _settings_of(kind, (*path, each.name))
+        elif overrides := next((one for one in _annotations(kind) if isinstance(one, Overrides)), None):
+            found += _overridden_settings(overrides, path, each.name)
+        elif members := _members(kind):
+            found += _settings_of_choice(Setting(each.name, kind, _default(each), owner, path, members=members))
         else:
             found.append(Setting(each.name, kind, _default(each), owner, path))
     return tuple(found)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """Return the dataclasses of a choice; () for another type."""
+    inner = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
+    return inner if all(isinstance(each, type) and is_dataclass(each) for each in inner) else ()
+
+
+def _settings_of_choice(choice: Setting) -> Iterator[Setting]:
+    """Yield the setting that names the member, and those of all members."""
+    names = [each.name for each in choice.members]
+    default = choice.default if choice.default is MISSING else choice.default.name
+    yield replace(choice, kind=Literal[*names], default=default)
+    having: dict[str, list[Setting]] = {}
+    for member in choice.members:
+        for each in settings_of(member):
+            having.setdefault(each.field, []).append(each)
+    for first, *others in having.values():
+        assert all((each.kind, each.default) == (first.kind, first.default) for each in others), f"one {first.name}"
+        members = tuple(each.owner for each in (first, *others))
+        note = _of_members([each.name for each in members], names)
+        yield replace(first, path=choice.path, within=choice.field, members=members, note=note)
+
+
+def _overridden_settings(overrides: Overrides, path: tuple[str, ...], field: str) -> Iterator[Setting]:
+    table = {each.name: each for each in settings_of(overrides.owner)}
+    for each in (table[name] for name in overrides.names):
+        yield replace(each, kind=each.kind | None, default=None, path=path, within=field, note=overrides.none)
+
+
+_ABOUT_NONE = re.compile(r"[.;] None [^.]*\.")
+"""Matches what a text says about None, which means something else in overrides."""
+
+
+def _of_members(having: Sequence[str], names: Sequence[str]) -> str:
+    """Say in a sentence which members of a choice have a setting."""
+    lacking = [name for name in names if name not in having]
+    if not lacking:
+        return ""
+    start, listed = ("For", having) if len(having) <= len(lacking) else ("Not for", lacking)
+    *firsts, last = listed
+    return f"{start} {', '.join(firsts)} and {last}." if firsts else f"{start} {last}."
 
 
 def _settings_of_function(function: Any) -> tuple[Setting, ...]:
@@ -338,7 +449,8 @@ def _many(kind: Any) -> Any:
 
 @cache
 def _own_settings(owner: Any) -> tuple[Setting, ...]:
-    return tuple(each for each in settings_of(owner) if not each.path)
+    """Return the settings that are fields of the dataclass itself."""
+    return tuple(each for each in settings_of(owner) if not each.path and not each.within)
 
 
 def _default(field: Any) -> Any:
@@ -396,7 +508,8 @@ def convert(owner: Callable[..., S], values: Mapping[str, object], *, where: str
     """Return the dataclass with these values by the names of its settings.
 
     values: plain ones, or `Given`. where: names their place in errors. Raises ConfigError for an unknown name and a
-    value that does not fit, SettingsError for settings that are missing or contradict each other.
+    value that does not fit, SettingsError for settings that are missing, contradict each other or have no effect.
+    Stored values that have no effect beside the others are dropped.
     """
     given = arguments(owner, typed(owner, values, where=where))
     try:
@@ -408,29 +521,74 @@ def convert(owner: Callable[..., S], values: Mapping[str, object], *, where: str
 def typed(owner: Any, values: Mapping[str, object], *, where: str = "") -> dict[str, Any]:
     """Return the values in the types of their settings, by name; arguments and errors are those of `convert`."""
     table = {each.name: each for each in settings_of(owner)}
+    values = without_tables(values, table, where=where)
     found = {}
     for name, value in values.items():
         if name not in table:
             raise ConfigError(f"{where}{unknown(name, table)}")
         one = value if isinstance(value, Given) else Given(value, f"{where}{name}", "code")
         found[name] = table[name].convert(one.value, one.what, one.source)
+    stored = {name for name, value in values.items() if isinstance(value, Given) and value.source == "stored"}
+    used = in_use(owner, found)
+    return {name: value for name, value in found.items() if name in used or name not in stored}
+
+
+def without_tables(values: Mapping[str, Any], table: Mapping[str, Setting], *, where: str = "") -> dict[str, Any]:
+    """Return the values with the table of a choice, or its member, as single settings.
+
+    {"objective": {"name": "ppo_clip", "clip_high": 0.2}} becomes {"objective": "ppo_clip", "clip_high": 0.2}. table:
+    settings by name. Raises ConfigError if a table has no name, or a key that is unknown or given beside it, too.
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        one = value if isinstance(value, Given) else Given(value, f"{where}{name}", "code")
+        choice = table.get(name)
+        if choice is None or not choice.is_choice or not isinstance(one.value, (Mapping, *choice.members)):
+            found[name] = value
+            continue
+        inside: Any = one.value
+        if not isinstance(inside, Mapping):
+            inside = {"name": inside.name, **flat(inside)}
+        if "name" not in inside:
+            raise ConfigError(f"{one.what} has no name, wanted name = {describe(choice.kind)}")
+        known = {each.name for each in table.values() if each.within == choice.field}
+        for key, each in inside.items():
+            if key not in {"name", *known}:
+                raise ConfigError(f"{one.what}: {unknown(key, known)}")
+            if key in values:
+                raise ConfigError(f"{where}{key} is given twice, in the table {name} and beside it")
+            inner = replace(one, value=each, what=f"{one.what}.{key}") if isinstance(value, Given) else each
+            found[name if key == "name" else key] = inner
     return found
+
+
+def in_use(owner: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, by name, without those that have no effect beside the others; names may be unknown."""
+    table = {each.name: each for each in settings_of(owner)}
+    known = {**{name: each.default for name, each in table.items()}, **values}
+    return {name: each for name, each in values.items() if name not in table or not table[name].why_unused(known)}
 
 
 def arguments(owner: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a dataclass or a function, with the dataclasses in it. values: from `typed`.
 
     Those of a function's `**settings` stay as they are, by their flat names. Raises MissingSettingsError, and
-    ConfigError for settings that contradict each other.
+    SettingsError for settings that contradict each other, or have no effect and not their default.
     """
     if absent := missing(owner, values):
         raise MissingSettingsError([each.name for each in absent])
-    flat_groups = () if isinstance(owner, type) else groups_of(owner)
+    groups = () if isinstance(owner, type) else groups_of(owner)
+    flat_ones = {each.name for each in settings_of(owner) if each.path and each.path[0] in groups}
     nested: dict[tuple[str, ...], dict[str, Any]] = {}
+    used = in_use(owner, values)
+    _check_used([each for each in settings_of(owner) if each.name not in flat_ones], values)
     for each in settings_of(owner):
-        if each.name in values:
-            path, name = ((), each.name) if each.path[:1] and each.path[0] in flat_groups else (each.path, each.field)
-            nested.setdefault(path, {})[name] = values[each.name]
+        if each.name in flat_ones:
+            if each.name in values:
+                nested.setdefault((), {})[each.name] = values[each.name]
+        elif each.name in used:
+            path = (*each.path, each.within) if each.within else each.path
+            nested.setdefault(path, {})[each.field] = values[each.name]
     try:
         return _arguments(owner, nested, ())
     except ConfigError as error:
@@ -451,6 +609,14 @@ class MissingSettingsError(SettingsError):
         self.names = names
 
 
+def _check_used(table: Collection[Setting], values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a value that has no effect beside the others; one equal to its default counts as none."""
+    known = {**{each.name: each.default for each in table}, **values}
+    for each in table:
+        if (why := each.why_unused(known)) and known[each.name] != each.default:
+            raise SettingsError(f"{each.name} is {known[each.name]}, {why}")
+
+
 def _arguments(
     owner: Any, nested: Mapping[tuple[str, ...], Mapping[str, Any]], path: tuple[str, ...]
 ) -> dict[str, Any]:
@@ -464,7 +630,16 @@ def _arguments(
         for name, kind in kinds.items()
         if isinstance(kind, type) and is_dataclass(kind)
     }
-    return inner | dict(nested.get(path, {}))
+    own = dict(nested.get(path, {}))
+    for each in settings_of(owner):
+        if each.is_override and not each.path:
+            given = nested.get((*path, each.within), {})
+            own[each.within] = {name: value for name, value in given.items() if value is not None}
+        elif each.is_choice and not each.path and (each.field in own or (*path, each.field) in nested):
+            name = own.get(each.field, each.default)
+            member = next(member for member in each.members if member.name == name)
+            own[each.field] = member(**nested.get((*path, each.field), {}))
+    return inner | own
 
 
 def missing(owner: Any, values: Collection[str]) -> list[Setting]:
@@ -485,8 +660,21 @@ def check(settings: Any, *, urls: bool = True) -> None:
     owner: Any = type(settings)
     for each in _own_settings(owner):
         value = getattr(settings, each.field)
-        if value is not each.default:
+        if each.is_choice:
+            if not isinstance(value, each.members):
+                names = ", ".join(member.__name__ for member in each.members)
+                raise ConfigError(f"{each.name} is {value!r}, wanted one of the dataclasses {names}")
+        elif value is not each.default:
             each.convert(value, source="code" if urls else "stored")
+    overrides = [each for each in settings_of(owner) if each.is_override and not each.path]
+    for field in {each.within for each in overrides}:
+        known = {each.name: each for each in overrides if each.within == field}
+        for name, value in getattr(settings, field).items():
+            if name not in known:
+                raise ConfigError(f"{field}: {unknown(name, known)}")
+            known[name].convert(value, source="code" if urls else "stored")
+    if any(each.needs for each in settings_of(owner)):
+        _check_used(settings_of(owner), flat(settings))
 
 
 _GROUPS = "_groups"
@@ -528,14 +716,27 @@ def split(values: Mapping[str, object], **groups: type) -> dict[str, dict[str, A
 
 
 def flat(settings: Any) -> dict[str, Any]:
-    """Return a dataclass's settings by name, those of inner dataclasses too: `convert(cls, flat(x)) == x`."""
+    """Return a dataclass's settings by name, those of inner dataclasses too: `convert(cls, flat(x)) == x`.
+
+    Of a choice, those of the chosen member.
+    """
     values: dict[str, Any] = {}
     for each in settings_of(type(settings)):
         holder = settings
-        for name in each.path:
+        for name in (*each.path, each.within) if each.within else each.path:
             holder = getattr(holder, name)
-        values[each.name] = getattr(holder, each.field)
+        if each.is_choice:
+            values[each.name] = getattr(holder, each.field).name
+        elif each.is_override:
+            values[each.name] = holder.get(each.name)
+        elif not each.within or isinstance(holder, each.members):
+            values[each.name] = getattr(holder, each.field)
     return values
+
+
+def overridden(settings: Any, names: Collection[str], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a dataclass by name, with those of `overrides` that are not None in their place."""
+    return {name: getattr(settings, name) if overrides.get(name) is None else overrides[name] for name in names}
 
 
 def unknown(name: str, known: Collection[str], what: str = "setting") -> str:

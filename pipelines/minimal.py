@@ -32,9 +32,8 @@ from ludic.rollouts.schedule import new_worker_id
 from ludic.sql import BatchRules, Planner
 from ludic.training.config import TrainConfig
 from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights
-from ludic.training.optimizer import build_optimizer, learning_rate
 from ludic.training.publisher import Publisher
-from ludic.training.step import train_step
+from ludic.training.step import build_optimizer, learning_rate, train_step
 
 
 def main(root: str = "runs/minimal", model: str = "runs/minimal-model", num_steps: int = 50) -> None:

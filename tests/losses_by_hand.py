@@ -4,9 +4,11 @@ import numpy as np
 import torch
 
 from ludic.batches.packing import TrainingSequence, pack
-from ludic.training.loss_config import LossConfig
+from ludic.settings import convert
+from ludic.training.config import LossConfig
 from ludic.training.losses import rl_loss
-from ludic.training.objectives import PAIRED
+
+PAIRED = ("dpo", "ipo", "orpo")
 
 # Sampler logprobs are -1 throughout, so that a trainer logprob is -1 + log(ratio).
 
@@ -55,7 +57,7 @@ def loss_and_gradient(
     loss, sums = rl_loss(
         logprobs,
         batch,
-        LossConfig(**settings),
+        convert(LossConfig, settings),
         num_action_tokens=num_action_tokens,
         num_sequences=num_sequences,
         reference_logprobs=None if reference is None else torch.tensor(reference, dtype=torch.float64),

@@ -13,7 +13,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from ludic.training.attention import PACKED_ATTENTION
+from ludic.training.logprobs import PACKED_ATTENTION
 
 VOCAB_SIZE = 256
 

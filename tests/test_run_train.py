@@ -68,7 +68,8 @@ def test_another_objective_drops_what_it_ignores_of_the_trainer_before(run: ludi
     run.work(4)
     run.train(num_steps=1, objective="ppo_clip", clip_high=0.3, **QUICK)
     run.train(num_steps=2, objective="reinforce")
-    assert (last_settings(run)["objective"], last_settings(run)["clip_high"]) == ("reinforce", None)
+    assert last_settings(run)["objective"] == "reinforce"
+    assert "clip_high" not in last_settings(run)
     with pytest.raises(ConfigError, match=r"clip_high is 0\.3, which reinforce ignores"):
         run.train(num_steps=3, clip_high=0.3)
 

@@ -1,9 +1,10 @@
 """The table of settings: every number has a range, and one annotated field is a flag, a key and an argument."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from dataclasses import MISSING, dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import pytest
 from command_settings import parsed as parsed_of
@@ -12,21 +13,46 @@ import ludic
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.batches.config import BatchConfig
 from ludic.cli.commands import COMMANDS
-from ludic.cli.docs import page, table
+from ludic.cli.docs import page
+from ludic.cli.docs import table as table_of
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
+from ludic.eval.config import EvalConfig
+from ludic.flags import read_flags
 from ludic.maintenance.expiry_rule import ExpiryRule
 from ludic.rollouts.worker import WorkerConfig
-from ludic.settings import Range, Setting, check, operation, settings_of
+from ludic.settings import (
+    Needs,
+    Overrides,
+    Range,
+    Setting,
+    arguments,
+    check,
+    convert,
+    flat,
+    given,
+    operation,
+    overridden,
+    settings_of,
+)
 from ludic.store import RunConfig
-from ludic.training.config import CheckpointConfig, ModelConfig, OptimizerConfig, TrainConfig
-from ludic.training.loss_config import LossConfig
+from ludic.training.config import (
+    CheckpointConfig,
+    Clipping,
+    LossConfig,
+    ModelConfig,
+    Objective,
+    OptimizerConfig,
+    TrainConfig,
+)
 
 CONFIGS = {
     RunConfig: {"model": "m", "env": ("addition",)},
     TrainConfig: {},
     BatchConfig: {},
     LossConfig: {},
+    **{each: {} for each in get_args(Objective) if not issubclass(each, Clipping)},
+    **{each: {"clip_low": 0.1, "clip_high": 0.2} for each in get_args(Objective) if issubclass(each, Clipping)},
     OptimizerConfig: {},
     ModelConfig: {},
     CheckpointConfig: {},
@@ -73,7 +99,7 @@ def test_a_number_beyond_its_range_is_refused_by_name(config, setting):
         said = rf"^{setting.name} is .*, wanted (at least|at most|a number above) [^\n]*$"
         with pytest.raises(ConfigError, match=said):
             setting.convert(wrong)
-        if needed is not None and not setting.path:
+        if needed is not None and not setting.path and not setting.within:
             with pytest.raises(ConfigError, match=said):
                 config(**(needed | {setting.field: wrong}))
 
@@ -197,7 +223,165 @@ def test_one_annotated_field_is_all_that_a_setting_needs(tmp_path, capsys):
         "ludic: there is no option --num-patiens; did you mean --num-patient?",
     ]
     meaning = "Steps without progress before the end. None never ends."
-    assert f"| `num_patient` | a whole number or None, 1 to 50 | 5 | {meaning} |" in table(Patience)
+    assert f"| `num_patient` | a whole number or None, 1 to 50 | 5 | {meaning} |" in table_of(Patience)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """A way on foot."""
+
+    name: ClassVar[str] = "walk"
+    pace: Annotated[float, Range(0, 10)] = 5.0
+    """Kilometres an hour."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ride(Walk):
+    """A way by bicycle."""
+
+    name = "ride"
+    gear: Annotated[int, Range(1, 30)] = 1
+    """Gear to ride in."""
+    paid_from: Annotated[str, Needs("budget")] = "purse"
+    """What the bicycle is paid from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rest:
+    """No way."""
+
+    name: ClassVar[str] = "rest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trip:
+    """Settings that only this test knows, with a choice."""
+
+    way: Walk | Ride | Rest = field(default_factory=Walk)
+    """How to get there."""
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outing:
+    trip: Trip = field(default_factory=Trip)
+
+
+def test_a_choice_between_dataclasses_is_a_name_and_the_settings_of_all_of_them():
+    table = {each.name: each for each in settings_of(Outing)}
+    assert [*table] == ["way", "pace", "gear", "paid_from", "budget"]
+    assert {each.group for each in table.values()} == {"trip"}
+    assert (table["way"].choices, table["way"].default) == (("walk", "ride", "rest"), "walk")
+    assert [table[name].help for name in ("way", "pace", "gear")] == [
+        "How to get there.",
+        "Kilometres an hour. Not for rest.",
+        "Gear to ride in. For ride.",
+    ]
+    ride = Outing(trip=Trip(way=Ride(gear=3)))
+    for settings in ({"way": "ride", "gear": 3}, {"way": {"name": "ride", "gear": 3}}, {"way": Ride(gear=3)}):
+        assert convert(Outing, settings) == ride
+    assert convert(Outing, {"pace": 4}) == Outing(trip=Trip(way=Walk(pace=4.0)))
+    assert flat(ride) == {"way": "ride", "pace": 5.0, "gear": 3, "paid_from": "purse", "budget": None}
+    assert flat(Outing(trip=Trip(way=Rest()))) == {"way": "rest", "budget": None}
+    assert convert(Outing, flat(ride)) == ride
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gear": 3}, "gear is 3, which walk ignores; leave it out, or set way to ride"),
+        ({"way": "rest", "pace": 4}, "pace is 4.0, which rest ignores; leave it out, or set way to walk or ride"),
+        ({"way": "fly"}, "way is 'fly', wanted one of 'walk', 'ride', 'rest'"),
+        ({"way": {"gear": 3}}, "way has no name, wanted name = one of 'walk', 'ride', 'rest'"),
+        ({"way": {"name": "ride", "gear": 99}}, "gear is 99, wanted at most 30"),
+        ({"way": {"name": "ride", "gear": 3}, "gear": 3}, "gear is given twice, in the table way and beside it"),
+        (
+            {"way": "ride", "paid_from": "card"},
+            "paid_from is card, but there is no budget; set budget, or leave it out",
+        ),
+    ],
+)
+def test_what_a_choice_lacks_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        convert(Outing, settings)
+
+
+def test_what_is_stored_and_has_no_effect_is_dropped():
+    stored = given({"way": "ride", "gear": 3, "pace": 4, "paid_from": "card"}, "before", "stored")
+    assert convert(Outing, stored) == Outing(trip=Trip(way=Ride(gear=3, pace=4.0)))
+    assert convert(Outing, {**stored, "way": "walk"}) == Outing(trip=Trip(way=Walk(pace=4.0)))
+    assert convert(Outing, {**stored, "budget": 5}) == Outing(
+        trip=Trip(way=Ride(gear=3, pace=4.0, paid_from="card"), budget=5)
+    )
+    with pytest.raises(ConfigError, match=r"^gear is 7, which walk ignores"):
+        convert(Outing, {**stored, "way": "walk", "gear": 7})
+
+
+def test_a_choice_in_python_is_one_of_its_dataclasses():
+    for way in ("ride", Patience):
+        with pytest.raises(ConfigError, match=r"^way is .*, wanted one of the dataclasses Walk, Ride, Rest$"):
+            Trip(way=way)
+    with pytest.raises(ConfigError, match=r"^paid_from is card, but there is no budget"):
+        Trip(way=Ride(paid_from="card"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """Settings that only this test knows, which override those of another dataclass."""
+
+    ride: Annotated[Mapping[str, Any], Overrides(Ride, ("pace", "gear"), "None is the ride's.")] = field(
+        default_factory=dict
+    )
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    repeat: Repeat = field(default_factory=Repeat)
+
+
+def test_overrides_are_settings_of_another_dataclass_each_none_unless_given(capsys):
+    table = {each.name: each for each in settings_of(Training)}
+    assert [*table] == ["pace", "gear", "times"]
+    assert {each.group for each in table.values()} == {"repeat"}
+    assert (table["gear"].help, table["gear"].default) == ("Gear to ride in. None is the ride's.", None)
+    assert table["gear"].ranges == (Range(1, 30),)
+    faster = Training(repeat=Repeat(ride={"pace": 7.0}))
+    assert convert(Training, {"pace": 7, "gear": None}) == faster
+    assert flat(faster) == {"pace": 7.0, "gear": None, "times": 1}
+    assert convert(Training, flat(faster)) == faster
+    assert overridden(Ride(gear=3), ("pace", "gear"), faster.repeat.ride) == {"pace": 7.0, "gear": 3}
+    flags = read_flags(settings_of(Training), ["--gear", "4", "--times", "2"])
+    assert Training(**arguments(Training, flags)) == Training(repeat=Repeat(ride={"gear": 4}, times=2))
+    assert "| `gear` | a whole number or None, 1 to 30 | None | Gear to ride in. None is the ride's. |" in table_of(
+        Training
+    )
+
+
+@pytest.mark.parametrize(
+    ("ride", "message"),
+    [
+        ({"gear": 99}, "gear is 99, wanted at most 30"),
+        ({"gear": "x"}, "gear is 'x', wanted a whole number or None"),
+        ({"gaer": 3}, "ride: setting 'gaer' is unknown; did you mean 'gear'?"),
+        ({"paid_from": "card"}, "ride: setting 'paid_from' is unknown; there are pace, gear"),
+    ],
+)
+def test_a_wrong_override_is_refused_in_the_words_of_the_other_dataclass(ride, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        Repeat(ride=ride)
+
+
+def test_what_is_said_of_none_is_not_said_of_overrides():
+    helps = {each.name: each.help for each in settings_of(EvalConfig)}
+    assert helps["top_k"] == "Sample from this number of the most likely tokens. None is the run's."
+    assert helps["max_steps"] == "Maximum steps of the environment in an episode. None is the run's."
 
 
 def test_the_page_of_settings_has_every_setting_of_every_command():

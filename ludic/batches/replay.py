@@ -1,6 +1,9 @@
 """Replay another run: train on its batches step by step, or plan its steps again by other rules.
 
 Reads that run's attempts/, checkpoints/, batches/ and scores/, and its rollouts, which must not have expired.
+Reads that run's attempts/, checkpoints/ and batches/ up to its newest checkpoint, and its rollouts, which must not
+have expired. On one rank, the same first weights and settings give bit for bit the same weights
+(ludic.training.inherited_settings).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +30,7 @@ from ludic.store.tables import PLAN_COLUMNS, ScoreReader
 
 # --- Replay: the batches as they were ------------------------------------------------------------------
 # Up to the other run's newest checkpoint. On one rank, the same first weights and settings give bit for bit the same
-# weights (ludic.training.replay_settings).
+# weights (ludic.training.inherited_settings).
 
 
 class ReplaySource:

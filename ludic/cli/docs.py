@@ -23,7 +23,8 @@ _INTRODUCTION = """# Settings
 
 Written by `make format` from the fields of the dataclasses and the parameters of the operations. A setting is a flag
 (`--learning-rate 1e-4`), a key of the file of `--config FILE.toml` (`learning_rate = 1e-4`; a file that ends in .json
-holds the same as JSON) and an argument in Python. Flags come before the file, the file before the preset of
+holds the same as JSON) and an argument in Python. The settings of an objective may stand in a table `[objective]` with
+its `name`. Flags come before the file, the file before the preset of
 `--algorithm`, and this before what the root holds from an earlier start. `None` is the text "None" in flags and TOML,
 and null in JSON. Every command that prints a result has `--json`."""
 
@@ -157,7 +158,9 @@ def formatted(text: str) -> str:
 def _typed_dict(name: str, about: str, bases: Sequence[str], settings: Sequence[Setting]) -> str:
     lines = [f"class {name}({', '.join(bases) or 'TypedDict'}, total=False):"]
     lines += [f'    """{about}"""', ""] if about else []
-    lines += [f"    {each.name}: {_type_of(each.kind)}" for each in settings]
+    for each in settings:
+        more = " | Mapping[str, Any]" if each.is_choice else ""
+        lines.append(f"    {each.name}: {_type_of(each.kind)}{more}")
     return "\n".join([*lines, "", ""])
 
 

@@ -16,7 +16,7 @@ from ludic.errors import ConfigError
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
 from ludic.paths import local_path
 from ludic.run_config import RunConfig
-from ludic.settings import MissingSettingsError, Setting, SettingsError, settings_of, unknown
+from ludic.settings import MissingSettingsError, Setting, SettingsError, settings_of, unknown, without_tables
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names, load_algorithm
 
@@ -100,7 +100,7 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     if table.keys() & _EXPERIMENT:
         of_others = {each.name: each for config in (RunConfig, TrainConfig) for each in settings_of(config)}
     found = {}
-    for name, value in values.items():
+    for name, value in without_tables(values, {**of_others, **table}, where=f"{path}: ").items():
         if name == "algorithm" and of_others:
             _check_algorithm(value, path)
         elif name not in table and name not in of_others:

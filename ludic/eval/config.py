@@ -7,23 +7,16 @@ from typing import Annotated, Any, Literal
 
 from ludic.defaults import ENV_TIMEOUT_S
 from ludic.errors import ConfigError
-from ludic.settings import (
-    Count,
-    FormatReward,
-    InFlight,
-    MaxSteps,
-    NumSamples,
-    Range,
-    SecondsOfADay,
-    Seed,
-    SettingsError,
-    Temperature,
-    Tokens,
-    TopP,
-    check,
-)
+from ludic.run_config import SAMPLING, RunConfig
+from ludic.settings import Count, InFlight, NumSamples, Overrides, Range, SecondsOfADay, Seed, SettingsError, check
 
 LATEST = "latest"
+OVERRIDDEN = (
+    *SAMPLING,
+    *("accept_incomplete", "max_steps", "max_sequence_tokens", "parser", "format_reward", "context", "tools"),
+    *("tool_format", "protocol"),
+)
+"""Settings of the run that an evaluation may override."""
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18}|latest)")
 
 
@@ -49,32 +42,10 @@ class EvalConfig:
     """Number of held-out examples of each environment, the first ones by the seed; fewer if it has fewer."""
     n: NumSamples = 1
     """Number of samples of each example."""
-    temperature: Temperature | None = None
-    """Divides the logits; 0 takes the likeliest tokens. None is the run's."""
-    top_p: TopP | None = None
-    """Probability mass of nucleus sampling. None is the run's."""
-    top_k: Count | None = None
-    """Sample from the k likeliest tokens only. None is the run's."""
-    max_tokens: Tokens | None = None
-    """Maximum tokens of a completion. None is the run's."""
-    accept_incomplete: bool | None = None
-    """Pass a completion that hit max_tokens to the environment. None is the run's."""
-    max_steps: MaxSteps | None = None
-    """Maximum steps of the environment in an episode. None is the run's."""
-    max_sequence_tokens: Tokens | None = None
-    """Maximum tokens of prompt and completions together. None is the run's."""
-    parser: str | None = None
-    """How an action is read from a completion, as in `ludic run`. None is the run's."""
-    format_reward: FormatReward | None = None
-    """Reward for each completion that the parser can read. None is the run's."""
-    context: str | None = None
-    """What the model sees of the dialogue, as in `ludic run`. None is the run's."""
-    tools: tuple[str, ...] | None = None
-    """Tools that the model may call, as in `ludic run`. None are the run's."""
-    tool_format: str | None = None
-    """How the model writes tool calls. None is the run's."""
-    protocol: str | None = None
-    """How an episode is played, as in `ludic run`. None is the run's."""
+    run: Annotated[Mapping[str, Any], Overrides(RunConfig, OVERRIDDEN, "None is the run's.")] = field(
+        default_factory=dict
+    )
+    """Settings of the run that the evaluation overrides, by name."""
     seed: Seed = 0
     """Decides which held-out examples come first, and seeds the samples. The same seed gives the same examples in every
     run, so that runs can be compared in pairs."""

@@ -8,7 +8,7 @@ killed.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
@@ -19,6 +19,8 @@ from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.eval.config import LATEST, EvalConfig, parse_versions
 from ludic.records import new_id
+from ludic.run_config import SAMPLING
+from ludic.settings import overridden
 from ludic.store import Root, RunConfig, latest_policy
 from ludic.store.evaluations import MOST_SAMPLES, SampleBlock
 from ludic.store.files import list_versions
@@ -26,14 +28,11 @@ from ludic.store.policies import stored_versions
 
 logger = logging.getLogger(__name__)
 
-_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 _OF_AGENTS = (
     *("accept_incomplete", "max_steps", "max_sequence_tokens", "parser", "format_reward", "context", "tools"),
     *("tool_format", "protocol", "sub_agents", "max_depth", "max_children", "max_child_tokens", "float32_head"),
 )
 """Settings of a run that decide its agents' episodes."""
-_GIVEN = tuple(field.name for field in fields(EvalConfig) if field.name in _OF_AGENTS)
-"""Those that an evaluation may set."""
 _FEWEST_REPEATS = 100
 """Examples in a row that came before, after which an environment has no other ones; more if it had more."""
 
@@ -76,7 +75,6 @@ def environment_settings(root: Root, config: EvalConfig) -> list[RunConfig]:
     """Return the run's settings for each environment of an evaluation. Raises ConfigError."""
     names = tuple(dict.fromkeys(config.env or root.run.env))
     options = {**root.run.env_options, **config.env_options}
-    given = {name: getattr(config, name) for name in _GIVEN if getattr(config, name) is not None}
     for name in config.env_options:
         if name not in names:
             raise ConfigError(f"env_options has options of {name!r}, which is not in env ({', '.join(names)})")
@@ -88,7 +86,7 @@ def environment_settings(root: Root, config: EvalConfig) -> list[RunConfig]:
             seed=config.seed,
             sweep={},
             curriculum=None,
-            **given,
+            **overridden(root.run, _OF_AGENTS, config.run),
         )
         for name in names
     ]
@@ -96,8 +94,7 @@ def environment_settings(root: Root, config: EvalConfig) -> list[RunConfig]:
 
 def sampling_params(run: RunConfig, config: EvalConfig) -> SamplingParams:
     """Return the sampling settings: the evaluation's, else the run's."""
-    given = {name: getattr(config, name) for name in _SAMPLING if getattr(config, name) is not None}
-    return SamplingParams(**{name: getattr(run, name) for name in _SAMPLING} | given)
+    return SamplingParams(**overridden(run, SAMPLING, config.run))
 
 
 def settings_of(run: RunConfig, params: SamplingParams) -> dict[str, object]:
@@ -106,7 +103,7 @@ def settings_of(run: RunConfig, params: SamplingParams) -> dict[str, object]:
     # Named only if it was set, so that evaluations from before there was this setting keep their ids.
     if run.max_observation_characters != MAX_OBSERVATION_CHARACTERS:
         agents["max_observation_characters"] = run.max_observation_characters
-    sampling = {name: asdict(params)[name] for name in _SAMPLING}
+    sampling = {name: asdict(params)[name] for name in SAMPLING}
     return {"env_options": dict(run.env_options.get(run.env[0], {})), "seed": run.seed, **sampling, **agents}
 
 

@@ -8,7 +8,7 @@ import json
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.eval.config import EvalConfig, MeasureConfig
 from ludic.eval.numbers import check_measures
 from ludic.paths import local_path
-from ludic.settings import settings_of
+from ludic.settings import arguments, flat, settings_of
 
 OF_THE_CALL = (
     "versions",
@@ -32,7 +32,9 @@ OF_THE_CALL = (
     "episode_timeout_s",
 )
 """Settings that a suite does not hold: which weights, and limits of the machine."""
-_SETTINGS = tuple(field.name for field in fields(EvalConfig) if field.name not in (*OF_THE_CALL, "env", "env_options"))
+_SETTINGS = tuple(
+    each.name for each in settings_of(EvalConfig) if each.name not in (*OF_THE_CALL, "env", "env_options")
+)
 _SHARED = (*_SETTINGS, "measures", "params")
 """Keys of an entry that may also be given at the top, for every entry that does not give its own."""
 _OF_AN_ENTRY = ("name", "env", "questions", "options", *_SHARED)
@@ -56,9 +58,10 @@ class Entry:
 
 def read_suite(path: str | PathLike[str], call: EvalConfig, confidence: float = 0.95) -> list[Entry]:
     """Read and check a suite. call: settings OF_THE_CALL; the others must not be given. confidence: of intervals."""
-    for field in fields(EvalConfig):
-        if field.name not in OF_THE_CALL and getattr(call, field.name) != getattr(EvalConfig(), field.name):
-            raise ConfigError(f"{field.name} is given beside a suite, which decides it; write it into {fspath(path)}")
+    defaults = flat(EvalConfig())
+    for name, value in flat(call).items():
+        if name not in OF_THE_CALL and value != defaults[name]:
+            raise ConfigError(f"{name} is given beside a suite, which decides it; write it into {fspath(path)}")
     file = local_path(fspath(path), "suite")
     values = _read(file)
     _check_keys(values, ("entries", *_SHARED), str(file))
@@ -131,7 +134,8 @@ class _Reader:
         env = values["env"]
         given = {name: values[name] for name in _SETTINGS if name in values}
         options = _table(values, "options")
-        return EvalConfig(**self.call, **_converted(given, EvalConfig), env=(env,), env_options={env: options})
+        settings = {**self.call, **_converted(given, EvalConfig), "env": (env,), "env_options": {env: options}}
+        return EvalConfig(**arguments(EvalConfig, settings))
 
     def _measure(self, values: Mapping[str, Any]) -> MeasureConfig:
         given = _converted({name: values[name] for name in ("measures",) if name in values}, MeasureConfig)

@@ -18,6 +18,7 @@ from ludic.settings import (
     SettingsError,
     StopWithin,
     TensorParallel,
+    arguments,
     check,
     check_names,
 )
@@ -86,7 +87,7 @@ class LaunchConfig(StreamConfig):
         if "env" in options:
             options["env"] = (options["env"],) if isinstance(options["env"], str) else tuple(options["env"])
         options = {"env_timeout_s": self.env_timeout_s} | options
-        EvalConfig(**options)
+        EvalConfig(**arguments(EvalConfig, options))
         return {"every": self.eval_every, "until_step": until_step, **options}
 
     def workers_of(self, num_workers: int) -> int:

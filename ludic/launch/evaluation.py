@@ -5,7 +5,6 @@ import threading
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
-from typing import Any
 
 from ludic.code.consent import CodeSettings, sampling_uses
 from ludic.code.kept import prepare_code
@@ -134,6 +133,6 @@ def open_to_evaluate(
         config = settings_of_root(read_suite(suite, config), config)
     if not config.env:
         raise ConfigError(f"{url} holds no run, so there are no environments to evaluate {model} in; give --env")
-    given: dict[str, Any] = {} if config.max_tokens is None else {"max_tokens": config.max_tokens}
+    given = {name: value for name, value in config.run.items() if name == "max_tokens" and value is not None}
     run = RunConfig(model=model, env=config.env, env_options=config.env_options, **given)
     return create_run(url, run, TrainConfig(), code)

@@ -32,18 +32,21 @@ class TrainConfigValues(TypedDict, total=False):
     training_unit: Literal["episode", "turn"]
     max_tokens_per_micro_batch: int
     rollout_timeout_s: float | None
-    objective: Literal[
-        "reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo", "sft", "dpo", "ipo", "orpo"
-    ]
-    clip_low: float | None
-    clip_high: float | None
-    dual_clip: float | None
-    is_ratio_cap: float | None
+    objective: (
+        Literal["reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo", "sft", "dpo", "ipo", "orpo"]
+        | Mapping[str, Any]
+    )
     is_ratio_bounds: Sequence[float] | None
     is_sequence_ratio_bounds: Sequence[float] | None
     mask_sequence_kl: float | None
     log_ratio_weight: float | None
+    whiten_advantages: bool
+    kl_placement: Literal["loss", "reward", "return"]
+    is_ratio_cap: float | None
     ratio_level: Literal["token", "sequence"]
+    clip_low: float | None
+    clip_high: float | None
+    dual_clip: float | None
     sapo_tau_positive: float
     sapo_tau_negative: float
     dppo_low: float
@@ -52,7 +55,6 @@ class TrainConfigValues(TypedDict, total=False):
     vespo_lambda: Sequence[float]
     dpo_beta: float
     orpo_weight: float
-    whiten_advantages: bool
     loss_normalization: Literal["tokens", "sequences", "episodes", "constant"]
     constant_tokens: int | None
     entropy_weight: float | None
@@ -61,7 +63,6 @@ class TrainConfigValues(TypedDict, total=False):
     reference_cache: bool
     kl_weight: float | None
     kl_estimator: Literal["k1", "k2", "k3"]
-    kl_placement: Literal["loss", "reward", "return"]
     learning_rate: float
     schedule: Literal["constant", "linear", "cosine"]
     warmup_steps: int

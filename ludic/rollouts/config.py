@@ -1,10 +1,14 @@
 """Settings of a worker, and of `ludic sample`. Imports no engine and no store, so that `--help` answers at once."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from ludic.defaults import ENV_TIMEOUT_S
-from ludic.settings import Count, CountOr0, InFlight, NumSamples, SecondsOfADay, Seed, Temperature, Tokens, TopP, check
+from ludic.run_config import SAMPLING, RunConfig
+from ludic.settings import Count, CountOr0, InFlight, NumSamples, Overrides, SecondsOfADay, Seed, check
+
+_NOT_GIVEN = "None is the run's, or for a model the default of a run."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,7 @@ class WorkerConfig(StreamConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, and how to sample its answers."""
+    """A prompt, and how to sample its answers. Without max_tokens, the model's length limits them, too."""
 
     prompt: str
     """Text of the user message."""
@@ -53,14 +57,8 @@ class Question:
     """Text of a system message before the prompt; None sends none."""
     n: NumSamples = 1
     """Number of answers to sample."""
-    temperature: Temperature | None = None
-    """Divides the logits; 0 takes the likeliest tokens. None uses the run's setting, or 1 for a model."""
-    top_p: TopP | None = None
-    """Probability mass of nucleus sampling. None uses the run's setting; for a model it is off."""
-    top_k: Count | None = None
-    """Sample from the k likeliest tokens only. None uses the run's setting; for a model it is off."""
-    max_tokens: Tokens | None = None
-    """Maximum tokens of an answer. None uses the run's setting, or 256 for a model, capped by the model's length."""
+    run: Annotated[Mapping[str, Any], Overrides(RunConfig, SAMPLING, _NOT_GIVEN)] = field(default_factory=dict)
+    """Settings of the run that the answers override, by name."""
     seed: Seed = 0
     """Random seed; the same seed gives the same answers."""
     device: Literal["cpu", "cuda"] | None = None

@@ -18,11 +18,11 @@ from ludic.models.first_model import base_of_run, local_folder
 from ludic.records import FinishReason, Message
 from ludic.results import Part, Result, Sentence, number
 from ludic.rollouts.config import Question
+from ludic.run_config import SAMPLING
+from ludic.settings import overridden
 from ludic.store import Root, fetch_policy, latest_policy
 from ludic.store.policies import stored_versions
 from ludic.temporary import temporary_folder
-
-_DEFAULT_MAX_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +137,9 @@ def _sample(folder: str, question: Question, root: Root | None, version: int | N
 
 def _params(question: Question, root: Root | None, room: int) -> SamplingParams:
     """Return sampling parameters: the question's, else the run's, else the defaults. room: tokens left in the model."""
-    names = ("temperature", "top_p", "top_k", "max_tokens")
-    values: dict[str, Any] = {name: getattr(root.run, name) for name in names} if root else {}
-    values |= {name: getattr(question, name) for name in names if getattr(question, name) is not None}
-    if question.max_tokens is None:
-        values["max_tokens"] = max(1, min(values.get("max_tokens", _DEFAULT_MAX_TOKENS), room))
+    values = overridden(root.run if root else SamplingParams(), SAMPLING, question.run)
+    if question.run.get("max_tokens") is None:
+        values["max_tokens"] = max(1, min(values["max_tokens"], room))
     return SamplingParams(**values)
 
 

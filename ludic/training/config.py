@@ -1,20 +1,325 @@
 """Settings of one trainer process, in groups. Settings shared with workers are in run.json.
 
-    TrainConfig(num_steps=10, optimizer=OptimizerConfig(learning_rate=1e-4))
-    TrainConfig.of(num_steps=10, learning_rate=1e-4)    # the same, by the names of the flags
+    TrainConfig(num_steps=10, loss=LossConfig(objective=PpoClip(clip_high=0.28)))
+    TrainConfig.of(num_steps=10, objective="ppo_clip", clip_high=0.28)    # the same, by the names of the flags
 
-Imports no torch, so that `--help` answers at once.
+None disables a setting, unless its text says otherwise. Raises ConfigError. Imports no torch, so that `--help` answers
+at once.
 """
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from ludic.batches.config import BatchConfig
 from ludic.defaults import LEASE_S
 from ludic.errors import ConfigError
-from ludic.settings import LEASE_RANGE, Count, CountOr0, Range, Tokens, Weight, check, convert, flat
-from ludic.training.loss_config import LossConfig
+from ludic.settings import LEASE_RANGE, Count, CountOr0, Needs, Range, Tokens, Weight, check, convert, flat
+
+# --- Objectives, each with the settings that it reads ------------------------------------------------------------
+
+
+Bounds = Annotated[tuple[float, float], Range(0, 10**6)]
+"""Two bounds of an importance ratio, below and above 1."""
+ByGain = Annotated[tuple[float, float], Range(0, 10**6)]
+"""Two numbers: for positive and for negative advantages."""
+
+
+# Policy gradients.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicy:
+    """Settings of all objectives that use advantages and importance ratios."""
+
+    name: ClassVar[str]
+    bounded_by: ClassVar[tuple[str, ...]] = ()
+    """Settings that bound the importance ratio."""
+
+    is_ratio_bounds: Bounds | None = None
+    """Mask tokens whose importance ratio is outside these two bounds (IcePop); None is off."""
+    is_sequence_ratio_bounds: Bounds | None = None
+    """Mask sequences whose geometric mean of importance ratios is outside these two bounds; None is off."""
+    mask_sequence_kl: Weight | None = None
+    """Mask sequences with a negative advantage whose mean log(sampler / trainer) is above this (DeepSeek-V3.2); None
+    is off."""
+    log_ratio_weight: Weight | None = None
+    """Weight of the squared log ratio in the loss, which keeps the policy close to the sampler; None is off."""
+    whiten_advantages: bool = False
+    """Scale advantages to mean 0 and variance 1 over the sampled tokens of the batch (REINFORCE++)."""
+    kl_placement: Annotated[Literal["loss", "reward", "return"], Needs("kl_weight")] = "loss"
+    """Add the KL to the loss, or subtract it from each token's advantage: the token's own KL (reward), or the sum from
+    the token to the end (return)."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range."""
+        check(self)
+        for name in ("is_ratio_bounds", "is_sequence_ratio_bounds"):
+            bounds = getattr(self, name)
+            if bounds is not None and not bounds[0] < 1 < bounds[1]:
+                raise ConfigError(f"{name} is {bounds}, wanted one bound from 0 to below 1 and one above 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reinforce(OffPolicy):
+    """Advantage times logprob, weighted by the importance ratio without gradient through it."""
+
+    name = "reinforce"
+    bounded_by = ("is_ratio_cap", "is_ratio_bounds")
+
+    is_ratio_cap: Weight | None = None
+    """Truncated importance sampling: largest importance weight; None is off."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """Importance weight of a token: its own ratio, or the product of the ratios of its sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clipping(OffPolicy):
+    """Settings of all objectives that clip the importance ratio."""
+
+    bounded_by: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
+
+    clip_low: Weight | None = None
+    """Clip importance ratios below 1 - clip_low; None sets no lower bound."""
+    clip_high: Weight | None = None
+    """Clip importance ratios above 1 + clip_high; None sets no upper bound."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range, or nothing bounds the ratio."""
+        OffPolicy.__post_init__(self)
+        if self.clip_low is not None and self.clip_low > 1:
+            raise ConfigError(f"clip_low is {self.clip_low}, wanted at most 1: a ratio is never below 0")
+        if all(getattr(self, name) is None for name in self.bounded_by):
+            raise ConfigError(
+                f"objective is {self.name}, which clips the importance ratio, but there is no bound to clip at; "
+                f"set {' or '.join(self.bounded_by)}, such as clip_high 0.2"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DualClipping(Clipping):
+    """Settings of all objectives that clip the ratio's product with the advantage."""
+
+    bounded_by = ("clip_low", "clip_high", "dual_clip")
+
+    dual_clip: Weight | None = None
+    """Lower bound of the objective at a negative advantage, as a multiple of that advantage; above 1. None sets no
+    bound."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range, or nothing bounds the ratio."""
+        Clipping.__post_init__(self)
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ConfigError(f"dual_clip is {self.dual_clip}, wanted above 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpoClip(DualClipping):
+    """PPO's clipped ratio of each token."""
+
+    name = "ppo_clip"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cispo(Clipping):
+    """Clipped importance weights that keep every token's gradient."""
+
+    name = "cispo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gspo(DualClipping):
+    """Clipped geometric mean of a sequence's ratios."""
+
+    name = "gspo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gmpo(Clipping):
+    """Geometric mean of ratios that are clipped token by token."""
+
+    name = "gmpo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sapo(OffPolicy):
+    """A soft gate instead of a clip."""
+
+    name = "sapo"
+
+    sapo_tau_positive: Weight = 1.0
+    """Temperature of the SAPO gate for positive advantages."""
+    sapo_tau_negative: Weight = 1.05
+    """Temperature of the SAPO gate for negative advantages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dppo(OffPolicy):
+    """Ratio of the tokens whose probability has moved little."""
+
+    name = "dppo"
+
+    dppo_low: Weight = 0.2
+    """Mask tokens with a negative advantage whose probability has fallen by more than this."""
+    dppo_high: Weight = 0.2
+    """Mask tokens with a positive advantage whose probability has risen by more than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vespo(OffPolicy):
+    """Weights that decay smoothly as a sequence's ratio moves away from 1."""
+
+    name = "vespo"
+
+    vespo_k: ByGain = (2.0, 3.0)
+    """Exponent of the sequence's ratio, for positive and for negative advantages."""
+    vespo_lambda: ByGain = (3.0, 2.0)
+    """Decay rate in the sequence's ratio, for positive and for negative advantages."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range."""
+        OffPolicy.__post_init__(self)
+        for name in ("vespo_k", "vespo_lambda"):
+            if not all(0 < value < float("inf") for value in getattr(self, name)):
+                raise ConfigError(f"{name} is {getattr(self, name)}, wanted two numbers above 0")
+
+
+# Likelihood and pairs.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sft:
+    """Maximum likelihood of the stored tokens."""
+
+    name: ClassVar[str] = "sft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """Objectives that compare the two sides of a pair."""
+
+    name: ClassVar[str]
+    wants_reference: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range."""
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfReference(Paired):
+    """Settings of all objectives of pairs that compare with a reference."""
+
+    wants_reference = True
+
+    dpo_beta: Weight = 0.1
+    """Strength of the pull towards the reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dpo(OfReference):
+    """Log-likelihood of choosing the chosen side."""
+
+    name = "dpo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ipo(OfReference):
+    """Regression of the gain over the reference."""
+
+    name = "ipo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orpo(Paired):
+    """Likelihood of the chosen side and odds ratio of both sides."""
+
+    name = "orpo"
+
+    orpo_weight: Weight = 0.1
+    """Weight of the odds-ratio term, added to the likelihood of the chosen side."""
+
+
+Objective = Reinforce | PpoClip | Cispo | Gspo | Gmpo | Sapo | Dppo | Vespo | Sft | Dpo | Ipo | Orpo
+
+
+# --- The loss ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """Objective, averaging and KL to a reference. None disables a setting, unless its text says otherwise."""
+
+    objective: Objective = field(default_factory=Reinforce)
+    """Objective maximised at each token: a function in ludic.training.losses; docs/algorithms.md has the formulas."""
+    loss_normalization: Literal["tokens", "sequences", "episodes", "constant"] = "tokens"
+    """Average the loss over the batch's tokens (DAPO), over its sequences' means (GRPO), over its episodes' means, or
+    divide each sequence's sum by a constant (Dr. GRPO). An agent's rows of an episode count as one with episodes. For
+    dpo, ipo and orpo, sequences means pairs."""
+    constant_tokens: Tokens | None = None
+    """Tokens that replace each sequence's length if loss_normalization is constant; usually max_tokens."""
+    entropy_weight: Weight | None = None
+    """Weight of the policy's entropy, which is subtracted from the loss and averaged as loss_normalization says; None
+    is off."""
+    reference: str | None = None
+    """Folder, URL or Hugging Face id of the reference model or teacher, for reference_kl, dpo and ipo; None is off.
+    With LoRA, the run's own model takes no extra memory."""
+    reference_offload: bool = False
+    """Keep the reference in CPU memory and move it to the device one layer at a time."""
+    reference_cache: bool = False
+    """Store the reference's logprobs under the root and reuse stored ones."""
+    kl_weight: Weight | None = None
+    """Weight of the KL to the reference; None only measures it."""
+    kl_estimator: Annotated[Literal["k1", "k2", "k3"], Needs("kl_weight")] = "k3"
+    """Estimator of the KL that kl_weight multiplies; see ludic.training.losses."""
+
+    @property
+    def loss_unit(self) -> Literal["row", "pair", "episode"]:
+        """What the loss averages over; see ludic.sql.planner.BatchRules."""
+        if self.is_paired:
+            return "pair"
+        return "episode" if self.loss_normalization == "episodes" else "row"
+
+    @property
+    def is_paired(self) -> bool:
+        """Return whether the objective compares the two sides of a pair."""
+        return isinstance(self.objective, Paired)
+
+    @property
+    def kl_placement(self) -> Literal["loss", "reward", "return"]:
+        """Where the KL that kl_weight multiplies is added."""
+        return self.objective.kl_placement if isinstance(self.objective, OffPolicy) else "loss"
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range or contradicts another setting."""
+        check(self)
+        for name in ("kl_weight", "reference_offload", "reference_cache"):
+            if getattr(self, name) and self.reference is None:
+                value = getattr(self, name)
+                raise ConfigError(f"{name} is {value} but there is no reference; set reference to a model")
+        if (self.loss_normalization == "constant") != (self.constant_tokens is not None):
+            raise ConfigError(
+                f"loss_normalization is {self.loss_normalization} and constant_tokens is {self.constant_tokens}; "
+                "set constant_tokens with loss_normalization constant, and only then"
+            )
+        if isinstance(self.objective, Paired):
+            self._check_paired(self.objective)
+
+    def _check_paired(self, objective: Paired) -> None:
+        if objective.wants_reference and self.reference is None:
+            raise ConfigError(
+                f"objective is {objective.name} but there is no reference; set reference to a model, such as the first "
+                "one"
+            )
+        if self.loss_normalization != "sequences":
+            raise ConfigError(
+                f"loss_normalization is {self.loss_normalization}, and {objective.name} takes the mean over pairs; "
+                "set it to sequences"
+            )
+
+
+# --- The trainer -------------------------------------------------------------------------------------------------
+
 
 _SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB|TB)")
 
@@ -146,7 +451,7 @@ class TrainConfig:
         whole = {
             "keep_token_stats": self.keep_token_stats,
             "reference_cache": self.loss.reference_cache,
-            f"objective {self.loss.objective}": self.loss.is_paired,
+            f"objective {self.loss.objective.name}": self.loss.is_paired,
             "loss_normalization episodes": self.loss.loss_unit == "episode",
         }
         for name in (name for name, is_set in whole.items() if is_set):

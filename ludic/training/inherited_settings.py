@@ -1,18 +1,30 @@
-"""Settings that a trainer takes over: from the run's newest attempt, or from the run that it replays.
+"""Settings of the next trainer: those given now, of a preset, of the run's last one, or of the run that it replays.
 
-Reads attempts/ of the root. An algorithm's preset overrides them, and settings given now override both. Imports no
-torch.
+Reads attempts/ of the root, and attempts/ and checkpoints/ of a run to replay, whose settings the replay must have.
+Settings given now override an algorithm's preset, and this overrides earlier settings. Imports no torch.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ludic.batches.config import OFFLINE_SETTINGS
-from ludic.errors import MissingRootError
-from ludic.store import Root, newest_attempt_id, read_attempt
+from ludic.errors import ConfigError, MissingRootError
+from ludic.models.first_model import same_model
+from ludic.settings import given as as_given
+from ludic.settings import in_use
+from ludic.store import Attempt, Root, RunConfig, newest_attempt_id, read_attempt
+from ludic.store.attempts import chain, last_checkpoint, newest_attempt, read_cut, read_parent
+from ludic.store.records import CheckpointId
 from ludic.training.config import TrainConfig
-from ludic.training.objectives import DECIDE_IGNORED, without_ignored
 from ludic.training.presets import load_algorithm
+
+if TYPE_CHECKING:
+    from ludic.batches.replay import ReplaySource
+
+# --- The next trainer --------------------------------------------------------------------------------------------
 
 
 def next_config(
@@ -24,7 +36,8 @@ def next_config(
     Raises ConfigError if the settings contradict each other, or if `given` names no setting.
     """
     preset = load_algorithm(algorithm) if algorithm is not None else {}
-    earlier = earlier_settings(root_url, {**given, "algorithm": algorithm}, online=online)
+    earlier = earlier_settings(root_url, given, online=online)
+    earlier = as_given(earlier, f"earlier settings of {root_url}", "stored")
     return to_config({**earlier, **preset, **given})
 
 
@@ -36,26 +49,11 @@ def to_config(settings: Mapping[str, Any]) -> TrainConfig:
 def earlier_settings(root_url: str, given: Mapping[str, Any], *, online: bool = False) -> dict[str, Any]:
     """Return the settings of the run's newest trainer, or of the run to be replayed; {} if there is neither.
 
-    given: settings given now, of which `algorithm`, `replay_batches` and those that decide which others are ignored
-    matter. Leaves out settings that the new objective ignores: only settings given now are refused.
+    given: settings given now, of which `replay_batches` matters.
     """
     replayed = None if online else given.get("replay_batches")
-    stored = _replayed_settings(replayed) if replayed is not None else _stored_settings(root_url)
-    earlier = without_ignored(stored, _chosen_objective(given))
+    earlier = replay_settings(replayed) if replayed is not None else _stored_settings(root_url)
     return {name: value for name, value in earlier.items() if not (online and name in OFFLINE_SETTINGS)}
-
-
-def _chosen_objective(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those settings of `given` and its algorithm that decide which other settings are ignored."""
-    algorithm = given.get("algorithm")
-    chosen = {**(load_algorithm(algorithm) if algorithm is not None else {}), **given}
-    return {name: chosen[name] for name in DECIDE_IGNORED if name in chosen}
-
-
-def _replayed_settings(url: str) -> Mapping[str, Any]:
-    from ludic.training.replay_settings import replay_settings
-
-    return replay_settings(url)
 
 
 def _stored_settings(root_url: str) -> Mapping[str, Any]:
@@ -65,3 +63,101 @@ def _stored_settings(root_url: str) -> Mapping[str, Any]:
         return {}
     attempt_id = newest_attempt_id(root)
     return read_attempt(root, attempt_id).config if attempt_id else {}
+
+
+# --- A replay ----------------------------------------------------------------------------------------------------
+
+
+_FREE = frozenset(
+    [
+        # Choice of batches; the ledger decides it here.
+        *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
+        *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
+        *("scorers", "reward_scorer", "mixed_scorers", "wait_for_scores_s"),
+        # Machine, files and logs.
+        *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
+        *("async_checkpoint", "keep_policies", "rollout_timeout_s", "lease_s", "log_to", "max_shard_size"),
+        *(
+            "publish_lora",
+            "publish_dtype",
+            "full_version_every",
+            "reference_offload",
+            "reference_cache",
+            "keep_token_stats",
+        ),
+    ]
+)
+"""Settings that do not change the weights once the batches are given."""
+
+
+def replay_settings(url: str) -> dict[str, Any]:
+    """Return the settings of a run that its replay must share. Raises ConfigError if the run has no checkpoint."""
+    other = Root.open(url)
+    attempt_id, _ = _end_of(other)
+    # A run that was trained on a CPU is replayed on a CPU, even if there is CUDA.
+    numerics = read_attempt(other, attempt_id).numerics
+    on_cpu = numerics is not None and numerics.get("device") == "cpu"
+    return _settings_of(other, attempt_id) | ({"device": "cpu"} if on_cpu else {})
+
+
+def attempts_to_replay(url: str) -> Iterator[Attempt]:
+    """Yield the attempts behind a run's newest checkpoint, newest first. Raises ConfigError if it has no checkpoint."""
+    other = Root.open(url)
+    attempt_id, _ = _end_of(other)
+    for link in chain(attempt_id, partial(read_parent, other)):
+        with contextlib.suppress(FileNotFoundError):
+            yield read_attempt(other, link.attempt_id)
+
+
+def open_replay(root: Root, config: TrainConfig, url: str) -> "ReplaySource":
+    """Open another run's batches for training on `root`.
+
+    Raises ConfigError if that run began with another model, trained with other settings, has no checkpoint, or lacks a
+    step of its ledger.
+    """
+    from ludic.batches.replay import ReplaySource  # loads torch
+
+    other = Root.open(url)
+    if other.run_id == root.run_id:
+        raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
+    last = _end_of(other)
+    settings = _settings_of(other, last[0])
+    theirs, mine = (_run_settings(run, config) for run in (other.run, root.run))
+    _check_same(other.url, settings | theirs, config.flat() | mine, same_model(root, other))
+    cut = read_cut(other)
+    return ReplaySource(other, last, settings["num_steps"], first_step=cut.first_step if cut else 1)
+
+
+def _end_of(other: Root) -> CheckpointId:
+    """Return the attempt and step that a replay of a run ends with."""
+    cut = read_cut(other)
+    if cut is not None:
+        return cut.end
+    last = last_checkpoint(other, newest_attempt(other))  # its weights are not read
+    if last is None:
+        raise ConfigError(f"{other.url} has no complete checkpoint, so there is nothing to replay")
+    return last.attempt_id, last.step
+
+
+def _settings_of(other: Root, attempt_id: int) -> dict[str, Any]:
+    config = in_use(TrainConfig, read_attempt(other, attempt_id).config)
+    return {name: value for name, value in config.items() if name not in _FREE}
+
+
+def _run_settings(run: RunConfig, config: TrainConfig) -> dict[str, Any]:
+    """Settings of a run that weights depend on, once the batches are given."""
+    # The seed draws the first weights of adapters.
+    return {"float32_head": run.float32_head} | ({} if config.model.lora_rank is None else {"seed": run.seed})
+
+
+def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], models: str) -> None:
+    """Raise ConfigError if settings or models differ. Settings are compared as JSON values.
+
+    models: how the first models differ, in a sentence; empty if they are equal.
+    """
+    mine = json.loads(json.dumps(mine))
+    differing = [name for name in theirs if name in mine and theirs[name] != mine[name] and name != "num_steps"]
+    found = ", ".join(f"{name} is {theirs[name]!r} there and {mine[name]!r} here" for name in differing)
+    if differing or models:
+        found = "; ".join(filter(None, [models, found]))
+        raise ConfigError(f"{url} was trained with other settings, so a replay would not repeat it: {found}")

@@ -31,9 +31,14 @@ from ludic.models.first_model import local_folder, tokenizer_files, write_files
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 from ludic.models.weight_files import load_pretrained, without_progress_bars
 from ludic.temporary import temporary_folder
-from ludic.training.attention import PACKED_ATTENTION, keep_uncompiled
 from ludic.training.config import TrainConfig
-from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
+from ludic.training.logprobs import (
+    PACKED_ATTENTION,
+    check_head,
+    keep_uncompiled,
+    register_token_logprobs,
+    token_logprobs,
+)
 
 _WEIGHT_NAMES = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")

@@ -22,9 +22,9 @@ from ludic.distributed import broadcast_bytes, is_main, num_ranks, rank, run_on_
 from ludic.installed import LUDIC, installed_version
 from ludic.store import Root, read_attempt
 from ludic.store.records import CheckpointInfo
-from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
-from ludic.training.replay_settings import attempts_to_replay
+from ludic.training.inherited_settings import attempts_to_replay
+from ludic.training.logprobs import PACKED_ATTENTION
 
 logger = logging.getLogger(__name__)
 

@@ -38,8 +38,8 @@ from ludic.store.claims import await_free, claim, held, newest_claim
 from ludic.store.records import CheckpointInfo, CodeRecord, Lease
 from ludic.store.tables import POPULATIONS
 from ludic.training.config import TrainConfig
+from ludic.training.inherited_settings import open_replay
 from ludic.training.publisher import Publisher
-from ludic.training.replay_settings import open_replay
 from ludic.troubles import Trouble, find_mismatch, find_training_troubles, find_truncated_support, warn_of_rows
 
 logger = logging.getLogger(__name__)

@@ -9,43 +9,20 @@ from importlib import resources
 from typing import Any
 
 from ludic.errors import ConfigError, unknown_name
+from ludic.settings import settings_of
 from ludic.training.config import TrainConfig
 
-DIALS = (
-    "advantage",
-    "filters",
-    "selection",
-    "sql_params",
-    "max_uses",
-    "baseline_over",
-    "objective",
-    "clip_low",
-    "clip_high",
-    "dual_clip",
-    "is_ratio_cap",
-    "is_ratio_bounds",
-    "is_sequence_ratio_bounds",
-    "mask_sequence_kl",
-    "log_ratio_weight",
-    "ratio_level",
-    "sapo_tau_positive",
-    "sapo_tau_negative",
-    "dppo_low",
-    "dppo_high",
-    "vespo_k",
-    "vespo_lambda",
-    "dpo_beta",
-    "orpo_weight",
-    "whiten_advantages",
-    "loss_normalization",
-    "constant_tokens",
-    "entropy_weight",
-    "kl_weight",
-    "kl_estimator",
-    "kl_placement",
-)
-"""Settings that an algorithm decides; those missing in its file get TrainConfig's defaults. Every setting that a file
-names is listed here, so that a run that changes its algorithm keeps no setting of the earlier one."""
+_OF_BATCH = ("advantage", "filters", "selection", "sql_params", "max_uses", "baseline_over")
+_OF_MACHINE = ("reference", "reference_offload", "reference_cache")
+_DEFAULTS = {
+    each.name: each.default
+    for each in settings_of(TrainConfig)
+    if each.name in _OF_BATCH or (each.group == "loss" and each.name not in _OF_MACHINE)
+}
+DIALS = tuple(_DEFAULTS)
+"""Settings that an algorithm decides: those of the loss, but where the reference is, and which rollouts a batch has.
+Those missing in its file get TrainConfig's defaults, so that a run that changes its algorithm keeps no setting of the
+earlier one."""
 
 
 def algorithm_names() -> list[str]:
@@ -59,5 +36,4 @@ def load_algorithm(name: str) -> dict[str, Any]:
     if name not in names:
         raise ConfigError(unknown_name("algorithm", name, names))
     text = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml").read_text(encoding="utf-8")
-    defaults = {name: value for name, value in TrainConfig().flat().items() if name in DIALS}
-    return defaults | tomllib.loads(text)
+    return _DEFAULTS | tomllib.loads(text)

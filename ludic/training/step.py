@@ -1,26 +1,40 @@
-"""One gradient step over the micro-batches of all ranks. Collective."""
+"""One gradient step over the micro-batches of all ranks, and what is measured in it. Collective.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+The step's parts: advantages that depend on the whole batch, the optimizer, phases by time, quantiles of importance
+ratios, values of each token, and the row of the metrics table.
+"""
 
+# Shapes: A = response tokens of a micro-batch, B = bins of a histogram. Sums over ranks are float64, so that no split
+# of the batch changes them.
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import asinh, exp, nan, sinh
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
+from ludic.batches.source import Plan
 from ludic.errors import TrainingError
-from ludic.training.config import TrainConfig
+from ludic.store.tables import to_token_stats
+from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
 from ludic.training.logprobs import token_logprobs
-from ludic.training.losses import clipped_tokens, loss_units, rl_loss
-from ludic.training.objectives import BOUNDS, OFF_POLICY
-from ludic.training.ratio_quantiles import log_ratio_histogram, ratio_quantile
+from ludic.training.losses import KL_ESTIMATORS, MAX_LOG_RATIO, bounded, clipped_tokens, loss_units, rl_loss
 from ludic.training.reference import Reference
-from ludic.training.shaping import shape_advantages
-from ludic.training.timing import StepTimer
-from ludic.training.token_stats import TokenStats
 
 _HISTOGRAM = "log_ratio_histogram"
 
@@ -35,8 +49,8 @@ def train_step(
     num_ranks: int,
     learning_rate: float,
     reference: Reference | None = None,
-    timer: StepTimer | None = None,
-    token_stats: TokenStats | None = None,
+    timer: "StepTimer | None" = None,
+    token_stats: "TokenStats | None" = None,
 ) -> dict[str, float]:
     """Update the weights once and return metrics, named as in schemas/metrics.v1.json; equal on all ranks.
 
@@ -47,7 +61,8 @@ def train_step(
     Raises TrainingError on every rank, before the weights change, if the loss or the gradient is not finite.
     """
     timer = timer or StepTimer(model.device)
-    if config.loss.objective not in OFF_POLICY:  # which compares with no sampler, but is about the whole distribution
+    if not isinstance(config.loss.objective, OffPolicy):
+        # It compares with no sampler, but is about the whole distribution.
         micro_batches = [replace(batch, kept_tokens=None) for batch in micro_batches]
     totals: dict[str, Tensor] = {}
     with timer.device("collectives"):
@@ -84,7 +99,7 @@ def _micro_batch_loss(
     config: TrainConfig,
     counts: Mapping[str, int],
     reference: Tensor | None,
-    token_stats: TokenStats | None,
+    token_stats: "TokenStats | None",
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the micro-batch's share of the loss, and detached sums of the metrics to average over action tokens."""
     logprobs, entropies = token_logprobs(
@@ -149,9 +164,10 @@ def _check_finite(optimizer: Optimizer, metrics: dict[str, float], config: Train
 
 def _remedies(config: TrainConfig) -> list[str]:
     """Return settings that could keep loss and gradient finite and are not in use."""
-    bounds = [name for name in BOUNDS.get(config.loss.objective, ()) if name != "clip_low"]
-    unused = [name for name in bounds if getattr(config.loss, name) is None]
-    if config.loss.objective == "reinforce" and len(unused) < len(bounds):
+    objective = config.loss.objective
+    bounds = [name for name in objective.bounded_by if name != "clip_low"] if isinstance(objective, OffPolicy) else []
+    unused = [name for name in bounds if getattr(objective, name) is None]
+    if isinstance(objective, Reinforce) and len(unused) < len(bounds):
         unused = []  # is_ratio_cap or is_ratio_bounds alone bounds the ratio
     return [
         f"a learning_rate below {config.optimizer.learning_rate:g}",
@@ -160,3 +176,274 @@ def _remedies(config: TrainConfig) -> list[str]:
         *(["kl_estimator k2"] if config.loss.kl_weight is not None and config.loss.kl_estimator == "k3" else []),
         *(["dtype float32"] if config.model.dtype == "bfloat16" else []),
     ]
+
+
+# --- Advantages that depend on the whole batch: KL in returns, and whitening -------------------------------------
+
+
+_VARIANCE_FLOOR = 1e-8
+"""Constant added to the variance, as in verl's masked_whiten."""
+
+
+def shape_advantages(
+    batches: Sequence[MicroBatch], references: Sequence[Tensor | None], config: LossConfig, device: torch.device
+) -> Sequence[MicroBatch]:
+    """Return the micro-batches with the advantages that the loss uses. Every rank must call it.
+
+    references: (A,) logprobs of each micro-batch. device: device of the sums over ranks.
+    """
+    if config.kl_weight is not None and config.kl_placement == "return":
+        estimate = KL_ESTIMATORS[config.kl_estimator]
+        batches = [
+            replace(
+                batch, advantages=(batch.advantages - config.kl_weight * _kl_to_go(batch, reference, estimate)).float()
+            )
+            for batch, reference in zip(batches, references, strict=True)
+        ]
+    if isinstance(config.objective, OffPolicy) and config.objective.whiten_advantages:
+        batches = _whiten(batches, device)
+    return batches
+
+
+def _kl_to_go(batch: MicroBatch, reference: Tensor | None, estimate: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return (A,) float64: KL of each token plus all later ones (REINFORCE++, Hu 2025, arXiv 2501.03262).
+
+    The KL is from the sampler, which is the paper's old policy, to the reference.
+    """
+    assert reference is not None, "kl_weight needs reference_logprobs"
+    log_ratio = (reference.to(batch.sampler_logprobs.device) - batch.sampler_logprobs).double()
+    return _sum_to_go(torch.where(batch.action_mask, estimate(log_ratio), 0), batch.sequence_ids)
+
+
+def _sum_to_go(values: Tensor, sequence_ids: Tensor) -> Tensor:
+    """Return (A,): at each token, the sum from there to the end of its sequence; sequences lie end to end."""
+    totals = torch.zeros_like(values).index_add(0, sequence_ids, values)
+    before = values.cumsum(0) - values
+    start = (totals.cumsum(0) - totals)[sequence_ids]
+    return totals[sequence_ids] - (before - start)
+
+
+def _whiten(batches: Sequence[MicroBatch], device: torch.device) -> list[MicroBatch]:
+    """Scale advantages to mean 0 and variance 1 (with n - 1) over the sampled tokens of all ranks' micro-batches."""
+    sampled = [batch.advantages[batch.action_mask].double() for batch in batches]
+    count, total = _sum_over_ranks(sum(map(len, sampled)), sum(float(each.sum()) for each in sampled), device=device)
+    mean = total / max(1, count)
+    (squares,) = _sum_over_ranks(sum(float((each - mean).square().sum()) for each in sampled), device=device)
+    scale = (squares / max(1, count - 1) + _VARIANCE_FLOOR) ** -0.5
+    return [replace(batch, advantages=((batch.advantages.double() - mean) * scale).float()) for batch in batches]
+
+
+def _sum_over_ranks(*values: float, device: torch.device) -> list[float]:
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+# --- The optimizer -----------------------------------------------------------------------------------------------
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+    """Return AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101); 1-D parameters (norms, biases) do not decay.
+
+    `train_step` sets the learning rate at each step.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.optimizer.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    # Adapters have only matrices, and an empty group can't be checkpointed.
+    groups = [group for group in groups if group["params"]]
+    return AdamW(groups, lr=config.optimizer.learning_rate, betas=config.optimizer.betas)
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Return the learning rate of a gradient step; steps count from 1 to num_steps.
+
+    It rises linearly to config.learning_rate at step warmup_steps. Then it stays constant or falls towards 0,
+    which it would reach one step after the last.
+    """
+    if step <= config.optimizer.warmup_steps:
+        return config.optimizer.learning_rate * step / config.optimizer.warmup_steps
+    progress = (step - config.optimizer.warmup_steps - 1) / (config.num_steps - config.optimizer.warmup_steps)
+    progress = min(progress, 1.0)
+    if config.optimizer.schedule == "linear":
+        return config.optimizer.learning_rate * (1 - progress)
+    if config.optimizer.schedule == "cosine":
+        return config.optimizer.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.optimizer.learning_rate
+
+
+# --- Seconds of the phases ---------------------------------------------------------------------------------------
+
+
+class StepTimer:
+    """Seconds of one step by phase. Phases may be nested; the times of a repeated phase add up."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def host(self, phase: str) -> Iterator[None]:
+        """Measure the block by the clock, until the device has finished its work."""
+        started = time.perf_counter()
+        yield
+        if self._is_cuda:
+            torch.cuda.synchronize()
+        self._seconds[phase] += time.perf_counter() - started
+
+    @contextmanager
+    def device(self, phase: str) -> Iterator[None]:
+        """Measure the device's work in the block, on CUDA by events without waiting, elsewhere like `host`."""
+        if not self._is_cuda:
+            with self.host(phase):
+                yield
+            return
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        yield
+        end.record()
+        self._events.append((phase, start, end))
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each phase; waits for the device."""
+        for phase, start, end in self._events:
+            end.synchronize()
+            self._seconds[phase] += start.elapsed_time(end) / 1000
+        self._events.clear()
+        return dict(self._seconds)
+
+
+# --- Quantiles of importance ratios ------------------------------------------------------------------------------
+
+
+_BIN_SCALE = 1e-3
+"""Nats below which bins are of about equal width."""
+_BINS_A_SIDE = 1024
+"""Bins on either side of the middle one, which holds the ratio 1."""
+_BIN_STEP = asinh(MAX_LOG_RATIO / _BIN_SCALE) / _BINS_A_SIDE
+
+
+def log_ratio_histogram(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """Return (B,) int64: number of tokens in each bin. log_ratio: (A,) nats, trainer minus sampler; mask: (A,) bool."""
+    positions = (bounded(torch.where(mask, log_ratio, 0)) / _BIN_SCALE).asinh() / _BIN_STEP
+    bins = positions.round().long() + _BINS_A_SIDE
+    return torch.zeros(2 * _BINS_A_SIDE + 1, dtype=torch.int64, device=bins.device).index_add_(0, bins, mask.long())
+
+
+def ratio_quantile(histogram: Tensor, q: float) -> float:
+    """Return the q-quantile of the ratios of a histogram, by nearest rank; NaN if it is empty."""
+    cumulative = histogram.cumsum(0)
+    if cumulative[-1] == 0:
+        return nan
+    index = int((cumulative < q * cumulative[-1]).sum())
+    return exp(_BIN_SCALE * sinh((index - _BINS_A_SIDE) * _BIN_STEP))
+
+
+# --- Values of each token, for the table token_stats -------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Values of one micro-batch; tensors are (A,), on the model's device."""
+
+    rollout_ids: tuple[str, ...]
+    sequence_ids: Tensor
+    trainer_logprobs: Tensor
+    entropy: Tensor
+    clipped: Tensor
+    weight: Tensor | None = None
+    """Gradient weight of each token; None before the backward pass."""
+
+
+@dataclass(slots=True)
+class TokenStats:
+    """Token statistics of one rank and step: call `see` for each micro-batch between its forward and backward pass."""
+
+    weight_scale: float
+    """Factor from a gradient of the backward pass to the table's unit: sampled tokens of the batch / ranks."""
+    _seen: list[_Seen] = field(default_factory=list)
+
+    def see(self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor, clipped: Tensor) -> None:
+        """Record a micro-batch. logprobs: (A,), before the backward pass; entropies: (A,); clipped: (A,) bool."""
+        seen = _Seen(
+            rollout_ids=batch.rollout_ids,
+            sequence_ids=batch.sequence_ids,
+            trainer_logprobs=logprobs.detach(),
+            entropy=entropies.detach(),
+            clipped=clipped,
+        )
+        logprobs.register_hook(partial(self._keep_weight, seen))
+        self._seen.append(seen)
+
+    def _keep_weight(self, seen: _Seen, gradient: Tensor) -> None:
+        seen.weight = -gradient.detach() * self.weight_scale
+
+    def to_table(self, attempt_id: int, step: int) -> pa.Table:
+        """Return rows of the token_stats table; a rollout whose response max_seq_len cuts to 0 tokens has no row."""
+        full = [seen for seen in self._seen if seen.rollout_ids]
+        lengths = [seen.sequence_ids.bincount(minlength=len(seen.rollout_ids)).numpy() for seen in full]
+        return to_token_stats(
+            attempt_id=attempt_id,
+            step=step,
+            rollout_ids=[rollout_id for seen in full for rollout_id in seen.rollout_ids],
+            lengths=np.concatenate([np.zeros(0, np.int64), *lengths]),
+            trainer_logprobs=_join([seen.trainer_logprobs for seen in full], np.float32),
+            entropy=_join([seen.entropy for seen in full], np.float32),
+            clipped=_join([seen.clipped for seen in full], np.bool_),
+            weight=_join([seen.weight for seen in full if seen.weight is not None], np.float32),
+        )
+
+    def to_cpu(self) -> None:
+        """Copy all tensors to CPU memory; call it after the step."""
+        for seen in self._seen:
+            assert seen.weight is not None, "a micro-batch without a backward pass"
+            for name in ("sequence_ids", "trainer_logprobs", "entropy", "clipped", "weight"):
+                setattr(seen, name, getattr(seen, name).cpu())
+
+
+def _join(tensors: list[Tensor], dtype: type[np.generic]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *(tensor.numpy().astype(dtype, copy=False) for tensor in tensors)])
+
+
+# --- Metrics of the step and its data ----------------------------------------------------------------------------
+
+
+def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int) -> dict[str, Any]:
+    """Return the metrics of a training step together with those of its used and dropped rollouts."""
+    used = plan.rows.filter(plan.rows.column("used"))
+    # Policy versions of another run can't be compared with this run's.
+    own = used.filter(pc.is_null(used.column("root")))
+    dropped = plan.rows.filter(pc.invert(plan.rows.column("used")))
+    return {
+        **metrics,
+        "policy_version": plan.rows.column("trainer_version")[0].as_py(),
+        "num_rollouts": used.num_rows,
+        "num_groups": len(used.column("group_id").unique()),
+        "num_tokens": num_tokens,
+        "num_seq_len_truncated": num_truncated,
+        "reward_mean": _mean(plan.rows, "episode_reward"),
+        "response_length_mean": _mean(used, "response_length"),
+        "advantage_mean": _mean(used, "advantage"),
+        "advantage_std": pc.stddev(used.column("advantage")).as_py(),
+        "lag_mean": _mean(own, "lag"),
+        "lag_max": pc.max(own.column("lag")).as_py(),
+        "num_pending_groups": plan.num_pending_groups,
+        "num_unreadable_files": plan.num_unreadable_files,
+        "drops": dict(Counter(dropped.column("reason").to_pylist())),
+    }
+
+
+def trained_lengths(plan: Plan, max_seq_len: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return prompt and response lengths, in tokens, of a step's used rollouts; max_seq_len may cut a response to 0."""
+    used = plan.rows.filter(plan.rows.column("used"))
+    prompts, responses = (used.column(name).to_numpy() for name in ("prompt_length", "response_length"))
+    if max_seq_len is not None:
+        responses = np.clip(responses, 0, np.maximum(0, max_seq_len - prompts))
+    return prompts, responses
+
+
+def _mean(table: pa.Table, column: str) -> float | None:
+    return pc.mean(table.column(column)).as_py()

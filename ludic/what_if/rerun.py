@@ -19,13 +19,13 @@ from ludic.batches.source import batch_rules
 from ludic.code.kept import find_files, trusted_files
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, StoreError
+from ludic.settings import given as as_given
 from ludic.sql.library import load_advantage, load_filter, load_selection
 from ludic.sql.planner import BatchRules
 from ludic.store import Root, read_attempt, read_ledger
 from ludic.store.ledger import attempt_of_steps, read_rollouts
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import to_config
-from ludic.training.objectives import without_ignored
 from ludic.training.presets import load_algorithm
 
 
@@ -89,7 +89,7 @@ def config_of(root: Root, attempt_id: int, given: Mapping[str, Any]) -> TrainCon
             f"{root.url}: attempt {attempt_id} repeats the batches of {earlier['replay_batches']} without rules of its "
             "own; ask about that run"
         )
-    return to_config({**without_ignored(earlier, given), **given})
+    return to_config({**as_given(earlier, f"attempt {attempt_id} of {root.url}", "stored"), **given})
 
 
 def rules_of_step(root: Root, config: TrainConfig, given: Mapping[str, Any]) -> BatchRules:

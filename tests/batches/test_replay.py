@@ -6,7 +6,7 @@ from tiny_runs import create_root, fill, final_weights, ledger, other_model, que
 from ludic.errors import ConfigError
 from ludic.maintenance.compact import compact
 from ludic.sql import connect
-from ludic.training.replay_settings import replay_settings
+from ludic.training.inherited_settings import replay_settings
 
 pytestmark = pytest.mark.slow
 

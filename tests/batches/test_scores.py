@@ -14,8 +14,8 @@ from ludic.errors import ConfigError, StalledError
 from ludic.store import read_attempt, start_attempt, write_ledger
 from ludic.store.records import CheckpointInfo
 from ludic.store.tables import ScoreLog
+from ludic.training.inherited_settings import replay_settings
 from ludic.training.publisher import Publisher
-from ludic.training.replay_settings import replay_settings
 
 
 def score(root, groups, value_of, *, scorer="judge", version="aa11"):

@@ -10,8 +10,8 @@ from ludic.batches.source import Plan
 from ludic.errors import FencedError, StalledError, StoreError
 from ludic.store import Cursor, ledger_steps, read_ledger, start_attempt
 from ludic.store.attempts import complete_checkpoints
+from ludic.training.inherited_settings import replay_settings
 from ludic.training.ownership import open_source
-from ludic.training.replay_settings import replay_settings
 
 NUM_STEPS = 6
 """Steps of each run, in batches of 2 groups."""

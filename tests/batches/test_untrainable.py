@@ -18,7 +18,7 @@ from ludic.maintenance.verify import check_root
 from ludic.store import Root, latest_policy, read_ledger
 from ludic.store.ledger import read_rollouts
 from ludic.store.parquet import decode, encode
-from ludic.training.replay_settings import replay_settings
+from ludic.training.inherited_settings import replay_settings
 
 pytestmark = pytest.mark.slow
 

@@ -44,7 +44,7 @@ def test_the_file_serves_the_commands_that_take_a_part_of_it(experiment: Path) -
     created = parsed(create, *args)
     assert (created.run.group_size, created.run.env) == (8, ("praise.py:Praise",))
     trained = train_settings(*args)
-    assert (trained.batch.advantage, trained.loss.objective, trained.num_steps) == ("grpo", "ppo_clip", 40)
+    assert (trained.batch.advantage, trained.loss.objective.name, trained.num_steps) == ("grpo", "ppo_clip", 40)
     (experiment / "praise.toml").write_text("group_sise = 8")
     with pytest.raises(ConfigError, match="setting 'group_sise' is unknown"):
         parsed(trainer, *args)

@@ -17,11 +17,12 @@ from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import settings_of_command
 from ludic.errors import ConfigError
 from ludic.flags import MOST_LISTED, run_script
-from ludic.operations.start import worker
+from ludic.operations.start import create, worker
 from ludic.settings import Range, SettingsError, check, settings_of, to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
-from ludic.training.config import TrainConfig
+from ludic.training.config import LossConfig, PpoClip, TrainConfig
+from ludic.training.inherited_settings import next_config
 from ludic.training.presets import load_algorithm
 
 OPTIONS = "; `ludic example --help` lists the options"
@@ -348,8 +349,8 @@ def test_an_algorithm_is_named_in_a_file_and_what_is_set_besides_overrules_it(tm
     path = tmp_path / "experiment.toml"
     path.write_text('algorithm = "dapo"\nclip_high = 0.4\n')
     settings = train_settings("here", "--config", str(path), "--filters", "drop_errors")
-    assert (settings.batch.advantage, settings.loss.objective) == ("grpo", "ppo_clip")
-    assert (settings.loss.clip_low, settings.loss.clip_high) == (0.2, 0.4)
+    assert (settings.batch.advantage, settings.loss.objective.name) == ("grpo", "ppo_clip")
+    assert settings.loss.objective == PpoClip(clip_low=0.2, clip_high=0.4)
     assert settings.batch.filters == ("drop_errors",)
 
 
@@ -465,6 +466,83 @@ def test_a_run_that_an_older_version_began_keeps_its_settings(tmp_path: Path) ->
         sql_params={"margin": 4},
         device="cpu",
     )
+
+
+def test_a_run_that_began_with_the_settings_of_all_objectives_is_resumed(tmp_path: Path) -> None:
+    # Before, attempts/N.json held the settings of all objectives, whichever was chosen.
+    root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
+    stored = Path(__file__).parents[1].joinpath("golden", "attempt-all-objectives.json").read_bytes()
+    root.put("attempts/1.json", stored)
+    assert {"orpo_weight", "vespo_k", "is_ratio_cap"} <= json.loads(stored)["config"].keys()
+    others = {"num_steps": 40, "learning_rate": 0.004, "device": "cpu", "reference": "first", "kl_weight": 0.04}
+    others |= {"kl_estimator": "k2", "loss_normalization": "sequences"}
+    clips = {"clip_low": 3e-4, "clip_high": 4e-4, "mask_sequence_kl": 0.05}
+    config = TrainConfig.of(objective="gspo", dual_clip=3.0, **clips, **others)
+    assert train_settings(root.url) == next_config(root.url, {}) == config
+    assert json.loads(json.dumps(config.flat())).items() <= json.loads(stored)["config"].items()
+    assert train_settings(root.url, "--objective", "cispo") == TrainConfig.of(objective="cispo", **clips, **others)
+    others.pop("kl_estimator")
+    assert next_config(root.url, {"objective": "sft", "kl_weight": None}) == TrainConfig.of(
+        objective="sft", **others | {"kl_weight": None}
+    )
+
+
+SPELLINGS = {
+    "flat.toml": 'objective = "ppo_clip"\nclip_high = 0.28\nnum_steps = 7',
+    "table.toml": 'num_steps = 7\n[objective]\nname = "ppo_clip"\nclip_high = 0.28',
+    "flat.json": '{"objective": "ppo_clip", "clip_high": 0.28, "num_steps": 7}',
+    "table.json": '{"objective": {"name": "ppo_clip", "clip_high": 0.28}, "num_steps": 7}',
+}
+
+
+def test_an_objective_is_spelled_in_many_ways_that_mean_the_same(tmp_path: Path) -> None:
+    config = TrainConfig(num_steps=7, loss=LossConfig(objective=PpoClip(clip_high=0.28)))
+    assert train_settings("here", "--objective", "ppo_clip", "--clip-high", "0.28", "--num-steps", "7") == config
+    for name, text in SPELLINGS.items():
+        (tmp_path / name).write_text(text)
+        assert train_settings("here", "--config", str(tmp_path / name)) == config, name
+        changed = train_settings("here", "--config", str(tmp_path / name), "--clip-high", "0.4")
+        assert changed.loss.objective == PpoClip(clip_high=0.4)
+    assert TrainConfig.of(objective="ppo_clip", clip_high=0.28, num_steps=7) == config
+    assert TrainConfig.of(objective={"name": "ppo_clip", "clip_high": 0.28}, num_steps=7) == config
+    assert TrainConfig.of(objective=PpoClip(clip_high=0.28), num_steps=7) == config
+
+
+def test_a_table_of_an_objective_serves_all_commands(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text(f'model = "m"\nenv = ["addition"]\n{SPELLINGS["table.toml"]}')
+    assert parsed_of(create, "here", "--config", str(path)).run.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[objective]\nclip_high = 0.28", "objective has no name, wanted name = one of 'reinforce', "),
+        ('[objective]\nname = "ppo"', "objective is 'ppo', wanted one of 'reinforce', "),
+        ('[objective]\nname = "ppo_clip"\nclip_hihg = 1', r"objective: setting 'clip_hihg' is unknown; did you mean "),
+        ('[objective]\nname = "ppo_clip"\nnum_steps = 1', r"objective: setting 'num_steps' is unknown"),
+        ('[objective]\nname = "ppo_clip"\nclip_high = -1', r"clip_high is -1, wanted a number above 0"),
+        (
+            'clip_high = 0.3\n[objective]\nname = "ppo_clip"\nclip_high = 0.2',
+            "clip_high is given twice, in the table objective and beside it",
+        ),
+    ],
+)
+def test_a_wrong_table_of_an_objective_is_refused_with_the_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"^{path}: {message}"):
+        train_settings("here", "--config", str(path))
+
+
+def test_each_setting_of_an_objective_says_which_have_it(ludic) -> None:
+    assert "For ppo_clip and gspo." in one_text(ludic("train", "--help", "dual-clip").out)
+    assert "Not for sft, dpo, ipo and orpo." in one_text(ludic("train", "--help", "whiten-advantages").out)
+    assert "{reinforce,ppo_clip,cispo," in ludic("train", "--help", "objective").out
+
+
+def one_text(text: str) -> str:
+    return " ".join(text.split())
 
 
 def test_a_flag_of_an_older_version_names_its_successor(capsys: pytest.CaptureFixture[str]) -> None:

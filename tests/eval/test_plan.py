@@ -1,12 +1,18 @@
 """Which examples and samples an evaluation plans."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
-from ludic.eval.config import parse_versions
-from ludic.eval.plan import heldout_examples, missing_blocks
-from ludic.store.evaluations import SampleBlock
+from ludic.eval.config import EvalConfig, parse_versions
+from ludic.eval.plan import environment_settings, heldout_examples, missing_blocks, sampling_params, settings_of
+from ludic.run_config import RunConfig
+from ludic.settings import arguments
+from ludic.store import Root
+from ludic.store.evaluations import SampleBlock, evaluation_of
 
 
 def test_an_environment_with_few_examples_gives_each_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -50,3 +56,64 @@ def test_versions_are_numbers_ranges_and_latest() -> None:
 def test_other_versions_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="wanted a number, latest, or a range"):
         parse_versions(text)
+
+
+RUN = RunConfig(
+    model="m",
+    env=("addition", "opposites"),
+    env_options={"addition": {"digits": 2}},
+    temperature=0.7,
+    top_k=5,
+    max_tokens=32,
+    parser="boxed",
+    tools=("calculator",),
+    max_steps=4,
+    seed=3,
+)
+EVERY_OVERRIDE: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 7,
+    "max_tokens": 8,
+    "accept_incomplete": True,
+    "max_steps": 2,
+    "max_sequence_tokens": 64,
+    "parser": "whole",
+    "format_reward": 0.25,
+    "context": "window:2",
+    "tools": (),
+    "tool_format": "json",
+    "protocol": "single_agent",
+    "seed": 11,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ids"),
+    [
+        # as versions before 2026-11-26 computed them: stored samples are found by these
+        ({}, ["bb222d738e31a62d", "fec4ff4b46e5f0fd"]),
+        ({"temperature": 0}, ["06a55388e599ccd9", "cd65e5747d5e4ee1"]),
+        ({"temperature": 0.0}, ["226af4a91e71bc84", "a46bea6efef76e1b"]),
+        (EVERY_OVERRIDE, ["6cb68801b918dbb5", "ad21ebd09c60f0d8"]),
+        (
+            {
+                "env": ("addition",),
+                "env_options": {"addition": {"digits": 3}},
+                "accept_incomplete": False,
+                "tools": ["python"],
+            },
+            ["91597cf13de3ae68"],
+        ),
+    ],
+)
+def test_the_id_of_an_evaluation_follows_from_its_settings(
+    tmp_path: Path, settings: dict[str, Any], ids: list[str]
+) -> None:
+    root = Root.create(str(tmp_path / "run"), RUN)
+    config = EvalConfig(**arguments(EvalConfig, settings))
+    found = [
+        evaluation_of(run.env[0], settings_of(run, sampling_params(root.run, config)), [])
+        for run in environment_settings(root, config)
+    ]
+    assert [each.evaluation for each in found] == ids

@@ -133,7 +133,7 @@ def test_other_settings_are_another_evaluation(run: ludic.Run) -> None:
 
 
 def test_version_0_is_the_first_model_also_without_a_trainer(tmp_path: Path, folder: str) -> None:
-    config = EvalConfig(env=("addition",), max_tokens=8)
+    config = EvalConfig(env=("addition",), run={"max_tokens": 8})
     run = ludic.Run(open_to_evaluate(str(tmp_path / "new"), config, folder, CodeSettings()))
     assert run.evaluate(**SMALL, max_tokens=8).samples["policy_version"].to_list() == [0]
 

@@ -58,9 +58,9 @@ def test_an_entry_takes_what_it_does_not_say_from_the_top(folder: Path) -> None:
         params = {k = 2}
         """,
     )
-    assert (one.config.n, one.config.temperature, one.measure.measures) == (4, 0.0, ("mean_reward",))
-    assert type(one.config.temperature) is float  # 0 and 0.0 must not be two evaluations
-    assert (two.config.n, two.config.tools, two.config.max_steps) == (2, ("calculator",), 3)
+    assert (one.config.n, one.config.run, one.measure.measures) == (4, {"temperature": 0.0}, ("mean_reward",))
+    assert type(one.config.run["temperature"]) is float  # 0 and 0.0 must not be two evaluations
+    assert (two.config.n, two.config.run) == (2, {"temperature": 0.0, "tools": ("calculator",), "max_steps": 3})
     assert (two.measure.measures, two.measure.params) == (("pass_at_k",), {"k": 2})
 
 

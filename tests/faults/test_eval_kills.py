@@ -52,7 +52,7 @@ def kill_after_a_while(root: Root, process: subprocess.Popen, chance: random.Ran
 @pytest.mark.timeout(900)
 def test_a_killed_evaluation_ends_with_the_report_of_an_unbroken_one(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", seed=1)
-    config = EvalConfig(env=("addition",), max_tokens=8)
+    config = EvalConfig(env=("addition",), run={"max_tokens": 8})
     unbroken, killed = (open_to_evaluate(str(tmp_path / name), config, folder, CodeSettings()) for name in ("a", "b"))
     wanted = report(start(unbroken))
     assert wanted["samples"][0]["num_samples"] == NUM_EXAMPLES * N

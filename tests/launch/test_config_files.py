@@ -40,7 +40,8 @@ def test_an_evaluator_gets_a_switch_of_three_states() -> None:
     for accept in (True, False, None):
         args = config_args("evaluator", {"accept_incomplete": accept, "env": ("a", "b"), "engine": "transformers"})
         read = parsed(evaluate, "root", *args)
-        assert (read.samples, read.engine) == (EvalConfig(accept_incomplete=accept, env=("a", "b")), EngineConfig())
+        run = {} if accept is None else {"accept_incomplete": accept}
+        assert (read.samples, read.engine) == (EvalConfig(run=run, env=("a", "b")), EngineConfig())
 
 
 def test_files_are_private_and_of_their_content() -> None:

@@ -18,7 +18,7 @@ from ludic.store import Root
 from ludic.store.catalogue import IDENTITY
 from ludic.store.weights import identify, read_identity
 from ludic.training import trainer
-from ludic.training.loading import FirstModel
+from ludic.training.trainer import FirstModel
 
 LORA = {"lora_rank": 2, "lora_targets": ("q_proj",)}
 

@@ -24,9 +24,8 @@ from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import full_state_dict, load_model, load_sharded, save_weights, shard
-from ludic.training.optimizer import build_optimizer
 from ludic.training.reference import base_reference, fingerprint, model_reference
-from ludic.training.step import train_step
+from ludic.training.step import build_optimizer, train_step
 
 ALPHA, RANK = 8, 2
 

@@ -20,8 +20,7 @@ from ludic.store.root import Root
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.model import load_sharded
-from ludic.training.optimizer import build_optimizer
-from ludic.training.step import train_step
+from ludic.training.step import build_optimizer, train_step
 
 VOCAB_SIZE = 256
 

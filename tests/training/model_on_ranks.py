@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ludic.batches.packing import MicroBatch, pack
 from ludic.distributed import init_distributed, num_ranks, rank, shut_down
-from ludic.training.attention import packed_arguments
-from ludic.training.logprobs import token_logprobs
+from ludic.training.logprobs import packed_arguments, token_logprobs
 from ludic.training.model import shard
 
 

@@ -25,10 +25,8 @@ from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.losses import OBJECTIVES
 from ludic.training.model import load_model, shard
-from ludic.training.objectives import PAIRED
-from ludic.training.optimizer import build_optimizer
 from ludic.training.reference import model_reference
-from ludic.training.step import train_step
+from ludic.training.step import build_optimizer, train_step
 
 NUM_STEPS = 3
 # Bounds that cut some of the ratios, which lie within exp(-0.7) and exp(0.7).
@@ -36,7 +34,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "reinforce": {"is_ratio_cap": 1.1, "ratio_level": "sequence"},
     **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
     "vespo": {"mask_sequence_kl": 0.2, "log_ratio_weight": 0.1},
-    **{name: {"loss_normalization": "sequences", "reference": "another seed"} for name in PAIRED},
+    **{name: {"loss_normalization": "sequences", "reference": "another seed"} for name in ("dpo", "ipo", "orpo")},
 }
 
 NORMALISATIONS: dict[str, dict[str, Any]] = {

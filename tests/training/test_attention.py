@@ -16,7 +16,7 @@ from transformers import (
 from transformers.utils import TransformersKwargs
 
 from ludic.training import attention as kernel
-from ludic.training.attention import PACKED_ATTENTION, flash_arguments, packed_arguments
+from ludic.training.logprobs import PACKED_ATTENTION, flash_arguments, packed_arguments
 
 SIZES = {
     "vocab_size": 64,

@@ -23,7 +23,7 @@ from ludic.store.root import Root
 from ludic.training.checkpoint import load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.model import full_state_dict, shard
-from ludic.training.optimizer import build_optimizer
+from ludic.training.step import build_optimizer
 
 
 @pytest.fixture

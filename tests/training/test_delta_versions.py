@@ -91,7 +91,9 @@ def test_a_version_of_differences_is_exported_and_sampled_as_a_full_one(both, tm
         name: {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("full", "deltas")
     }
     assert files["full"] == files["deltas"]
-    answers = [sample_run(root, Question(prompt="aa ab", n=2, max_tokens=4), version=5) for root in (full, deltas)]
+    answers = [
+        sample_run(root, Question(prompt="aa ab", n=2, run={"max_tokens": 4}), version=5) for root in (full, deltas)
+    ]
     assert [a.tokens.tolist() for a in answers[0]] == [a.tokens.tolist() for a in answers[1]]
 
 

@@ -11,7 +11,7 @@ from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.tiny import make_tiny_model
 from ludic.training.logprobs import token_logprobs
-from ludic.training.losses.ratios import k3
+from ludic.training.losses import k3
 from ludic.training.model import load_model, load_sharded
 from ludic.training.reference import fingerprint
 

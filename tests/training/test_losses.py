@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from losses_by_hand import WIDE, batch_of, loss_and_gradient, with_bound
+from losses_by_hand import PAIRED, WIDE, batch_of, loss_and_gradient, with_bound
 
+from ludic.settings import convert
+from ludic.training.config import LossConfig
 from ludic.training.logprobs import linear_logprobs
-from ludic.training.loss_config import LossConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
-from ludic.training.objectives import PAIRED
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_ratio_that_float32_can_not_hold_gives_a_finite_loss_and_gradient(
     if objective in PAIRED:
         settings["loss_normalization"] = "sequences"
     counts = {"num_action_tokens": 2, "num_sequences": 1, "reference_logprobs": torch.tensor([-1.0, -1.0])}
-    loss, sums = rl_loss(logprobs, batch, LossConfig(**settings), **counts)
+    loss, sums = rl_loss(logprobs, batch, convert(LossConfig, settings), **counts)
     loss.backward()
     assert loss.isfinite()
     assert logprobs.grad.isfinite().all()
@@ -133,7 +133,7 @@ def test_no_ratio_is_above_exp_20(level):
 def test_the_mean_of_the_entropy_is_over_what_that_of_the_objective_is(settings, by_hand):
     batch, logprobs = batch_of(([1.0], [0.0]), ([1.0] * 3, [0.0] * 3))
     entropies = torch.tensor([1.0, 3.0, 5.0, 7.0])
-    config = LossConfig(entropy_weight=0.5, **settings)
+    config = convert(LossConfig, {"entropy_weight": 0.5, **settings})
     loss, _ = rl_loss(logprobs, batch, config, num_action_tokens=4, num_sequences=2, entropies=entropies)
     assert loss.item() == pytest.approx(-0.5 * by_hand)
 
@@ -216,7 +216,7 @@ def test_gradients_agree_with_finite_differences(settings):
 
     def loss(x):
         counts = {"num_action_tokens": 3, "num_sequences": 2}
-        return rl_loss(x, batch, LossConfig(**settings), **counts, reference_logprobs=reference)[0]
+        return rl_loss(x, batch, convert(LossConfig, settings), **counts, reference_logprobs=reference)[0]
 
     assert torch.autograd.gradcheck(loss, logprobs)
 

@@ -11,8 +11,8 @@ from tiny_runs import fill, query, train_here, train_until_killed
 
 from ludic.store import read_attempt
 from ludic.store.catalogue import ATTEMPTS
+from ludic.training.inherited_settings import replay_settings
 from ludic.training.numerics import recorded_threads, warn_of_differences
-from ludic.training.replay_settings import replay_settings
 
 ONE = {"num_steps": 1, "num_threads": 1}
 

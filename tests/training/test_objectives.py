@@ -1,19 +1,19 @@
 """Each pair of an objective and a setting of the loss: the setting changes the loss, or it is refused."""
 
 import json
-from dataclasses import fields, replace
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from losses_by_hand import PAIRED
 
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ConfigError
-from ludic.training.config import TrainConfig
-from ludic.training.loss_config import LossConfig
+from ludic.settings import convert, given, in_use, settings_of
+from ludic.training.config import LossConfig, Objective, TrainConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
-from ludic.training.objectives import PAIRED, READ_BY, without_ignored
-from ludic.training.shaping import shape_advantages
+from ludic.training.step import shape_advantages
 
 # What each setting is changed to; it would matter to the ratios and advantages below.
 PROBES = {
@@ -53,6 +53,21 @@ BASE = {
     **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
     **{name: {"loss_normalization": "sequences"} for name in PAIRED},
 }
+# What the objectives read, from their papers; settings that are not listed are read by all.
+CLIPPING = ("ppo_clip", "cispo", "gspo", "gmpo")
+OFF_POLICY = ("reinforce", *CLIPPING, "sapo", "dppo", "vespo")
+READ_BY = {
+    **dict.fromkeys(("clip_low", "clip_high"), CLIPPING),
+    "dual_clip": ("ppo_clip", "gspo"),
+    **dict.fromkeys(("is_ratio_cap", "ratio_level"), ("reinforce",)),
+    **dict.fromkeys(("is_ratio_bounds", "is_sequence_ratio_bounds", "mask_sequence_kl"), OFF_POLICY),
+    **dict.fromkeys(("log_ratio_weight", "whiten_advantages", "kl_placement"), OFF_POLICY),
+    **dict.fromkeys(("sapo_tau_positive", "sapo_tau_negative"), ("sapo",)),
+    **dict.fromkeys(("dppo_low", "dppo_high"), ("dppo",)),
+    **dict.fromkeys(("vespo_k", "vespo_lambda"), ("vespo",)),
+    "dpo_beta": ("dpo", "ipo"),
+    "orpo_weight": ("orpo",),
+}
 # Pairs take the mean over pairs.
 REFUSED_BESIDES = {(name, "constant_tokens") for name in PAIRED}
 
@@ -79,7 +94,7 @@ def loss_of(config: LossConfig) -> float:
         batch,
         config,
         num_action_tokens=9,
-        num_sequences=2 if config.objective in PAIRED else 4,
+        num_sequences=2 if config.is_paired else 4,
         entropies=torch.linspace(1, 2, 9),
         reference_logprobs=reference,
     )
@@ -87,21 +102,25 @@ def loss_of(config: LossConfig) -> float:
 
 
 def test_there_is_a_probe_for_each_setting_of_the_loss():
-    assert {field.name for field in fields(LossConfig)} - NOT_OF_THE_LOSS == set(PROBES)
+    assert {each.name for each in settings_of(LossConfig)} - NOT_OF_THE_LOSS == set(PROBES)
+
+
+def test_there_is_a_function_for_each_objective():
+    assert [each.name for each in get_args(Objective)] == [*OBJECTIVES]
 
 
 @pytest.mark.usefixtures("mesh")
 @pytest.mark.parametrize("setting", PROBES)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_setting_changes_the_loss_of_an_objective_or_is_refused(objective, setting):
-    base = LossConfig(objective=objective, reference="base", **BASE.get(objective, {}))
-    others, probe = WITH.get(setting, {}), {setting: PROBES[setting]}
+    base = {"objective": objective, "reference": "base", **BASE.get(objective, {}), **WITH.get(setting, {})}
+    probed = {**base, setting: PROBES[setting]}
     if objective not in READ_BY.get(setting, OBJECTIVES) or (objective, setting) in REFUSED_BESIDES:
         with pytest.raises(ConfigError, match=objective):
-            replace(base, **others, **probe)
+            convert(LossConfig, probed)
     elif setting != "loss_normalization" or objective not in PAIRED:  # which is over sequences always
-        without = replace(base, **others, **({setting: 1} if setting == "constant_tokens" else {}))
-        assert loss_of(replace(base, **others, **probe)) != pytest.approx(loss_of(without), rel=1e-3)
+        without = convert(LossConfig, {**base, **({setting: 1} if setting == "constant_tokens" else {})})
+        assert loss_of(convert(LossConfig, probed)) != pytest.approx(loss_of(without), rel=1e-3)
 
 
 def test_an_earlier_trainer_s_settings_are_taken_over_without_those_that_were_ignored():
@@ -118,7 +137,7 @@ def test_an_earlier_trainer_s_settings_are_taken_over_without_those_that_were_ig
         "kl_placement": "reward",
         "learning_rate": 0.5,
     }
-    assert TrainConfig.of(**without_ignored(earlier)) == TrainConfig.of(
+    assert TrainConfig.of(**given(earlier, "an earlier trainer", "stored")) == TrainConfig.of(
         objective="ppo_clip", clip_high=0.2, learning_rate=0.5
     )
 
@@ -143,5 +162,6 @@ def test_a_mask_wants_two_bounds(name, bounds):
         TrainConfig.of(**{name: bounds})
 
 
-def test_settings_that_say_nothing_of_an_objective_are_taken_over_as_they_are():
-    assert without_ignored({"dpo_beta": 0.5}) == {"dpo_beta": 0.5}
+def test_settings_without_an_objective_are_those_of_the_default_one():
+    settings = {"dpo_beta": 0.5, "is_ratio_cap": 2.0, "setting_of_a_newer_version": 1}
+    assert in_use(TrainConfig, settings) == {"is_ratio_cap": 2.0, "setting_of_a_newer_version": 1}

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from ludic.training.config import TrainConfig
-from ludic.training.optimizer import build_optimizer, learning_rate
+from ludic.training.step import build_optimizer, learning_rate
 
 
 def rates(**settings):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from losses_by_hand import batch_of, loss_and_gradient
 
-from ludic.training.loss_config import LossConfig
+from ludic.training.config import Dpo, LossConfig
 from ludic.training.losses import rl_loss
 
 QUARTER_AS_LIKELY, TWICE_AS_LIKELY = -1 - math.log(4), -1 + math.log(2)
@@ -83,7 +83,7 @@ def test_dpo_in_pairs_agrees_with_finite_differences():
     sides = ([1.1, 0.4], [1.0, 1.0]), ([2.0, 0.9, 0.3], [-1.0] * 3)
     batch, logprobs = batch_of(*sides, pair_ids=["p", "p"])
     reference = torch.linspace(-2, -0.5, 5, dtype=torch.float64)
-    config = LossConfig(objective="dpo", loss_normalization="sequences", reference="base")
+    config = LossConfig(objective=Dpo(), loss_normalization="sequences", reference="base")
     counts = {"num_action_tokens": 5, "num_sequences": 1}
     assert torch.autograd.gradcheck(
         lambda x: rl_loss(x, batch, config, **counts, reference_logprobs=reference)[0], logprobs

@@ -14,7 +14,7 @@ def test_each_algorithm_names_what_is_there(name):
     extra = {"constant_tokens": 32} if values["loss_normalization"] == "constant" else {}
     extra |= {"reference": "base"} if values["objective"] in ("dpo", "ipo") or values["kl_weight"] else {}
     config = TrainConfig.of(**values | extra)
-    assert config.loss.objective in OBJECTIVES
+    assert config.loss.objective.name in OBJECTIVES
     load_advantage(config.batch.advantage)
     for filter_name in config.batch.filters:
         load_filter(filter_name)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ludic.training.ratio_quantiles import log_ratio_histogram, ratio_quantile
+from ludic.training.step import log_ratio_histogram, ratio_quantile
 
 
 def histogram(log_ratios: list[float], mask: list[bool] | None = None) -> torch.Tensor:

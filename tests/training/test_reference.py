@@ -22,9 +22,9 @@ from ludic.schema import arrow_schema
 from ludic.store.parquet import encode_plain
 from ludic.store.tables import read_reference, read_reference_index, write_reference
 from ludic.training.config import TrainConfig
+from ludic.training.inherited_settings import replay_settings
 from ludic.training.model import load_model, load_sharded, shard
 from ludic.training.reference import CachedReference, fingerprint, model_reference
-from ludic.training.replay_settings import replay_settings
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from ludic.batches.packing import TrainingSequence, pack
-from ludic.training.loss_config import LossConfig
-from ludic.training.shaping import shape_advantages
+from ludic.settings import convert
+from ludic.training.config import LossConfig, Reinforce
+from ludic.training.step import shape_advantages
 
 pytestmark = pytest.mark.usefixtures("mesh")
 KL = {"reference": "base", "kl_weight": 0.5, "kl_estimator": "k1", "kl_placement": "return"}
@@ -29,7 +30,7 @@ def shaped(*micro_batches, references=None, **settings):
     """Advantages of each micro-batch."""
     batches = [pack(sequences) for sequences in micro_batches]
     of_reference = [None] * len(batches) if references is None else [torch.tensor(each) for each in references]
-    found = shape_advantages(batches, of_reference, LossConfig(**settings), torch.device("cpu"))
+    found = shape_advantages(batches, of_reference, convert(LossConfig, settings), torch.device("cpu"))
     return [batch.advantages.tolist() for batch in found]
 
 
@@ -109,5 +110,5 @@ def test_reinforce_pp_is_the_paper_s_formula(num_micro_batches):
 def test_the_micro_batches_that_were_given_stay_as_they_were():
     batch = pack([sequence([-1, -1], [1, 3])])
     before = replace(batch, advantages=batch.advantages.clone())
-    shape_advantages([batch], [None], LossConfig(whiten_advantages=True), torch.device("cpu"))
+    shape_advantages([batch], [None], LossConfig(objective=Reinforce(whiten_advantages=True)), torch.device("cpu"))
     assert torch.equal(batch.advantages, before.advantages)

@@ -9,8 +9,8 @@ from tiny_models import whole
 
 from ludic.batches.packing import assign, pack
 from ludic.errors import TrainingError
-from ludic.training.config import TrainConfig
-from ludic.training.loss_config import LossConfig
+from ludic.settings import convert
+from ludic.training.config import LossConfig, TrainConfig
 from ludic.training.losses import rl_loss
 from ludic.training.model import shard
 from ludic.training.reference import model_reference, reference_logprobs
@@ -115,7 +115,7 @@ def mean_of(tiny_model, sequences, **settings):
         logprobs = reference_logprobs(tiny_model(), batch)
         of_reference = reference_logprobs(tiny_model(seed=1), batch)
         counts = {"num_action_tokens": 1, "num_sequences": 1}
-        config = LossConfig(loss_normalization="sequences", reference="seed 1", **settings)
+        config = convert(LossConfig, {"loss_normalization": "sequences", "reference": "seed 1", **settings})
         losses.append(rl_loss(logprobs, batch, config, **counts, reference_logprobs=of_reference)[0].item())
     return np.mean(losses)
 

@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from ludic.training.timing import StepTimer
+from ludic.training.step import StepTimer
 
 
 def test_a_phase_that_is_entered_again_adds_up_and_may_hold_others():

@@ -6,8 +6,7 @@ import torch
 
 from ludic.batches.config import BatchConfig
 from ludic.errors import ConfigError
-from ludic.training.config import CheckpointConfig, ModelConfig, OptimizerConfig, TrainConfig
-from ludic.training.loss_config import LossConfig
+from ludic.training.config import CheckpointConfig, LossConfig, ModelConfig, OptimizerConfig, PpoClip, TrainConfig
 from ludic.training.model import compute_dtype
 
 
@@ -91,7 +90,7 @@ def test_settings_by_flag_name_are_those_of_the_groups():
     assert TrainConfig.of(**EVERY_GROUP) == TrainConfig(
         num_steps=10,
         batch=BatchConfig(advantage="grpo", sql_params={"epsilon": 0.1}),
-        loss=LossConfig(objective="ppo_clip", clip_high=0.2),
+        loss=LossConfig(objective=PpoClip(clip_high=0.2)),
         optimizer=OptimizerConfig(learning_rate=1e-4),
         model=ModelConfig(lora_rank=8),
         checkpoint=CheckpointConfig(keep_policies=None),

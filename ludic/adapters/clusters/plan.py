@@ -19,7 +19,7 @@ from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
 from ludic.launch.roots import url_anywhere
 from ludic.launch.train import args_of_ranks
 from ludic.masking import secrets_of
-from ludic.settings import to_flags
+from ludic.settings import settings_of, to_flags
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import next_config
@@ -102,7 +102,9 @@ def make_plan(
             "environment variable where the processes run"
         )
     trust = {"trust_code": True} if cluster.trust_code else {}
-    by_itself = next_config(root.url, {}, online=True).flat()
+    # A trainer that goes over to another objective takes the defaults of its settings.
+    defaults = {each.name: each.default for each in settings_of(TrainConfig)}
+    by_itself = defaults | next_config(root.url, {}, online=True).flat()
     return ClusterPlan(
         name=f"ludic-{root.run_id.replace('-', '')[-8:]}",
         url=url_anywhere(root),
