@@ -44,7 +44,7 @@ def what_if(
         from_step: Step whose policy the branch begins with; 0 is the first policy.
         num_steps: Steps of the branch. None trains as many as the run has after --from-step.
     """
-    from ludic.launch.branch import train_branch
+    from ludic.launch.here import train_branch
     from ludic.viewer.what_if import WhatIf
     from ludic.what_if.rerun import given_settings, rerun
 

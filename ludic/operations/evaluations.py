@@ -61,7 +61,7 @@ def evaluate(
             another location of the run's first model.
     """
     from ludic.eval.suite import read_suite
-    from ludic.launch.evaluation import evaluate_here, open_to_evaluate
+    from ludic.launch.here import evaluate_here, open_to_evaluate
     from ludic.launch.process import interruptible_unless, is_supervised
 
     parts = split(settings, samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)

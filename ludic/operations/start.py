@@ -166,7 +166,7 @@ def _launch(
     model: str | None,
     code: CodeSettings,
 ) -> "Trained":
-    from ludic.launch.launching import launch
+    from ludic.launch.local import launch
     from ludic.operations.outcomes import Trained
     from ludic.run import Run
 
@@ -214,8 +214,8 @@ def worker(
         device: Device to sample on; None uses CUDA if available.
         model: Location of the run's first model, which adapters need; None takes the location in run.json.
     """
+    from ludic.launch.here import work
     from ludic.launch.process import stop_on_signals
-    from ludic.launch.work import work
     from ludic.operations.outcomes import Sampled
 
     parts = split(settings, worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
@@ -261,8 +261,8 @@ def work(
         stop: Ends the call when it is set, instead of Ctrl-C.
         report: Called with each batch, instead of the progress that is shown on stderr.
     """
+    from ludic.launch.here import free_slot, publish_first, work
     from ludic.launch.process import interruptible_unless
-    from ludic.launch.work import free_slot, publish_first, work
     from ludic.operations.outcomes import Sampled
 
     parts = split(settings, worker=WorkerConfig, code=CodeSettings)
@@ -314,8 +314,8 @@ def trainer(
     """
     import os
 
+    from ludic.launch.here import become_ranks, open_to_train, train_here
     from ludic.launch.process import stop_on_signals, stop_variables
-    from ludic.launch.train import become_ranks, open_to_train, train_here
     from ludic.operations.outcomes import Trained
     from ludic.training.inherited_settings import next_config
 
@@ -361,8 +361,8 @@ def train(
         stop: Ends the call when it is set, instead of Ctrl-C.
         report: Called with each step and its metrics, instead of the progress that is shown on stderr.
     """
+    from ludic.launch.here import open_to_train, train_here
     from ludic.launch.process import interruptible_unless
-    from ludic.launch.train import open_to_train, train_here
     from ludic.operations.outcomes import Trained
 
     parts = split(settings, train=TrainConfig, code=CodeSettings)

@@ -323,7 +323,7 @@ ELSEWHERE = {
     "adapters/exports/inspect_logs.py": "the folder that the user names",
     "adapters/exports/weights.py": "a temporary folder, renamed to the one that the user names",
     "adapters/imports/evaluations.py": "a temporary folder",
-    "launch/config_files.py": "a temporary folder",
+    "launch/process.py": "a temporary folder",
     "launch/supervisor.py": "makes logs/ of a run; open_to_append refuses one that is a link",
     "models/families.py": "the user's cache folder",
     "models/first_model.py": "a temporary folder",

@@ -15,7 +15,7 @@ import pytest
 
 import ludic
 from ludic.demos.words import open_demo
-from ludic.launch.train import last_step
+from ludic.launch.here import last_step
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 
