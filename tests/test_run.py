@@ -256,7 +256,7 @@ def test_rows_are_exported_and_imported_with_their_tokens(run: ludic.Run, starte
     into = ludic.open(started.url)
     (imported,) = into.import_(tmp_path / "rows.jsonl", "jsonl")
     assert (imported.num_rollouts, imported.refused) == (4, [])
-    assert into.import_([tmp_path / "rows.jsonl"], "jsonl").files[0].was_there
+    assert into.import_([tmp_path / "rows.jsonl"], "jsonl")[0].was_there
     tokens = "select response_tokens::varchar as t from rollouts where group_index < 2 order by t"
     assert into.sql(tokens).equals(run.sql(tokens))
 

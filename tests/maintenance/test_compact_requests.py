@@ -17,6 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 import ludic
 from ludic.maintenance import compact as compaction
+from ludic.maintenance.compact import compact
 from ludic.records import EpisodeEnd, GroupEvent
 from ludic.store import RolloutWriter, Root, RunConfig
 from ludic.store.files import SOURCES_KEY, read_partition_plans
@@ -123,8 +124,8 @@ def test_a_dry_run_counts_the_folder_and_changes_nothing(root: Root) -> None:
 def test_a_dry_run_counts_each_output(root: Root) -> None:
     fill(root)
     target_bytes = max(root.sizes("requests").values()) + 1
-    (would,) = ludic.open(root.url).compact(dry_run=True, target_bytes=target_bytes).partitions
-    (did,) = ludic.open(root.url).compact(target_bytes=target_bytes).partitions
+    (would,) = compact(root, dry_run=True, target_bytes=target_bytes).partitions
+    (did,) = compact(root, target_bytes=target_bytes).partitions
     assert did.num_files_after == would.num_files_after == len(root.list("requests")) == 3
 
 
