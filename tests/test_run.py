@@ -273,10 +273,9 @@ def test_an_export_goes_into_an_open_file_and_weights_into_a_folder(run: ludic.R
     ("options", "problem"),
     [
         ({"format": "delta", "where": "true"}, "where does not apply to format delta"),
-        ({"format": "csv"}, "format csv needs a target"),
-        ({"format": "hf"}, "format hf needs a target"),
-        ({"format": "hf", "target": "x", "step": 1, "version": 1}, "step and version both choose the weights"),
-        ({"format": "iceberg", "target": io.BytesIO()}, "not an open file"),
+        ({"format": "hf"}, "format hf needs out: a folder or URL"),
+        ({"format": "hf", "out": "x", "step": 1, "version": 1}, "step and version both choose the weights"),
+        ({"format": "iceberg", "out": io.BytesIO()}, "format iceberg needs out: a folder or URL"),
     ],
 )
 def test_options_that_do_not_fit_the_format_are_refused(own: ludic.Run, options: dict, problem: str) -> None:

@@ -113,7 +113,7 @@ def test_create_opens_the_same_run_again_and_refuses_another(run: ludic.Run, tin
         ({"env": "moar_cat"}, ConfigError, "environment 'moar_cat' is unknown; did you mean 'moar_cats'"),
         ({"group_sise": 2}, ConfigError, "setting of a run 'group_sise' is unknown; did you mean 'group_size'"),
         ({"model": "./none"}, ModelError, "./none: there is no such folder"),
-        ({"model": None}, ConfigError, "model and env are missing"),
+        ({"model": None}, ConfigError, "missing: model"),
         ({"like": "somewhere"}, ConfigError, "like gives the settings of the run; leave out env"),
     ],
 )

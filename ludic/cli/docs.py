@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
@@ -151,8 +152,9 @@ def typed() -> str:
 
 def formatted(text: str) -> str:
     """Return Python source as ruff formats it."""
-    ruff = [sys.executable, "-m", "ruff", "format", "-"]
-    return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    ruff = start_python(["-m", "ruff", "format", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with ruff as process:
+        return str(process.communicate(text)[0])
 
 
 def _typed_dict(name: str, about: str, bases: Sequence[str], settings: Sequence[Setting]) -> str:

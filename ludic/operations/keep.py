@@ -32,8 +32,8 @@ def verify(run: "Run", *, repair: bool = False, track: Track = untracked) -> "Re
 @operation()
 def compact(
     run: "Run",
-    *,
     before: Index | None = None,
+    *,
     all_versions: bool = False,
     target_mb: Annotated[int, Range(1, 10**6)] = TARGET_BYTES >> 20,
     dry_run: bool = False,

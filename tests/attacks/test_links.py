@@ -91,7 +91,19 @@ TRIED: Mapping[str, Callable[[Root, str], object]] = {
 }
 """What changes files of a root, or copies them, with a name that leads through a link."""
 READS = {"read", "read_range", "open_file", "exists", "list", "sizes", "folders", "at", "explained", "is_local"}
-READS |= {"connect", "open", "check_same_run", "refuse_linked_folders", "url", "fs", "path", "stop", "run_id", "run"}
+READS |= {
+    "connect",
+    "open",
+    "check_same_run",
+    "writable",
+    "refuse_linked_folders",
+    "url",
+    "fs",
+    "path",
+    "stop",
+    "run_id",
+    "run",
+}
 
 
 def test_each_operation_of_a_root_is_known_to_read_or_is_tried() -> None:
@@ -311,11 +323,11 @@ ELSEWHERE = {
     "code/consent.py": "the user's configuration folder",
     "row_files.py": "the file that the user names",
     "sql/scalars.py": "the user's cache folder",
-    "viewer/row_files.py": "the file that the user names",
     "sql/snapshot.py": "the user's cache folder",
     "agents/tools/interpreter.py": "a temporary folder",
-    "cli/demo.py": "reward.png of a remote run, in the working directory",
-    "cli/launch.py": "job files, in the folder that the user names",
+    "demos/words.py": "reward.png of a remote run, in the working directory",
+    "operations/machines.py": "job files, in the folder that the user names",
+    "cli/docs.py": "docs/ and a module of types, by make format",
     "cli/main.py": "opens /dev/null",
     "environments/single_turn.py": "opens /dev/null",
     "eval/sampling.py": "deletes its temporary folder",

@@ -201,7 +201,7 @@ def test_wrong_options_are_refused(run, write_scorer, tmp_path):
         run.score()
     with pytest.raises(ConfigError, match="judge_model is an option of a judge"):
         run.score(write_scorer(LENGTH), judge_model="big")
-    with pytest.raises(ConfigError, match="setting of a judge 'judge_modle' is unknown; did you mean 'judge_model'"):
+    with pytest.raises(ConfigError, match="setting 'judge_modle' is unknown; did you mean 'judge_model'"):
         run.score(judge_modle="big")
     with pytest.raises(ConfigError, match="has no function 'other'"):
         run.score(write_scorer(LENGTH).replace(":score", ":other"))
