@@ -152,9 +152,9 @@ def typed() -> str:
 
 def formatted(text: str) -> str:
     """Return Python source as ruff formats it."""
-    ruff = start_python(["-m", "ruff", "format", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    ruff = start_python(["-m", "ruff", "format", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with ruff as process:
-        return str(process.communicate(text)[0])
+        return process.communicate(text.encode())[0].decode()
 
 
 def _typed_dict(name: str, about: str, bases: Sequence[str], settings: Sequence[Setting]) -> str:

@@ -322,7 +322,6 @@ ELSEWHERE = {
     "temporary.py": "temporary folders of this machine",
     "code/consent.py": "the user's configuration folder",
     "row_files.py": "the file that the user names",
-    "sql/scalars.py": "the user's cache folder",
     "sql/snapshot.py": "the user's cache folder",
     "agents/tools/interpreter.py": "a temporary folder",
     "demos/words.py": "reward.png of a remote run, in the working directory",
