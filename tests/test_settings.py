@@ -196,6 +196,7 @@ def test_one_annotated_field_is_all_that_a_setting_needs(tmp_path, capsys):
     assert f"| `num_patient` | a whole number or None, 1 to 50 | 5 | {meaning} |" in table(Patience)
 
 
+@pytest.mark.slow
 def test_the_page_of_settings_has_every_setting_of_every_command():
     for settings in settings_of_commands():
         for each in settings_of(settings):
