@@ -55,6 +55,7 @@ def started(tmp_path: Path, model: str) -> Root:
     return create_root(str(tmp_path / "started"), model)
 
 
+@pytest.mark.slow
 def test_opening_a_run_imports_nothing_slow(run: ludic.Run) -> None:
     code = f"""
 import sys, ludic
@@ -84,6 +85,7 @@ def test_stats_are_data_frames(run: ludic.Run) -> None:
     assert (stats.drops.rows(), stats.evals.columns[:2]) == ([], ["policy_version", "env_name"])
 
 
+@pytest.mark.slow
 def test_sql_gives_a_frame_and_takes_values(run: ludic.Run) -> None:
     frame = run.sql(
         "select group_index, count(*) as n from rollouts where episode_reward > ? group by all order by 1", 0.5
@@ -94,6 +96,7 @@ def test_sql_gives_a_frame_and_takes_values(run: ludic.Run) -> None:
     assert run.sql("select reward_components from rollouts limit 1").height == 1
 
 
+@pytest.mark.slow
 def test_sql_gives_a_stream_and_reads_several_runs(run: ludic.Run, own: ludic.Run) -> None:
     with run.sql_stream("select range as a from range(25000)") as batches:
         assert [batch.num_rows for batch in batches] == [10_000, 10_000, 5_000]
@@ -135,6 +138,7 @@ def test_a_group_holds_its_rollouts_in_order(run: ludic.Run, batch: RolloutBatch
     assert found.tokens().group_by("rollout_id", maintain_order=True).len()["len"].to_list() == [16] * 4
 
 
+@pytest.mark.slow
 def test_a_rollout_is_no_group_and_an_unknown_id_is_neither(run: ludic.Run, batch: RolloutBatch) -> None:
     first = batch.groups[0].rollouts[0]
     with pytest.raises(UnknownIdError, match=r"is a rollout, wanted a group; use Run\.rollout for it"):
@@ -157,6 +161,7 @@ def test_tokens_are_a_frame_with_the_logprobs_of_the_sampler(run: ludic.Run, bat
 HOSTILE = "<script>alert('x')</script>&<img src=x onerror=y>\x1b[2J"
 
 
+@pytest.mark.slow
 def test_hostile_text_is_only_text_in_a_notebook(started: Root) -> None:
     group = make_group(rewards=[1.0])
     messages = (Message(role="user", content=HOSTILE, name=HOSTILE), Message(role="assistant", content="fine"))
@@ -213,6 +218,7 @@ def test_only_sealed_versions_are_compacted_unless_told(started: Root) -> None:
         run.compact(1, all_versions=True)
 
 
+@pytest.mark.slow
 def test_expiring_keeps_what_a_replay_needs_unless_told(own: ludic.Run) -> None:
     report = own.expire(where="true")
     assert (report.expired, [stored.file.version for stored in report.kept_to_replay]) == ([], [0])
@@ -239,6 +245,7 @@ def test_a_wrong_rule_deletes_nothing(own: ludic.Run, rule: dict) -> None:
     assert len(list_files(own.root)) == 1
 
 
+@pytest.mark.slow
 def test_findings_name_the_broken_file_and_repair_moves_it(own: ludic.Run) -> None:
     assert own.verify().findings == []
     name = "rollouts/version=1/env=moar_cats/w7-test-0.parquet"
@@ -248,6 +255,7 @@ def test_findings_name_the_broken_file_and_repair_moves_it(own: ludic.Run) -> No
     assert ([finding.where for finding in report.repaired], report.findings) == ([name], [])
 
 
+@pytest.mark.slow
 def test_rows_are_exported_and_imported_with_their_tokens(run: ludic.Run, started: Root, tmp_path: Path) -> None:
     report = run.export("jsonl", tmp_path / "rows.jsonl", where="group_index < 2")
     assert (report.num_rows, report.location) == (4, str(tmp_path / "rows.jsonl"))

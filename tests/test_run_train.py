@@ -42,6 +42,7 @@ def last_settings(run: ludic.Run) -> Mapping[str, Any]:
     return read_attempt(run.root, newest_attempt_id(run.root)).config
 
 
+@pytest.mark.slow
 def test_sampling_and_training_take_turns_in_one_process(run: ludic.Run) -> None:
     assert run.work(4).num_groups == 4
     assert run.train(num_steps=2, **QUICK).step == 2
@@ -55,6 +56,7 @@ def test_sampling_and_training_take_turns_in_one_process(run: ludic.Run) -> None
     assert ask(run, "select distinct worker_id[:3] from rollouts") == [("w0-",)]
 
 
+@pytest.mark.slow
 def test_a_later_call_takes_over_the_settings_of_the_trainer_before(run: ludic.Run) -> None:
     run.work(4)
     run.train(num_steps=1, algorithm="dapo", filters=("drop_errors",), learning_rate=1e-3, **QUICK)
@@ -64,6 +66,7 @@ def test_a_later_call_takes_over_the_settings_of_the_trainer_before(run: ludic.R
     assert last_settings(run) == {**before, "num_steps": 2, "learning_rate": 1e-4}
 
 
+@pytest.mark.slow
 def test_another_objective_drops_what_it_ignores_of_the_trainer_before(run: ludic.Run) -> None:
     run.work(4)
     run.train(num_steps=1, objective="ppo_clip", clip_high=0.3, **QUICK)
@@ -74,6 +77,7 @@ def test_another_objective_drops_what_it_ignores_of_the_trainer_before(run: ludi
         run.train(num_steps=3, clip_high=0.3)
 
 
+@pytest.mark.slow
 def test_a_config_gives_all_settings(run: ludic.Run) -> None:
     run.work(4)
     run.train(num_steps=1, learning_rate=1e-3, **QUICK)
@@ -124,6 +128,7 @@ def test_a_run_that_could_not_start_is_not_made(tmp_path: Path, tiny: str, setti
         ludic.open(str(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_offline_training_in_a_run_of_its_own(run: ludic.Run, tmp_path: Path) -> None:
     run.work(4)
     offline = ludic.create(str(tmp_path / "offline"), like=run)
@@ -140,6 +145,7 @@ def test_offline_training_in_a_run_of_its_own(run: ludic.Run, tmp_path: Path) ->
 # --- Engines -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_engine_is_a_name_an_object_or_a_function(run: ludic.Run, tiny: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from ludic.engines.transformers_engine import make_engine\n"
@@ -172,6 +178,7 @@ def interrupt(*args: object) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_work_with_everything_stored_and_the_next_call_goes_on(run: ludic.Run) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt):
@@ -186,6 +193,7 @@ def test_ctrl_c_ends_work_with_everything_stored_and_the_next_call_goes_on(run: 
     assert indexes[0] == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_training_with_a_checkpoint_and_the_next_call_goes_on(run: ludic.Run) -> None:
     run.work(8)
     with pytest.raises(KeyboardInterrupt):
@@ -252,6 +260,7 @@ def test_creating_a_foreign_run_again_is_no_consent(foreign: ludic.Run, tiny: st
     assert ludic.create(foreign.url, **settings, trust_code=True).work(1).num_groups == 1
 
 
+@pytest.mark.slow
 def test_an_advantage_of_a_foreign_trainer_does_not_run(run: ludic.Run, tmp_path: Path, monkeypatch) -> None:
     column = "append_column('advantage', rollouts['episode_reward'])"
     (tmp_path / "adv.py").write_text(f"def f(rollouts):\n    return rollouts.select(['rollout_id']).{column}\n")

@@ -259,6 +259,7 @@ def test_a_command_that_writes_refuses_a_run_with_a_folder_elsewhere(ludic, brea
         shutil.move(victim / kind, breakable / kind)
 
 
+@pytest.mark.slow
 def test_commands_leave_what_is_behind_links_below_the_folders_alone(
     ludic, breakable: Path, victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +363,7 @@ def changes_files(call: ast.Call) -> bool:
     return name in CHANGES or (name == "rename" and is_path and not isinstance(call.args[0], ast.DictComp))
 
 
+@pytest.mark.slow
 def test_no_code_outside_of_the_storage_layer_changes_files_by_its_own_paths() -> None:
     package = Path(ludic.__file__).parent
     found = set()

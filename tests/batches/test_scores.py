@@ -123,6 +123,7 @@ def test_a_broken_file_of_scores_is_left_out(new_root, open_source, caplog):
     assert "left out scores that can't be read" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_average_over_batches_of_scores_goes_on_after_a_restart(new_root, open_source):
     root = new_root("run")
     score(root, fill(root, num_files=2), reversed_reward)
@@ -139,6 +140,7 @@ def test_an_average_over_batches_of_scores_goes_on_after_a_restart(new_root, ope
         assert next_plan(again, plan.step).rows.equals(plan.rows)
 
 
+@pytest.mark.slow
 def test_stored_rollouts_are_trained_on_with_the_scores_that_are_there(new_root):
     root = new_root("run")
     groups = fill(root, num_files=1, groups_per_file=4)

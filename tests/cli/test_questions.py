@@ -54,6 +54,7 @@ def test_answers_get_the_reward_of_the_scorer_that_the_root_keeps(ludic, root, f
     assert rows == [(NAME, 3.0, None)]
 
 
+@pytest.mark.slow
 def test_the_scorer_and_the_digest_of_the_data_are_recorded(ludic, root, folder, caplog):
     assert work(ludic, root).code == 0
     query = "select role, name, sha256 is not null from code where role in ('environment', 'scorer') order by role"

@@ -49,6 +49,7 @@ def test_what_is_wrong_is_one_line(
     assert not file.exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_takes_no_file_is_one_line(ludic: Any, started: Root, tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("")

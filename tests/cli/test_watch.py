@@ -280,6 +280,7 @@ def test_each_look_takes_in_what_was_written_since_the_last(started: Root) -> No
     assert [call["num_rollouts"] for call in watcher.look().calls] == [8]
 
 
+@pytest.mark.slow
 def test_a_run_that_vanishes_ends_the_watch_in_one_line(breakable: Path) -> None:
     process = start_watch(str(breakable))
     (breakable / "run.json").unlink()

@@ -36,6 +36,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_run_s_own_rules_are_said_to_give_the_ledger(ludic, here: Path) -> None:
     result = ludic("what-if", "runs/mine")
     assert (result.code, result.err) == (0, "")

@@ -30,31 +30,13 @@ def measured(
     return {row["part"]: row["estimate"] for row in found.rows}
 
 
-@pytest.mark.parametrize(
-    ("measure", "params", "wanted"),
-    [
-        ("mean_reward", {}, 4 / 12),
-        ("success_rate", {}, 4 / 12),
-        ("success_rate", {"threshold": 0}, 1.0),
-        ("pass_at_k", {"k": 1}, 4 / 12),
-        # a: no pair of failures among C(4, 2) = 6; b: 3 of 6 pairs are failures; c: all
-        ("pass_at_k", {"k": 2}, (1 + 3 / 6 + 0) / 3),
-        ("pass_at_k", {"k": 4}, 2 / 3),
-        # a: 3 of 6 pairs succeed both times
-        ("pass_hat_k", {"k": 2}, (3 / 6 + 0 + 0) / 3),
-        ("pass_hat_k", {"k": 3}, (1 / 4 + 0 + 0) / 3),
-        ("avg_at_k", {"k": 2}, (1 / 2 + 0 + 0) / 3),
-        ("response_length", {}, 3.0),
-        ("num_turns", {}, 1.0),
-        ("prompt_tokens", {}, 5.0),
-        ("sampled_tokens", {}, 3.0),
-        ("unscored", {}, 0.0),
-        ("tool_errors", {}, 0.0),
-    ],
-)
-def test_a_measure_by_hand(root: Root, store_samples: StoreSamples, measure: str, params: dict, wanted: float) -> None:
+def test_an_estimate_is_the_mean_over_examples_or_episodes(root: Root, store_samples: StoreSamples) -> None:
+    """tests/sql/cases/measures/ has the values of each example."""
     store_samples(REWARDS)
-    assert measured(root, measure, **params) == {None: pytest.approx(wanted)}
+    assert measured(root, "mean_reward") == {None: pytest.approx(4 / 12)}
+    # a: no pair of failures among C(4, 2) = 6; b: 3 of 6 pairs are failures; c: all
+    assert measured(root, "pass_at_k", k=2) == {None: pytest.approx((1 + 3 / 6 + 0) / 3)}
+    assert measured(root, "response_length") == {None: 3.0}
 
 
 def test_pass_at_k_is_the_papers_for_all_counts(root: Root, store_samples: StoreSamples) -> None:

@@ -59,13 +59,18 @@ def put(root: Root, worker_id: str, sequence: int, *events: GroupEvent) -> bytes
     return data
 
 
-def fill(root: Root) -> list[dict[str, Any]]:
-    """Three files of each worker: starts, starts and ends, ends; returns the rows of the view."""
+def put_files(root: Root) -> None:
+    """Three files of each worker: starts, starts and ends, ends."""
     for index, worker_id in enumerate(WORKERS):
         first = 2 * index
         put(root, worker_id, 0, started(first + 1))
         put(root, worker_id, 1, started(first), ended(first + 1))
         put(root, worker_id, 2, ended(first))
+
+
+def fill(root: Root) -> list[dict[str, Any]]:
+    """Put the files; returns the rows of the view."""
+    put_files(root)
     rows = view(root)
     assert [(row["group_number"], row["sampled_s"], row["num_tokens"]) for row in rows] == [
         (number, 4.0, number) for number in range(4)
@@ -79,6 +84,11 @@ def view(root: Root) -> list[dict[str, Any]]:
 
 def footer(root: Root, name: str) -> pq.FileMetaData:
     return pq.ParquetFile(io.BytesIO(root.read(name))).metadata
+
+
+def group_ids(root: Root) -> list[str]:
+    """The group of each row of the compacted file."""
+    return pq.read_table(io.BytesIO(root.read(COMPACTED)))["group_id"].to_pylist()
 
 
 def findings(root: Root) -> set[tuple[str, str]]:
@@ -100,8 +110,7 @@ def test_the_view_is_the_same_before_during_and_after(root: Root) -> None:
         (worker_id, sequence) for worker_id in WORKERS for sequence in range(3)
     ]
     assert metadata.num_rows == 8
-    table = pq.read_table(io.BytesIO(root.read(COMPACTED)))
-    assert table["group_id"].to_pylist() == [f"group-{number:03}" for number in range(4) for _ in range(2)]
+    assert group_ids(root) == [f"group-{number:03}" for number in range(4) for _ in range(2)]
     for name, data in sources.items():
         root.put(name, data)
     assert view(root) == rows
@@ -305,10 +314,11 @@ def test_a_compacted_file_expires_when_all_its_rows_are_old(root: Root) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("root_url", ["memory"], indirect=True)
 def test_a_crash_before_any_storage_call_loses_and_doubles_nothing(root_url: str, run_config: RunConfig) -> None:
+    rows = fill(Root.create(root_url, run_config))
     index, is_over = 0, False
     while not is_over:
         root = Root.create(f"{root_url}-{index}", run_config)
-        rows = fill(root)
+        put_files(root)
         fs = FaultyFileSystem(SharedStorage(LocalFileSystem(auto_mkdir=True) if root.is_local else root.fs))
         fs.faults.extend([*[None] * index, Fault.DIE_BEFORE])
         with suppress(ProcessDied):
@@ -319,8 +329,9 @@ def test_a_crash_before_any_storage_call_loses_and_doubles_nothing(root_url: str
             assert findings(root) == set()
         compaction.compact(root)
         assert root.list("requests") == [COMPACTED]
-        assert view(root) == rows
-        assert footer(root, COMPACTED).num_rows == 8
+        if index % 8 == 0:
+            assert view(root) == rows
+        assert group_ids(root) == [f"group-{number:03}" for number in range(4) for _ in range(2)]
         root.delete("")
         index += 1
     # A plan, an output and six deletions at least.

@@ -117,6 +117,7 @@ def test_k1_k3_and_quantiles_are_of_the_sampled_tokens(root: Root):
     assert (row["ratio_max"], row["num_tokens"]) == (pytest.approx(2), 3)
 
 
+@pytest.mark.slow
 def test_each_grouping_has_a_row_per_value(root: Root):
     counts = {
         name: {value: row["num_tokens"] for value, row in mismatch(root, name).items()}

@@ -92,6 +92,7 @@ def test_episodes_have_places_and_seconds_from_the_start_of_their_group(root: Ro
     ]
 
 
+@pytest.mark.slow
 def test_a_root_without_requests_has_empty_views(root: Root) -> None:
     for view in ("requests", "request_episodes", "bias_by_length", "bias_by_order"):
         assert ask(root, f"from {view}") == []
@@ -160,6 +161,7 @@ def test_what_training_misses_is_told_by_length_and_by_order(judged: Root) -> No
     ]
 
 
+@pytest.mark.slow
 def test_a_group_whose_rollouts_were_never_committed_is_lost_once_its_number_is_sampled_again(root: Root) -> None:
     """As after a kill between the two files of a flush."""
     ends = [end(0, 5, 30), end(1, 2, 10)]

@@ -37,6 +37,7 @@ def two(tmp_path: Path, rows) -> tuple[Root, Root]:
     return first, make_root(f"memory://{tmp_path}/b", [[0.0, 0.5, 1.0]], rows=rows, seed=2, version=4)
 
 
+@pytest.mark.slow
 def test_a_run_is_read_as_its_root_is(two) -> None:
     runs = [ludic.open(root.url) for root in two]
     count = "select count(*) from rollouts"
@@ -72,6 +73,7 @@ def test_one_root_has_the_same_columns_as_several(two: tuple[Root, Root]):
     assert ludic.scan(two[0]).collect_schema() == ludic.scan(*two).collect_schema()
 
 
+@pytest.mark.slow
 def test_a_folder_may_be_a_path_and_lists_of_rows_are_those_of_their_root(two: tuple[Root, Root]):
     con = ludic.connect(Path(two[0].url), two[1])
     counted = "select root, bool_and(len(response_tokens) = response_length) from rollouts group by root order by root"
@@ -101,6 +103,7 @@ def test_ledgers_of_two_roots_stay_apart(two: tuple[Root, Root]):
     ]
 
 
+@pytest.mark.slow
 def test_a_refresh_looks_at_every_root(two: tuple[Root, Root], rows):
     con = ludic.connect(*two)
     assert con.sql("select count(*) from rollouts").fetchall() == [(5,)]

@@ -60,6 +60,7 @@ def test_a_root_that_nobody_claimed_is_free(root):
     assert watch(root) == 0
 
 
+@pytest.mark.slow
 def test_a_root_is_refused_while_its_owner_renews_and_free_as_soon_as_it_lets_go(root, caplog):
     with owner(root, lease_s=3.0) as (lease, _):
         refusal = rf"attempt 1 of {lease.owner} trains here since {lease.since[:-6]}.* start with --take-over"
@@ -131,6 +132,7 @@ def test_an_owner_that_is_fenced_learns_it_from_its_lease_and_leaves_it(root):
     assert not read_lease(root, 1).released
 
 
+@pytest.mark.slow
 def test_a_filesystem_that_fails_for_a_while_ends_no_lease(unreliable_root, caplog):
     root = unreliable_root
     with owner(root) as (lease, fenced):

@@ -22,6 +22,7 @@ def test_a_first_step_trains_on_rollouts_of_the_first_version(new_root):
     assert query(root, "select distinct trainer_version, lag, used from batches") == [(0, 0, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -43,6 +44,7 @@ def test_a_trainer_that_goes_on_publishes_only_its_steps(new_root, settings):
     assert latest_policy(root).version == 4
 
 
+@pytest.mark.slow
 def test_a_trainer_that_goes_back_publishes_what_it_begins_with(new_root):
     root = new_root()
     fill(root, num_files=3)
@@ -52,6 +54,7 @@ def test_a_trainer_that_goes_back_publishes_what_it_begins_with(new_root):
     assert steps_of_versions(root)[-4:] == [3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_weights_of_another_dtype_are_published(new_root):
     root = new_root()
     fill(root, num_files=2)

@@ -35,6 +35,7 @@ def test_a_run_that_has_only_begun_says_what_is_missing(root: Root) -> None:
         assert words in text
 
 
+@pytest.mark.slow
 def test_steps_are_plotted_with_their_numbers(trained: Root) -> None:
     text = shown(trained)
     # The step used groups of mean 1/2 and 1/3, and dropped the four rollouts of the group without variance.
@@ -91,6 +92,7 @@ def test_long_texts_and_conversations_lose_their_middle(root: Root, store_rollou
     assert len(text) < 8000
 
 
+@pytest.mark.slow
 def test_evaluations_come_with_intervals_and_gains(root: Root, store_samples: StoreSamples) -> None:
     store_samples({f"e{number}": [0.0] for number in range(8)}, messages=says("what", "wrong"))
     store_samples({f"e{number}": [1.0] for number in range(8)}, version=3, messages=says("what", "right"))
@@ -104,6 +106,7 @@ def test_evaluations_come_with_intervals_and_gains(root: Root, store_samples: St
     assert "+1 e0 user what baseline: 0 assistant wrong @3: 1 assistant right" in text
 
 
+@pytest.mark.slow
 def test_versions_choose_evaluations(root: Root, store_samples: StoreSamples) -> None:
     for version in (0, 2, 5, 9):
         store_samples({"a": [0.0], "b": [1.0]}, version=version)
@@ -124,6 +127,7 @@ def test_versions_of_a_run_without_evaluations_are_refused(root: Root) -> None:
         ludic.Run(root).report(versions="latest")
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_gains_and_losses_with_both_answers(
     root: Root, store_samples: StoreSamples, tmp_path: Path
 ) -> None:
@@ -139,12 +143,14 @@ def test_a_comparison_shows_gains_and_losses_with_both_answers(
     assert "the prompts of 2 of 2 examples differ" in text
 
 
+@pytest.mark.slow
 def test_versions_without_a_common_example_are_not_compared(root: Root, store_samples: StoreSamples) -> None:
     store_samples({"a": [0.0]})
     store_samples({"b": [0.0]}, version=1)
     assert "have no example in common" in shown(root)
 
 
+@pytest.mark.slow
 def test_hostile_text_is_escaped_everywhere(hostile: Root) -> None:
     html = ludic.Run(hostile).report().html
     assert html.count("&lt;script&gt;") >= 12  # names of environments and examples, errors, messages
@@ -173,6 +179,7 @@ def test_warnings_are_those_of_the_panel(root: Root) -> None:
     assert "every one of 64 rollouts failed in addition; the first error: no such file" in shown(root)
 
 
+@pytest.mark.slow
 def test_a_notebook_gets_the_page_in_a_frame_without_rights(hostile: Root) -> None:
     frame = ludic.Run(hostile).report()._repr_html_()
     assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')

@@ -37,6 +37,7 @@ def test_the_first_screen_has_the_run_and_its_versions_with_counts_and_rewards(m
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_enter_goes_from_versions_to_groups_to_rollouts_to_one_and_escape_back(made: Root):
     async def steps(app, pilot):
         await press(pilot, "down", "enter")
@@ -56,6 +57,7 @@ def test_enter_goes_from_versions_to_groups_to_rollouts_to_one_and_escape_back(m
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_a_key_shows_evals_instead_of_rollouts(made: Root):
     async def steps(app, pilot):
         await press(pilot, "e")
@@ -68,6 +70,7 @@ def test_a_key_shows_evals_instead_of_rollouts(made: Root):
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_a_typed_predicate_chooses_rows_and_a_wrong_one_loses_nothing(made: Root):
     async def steps(app, pilot):
         await press(pilot, "down", "a", "slash")
@@ -86,6 +89,7 @@ def test_a_typed_predicate_chooses_rows_and_a_wrong_one_loses_nothing(made: Root
     drive(made, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "predicate",
     [
@@ -109,6 +113,7 @@ def test_a_predicate_can_neither_write_nor_reach_outside(made: Root, predicate: 
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_rows_are_sorted_by_any_column_or_expression_with_missing_values_last(made: Root):
     async def steps(app, pilot):
         await press(pilot, "a", "s")
@@ -130,6 +135,7 @@ def test_rows_are_sorted_by_any_column_or_expression_with_missing_values_last(ma
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_training_columns_say_which_step_considered_a_rollout(made: Root):
     async def steps(app, pilot):
         await press(pilot, "down", "a", "t")
@@ -140,6 +146,7 @@ def test_training_columns_say_which_step_considered_a_rollout(made: Root):
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_reload_shows_rollouts_of_a_running_run(run_copy: Root):
     from strategies import make_batch
 
@@ -152,6 +159,7 @@ def test_reload_shows_rollouts_of_a_running_run(run_copy: Root):
     drive(run_copy, steps)
 
 
+@pytest.mark.slow
 def test_arrows_and_page_keys_go_through_all_pages(tmp_path):
     root = make_store(str(tmp_path / "run"), 4, num_versions=1, mean_length=4, base_groups=16)  # 256 rollouts
 
@@ -178,6 +186,7 @@ def test_arrows_and_page_keys_go_through_all_pages(tmp_path):
     drive(root, steps)
 
 
+@pytest.mark.slow
 def test_more_rows_than_are_held_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("ludic.viewer.terminal.data.MOST_ROWS", 100)
     monkeypatch.setattr(ViewApp, "most_rows", 100)
@@ -190,6 +199,7 @@ def test_more_rows_than_are_held_are_counted(tmp_path, monkeypatch):
     drive(root, steps)
 
 
+@pytest.mark.slow
 def test_help_lists_the_keys_of_the_screen(made: Root):
     async def steps(app, pilot):
         await press(pilot, "question_mark")
@@ -202,6 +212,7 @@ def test_help_lists_the_keys_of_the_screen(made: Root):
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_a_run_without_rollouts_opens(tmp_path, model_folder):
     from tiny_runs import create_root
 
@@ -214,6 +225,7 @@ def test_a_run_without_rollouts_opens(tmp_path, model_folder):
     drive(root, steps)
 
 
+@pytest.mark.slow
 def test_a_run_in_memory_opens(model_folder):
     from strategies import make_batch
     from tiny_runs import create_root
@@ -230,6 +242,7 @@ def test_a_run_in_memory_opens(model_folder):
     drive(root, steps)
 
 
+@pytest.mark.slow
 def test_a_slow_predicate_ends_when_its_screen_is_left(made: Root):
     endless = "(select count(*) from range(1000000000) a, range(1000000) b where a.range + b.range = 7) > 0"
 
