@@ -1,8 +1,9 @@
 """Results of operations, and how they are shown: as text, in a notebook, as JSON; progress on stderr.
 
 A result is a dataclass of figures. `parts` says what people see of it, in order: sentences, facts and frames, which are
-tables of rows. FORMATS has the title and the format of every column, wherever it is shown. Data of a run is always
-shown as text, never as markup or terminal escape codes, which a model could write.
+tables of rows. FORMATS has the titles and formats of columns, wherever they are shown; a column that is not in it is
+formatted by its values. Data of a run is always shown as text, never as markup or terminal escape codes, which a model
+could write.
 """
 
 import io
@@ -24,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.defaults import Track
+from ludic.errors import ConfigError, unknown_name
 from ludic.printable import printable as printable
 from ludic.row_files import json_text, to_plain
 
@@ -56,7 +58,7 @@ class Result:
 
     def parts(self) -> "Iterator[Part]":
         """Yield what people see, in order."""
-        raise NotImplementedError
+        return iter(())
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as plain values, as --json prints them."""
@@ -73,10 +75,10 @@ class Result:
         return None
 
     def frame(self, name: str) -> "pl.DataFrame":
-        """Return the rows of a frame with all of their columns. Raises KeyError, which lists the names."""
+        """Return the rows of a frame with all of their columns. Raises ConfigError, which lists the names."""
         frames = {part.name: part for part in self.parts() if isinstance(part, Frame)}
         if name not in frames:
-            raise KeyError(f"there is no frame {name!r}; this result has {', '.join(frames) or 'none'}")
+            raise ConfigError(unknown_name("frame", name, frames))
         return to_frame(frames[name].rows)
 
     def print_to(self, console: Console) -> None:
@@ -94,6 +96,8 @@ class Result:
         options: dict[str, Any] = {"width": _NOTEBOOK_COLUMNS, "force_jupyter": False, "no_color": False, **_LITERAL}
         console = Console(record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor", **options)
         self.print_to(console)
+        for remark in self.remarks:
+            print_part(console, remark)
         return console.export_html(inline_styles=True, code_format=_PRE)
 
 

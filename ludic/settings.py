@@ -323,6 +323,7 @@ def _settings_of_function(function: Any) -> tuple[Setting, ...]:
     groups = groups_of(function)
     of_fields = [each for name, kind in groups.items() for each in _settings_of(kind, (name,))]
     names = {each.field for each in of_fields}
+    of_parameters: list[Setting] = []
     for name, parameter in inspect.signature(function).parameters.items():
         kind, default = _kind_of(function, name), parameter.default
         if name == RUN and not takes_a_root(function):
@@ -330,17 +331,15 @@ def _settings_of_function(function: Any) -> tuple[Setting, ...]:
         if name == RUN:
             has_words = any(isinstance(each, Shown) for each in annotations(kind))
             found.append(Setting("root", kind if has_words else ROOT, MISSING, function))
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            found += of_fields
-        elif kind is None or name in names:
+        elif kind is None or name in names or parameter.kind is parameter.VAR_KEYWORD:
             continue
         elif isinstance(kind, type) and is_dataclass(kind):
-            found += () if kind in groups.values() else _settings_of(kind, (name,))
+            of_parameters += () if kind in groups.values() else _settings_of(kind, (name,))
         elif parameter.kind is parameter.VAR_POSITIONAL:
             found.append(Setting(name, _many(kind), MISSING, function))
         else:
             found.append(Setting(name, kind, MISSING if default is parameter.empty else default, function))
-    return tuple(found)
+    return (*found, *of_fields, *of_parameters)
 
 
 def takes_a_root(function: Any) -> bool:
@@ -537,7 +536,9 @@ def without_tables(values: Mapping[str, Any], table: Mapping[str, Setting], *, w
             inside = {"name": inside.name, **flat(inside)}
         if "name" not in inside:
             raise ConfigError(f"{one.what} has no name, wanted name = {describe(choice.kind)}")
-        known = {each.name for each in table.values() if each.within == choice.field}
+        own = [each for each in table.values() if each.within == choice.field]
+        known = [each.name for each in own if inside["name"] in [member.name for member in each.members]]
+        known = known or [each.name for each in own]  # of a name that is unknown itself
         for key, each in inside.items():
             if key not in {"name", *known}:
                 raise ConfigError(f"{one.what}: {unknown(key, known)}")
@@ -654,6 +655,8 @@ def check(settings: Any, *, urls: bool = True) -> None:
             each.convert(value, source="code" if urls else "stored")
     overrides = [each for each in settings_of(owner) if each.is_override and not each.path]
     for field in {each.within for each in overrides}:
+        if not isinstance(getattr(settings, field), Mapping):
+            raise ConfigError(f"{field} is {getattr(settings, field)!r}, wanted a mapping of settings by name")
         known = {each.name: each for each in overrides if each.within == field}
         for name, value in getattr(settings, field).items():
             if name not in known:
@@ -679,11 +682,14 @@ def operation(**groups: type) -> Callable[[F], F]:
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+            try:
+                given = inspect.signature(function).bind_partial(*args, **kwargs)
+            except TypeError:
+                return function(*args, **kwargs)  # whose own error names the function
             for each in settings_of(function):
-                if not each.path and each.field in given and (each.ranges or each.choices):
-                    each.convert(given[each.field])
-            return function(*args, **kwargs)
+                if not each.path and each.field in given.arguments and (each.ranges or each.choices or each.is_switch):
+                    given.arguments[each.field] = each.convert(given.arguments[each.field])
+            return function(*given.args, **given.kwargs)
 
         return call  # type: ignore[return-value]
 

@@ -96,7 +96,8 @@ def _fit_union(value: Any, kinds: tuple[Any, ...], source: Source) -> Any:
             try:
                 return fit(value, kind, source)
             except MisfitError as error:
-                wanted = error if error.is_number or len(kinds) == 1 else wanted
+                is_only = len([each for each in kinds if each is not NoneType]) == 1
+                wanted = error if error.is_number or is_only else wanted
     raise wanted or MisfitError
 
 

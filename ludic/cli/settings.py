@@ -30,7 +30,7 @@ _EXPERIMENT = {"groups_per_batch", "in_flight", "num_steps"}
 def settings_of_command(operation: Callable[..., Any]) -> tuple[Setting, ...]:
     """Return the settings of an operation, and --json if it returns a result."""
     table = settings_of(operation)
-    if inspect.signature(operation).return_annotation in (None, "None"):
+    if JSON in {each.name for each in table} or inspect.signature(operation).return_annotation in (None, "None"):
         return table
     return (*table, *settings_of(_printing))
 

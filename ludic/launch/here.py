@@ -182,11 +182,12 @@ def become_ranks(
     take_over: bool,
     replaces: int | None,
     code: CodeSettings,
+    json: bool,
 ) -> NoReturn:
     """Replace this process by torchrun, which starts `ludic train` on each rank."""
     prepare_trainer_code(root, config, code)
     replaces = newest_claim(root) if take_over else replaces
-    args = train_args(root.url, config, ranks, replaces, other_location(root, model), resume=resume)
+    args = train_args(root.url, config, ranks, replaces, other_location(root, model), resume=resume, json=json)
     stops = stop_variables(stop_within_s())
     become_python(["-m", *args], environment={**os.environ, **stops, LAUNCHER: str(os.getpid())})
 
@@ -199,12 +200,14 @@ def train_args(
     model: str | None = None,
     *,
     resume: bool = False,
+    json: bool = False,
 ) -> list[str]:
     """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks.
 
     Writes the settings to a file that lasts as long as this process, also if it becomes torchrun.
     """
-    settings = {**config.flat(), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume}
+    own = {"replaces": replaces, "ranks": ranks, "model": model, "resume": resume, "json": json}
+    settings = {**config.flat(), **own}
     train = ["ludic", "train", root, *config_args("trainer", settings)]
     if ranks == 1:
         return train

@@ -14,7 +14,7 @@ from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import check_engine
-from ludic.errors import ConfigError, LudicError, SchemaError, StoreError
+from ludic.errors import LudicError, SchemaError, StoreError
 from ludic.launch.config import LaunchConfig
 from ludic.launch.gpus import VARIABLE, GpuPlan, Gpus, assign_gpus, parse_gpus, visible_gpus
 from ludic.launch.here import last_step, log_missed, train_args
@@ -22,6 +22,7 @@ from ludic.launch.process import ENVIRONMENT, config_args, stop_variables
 from ludic.launch.roots import other_location
 from ludic.launch.supervisor import Child, finish, supervise
 from ludic.rollouts.config import StreamConfig
+from ludic.settings import SettingsError
 from ludic.store import Root
 from ludic.store.catalogue import LOGS, WORKERS
 from ludic.store.claims import await_free, is_over, newest_claim, newest_slot_claim, owner_name
@@ -114,7 +115,7 @@ def launch_here(
 def check_launch(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> None:
     """Check the settings without running users' code. num_workers: workers of the schedule. Raises ConfigError."""
     if config.batch.is_stored:
-        raise ConfigError(
+        raise SettingsError(
             "`ludic run` trains on rollouts that its workers sample; `ludic train` trains on stored rollouts"
         )
     processes.workers_of(num_workers)
