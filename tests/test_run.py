@@ -103,6 +103,7 @@ def test_sql_gives_a_stream_and_reads_several_runs(run: ludic.Run, own: ludic.Ru
     assert run.sql("select count(*) from rollouts", also=[own.url]).item() == 16
 
 
+@pytest.mark.slow
 def test_sql_only_reads_unless_told(run: ludic.Run, tmp_path: Path) -> None:
     query = f"copy (select 1 as a) to '{tmp_path}/made.csv'"
     with pytest.raises(QueryError, match=r"COPY is not a query.*unsafe=True"):

@@ -205,6 +205,7 @@ def test_ctrl_c_ends_training_with_a_checkpoint_and_the_next_call_goes_on(run: l
     assert ask(run, "select distinct attempt_id, step from batches order by all") == steps
 
 
+@pytest.mark.slow
 def test_an_event_stops_work_in_another_thread(run: ludic.Run) -> None:
     stop, made = threading.Event(), []
 

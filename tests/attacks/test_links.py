@@ -304,6 +304,7 @@ def test_an_export_with_a_link_to_a_private_file_is_refused(ludic, breakable: Pa
     assert not victim.with_name("hf").exists()
 
 
+@pytest.mark.slow
 def test_verify_names_links_that_lead_out(breakable: Path, victim: Path) -> None:
     (breakable / "policies/version=1/notes.txt").symlink_to(victim / "a.json")
     (breakable / "metrics/other").symlink_to(victim)

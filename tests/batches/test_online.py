@@ -287,6 +287,7 @@ def test_a_plan_that_waits_lists_a_slow_store_at_most_a_fifth_of_the_time(tiny_f
     assert len(listed) <= 2 * 5
 
 
+@pytest.mark.slow
 def test_rollouts_that_were_written_too_long_ago_are_dropped_with_that_reason(new_root, open_source):
     root = new_root()
     fill(root, num_files=1, groups_per_file=2, worker_id="w0-old")

@@ -86,6 +86,7 @@ def test_a_wait_ends_with_its_reason(new_root, open_source):
     assert source.count_ready_groups(0) == 2
 
 
+@pytest.mark.slow
 def test_after_the_time_limit_unscored_rollouts_are_dropped(new_root, open_source):
     root = new_root("run")
     groups = fill(root, num_files=1, groups_per_file=2)

@@ -110,6 +110,7 @@ def test_a_plan_reaches_other_ranks_whole(runs, open_stream):
     Cursor.from_dict(dict(received.cursor))
 
 
+@pytest.mark.slow
 def test_a_source_that_is_opened_writes_nothing(runs):
     make, settings = runs
     root = make("root")
@@ -128,6 +129,7 @@ def test_no_plan_is_made_after_a_stop(runs, open_stream):
     assert ledger_steps(root, 1) == []
 
 
+@pytest.mark.slow
 def test_a_replaced_attempt_plans_nothing_and_says_so_when_the_batch_is_taken(runs, open_stream):
     make, settings = runs
     root = make("root")

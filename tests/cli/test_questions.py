@@ -79,6 +79,7 @@ def test_a_foreign_root_neither_reads_a_file_nor_runs_a_scorer_unasked(ludic, ro
     assert (folder / "marker").exists()
 
 
+@pytest.mark.slow
 def test_another_scorer_needs_to_be_asked_for(ludic, root, folder):
     assert work(ludic, root).code == 0
     text = (folder / "score.py").read_text()

@@ -8,6 +8,7 @@ import pytest
 from ludic.store import Root
 
 
+@pytest.mark.slow
 def test_one_file_is_written(ludic: Any, trained: Root, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     result = ludic("report", trained.url, "--output", file)

@@ -99,6 +99,7 @@ def test_fewer_steps_than_are_done_are_answered_with_the_truth(ludic, source, tm
     assert result.out.startswith(f"{url} is at step 2 already, which is past num_steps 1; nothing to train; ")
 
 
+@pytest.mark.slow
 def test_a_replay_with_another_setting_is_refused_in_a_line(ludic, source, tmp_path):
     url, again = str(tmp_path / "offline"), str(tmp_path / "again")
     ludic("train", url, *OFFLINE, "--sources", source.url)

@@ -289,6 +289,7 @@ def test_a_run_that_vanishes_ends_the_watch_in_one_line(breakable: Path) -> None
     assert err == f"ludic: {breakable} holds no run: run.json is missing; `ludic run` starts one\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_without_a_word(trained: Root) -> None:
     process = start_watch(trained.url)
     process.send_signal(signal.SIGINT)

@@ -46,6 +46,7 @@ def test_the_run_s_own_rules_are_said_to_give_the_ledger(ludic, here: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_json_names_what_would_have_happened(ludic, here: Path) -> None:
     found = json.loads(ludic("what-if", "runs/mine", "--filters", "--json").out)
     assert not found["is_ledger"]

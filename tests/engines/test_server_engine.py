@@ -146,6 +146,7 @@ def test_an_answer_that_cannot_be_used_is_asked_for_again(fake: FakeVllm, start:
     assert fake.num_completions == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_generate", [True, False])
 def test_tokens_and_logprobs_that_no_model_gives_are_asked_for_again(
     fake: FakeVllm, start: StartEngine, caplog: pytest.LogCaptureFixture, has_generate: bool
@@ -161,6 +162,7 @@ def test_tokens_and_logprobs_that_no_model_gives_are_asked_for_again(
     assert any("answered with logprob 5, wanted -100 to 0, the logarithm of a probability" in text for text in said)
 
 
+@pytest.mark.slow
 def test_kept_tokens_that_no_model_gives_are_asked_for_again(fake: FakeVllm, start: StartEngine) -> None:
     engine = start(fake)
     for number, (name, lie) in enumerate(CANDIDATE_LIES.items(), start=1):
@@ -181,6 +183,7 @@ def test_a_server_that_only_lies_is_an_error_that_says_what_it_answered(
         one(engine)
 
 
+@pytest.mark.slow
 def test_answers_that_can_never_be_used_are_an_error(
     fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -543,6 +546,7 @@ def test_the_newest_version_wins(fake: FakeVllm, start: StartEngine, other_weigh
     assert (behind.policy_version, one(behind).policy_version) == (4, 5)
 
 
+@pytest.mark.slow
 def test_workers_that_load_a_version_at_the_same_time_load_it_once(
     fake: FakeVllm, start: StartEngine, other_weights: str
 ) -> None:

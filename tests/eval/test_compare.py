@@ -73,6 +73,7 @@ def test_only_examples_that_both_have_are_compared_and_the_others_counted(
     assert "examples of one side only: 1 of the baseline, 3 of this one" in repr(found)
 
 
+@pytest.mark.slow
 def test_several_comparisons_are_corrected_together(root: Root, store_samples: StoreSamples) -> None:
     store_samples(samples([0.0] * 8))
     store_samples(samples([1.0] * 8), version=1)

@@ -60,6 +60,7 @@ def test_large_counts_do_not_overflow(root: Root, store_samples: StoreSamples) -
     assert measured(root, "pass_at_k", k=500) == {None: pytest.approx(wanted, rel=1e-12)}
 
 
+@pytest.mark.slow
 def test_unscored_samples_are_counted_and_left_out_unless_they_get_a_reward(
     root: Root, store_samples: StoreSamples
 ) -> None:
@@ -82,6 +83,7 @@ def test_an_example_with_fewer_than_k_samples_is_counted_as_missing(root: Root, 
     assert [(row["estimate"], row["num_examples"], row["num_missing"]) for row in found.rows] == [(1.0, 1, 1)]
 
 
+@pytest.mark.slow
 def test_the_answer_of_the_majority(root: Root, store_samples: StoreSamples) -> None:
     answers = {
         "wins": ["4", "4", "5"],  # right
@@ -111,6 +113,7 @@ def test_the_ways_in_which_episodes_end(root: Root, store_samples: StoreSamples)
     assert measured(root, "ends") == {"failed": 0.25, "terminated": 0.25, "truncated: max_steps": 0.5}
 
 
+@pytest.mark.slow
 def test_a_figure_for_each_version(root: Root, store_samples: StoreSamples) -> None:
     store_samples({"a": [0.0], "b": [1.0]})
     store_samples({"a": [1.0], "b": [1.0]}, version=3)
@@ -128,6 +131,7 @@ def test_rows_that_two_processes_stored_count_once(root: Root, store_samples: St
     assert (row["evaluation"], row["num_values"], row["estimate"]) == ("0123456789abcdef", 3, pytest.approx(1 / 3))
 
 
+@pytest.mark.slow
 def test_a_measure_of_your_own(root: Root, store_samples: StoreSamples, tmp_path: Path) -> None:
     store_samples(REWARDS)
     file = tmp_path / "double.sql"
@@ -208,6 +212,7 @@ def test_rewards_of_other_values_are_no_share(root: Root, store_samples: StoreSa
     assert found == {"mean_reward": "clustered", "avg_at_k": "clustered", "pass_at_k": "korn_graubard"}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_estimated_is_said_wherever_an_interval_is_printed(
     root: Root, store_samples: StoreSamples, caplog: pytest.LogCaptureFixture
 ) -> None:

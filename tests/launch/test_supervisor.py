@@ -52,6 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_replaced_is_not_started_while_the_other_lives(run, tmp_path: Path, caplog) -> None:
     looks = []
     run(is_free=lambda: looks.append(time.monotonic()), until=lambda: len(looks) >= 3)

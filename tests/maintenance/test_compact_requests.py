@@ -95,6 +95,7 @@ def findings(root: Root) -> set[tuple[str, str]]:
     return {(finding.check, finding.where) for finding in ludic.open(root.url).verify().findings}
 
 
+@pytest.mark.slow
 @everywhere
 def test_the_view_is_the_same_before_during_and_after(root: Root) -> None:
     rows = fill(root)
@@ -138,6 +139,7 @@ def test_a_dry_run_counts_each_output(root: Root) -> None:
     assert did.num_files_after == would.num_files_after == len(root.list("requests")) == 3
 
 
+@pytest.mark.slow
 @locally
 def test_a_worker_that_lives_goes_on_and_its_next_files_go_into_the_next_plan(root: Root) -> None:
     with RolloutWriter(root, "w0-a", flush_age_s=3600) as writer:
@@ -159,6 +161,7 @@ def test_a_worker_that_lives_goes_on_and_its_next_files_go_into_the_next_plan(ro
     ]
 
 
+@pytest.mark.slow
 @locally
 def test_a_file_that_its_worker_puts_again_after_a_lost_answer_is_deleted_again(root: Root) -> None:
     rows = fill(root)
@@ -182,6 +185,7 @@ def test_broken_and_copied_files_are_left_alone_and_named(root: Root) -> None:
     assert root.list("requests") == [COMPACTED, "requests/foreign.parquet", *(each.name for each in skipped)]
 
 
+@pytest.mark.slow
 @locally
 def test_row_groups_and_buffers_bound_the_merge_of_many_files(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = fill(root)
@@ -212,6 +216,7 @@ def rewrite(root: Root, sources: list[tuple[str, int]]) -> None:
     root.put(COMPACTED, encode_plain(table.replace_schema_metadata(metadata)))
 
 
+@pytest.mark.slow
 @locally
 def test_a_footer_that_does_not_agree_with_the_rows_is_found(compacted: Root) -> None:
     rewrite(compacted, [("w0-a", sequence) for sequence in range(3)])
@@ -225,6 +230,7 @@ def test_a_footer_that_does_not_agree_with_the_rows_is_found(compacted: Root) ->
     assert ("compaction", COMPACTED) in findings(compacted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "found"),
     [
@@ -242,12 +248,14 @@ def test_a_copy_of_a_compacted_file_is_found(compacted: Root, name: str, found: 
     assert {where for _, where in findings(compacted)} <= {name, COMPACTED}
 
 
+@pytest.mark.slow
 @locally
 def test_a_workers_file_under_the_name_of_a_compacted_one_is_unreadable(compacted: Root) -> None:
     put(compacted, "compacted.1", 0, started(9))
     assert findings(compacted) == {("unreadable", "requests/compacted.1-0.parquet")}
 
 
+@pytest.mark.slow
 @locally
 def test_a_damaged_compacted_file_is_found_and_quarantined(compacted: Root) -> None:
     data = bytearray(compacted.read(COMPACTED))
@@ -264,6 +272,7 @@ def test_a_damaged_compacted_file_is_found_and_quarantined(compacted: Root) -> N
     assert findings(compacted) == set()
 
 
+@pytest.mark.slow
 @locally
 def test_a_source_of_an_output_that_was_damaged_before_it_was_deleted_goes_into_the_next_plan(root: Root) -> None:
     rows = fill(root)
@@ -275,6 +284,7 @@ def test_a_source_of_an_output_that_was_damaged_before_it_was_deleted_goes_into_
     assert view(root) == rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "output",
     [
@@ -294,6 +304,7 @@ def test_a_hostile_plan_plans_nothing(root: Root, output: dict[str, Any]) -> Non
     assert (root.list("requests"), view(root)) == (["requests/compacted.1-0.parquet"], rows)
 
 
+@pytest.mark.slow
 @locally
 def test_a_compacted_file_expires_when_all_its_rows_are_old(root: Root) -> None:
     now = datetime.now(UTC)
@@ -338,6 +349,7 @@ def test_a_crash_before_any_storage_call_loses_and_doubles_nothing(root_url: str
     assert index > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overtaken_in", ["_make", "_held", "_divide", "_read_indexes"])
 @locally
 def test_a_compactor_that_another_overtakes_anywhere_ends_well(
@@ -357,6 +369,7 @@ def test_a_compactor_that_another_overtakes_anywhere_ends_well(
     assert footer(root, COMPACTED).num_rows == 8
 
 
+@pytest.mark.slow
 @everywhere
 def test_three_compactors_beside_a_worker_lose_and_double_nothing(root: Root) -> None:
     fill(root)

@@ -215,6 +215,7 @@ def test_complete_groups_are_stored_if_the_engine_dies(
     assert outcomes.keys() == {"complete", "given_up"}
 
 
+@pytest.mark.slow
 def test_groups_that_have_begun_are_finished_first_if_the_settings_say_so(
     root: Root, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -49,6 +49,7 @@ def ask(root: Root, sql: str) -> list[tuple[Any, ...]]:
         return con.sql(sql).fetchall()
 
 
+@pytest.mark.slow
 def test_how_groups_ended_is_told_by_their_ends_and_by_the_next_life_of_the_slot(root: Root) -> None:
     with held_slot(root, 0, "w0-first"):
         put(
@@ -205,6 +206,7 @@ def test_what_became_of_a_group_is_committed_before_its_rollouts(root: Root, mon
     ]
 
 
+@pytest.mark.slow
 def test_groups_keep_their_order_and_their_ends_when_rows_of_starts_have_expired(root: Root) -> None:
     ends = [end(0, 5, 30), end(1, 2, 10)]
     put(root, "w0-a", event("given_up", 0, 6, [EpisodeEnd(group_index=0, outcome="given_up")]))

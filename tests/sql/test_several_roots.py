@@ -114,6 +114,7 @@ def test_a_refresh_looks_at_every_root(two: tuple[Root, Root], rows):
     assert con.sql(MEANS).fetchall() == [(two[0].url, 3, pytest.approx(2 / 3)), (two[1].url, 4, 0.625)]
 
 
+@pytest.mark.slow
 def test_a_column_that_one_run_has_is_null_for_the_others(tmp_path: Path, rows):
     a = make_root(tmp_path / "a", [[1.0]], rows=rows, seed=1, x_judge=("string", "good"), x_score=("int64", 2))
     b = make_root(tmp_path / "b", [[1.0]], rows=rows, seed=2, x_score=("double", 0.5), x_tags=("list<string>", ["t"]))
@@ -153,6 +154,7 @@ def test_advantages_compare_rollouts_of_one_run_alone(tmp_path: Path, rows):
     assert sorted(kept["advantage"].to_pylist()) == [-1, -1, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_guides_code_runs(tmp_path: Path, rows, monkeypatch: pytest.MonkeyPatch):
     for seed, name in enumerate(("rloo", "grpo")):
         make_root(tmp_path / "runs" / name, [[1.0, 0.0]], rows=rows, seed=seed, version=12)

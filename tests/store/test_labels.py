@@ -28,6 +28,7 @@ def test_a_label_is_a_file_of_the_table_that_sql_shows(root):
     ]
 
 
+@pytest.mark.slow
 def test_the_newest_label_of_an_author_and_name_counts_and_an_empty_one_withdraws(root):
     put_label(root, "r1", 1, None, author="ann")
     put_label(root, "r1", 0, None, author="ann")

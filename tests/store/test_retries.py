@@ -143,6 +143,7 @@ def test_nothing_is_tried_again_once_told_to_stop(s3_proxy, s3_root, monkeypatch
         replace(s3_root, stop=stop).read("there.bin")
 
 
+@pytest.mark.slow
 def test_each_operation_is_one_request_or_two(s3_proxy, s3_root, file):
     costs = {
         lambda: s3_root.read("there.bin"): 1,

@@ -13,6 +13,7 @@ def steps_of_versions(root) -> list[int]:
     return [read_policy(root, version).step for version in policy_versions(root)]
 
 
+@pytest.mark.slow
 def test_a_first_step_trains_on_rollouts_of_the_first_version(new_root):
     root = new_root()
     publish_first(root)

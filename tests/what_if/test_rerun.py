@@ -146,6 +146,7 @@ def trained(tmp_path_factory, model):
     return root
 
 
+@pytest.mark.slow
 def test_a_run_with_drops_is_reproduced(trained):
     again = rerun(trained, given())
     assert again.is_ledger

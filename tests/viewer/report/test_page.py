@@ -24,6 +24,7 @@ def shown(root: Root, **options: object) -> str:
     return text_of(ludic.Run(root).report(**options).html)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_run_that_has_only_begun_says_what_is_missing(root: Root) -> None:
     text = shown(root)
     for words in (
@@ -49,6 +50,7 @@ def test_steps_are_plotted_with_their_numbers(trained: Root) -> None:
         assert title in text
 
 
+@pytest.mark.slow
 def test_steps_that_a_later_attempt_replaced_are_left_out(breakable: Path) -> None:
     root = Root.open(str(breakable))
     log = MetricsLog(root, "train", "superseded")
@@ -57,6 +59,7 @@ def test_steps_that_a_later_attempt_replaced_are_left_out(breakable: Path) -> No
     assert "777" not in shown(root)
 
 
+@pytest.mark.slow
 def test_the_best_and_the_worst_groups_come_with_their_conversations(root: Root, store_rollouts: StoreRollouts) -> None:
     for number in range(7):
         answer = says(f"question {number}", f"answer {number}")
@@ -69,6 +72,7 @@ def test_the_best_and_the_worst_groups_come_with_their_conversations(root: Root,
     assert "question 3" not in text
 
 
+@pytest.mark.slow
 def test_few_groups_are_shown_once(root: Root, store_rollouts: StoreRollouts) -> None:
     store_rollouts([[1.0, 1.0], [0.0, 0.0]])
     text = shown(root)
@@ -77,6 +81,7 @@ def test_few_groups_are_shown_once(root: Root, store_rollouts: StoreRollouts) ->
     assert "one of equal rewards, reward 1" in text
 
 
+@pytest.mark.slow
 def test_failed_rollouts_are_counted_by_their_error(root: Root, store_rollouts: StoreRollouts) -> None:
     store_rollouts([[None, None, 1.0]], error="the server is gone")
     store_rollouts([[None]], seed=1, error="another one")
@@ -84,6 +89,7 @@ def test_failed_rollouts_are_counted_by_their_error(root: Root, store_rollouts: 
     assert "3 moar_cats 0 the server is gone 1 moar_cats 0 another one" in text
 
 
+@pytest.mark.slow
 def test_long_texts_and_conversations_lose_their_middle(root: Root, store_rollouts: StoreRollouts) -> None:
     store_rollouts([[1.0]], messages=says("a" * 5000, *map(str, range(100))))
     text = shown(root)
@@ -170,6 +176,7 @@ def test_half_characters_and_hostile_warnings_can_be_written(root: Root) -> None
     assert SPELT.startswith("<script>")
 
 
+@pytest.mark.slow
 def test_warnings_are_those_of_the_panel(root: Root) -> None:
     log = MetricsLog(root, "worker", "w0")
     log.write(
