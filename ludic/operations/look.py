@@ -10,7 +10,7 @@ from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.rollouts.config import Question
 from ludic.settings import Count, Index, SecondsOfADay, Shown, convert, operation
-from ludic.viewer.terminal.options import ViewOptions
+from ludic.show.terminal.options import ViewOptions
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ludic.operations.typed import ReportSettings, SampleSettings, ViewSettings, WriteReportSettings
     from ludic.rollouts.sample import Answers
     from ludic.run import Run
+    from ludic.show.found import Found
+    from ludic.show.report.page import Report
+    from ludic.show.stats import Stats
+    from ludic.show.status import RunStatus
     from ludic.sql.connect import RootLike
-    from ludic.viewer.found import Found
-    from ludic.viewer.report.page import Report
-    from ludic.viewer.stats import Stats
-    from ludic.viewer.status import RunStatus
 
 Color = Literal["logprob", "advantage", "none"]
 OutputFormat = Literal["table", "json", "csv", "parquet"]
@@ -38,7 +38,7 @@ def stats(run: "Run", *, track: Track = untracked) -> "Stats":
     Returns DataFrames: folders, rollouts, environments, versions, evals, attempts. Files that can't be read are listed
     and left out. Raises QueryError.
     """
-    from ludic.viewer.stats import collect_stats
+    from ludic.show.stats import collect_stats
 
     return collect_stats(run.root, track)
 
@@ -67,7 +67,7 @@ def watch(run: "Run", interval_s: SecondsOfADay = 2.0, *, once: bool = False) ->
         once: Print one frame and exit.
     """
     from ludic.results import stdout_console
-    from ludic.viewer.live import watch
+    from ludic.show.live import watch
 
     if once:
         status(run).print_to(stdout_console())
@@ -97,8 +97,8 @@ def show(
         tokens: List the tokens, one per line, with ids, logprobs and rewards.
         full: Show long texts and responses whole; by default their middle is left out.
     """
-    from ludic.viewer.found import look_up
-    from ludic.viewer.transcript import Look
+    from ludic.show.found import look_up
+    from ludic.show.transcript import Look
 
     return look_up(run.root, any_id, look=Look(color=color, tokens=tokens, full=full))
 
@@ -109,7 +109,7 @@ def rollout(run: "Run", rollout_id: str) -> "Found":
 
     Its `record` is the rollout, `tokens()` a table of its response. Raises UnknownIdError.
     """
-    from ludic.viewer.found import look_up
+    from ludic.show.found import look_up
 
     return look_up(run.root, rollout_id, "rollout")
 
@@ -117,7 +117,7 @@ def rollout(run: "Run", rollout_id: str) -> "Found":
 @operation()
 def group(run: "Run", group_id: str) -> "Found":
     """Find a group by its id, or a beginning or an end of it; `records` are its rollouts. Raises UnknownIdError."""
-    from ludic.viewer.found import look_up
+    from ludic.show.found import look_up
 
     return look_up(run.root, group_id, "group")
 
@@ -151,7 +151,7 @@ def view(run: "Run", rollout_id: str | None = None, **options: Unpack["ViewSetti
     Returns when the user quits. options: fields of ViewOptions. Raises ConfigError if textual is not installed or the
     port is taken, UnknownIdError.
     """
-    from ludic.viewer.terminal.start import view_run
+    from ludic.show.terminal.start import view_run
 
     view_run(run.root, convert(ViewOptions, {"rollout_id": rollout_id, **options}))
 
@@ -172,7 +172,7 @@ def report(
     the page. The other arguments are those of `write_report`. Raises ConfigError if versions or sides have no samples
     or the file can't be written, QueryError.
     """
-    from ludic.viewer.report.page import make_report
+    from ludic.show.report.page import make_report
 
     return make_report(
         run.root,
@@ -264,7 +264,7 @@ def write_sql(
         max_rows: Maximum number of rows that a table shows.
         unsafe: Run any statement, not queries only: it may read and write files, attach databases and load extensions.
     """
-    from ludic.viewer.tables import write_rows
+    from ludic.show.tables import write_rows
 
     suffixes: dict[str, OutputFormat] = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
     chosen = format or suffixes.get(out.suffix if out else "", "table")

@@ -1,0 +1,64 @@
+"""Start the viewer: in this terminal, in browsers, or for one picture. Raises ConfigError, UnknownIdError."""
+
+import asyncio
+import os
+import re
+import sys
+from dataclasses import replace
+from os import fspath
+from typing import TYPE_CHECKING
+
+from ludic.children import end_with_parent
+from ludic.errors import ConfigError
+from ludic.installed import require
+from ludic.paths import local_path
+from ludic.show.found import look_up
+from ludic.show.terminal.options import ViewOptions
+from ludic.store import Root
+
+if TYPE_CHECKING:
+    from ludic.show.terminal.app import ViewApp
+
+_PICTURE_SIZE = (124, 36)
+_FONT_FACES = re.compile(r"@font-face\s*\{[^}]*\}")
+_IN_BROWSER = "TEXTUAL_DRIVER"
+"""Environment variable that textual-serve sets for the process of a page."""
+_TITLE = "ludic view"
+
+
+def view_run(root: Root, options: ViewOptions) -> None:
+    """Open the viewer of a run."""
+    require("textual", "view", "the viewer")
+    if options.rollout_id is not None:
+        found = look_up(root, options.rollout_id, "rollout").record.rollout_id
+        options = replace(options, rollout_id=found)
+    if options.web:
+        require("textual_serve", "view", "the viewer in a browser")
+        from ludic.show.terminal.web import serve
+
+        serve(root, options)
+        return
+    if _IN_BROWSER in os.environ:
+        end_with_parent()
+    from ludic.show.terminal.app import ViewApp
+
+    app = ViewApp(root, rollout_id=options.rollout_id, author=options.author)
+    if options.picture is not None:
+        path = local_path(fspath(options.picture), "picture")
+        path.write_text(asyncio.run(draw(app)), encoding="utf-8")
+        return
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) and _IN_BROWSER not in os.environ:
+        raise ConfigError("the viewer needs a terminal; `ludic show` and `ludic sql` print to files and pipes")
+    with app.showing_warnings():
+        app.run()
+
+
+async def draw(app: "ViewApp", *keys: str) -> str:
+    """Return a picture, as SVG, of the screen after some keys; it names no font of another server."""
+    async with app.run_test(size=_PICTURE_SIZE) as pilot:
+        await app.workers.wait_for_complete()
+        for key in keys:
+            await pilot.press(key)
+            await app.workers.wait_for_complete()
+        await pilot.pause()
+        return _FONT_FACES.sub("", app.export_screenshot(title=_TITLE))
