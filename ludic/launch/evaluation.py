@@ -26,8 +26,8 @@ from ludic.models.first_model import base_of_run
 from ludic.records import RolloutBatch
 from ludic.results import number
 from ludic.rollouts.sampler import check_sampling_code
-from ludic.show.evaluation import interval_text
-from ludic.show.progress import sampling_progress
+from ludic.show.evaluations import interval_text
+from ludic.show.watch import sampling_progress
 from ludic.store import Root, RunConfig, latest_policy
 from ludic.store.policies import read_policy
 from ludic.training.config import TrainConfig

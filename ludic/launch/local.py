@@ -21,8 +21,7 @@ from ludic.launch.roots import other_location
 from ludic.launch.supervisor import Child, finish, supervise
 from ludic.launch.train import last_step, train_args
 from ludic.rollouts.config import StreamConfig
-from ludic.show.live import open_view
-from ludic.show.status import Watcher
+from ludic.show.watch import Watcher, open_view
 from ludic.store import Root
 from ludic.store.catalogue import LOGS, WORKERS
 from ludic.store.claims import await_free, is_over, newest_claim, newest_slot_claim, owner_name

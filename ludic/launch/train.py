@@ -15,7 +15,7 @@ from ludic.errors import ConfigError, MissingRootError
 from ludic.launch.config_files import config_args
 from ludic.launch.process import LAUNCHER, stop_variables, stop_within_s
 from ludic.launch.roots import other_location, rules_of, start_like
-from ludic.show.progress import training_progress
+from ludic.show.watch import training_progress
 from ludic.sql.planner import Planner
 from ludic.store import Root, newest_attempt_id
 from ludic.store.attempts import NOTHING_TO_RESUME, begin_from_cut, checkpoint_id_to_resume, checkpoint_ids

@@ -20,7 +20,7 @@ from ludic.records import RolloutBatch
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.sampler import check_sampling_code
 from ludic.rollouts.worker import run_worker
-from ludic.show.progress import sampling_progress
+from ludic.show.watch import sampling_progress
 from ludic.store import Root, latest_policy, publish_policy
 from ludic.store.claims import is_over, newest_slot_claim
 

@@ -10,7 +10,7 @@ from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.rollouts.config import Question
 from ludic.settings import Count, Index, SecondsOfADay, Shown, convert, operation
-from ludic.show.terminal.options import ViewOptions
+from ludic.show.terminal.start import ViewOptions
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -67,7 +67,7 @@ def watch(run: "Run", interval_s: SecondsOfADay = 2.0, *, once: bool = False) ->
         once: Print one frame and exit.
     """
     from ludic.results import stdout_console
-    from ludic.show.live import watch
+    from ludic.show.watch import watch
 
     if once:
         status(run).print_to(stdout_console())

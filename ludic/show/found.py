@@ -6,30 +6,22 @@ UnknownIdError if the id matches nothing or several ids.
 
 import logging
 import re
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import duckdb
-from rich.console import Console
 
 from ludic.errors import LudicError, QueryError
 from ludic.maintenance.verify import TABLES, read_footers
 from ludic.records import Rollout
-from ludic.results import Result
 from ludic.schema import from_table, resolve_row
-from ludic.show.tokens import load_token_reader, token_rows
-from ludic.show.transcript import Look, print_found
+from ludic.show.transcript import Found, Kind, Look
 from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Root
 from ludic.store.files import Address, find_rows, read_addresses
 
-if TYPE_CHECKING:
-    import polars as pl
-
 logger = logging.getLogger(__name__)
-
-Kind = Literal["rollout", "group"]
 
 _MOST_CANDIDATES = 4
 _WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -66,64 +58,6 @@ where
     or (role = 'advantage' and list_contains($attempts, attempt_id))
 order by attempt_id nulls first, role
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Found(Result):
-    """A rollout or a group found by its id. Prints as a readable conversation, or as a table of the group."""
-
-    root: Root
-    kind: Kind
-    rows: list[dict[str, Any]]
-    """Rows of the rollouts table, with their address: the rollout, or the rollouts of the group."""
-    records: tuple[Rollout, ...]
-    """The same rows as records."""
-    episode: list[dict[str, Any]]
-    """Rows of the rollout's episode, of all its agents; empty for a group."""
-    advantages: dict[str, float | None]
-    """Advantages in the first use of each row that is not superseded, by rollout_id."""
-    uses: list[dict[str, Any]]
-    """Rows of the ledger, superseded rows last."""
-    code: list[dict[str, Any]]
-    """Rows of the view `code`: the environment and users' scorers that scored it, then the advantages of the attempts
-    that considered it."""
-    look: Look = field(default_factory=Look)
-    """How it is printed."""
-
-    @property
-    def record(self) -> Rollout:
-        """The rollout; of a group, its first."""
-        return self.records[0]
-
-    def tokens(self) -> "pl.DataFrame":
-        """Return a row per response token: rollout_id, index, token_id, text, logprob (nats), reward and sampled.
-
-        sampled is false for tokens that the environment or a tool inserted. Text needs the tokenizer of a published
-        policy; without one it is the id.
-        """
-        import polars as pl
-
-        reader = load_token_reader(self.root)
-        return pl.DataFrame(
-            [
-                (row["rollout_id"], index, token.token_id, token.text, token.logprob, token.reward, token.sampled)
-                for row in self.rows
-                for index, token in enumerate(token_rows(row, reader, 0, row["response_length"]))
-            ],
-            schema=_TOKEN_COLUMNS,
-            orient="row",
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, as `ludic show --json` prints it."""
-        return {"kind": self.kind, "rows": self.rows, "uses": self.uses, "code": self.code}
-
-    def print_to(self, console: Console) -> None:
-        """Print for people."""
-        print_found(console, self, self.look)
-
-
-_TOKEN_COLUMNS = ["rollout_id", "index", "token_id", "text", "logprob", "reward", "sampled"]
 
 
 class UnknownIdError(LudicError, LookupError):

@@ -17,8 +17,8 @@ from golden.write_golden import as_json
 import ludic
 from ludic.errors import SchemaError
 from ludic.schema import SCHEMA_VERSION, arrow_schema, from_table, resolve_row, rollouts_schema
-from ludic.show.dashboard import draw
-from ludic.show.status import Watcher
+from ludic.show.status import draw
+from ludic.show.watch import Watcher
 from ludic.store import (
     MetricsTail,
     RolloutReader,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ludic.schema import arrow_schema
-from ludic.show.balance import Balance, find_balance
+from ludic.show.status import Balance, find_balance
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 

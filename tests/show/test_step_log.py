@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ludic.show.live import open_view, step_log
-from ludic.show.status import Watcher
+from ludic.show.watch import Watcher, open_view, step_log
 from ludic.store import MetricsLog, Root
 
 

@@ -6,7 +6,7 @@ import pytest
 from rich.text import Text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ludic.show.tokens import TokenRow, coloured, token_texts
+from ludic.show.transcript import TokenRow, coloured, token_texts
 
 
 def byte_tokenizer() -> Tokenizer:

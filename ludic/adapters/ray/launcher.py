@@ -20,8 +20,7 @@ from ludic.launch.config import LaunchConfig
 from ludic.launch.local import check_launch, predecessor, worker_settings
 from ludic.launch.roots import other_location, url_anywhere
 from ludic.launch.train import last_step
-from ludic.show.live import open_view
-from ludic.show.status import Watcher
+from ludic.show.watch import Watcher, open_view
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 

@@ -6,7 +6,7 @@ from typing import Any
 from ludic.eval import compare as comparing
 from ludic.eval.config import MeasureConfig
 from ludic.eval.numbers import Chosen, numbers, stored_versions
-from ludic.show.evaluation import Evaluation, facts_of, measure_title, side_name
+from ludic.show.evaluations import Evaluation, facts_of, measure_title, side_name
 from ludic.show.report.conversations import read_conversations, split_answer
 from ludic.show.report.plots import Figure, Series, draw
 from ludic.sql.connect import Connections

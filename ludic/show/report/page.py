@@ -20,7 +20,7 @@ from ludic.installed import LUDIC, installed_version
 from ludic.paths import local_path
 from ludic.results import Part, Result, number, printable, size
 from ludic.row_files import open_sink
-from ludic.show.evaluation import interval_text
+from ludic.show.evaluations import interval_text
 from ludic.show.report import evaluations, training
 from ludic.show.stats import describe_run
 from ludic.sql.connect import Connections

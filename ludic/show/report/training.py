@@ -7,7 +7,7 @@ import duckdb
 
 from ludic.show.report.conversations import read_conversations
 from ludic.show.report.plots import Figure, Series, draw
-from ludic.show.status import Watcher
+from ludic.show.watch import Watcher
 from ludic.sql.query import ask
 from ludic.store import Root
 from ludic.store.tables import POPULATIONS

@@ -6,18 +6,24 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from rich.text import Text
-from textual.app import App
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
 
 from ludic.printable import printable
-from ludic.results import number
-from ludic.show.terminal.data import MOST_ROWS, RunData
-from ludic.show.terminal.dialogs import Help
+from ludic.results import number, pairs
+from ludic.show.terminal.data import MOST_ROWS, RunData, versions
 from ludic.show.terminal.list_screen import CompareList, ListScreen
-from ludic.show.terminal.listings import versions
 from ludic.show.terminal.rollout_screen import RolloutScreen, SideBySide
 from ludic.store import Root
 from ludic.store.policies import latest_policy
+
+_MOVES = {
+    "arrows, page up, page down": "move, and go on to the next page",
+    "home, end": "first and last row",
+}
 
 
 class ViewApp(App[None]):
@@ -102,6 +108,21 @@ def own_bindings(cls: type) -> list[Binding]:
     """Return the keys that a class of ludic defines itself, without those of textual."""
     found = vars(cls).get("BINDINGS", []) if cls.__module__.startswith("ludic.") else []
     return [binding for binding in found if isinstance(binding, Binding)]
+
+
+class Help(ModalScreen[None]):
+    """The keys of the screen below."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter", "dismiss", "close")]
+
+    def __init__(self, keys: dict[str, str]) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog"):
+            yield Static(Text("keys of this screen\n", style="bold"))
+            yield Static(pairs(_MOVES | self._keys))
 
 
 class _Notices(logging.Handler):

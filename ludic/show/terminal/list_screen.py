@@ -1,30 +1,39 @@
-"""A list of versions, groups or rollouts: filter, sort, page, open.
+"""A list of versions, groups or rollouts: filter, sort, page, open; and the form of a label.
 
 Queries run in a thread. A query that fails leaves the rows and the typed text as they were, and shows its error in a
-line below the table.
+line below the table. Cells are literal text: data of a run is never read as markup.
 """
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import polars as pl
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
+from textual.containers import Vertical
+from textual.screen import ModalScreen, Screen
 from textual.suggester import SuggestFromList
 from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
 from ludic.errors import LudicError, one_line
 from ludic.printable import printable
-from ludic.show.terminal.dialogs import LabelForm
-from ludic.show.terminal.listings import Listing, Order, answers, groups, quote_name, rollouts, versions
-from ludic.show.terminal.table import PagedTable
-
-if TYPE_CHECKING:
-    from ludic.show.terminal.app import ViewApp
+from ludic.results import cell, number
+from ludic.show.terminal.data import (
+    FRACTIONS,
+    Listing,
+    Order,
+    RunData,
+    answers,
+    groups,
+    quote_name,
+    rollouts,
+    versions,
+)
+from ludic.store.tables import LABEL
 
 _PLACEHOLDERS = {
     "filter": "SQL predicate over the columns, such as episode_reward > 0.5 and error is null; empty shows all",
@@ -35,6 +44,26 @@ ROLLOUT_KEYS: Sequence[BindingType] = (
     Binding("v", "compare", "compare", tooltip="choose another answer to the example, to see both side by side"),
 )
 """Keys for a rollout, in a list and in its own screen."""
+
+
+class Viewer(Protocol):
+    """The app, as its screens use it."""
+
+    data: RunData
+    most_rows: int
+    """Rows that a list holds."""
+
+    def facts(self) -> Text:
+        """Return the run's settings in two lines."""
+        ...
+
+    def open_rollout(self, rollout_id: str, opened_from: "ListScreen | None" = None) -> None: ...
+
+    def choose_other(self, env_name: str, example_id: str, rollout_id: str) -> None:
+        """List the other answers to an example; the chosen one is shown beside this rollout."""
+        ...
+
+    def open_beside(self, first: str, second: str) -> None: ...
 
 
 class ListScreen(Screen[None]):
@@ -63,8 +92,8 @@ class ListScreen(Screen[None]):
         self._has_loaded = False
 
     @property
-    def _view(self) -> "ViewApp":
-        return cast("ViewApp", self.app)
+    def _view(self) -> "Viewer":
+        return cast("Viewer", self.app)
 
     def compose(self) -> ComposeResult:
         yield Static(id="facts")
@@ -83,7 +112,7 @@ class ListScreen(Screen[None]):
         self.load()
 
     @property
-    def table(self) -> PagedTable:
+    def table(self) -> "PagedTable":
         return self.query_one(PagedTable)
 
     # --- Load ---------------------------------------------------------------------------------------------
@@ -271,3 +300,149 @@ class CompareList(ListScreen):
         row = self.table.row(self.table.position)
         if row is not None:
             self._view.open_beside(self._first, row["rollout_id"])
+
+
+# --- A table of any number of rows, one page at a time; arrow keys go on to the next page ----------------------------
+
+PAGE = 100
+"""Rows of a page. The widget measures each of its rows, so a page opens in milliseconds."""
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-([0-9a-f]{12})")
+_DIGITS = 4
+_MOST = 40
+
+
+class PagedTable(DataTable[Text]):
+    """Rows of a DataFrame, page by page."""
+
+    def __init__(self) -> None:
+        super().__init__(cursor_type="row", zebra_stripes=True)
+        self._frame = pl.DataFrame()
+        self._start = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all pages."""
+        return self._frame.height
+
+    @property
+    def position(self) -> int:
+        """Index of the row with the cursor, from 0 over all pages."""
+        return self._start + max(0, self.cursor_row)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First and last row of this page, counted from 1."""
+        return self._start + 1, min(self._start + PAGE, self.num_rows)
+
+    def row(self, position: int) -> dict[str, Any] | None:
+        """Return a row by its index; None if there is no such row."""
+        return self._frame.row(position, named=True) if 0 <= position < self.num_rows else None
+
+    def show_rows(self, frame: pl.DataFrame, position: int = 0) -> None:
+        """Show other rows, with the cursor at this index."""
+        self._frame = frame
+        self.clear(columns=True)
+        for name, kind in frame.schema.items():
+            self.add_column(Text(name, justify="right" if kind.is_numeric() else "left"), key=name)
+        self.go_to(position)
+
+    def go_to(self, position: int) -> None:
+        """Move the cursor to a row by its index over all pages."""
+        position = max(0, min(position, self.num_rows - 1))
+        start = position - position % PAGE
+        if start != self._start or not self.row_count:
+            self._start = start
+            self.clear()
+            names = self._frame.columns
+            page = self._frame.slice(start, PAGE).rows()
+            self.add_rows([_cell(*pair) for pair in zip(names, row, strict=True)] for row in page)
+        self.move_cursor(row=position - start)
+
+    def action_cursor_down(self) -> None:
+        self._turn(self.position + 1) or super().action_cursor_down()
+
+    def action_cursor_up(self) -> None:
+        self._turn(self.position - 1) or super().action_cursor_up()
+
+    def action_page_down(self) -> None:
+        self._turn(self.position + self._height) or super().action_page_down()
+
+    def action_page_up(self) -> None:
+        self._turn(self.position - self._height) or super().action_page_up()
+
+    def action_scroll_top(self) -> None:
+        self.go_to(0)
+
+    def action_scroll_bottom(self) -> None:
+        self.go_to(self.num_rows - 1)
+
+    def action_scroll_home(self) -> None:
+        self.go_to(0)
+
+    def action_scroll_end(self) -> None:
+        self.go_to(self.num_rows - 1)
+
+    @property
+    def _height(self) -> int:
+        return max(1, self.size.height - 2)
+
+    def _turn(self, position: int) -> bool:
+        """Go to a row of another page; returns whether that was needed."""
+        position = max(0, min(position, self.num_rows - 1))
+        is_here = self._start <= position < self._start + PAGE
+        if not is_here:
+            self.go_to(position)
+        return not is_here
+
+
+def _cell(name: str, value: Any) -> Text:
+    """Return a value for a cell: numbers on the right, long ids by their end."""
+    if value is None:
+        return Text("-", style="dim", justify="center")
+    if isinstance(value, float):
+        return Text(f"{value:.1%}" if name in FRACTIONS else number(value, _DIGITS), justify="right")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Text(f"{value:,}", justify="right")
+    match = _UUID.fullmatch(value) if isinstance(value, str) else None
+    return Text(f"…{match[2]}") if match else cell(value, most=_MOST)
+
+
+# --- The form of a label ---------------------------------------------------------------------------------------------
+
+
+class LabelForm(ModalScreen[bool]):
+    """Asks for a mark and a note, and stores them. Gives True if it stored a label."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
+
+    def __init__(self, rollout_id: str) -> None:
+        super().__init__()
+        self._rollout_id = rollout_id
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(Text(f"label of {printable(self._rollout_id)}", style="bold"))
+            yield Input(placeholder="mark: a number such as 1 or 0.5, or a text such as good", id="mark")
+            yield Input(placeholder="note", id="note")
+            yield Input(LABEL, placeholder="name of the label", id="name")
+            yield Static(Text("enter stores, tab moves, escape cancels; without mark and note it withdraws", "dim"))
+            yield Static(id="refused")
+
+    def on_input_submitted(self) -> None:
+        self._store(*(self.query_one(f"#{name}", Input).value for name in ("mark", "note", "name")))
+
+    @work(thread=True, exclusive=True)
+    def _store(self, mark: str, note: str, name: str) -> None:
+        try:
+            cast("Viewer", self.app).data.label(self._rollout_id, mark, note, name)
+        except LudicError as error:
+            self.app.call_from_thread(self._refuse, one_line(error))
+        else:
+            self.app.call_from_thread(self.dismiss, True)
+
+    def _refuse(self, problem: str) -> None:
+        self.query_one("#refused", Static).update(Text(printable(problem), style="bold red"))
+
+    def action_cancel(self) -> None:
+        self.dismiss(False)

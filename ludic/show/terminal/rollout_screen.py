@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -18,15 +18,9 @@ from textual.worker import get_current_worker
 from ludic.errors import LudicError, one_line
 from ludic.printable import printable
 from ludic.results import number
-from ludic.show.found import Found
-from ludic.show.terminal.dialogs import LabelForm
-from ludic.show.terminal.list_screen import ROLLOUT_KEYS, ListScreen
-from ludic.show.terminal.listings import Table, rollouts
-from ludic.show.tokens import Color
-from ludic.show.transcript import Look, rollout_parts
-
-if TYPE_CHECKING:
-    from ludic.show.terminal.app import ViewApp
+from ludic.show.terminal.data import Table, rollouts
+from ludic.show.terminal.list_screen import ROLLOUT_KEYS, LabelForm, ListScreen, Viewer
+from ludic.show.transcript import Color, Found, Look, rollout_parts
 
 COLORS: tuple[Color, ...] = get_args(Color)
 
@@ -42,8 +36,8 @@ class RolloutPane(VerticalScroll):
         self._labels: list[dict[str, Any]] = []
 
     @property
-    def _view(self) -> "ViewApp":
-        return cast("ViewApp", self.app)
+    def _view(self) -> Viewer:
+        return cast(Viewer, self.app)
 
     def compose(self) -> ComposeResult:
         yield Static(id="body")
@@ -168,8 +162,8 @@ class RolloutScreen(_PaneScreen):
         return self.query_one(RolloutPane)
 
     @property
-    def _view(self) -> "ViewApp":
-        return cast("ViewApp", self.app)
+    def _view(self) -> Viewer:
+        return cast(Viewer, self.app)
 
     @property
     def _row(self) -> dict[str, Any] | None:

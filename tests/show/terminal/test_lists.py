@@ -9,9 +9,8 @@ from textual.widgets import Input
 
 from benchmarks.stores import make_store
 from ludic.show.terminal.app import ViewApp
-from ludic.show.terminal.list_screen import ListScreen
+from ludic.show.terminal.list_screen import PAGE, ListScreen, PagedTable
 from ludic.show.terminal.rollout_screen import RolloutScreen
-from ludic.show.terminal.table import PAGE, PagedTable
 from ludic.store import RolloutWriter, Root
 
 
