@@ -18,6 +18,7 @@ from ludic.schema import from_table, resolve_row
 from ludic.show.transcript import Found, Kind, Look
 from ludic.sql import connect
 from ludic.sql.query import ask
+from ludic.sql.reports import figure
 from ludic.store import Root
 from ludic.store.files import Address, find_rows, read_addresses
 
@@ -25,39 +26,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_CANDIDATES = 4
 _WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-_FIND = """
-with seen as (
-    select rollout_id, group_id, version from rollouts
-    union all
-    select rollout_id, group_id, version from evals
-),
-
-ids as (
-    select rollout_id as id, 'rollout' as kind, version from seen
-    union
-    select group_id as id, 'group' as kind, version from seen
-)
-
-select id, kind, id = $id as exact, version
-from ids
-where (starts_with(id, $id) or ends_with(id, $id)) and list_contains($kinds, kind)
-order by exact desc, id
-"""
-_USES = """
-select attempt_id, step, used, reason, advantage, weight, off_policy_steps, superseded, rollout_id
-from all_batches
-where list_contains($ids, rollout_id)
-order by superseded, attempt_id, step
-"""
-_CODE = """
-select attempt_id, slot, life, role, name, sha256, path, package
-from code
-where
-    (worker_id = $worker_id and (name = $env_name or (role = 'scorer' and starts_with($env_name, 'qa/'))))
-    or (role = 'advantage' and list_contains($attempts, attempt_id))
-order by attempt_id nulls first, role
-"""
 
 
 class UnknownIdError(LudicError, LookupError):
@@ -102,7 +70,7 @@ def _look_up(
     rows, records = _read(root, addresses)
     kind: Kind = "rollout" if rows[0]["rollout_id"] == id_ else "group"
     episode = _episode_of(root, rows[0], addresses[0].file.version) if kind == "rollout" else []
-    all_uses = ask(con, root, _USES, {"ids": [row["rollout_id"] for row in episode or rows]})
+    all_uses = ask(con, root, figure("uses"), {"ids": [row["rollout_id"] for row in episode or rows]})
     shown = {row["rollout_id"] for row in rows}
     uses = [use for use in all_uses if use["rollout_id"] in shown]
     return Found(
@@ -129,7 +97,12 @@ def _code_of(
 ) -> list[dict[str, Any]]:
     attempts = sorted({use["attempt_id"] for use in uses})
     try:
-        return ask(con, root, _CODE, {"worker_id": row["worker_id"], "env_name": row["env_name"], "attempts": attempts})
+        return ask(
+            con,
+            root,
+            figure("code_of_rollout"),
+            {"worker_id": row["worker_id"], "env_name": row["env_name"], "attempts": attempts},
+        )
     except QueryError as error:
         logger.warning("the code that scored is left out: %s", error)
         return []
@@ -158,7 +131,7 @@ def _read(root: Root, addresses: list[Address]) -> tuple[list[dict[str, Any]], t
 
 def _find(con: duckdb.DuckDBPyConnection, root: Root, part: str, kinds: tuple[Kind, ...]) -> dict[str, Any]:
     """Find the one id that equals, begins with or ends with `part`; returns its id, kind and version."""
-    found = ask(con, root, _FIND, {"id": part, "kinds": list(kinds)}) if part else []
+    found = ask(con, root, figure("ids"), {"id": part, "kinds": list(kinds)}) if part else []
     if not found:
         raise _unknown(root, part)
     if len(found) > 1 and not found[0]["exact"]:

@@ -96,11 +96,11 @@ class Stats(Result):
         yield describe_run(facts)
         yield _folders(facts)
         if facts["rollouts"]["num_rollouts"]:
-            yield from _means("environments", facts["environments"])
+            yield from means_frames("environments", facts["environments"])
             yield from _versions(facts["versions"])
         else:
             yield "no rollouts yet"
-        yield from _means("evals", facts["evals"])
+        yield from means_frames("evals", facts["evals"])
         if facts["scores"]:
             columns = ("scorer", "scorer_version", "name", "num_scores", "value_mean", "num_failed")
             yield Frame("scores", facts["scores"], columns, titles={"name": "value"}, has_heading=True)
@@ -193,10 +193,11 @@ def _folders(stats: Mapping[str, Any]) -> Frame:
         for folder, found in stats["folders"].items()
     ]
     columns = ("folder", "num_files", "num_rows", "size_bytes", "note")
-    return Frame("folders", rows, columns, titles={"size_bytes": "size", "note": ""})
+    return Frame("folders", rows, columns, titles={"note": ""})
 
 
-def _means(name: str, rows: Sequence[Mapping[str, Any]], heading: str = "") -> Iterator[Frame]:
+def means_frames(name: str, rows: Sequence[Mapping[str, Any]], heading: str = "") -> Iterator[Frame]:
+    """Yield a table of means by version, environment or both; nothing without rows."""
     if rows:
         keys = [key for key in ("policy_version", "env_name") if key in rows[0]]
         columns = (*keys, "num_rollouts", "reward_mean", "response_length_mean", *_FRACTIONS)
@@ -212,7 +213,7 @@ def _versions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
     half = _MOST_VERSIONS // 2
     shown = rows if len(rows) <= _MOST_VERSIONS else [*rows[:half], *rows[-half:]]
     left_out = len(rows) - len(shown)
-    yield from _means("versions", shown, f"versions ({left_out} in the middle left out)" if left_out else "")
+    yield from means_frames("versions", shown, f"versions ({left_out} in the middle left out)" if left_out else "")
 
 
 def _training(stats: Mapping[str, Any]) -> dict[str, str]:

@@ -175,5 +175,4 @@ def _state(look: Mapping[str, Any]) -> str:
 
 
 def _frame(name: str, frame: "pl.DataFrame", *shown: str) -> Frame:
-    titles = {column: column.replace("_", " ") for column in shown}
-    return Frame(name, frame.to_dicts(), shown, most=frame.height, titles=titles)
+    return Frame(name, frame.to_dicts(), shown, most=frame.height)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.results import cell, plural, printable, size
+from ludic.results import FORMATS, Format, Frame, cell, column_format, plural, printable, size
 from ludic.row_files import to_plain
 
 
@@ -71,3 +71,46 @@ def test_sizes_and_counts_read_well() -> None:
         "500,000.0 GB",
     ]
     assert [plural(n, "turn") for n in (0, 1, 2000)] == ["0 turns", "1 turn", "2,000 turns"]
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "shown"),
+    [
+        (Format("a", "count"), 12345, "12,345"),
+        (Format("a", "index"), 12345, "12345"),
+        (Format("a", "number", 3), 0.123456, "0.123"),
+        (Format("a", "signed"), 0.5, "+0.5"),
+        (Format("a", "mean"), 1234.56, "1,234.6"),
+        (Format("a", "share", 1), 0.3333, "33.3%"),
+        (Format("a", "bytes"), 12_345_678, "12.3 MB"),
+        (Format("a", "digest", 4), "abcdefgh", "abcd"),
+        (Format("a"), None, "-"),
+        (Format("a", "number"), None, "-"),
+        (Format("a", "count"), None, ""),
+    ],
+)
+def test_a_format_shows_a_value(form: Format, value: object, shown: str) -> None:
+    assert form.text(value).plain == shown
+
+
+def test_a_column_without_a_format_has_that_of_its_first_value() -> None:
+    assert column_format("reward_mean") is FORMATS["reward_mean"]
+    assert column_format("num_cats", [None, 3]) == Format("cats", "count")
+    assert column_format("cat_share", [0.5]) == Format("cat share", "number")
+    assert column_format("is_cat", [True]) == Format("is cat")
+
+
+def test_a_frame_as_html_is_escaped_and_aligned_and_counts_the_rows_that_it_leaves_out() -> None:
+    rows = [{"env_name": "<b>\x1b[2J", "num_rollouts": 1234, "error": "a & b\n" + "x" * 99, "half": 0.5}] * 3
+    columns = ("env_name", "num_rollouts", "error", "double")
+    frame = Frame(
+        "it", rows, columns, most=1, titles={"env_name": "<i>"}, derived={"double": lambda row: 2 * row["half"]}
+    )
+    assert frame.to_html().splitlines() == [
+        "<table>",
+        '<tr><th>&lt;i&gt;</th><th class="n">rollouts</th><th class="text">error</th><th class="n">double</th></tr>',
+        '<tr><td>&lt;b&gt;\\x1b[2J</td><td class="n">1,234</td><td class="text">a &amp; b',
+        "x" * 99 + '</td><td class="n">1</td></tr>',
+        '<tr><td colspan="4">… 3 in all</td></tr>',
+        "</table>",
+    ]

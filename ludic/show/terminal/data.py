@@ -19,39 +19,14 @@ from ludic.show.transcript import Found, TokenReader, load_token_reader
 from ludic.sql.connect import connect, refresh
 from ludic.sql.library import quote
 from ludic.sql.query import result_of, to_frame
-from ludic.sql.reports import MEANS
+from ludic.sql.reports import figure, means
 from ludic.store import Root
 from ludic.store.tables import LABEL, put_label
 
 Table = Literal["rollouts", "evals"]
 Kind = Literal["version", "group", "rollout"]
 
-# A label is shown as its mark, or as a star if it is only a note.
-_MARKS = """
-left join (
-    select rollout_id, string_agg(coalesce(text, value::varchar, '*'), ' ' order by created_at) as marks
-    from labels
-    group by rollout_id
-) using (rollout_id)
-"""
-_TRAINING = """
-left join (
-    select
-        rollout_id,
-        max(step) as step,
-        max_by(advantage, step) as advantage,
-        max_by(if(used, null, reason), step) as dropped_by
-    from batches
-    group by rollout_id
-) using (rollout_id)
-"""
-FRACTIONS = {
-    "truncated": "truncated_fraction",
-    "incomplete": "incomplete_fraction",
-    "unparsed": "parse_error_fraction",
-    "failed": "error_fraction",
-}
-"""Shares of a version's rollouts, by their short names, which are also those of `ludic stats`."""
+_FRACTIONS = ("truncated_fraction", "incomplete_fraction", "parse_error_fraction", "error_fraction")
 _FIRST_COLUMNS = ("rollout_id", "episode_reward", "marks")
 _LAST_COLUMNS = (
     "response_length",
@@ -134,11 +109,10 @@ def quote_name(name: str) -> str:
 
 def versions(table: Table) -> Listing:
     """The policy versions that sampled rollouts, or evaluations, by environment."""
-    renamed = ", ".join(f"{old} as {new}" for new, old in FRACTIONS.items())
     return Listing(
         title="versions" if table == "rollouts" else "versions in evals",
         kind="version",
-        relation=f"select * rename ({renamed}) from (select version, env, {MEANS} from {table} group by all)",  # noqa: S608
+        relation=means("version, env", table),
         columns=(
             "version",
             "env",
@@ -146,7 +120,7 @@ def versions(table: Table) -> Listing:
             "num_groups",
             "reward_mean",
             "response_length_mean",
-            *FRACTIONS,
+            *_FRACTIONS,
         ),
         order=Order("version", descending=True),
         table=table,
@@ -172,16 +146,21 @@ def rollouts(table: Table, *, title: str = "", with_training: bool = False, **eq
     """
     named = title or ", ".join(f"{name} {value}" for name, value in equal.items())
     scope = " and ".join(f"{quote_name(name)} = ${name}" for name in equal) or "true"
-    training = _TRAINING if with_training else ""
+    training = _joined("newest_uses") if with_training else ""
     return Listing(
         title=f"{table} of {named}" if named else f"all {table}",
         kind="rollout",
-        relation=f"select * from {table}\n{_MARKS}{training}where {scope}",  # noqa: S608
+        relation=f"select * from {table}\n{_joined('marks')}{training}where {scope}",  # noqa: S608
         columns=_FIRST_COLUMNS + (_TRAINING_COLUMNS if with_training else ()) + _LAST_COLUMNS,
         order=Order("created_at"),
         params=equal,
         table=table,
     )
+
+
+def _joined(name: str) -> str:
+    """Return the SQL that adds the columns of a figure to rollouts."""
+    return f"left join (\n{figure(name)}\n) using (rollout_id)\n"
 
 
 def answers(env_name: str, example_id: str, but: str) -> Listing:
@@ -194,7 +173,7 @@ def answers(env_name: str, example_id: str, but: str) -> Listing:
     return Listing(
         title=f"answers to {env_name} {example_id}: choose one to compare",
         kind="rollout",
-        relation=f"select * from ({parts})\n{_MARKS}",  # noqa: S608
+        relation=f"select * from ({parts})\n{_joined('marks')}",  # noqa: S608
         columns=(
             "rollout_id",
             "found_in",
@@ -218,15 +197,6 @@ MOST_ROWS = 200_000
 """Rows of a list that are held in memory, the first in its order; some 20 MB."""
 
 _MOST_LOG_RATIO = 20.0
-_TRAINED = """
-select trainer_logprobs, token_advantages
-from batches
-left join token_stats using (attempt_id, step, rollout_id)
-where batches.rollout_id = $id
-order by step
-limit 1
-"""
-_LABELS = "select name, value, text, note, author, created_at from labels where rollout_id = $id order by created_at"
 
 
 class RunData:
@@ -277,7 +247,9 @@ class RunData:
         with self._lock:
             found = look_up(self.root, rollout_id, "rollout", con=self._connected())
         row = found.rows[0]
-        trained = self.ask(_TRAINED, {"id": row["rollout_id"]}).to_dicts() if found.uses else []
+        trained = (
+            self.ask(figure("trained_tokens_of_rollout"), {"id": row["rollout_id"]}).to_dicts() if found.uses else []
+        )
         if not trained:
             return found
         logprobs = trained[0]["trainer_logprobs"] or []
@@ -286,7 +258,7 @@ class RunData:
 
     def labels(self, rollout_id: str) -> list[dict[str, Any]]:
         """Return the labels of a rollout, oldest first."""
-        return self.ask(_LABELS, {"id": rollout_id}).to_dicts()
+        return self.ask(figure("labels_of_rollout"), {"id": rollout_id}).to_dicts()
 
     def label(self, rollout_id: str, mark: str, note: str, name: str = LABEL) -> None:
         """Store a label. mark: read as a number if it is one; an empty mark and note withdraw the label."""

@@ -21,9 +21,8 @@ from textual.worker import get_current_worker
 
 from ludic.errors import LudicError, one_line
 from ludic.printable import printable
-from ludic.results import cell, number
+from ludic.results import Format, column_format
 from ludic.show.terminal.data import (
-    FRACTIONS,
     Listing,
     Order,
     RunData,
@@ -180,6 +179,7 @@ class ListScreen(Screen[None]):
         entry = self.query_one("#entry", Input)
         entry.placeholder = _PLACEHOLDERS[what]
         entry.border_title = what
+        entry.border_subtitle = f"columns: {', '.join(self.listing.columns)}"
         entry.value = self.where if what == "filter" else ""
         entry.display = True
         entry.focus()
@@ -308,7 +308,6 @@ PAGE = 100
 """Rows of a page. The widget measures each of its rows, so a page opens in milliseconds."""
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-([0-9a-f]{12})")
-_DIGITS = 4
 _MOST = 40
 
 
@@ -318,6 +317,7 @@ class PagedTable(DataTable[Text]):
     def __init__(self) -> None:
         super().__init__(cursor_type="row", zebra_stripes=True)
         self._frame = pl.DataFrame()
+        self._formats: list[Format] = []
         self._start = 0
 
     @property
@@ -343,8 +343,9 @@ class PagedTable(DataTable[Text]):
         """Show other rows, with the cursor at this index."""
         self._frame = frame
         self.clear(columns=True)
-        for name, kind in frame.schema.items():
-            self.add_column(Text(name, justify="right" if kind.is_numeric() else "left"), key=name)
+        self._formats = [_format(frame, name) for name in frame.columns]
+        for name, column in zip(frame.columns, self._formats, strict=True):
+            self.add_column(Text(column.title, justify="right" if column.is_number else "left"), key=name)
         self.go_to(position)
 
     def go_to(self, position: int) -> None:
@@ -354,9 +355,8 @@ class PagedTable(DataTable[Text]):
         if start != self._start or not self.row_count:
             self._start = start
             self.clear()
-            names = self._frame.columns
             page = self._frame.slice(start, PAGE).rows()
-            self.add_rows([_cell(*pair) for pair in zip(names, row, strict=True)] for row in page)
+            self.add_rows([_cell(*pair) for pair in zip(self._formats, row, strict=True)] for row in page)
         self.move_cursor(row=position - start)
 
     def action_cursor_down(self) -> None:
@@ -396,16 +396,20 @@ class PagedTable(DataTable[Text]):
         return not is_here
 
 
-def _cell(name: str, value: Any) -> Text:
+def _format(frame: pl.DataFrame, name: str) -> Format:
+    """Return the format of a column, also of one without values."""
+    kind = frame.schema[name]
+    return column_format(name, [0 if kind.is_integer() else 0.0] if kind.is_numeric() else [])
+
+
+def _cell(column: Format, value: Any) -> Text:
     """Return a value for a cell: numbers on the right, long ids by their end."""
-    if value is None:
-        return Text("-", style="dim", justify="center")
-    if isinstance(value, float):
-        return Text(f"{value:.1%}" if name in FRACTIONS else number(value, _DIGITS), justify="right")
-    if isinstance(value, int) and not isinstance(value, bool):
-        return Text(f"{value:,}", justify="right")
     match = _UUID.fullmatch(value) if isinstance(value, str) else None
-    return Text(f"…{match[2]}") if match else cell(value, most=_MOST)
+    text = Text(f"…{match[2]}") if match else column.text(value, most=_MOST)
+    text.justify = "right" if column.is_number else "left"
+    if value is None:
+        text.stylize("dim")
+    return text
 
 
 # --- The form of a label ---------------------------------------------------------------------------------------------

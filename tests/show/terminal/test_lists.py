@@ -13,6 +13,8 @@ from ludic.show.terminal.list_screen import PAGE, ListScreen, PagedTable
 from ludic.show.terminal.rollout_screen import RolloutScreen
 from ludic.store import RolloutWriter, Root
 
+BAD_ENDS = ["truncated", "incomplete", "unparsed", "failed"]
+
 
 def table(app: ViewApp) -> PagedTable:
     return app.screen.query_one(PagedTable)
@@ -32,6 +34,19 @@ def test_the_first_screen_has_the_run_and_its_versions_with_counts_and_rewards(m
             (1, 8, 2, pytest.approx(3.625 / 7)),
             (0, 8, 2, pytest.approx(2.5 / 8)),
         ]
+
+    drive(made, steps)
+
+
+def test_a_list_has_the_titles_of_the_commands_and_its_line_names_the_columns(made: Root):
+    async def steps(app, pilot):
+        titles = [str(column.label) for column in table(app).columns.values()]
+        assert titles == ["version", "env", "rollouts", "groups", "reward", "tokens", *BAD_ENDS]
+        await press(pilot, "slash")
+        assert "reward_mean" in str(app.screen.query_one(Input).border_subtitle)
+        await write(pilot, "truncated_fraction > 1")
+        await press(pilot, "enter")
+        assert "no rows" in line(app, "title")
 
     drive(made, steps)
 
