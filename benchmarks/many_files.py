@@ -24,8 +24,8 @@ from benchmarks.stores import GROUPS_A_FILE, make_store
 from benchmarks.tail import COLUMNS
 from ludic.flags import run_script
 from ludic.paths import CACHE_VARIABLE
+from ludic.show.stats import collect_stats
 from ludic.store import RolloutReader, Root
-from ludic.viewer.stats import collect_stats
 
 FILES_A_VERSION = 20
 PLAIN = "DuckDB without ludic: RLOO"

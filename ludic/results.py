@@ -1,4 +1,4 @@
-"""Results of operations, and how they are shown: as text, in a notebook, as JSON; progress on stderr.
+"""Results of operations, and how they are shown: as text, in a notebook, in a page, as JSON; progress on stderr.
 
 A result is a dataclass of figures. `parts` says what people see of it, in order: sentences, facts and frames, which are
 tables of rows. FORMATS has the titles and formats of columns, wherever they are shown; a column that is not in it is
@@ -10,11 +10,12 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
+from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -120,6 +121,15 @@ class Frame:
     derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Columns for people, from a row."""
 
+    def to_html(self) -> str:
+        """Return what people see as an HTML table. All text is escaped; numbers have class n, long texts class text."""
+        rows, columns = _seen(self)
+        titles = "".join(f"<th{each.html_class}>{_escaped(each.title)}</th>" for each in columns.values())
+        lines = [f"<tr>{''.join(each.html(row[name]) for name, each in columns.items())}</tr>" for row in rows]
+        if len(self.rows) > self.most:
+            lines.append(f'<tr><td colspan="{len(columns)}">… {len(self.rows):,} in all</td></tr>')
+        return "\n".join(["<table>", f"<tr>{titles}</tr>", *lines, "</table>"])
+
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
@@ -155,17 +165,22 @@ def print_part(console: Console, part: Part) -> None:
 def _print_frame(console: Console, frame: Frame) -> None:
     if frame.heading or frame.has_heading:
         console.print(Text(printable(frame.heading or frame.name), style="bold"))
-    rows = [{**row, **{name: of(row) for name, of in frame.derived.items()}} for row in frame.rows[: frame.most]]
-    formats = [FORMATS.get(name) or _format_of(name, rows) for name in frame.shown]
-    titles = [frame.titles.get(name, each.title) for name, each in zip(frame.shown, formats, strict=True)]
-    marked = [f"{'>' if each.is_number else ''}{title}" for each, title in zip(formats, titles, strict=True)]
+    rows, columns = _seen(frame)
+    marked = [f"{'>' if each.is_number else ''}{each.title}" for each in columns.values()]
     table = plain_table(*marked)
     table.collapse_padding = len(marked) >= _NARROW  # else many columns need more than 80 characters
     for row in rows:
-        table.add_row(*(each.text(row[name]) for name, each in zip(frame.shown, formats, strict=True)))
+        table.add_row(*(each.text(row[name]) for name, each in columns.items()))
     console.print(table)
     if len(frame.rows) > frame.most:
         console.print(Text(f"… {len(frame.rows):,} in all", style="dim"))
+
+
+def _seen(frame: Frame) -> tuple[list[dict[str, Any]], dict[str, "Format"]]:
+    """Return the rows that people see, with derived columns, and the formats of the columns that they see."""
+    rows = [{**row, **{name: of(row) for name, of in frame.derived.items()}} for row in frame.rows[: frame.most]]
+    formats = {name: column_format(name, (row[name] for row in rows)) for name in frame.shown}
+    return rows, {name: replace(each, title=frame.titles.get(name, each.title)) for name, each in formats.items()}
 
 
 def to_frame(rows: Sequence[Mapping[str, Any]]) -> "pl.DataFrame":
@@ -177,7 +192,7 @@ def to_frame(rows: Sequence[Mapping[str, Any]]) -> "pl.DataFrame":
 
 # --- Formats of columns ----------------------------------------------------------------------------------------------
 
-Kind = Literal["text", "count", "number", "mean", "share", "bytes", "interval", "digest"]
+Kind = Literal["text", "long", "count", "index", "number", "signed", "mean", "share", "bytes", "interval", "digest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,38 +201,58 @@ class Format:
 
     title: str
     kind: Kind = "text"
+    """long: text of several lines; index: number of a thing, such as a step; mean: of counts, such as tokens."""
     digits: int = 4
     """Most significant digits of a number, decimal places of a share, characters of a digest."""
 
     @property
     def is_number(self) -> bool:
-        return self.kind not in ("text", "digest")
+        return self.kind not in ("text", "long", "digest")
 
-    def text(self, value: Any) -> Text:
-        """Return a value as one line."""
-        if value is None and self.kind != "number":
-            return Text("") if self.is_number else cell(None)
+    @property
+    def html_class(self) -> str:
+        """Attribute of a cell in HTML."""
+        return ' class="n"' if self.is_number else ' class="text"' if self.kind == "long" else ""
+
+    def text(self, value: Any, most: int = 60) -> Text:
+        """Return a value as one line; `most` characters of a text. Without a value, a dash, or nothing for a count."""
+        if value is None:
+            return Text("" if self.kind in ("count", "bytes") else "-")
         match self.kind:
             case "count":
                 return Text(f"{value:,}")
             case "number":
                 return Text(number(value, self.digits))
+            case "signed":
+                return Text(f"{value:+.{self.digits}g}")
             case "mean":
-                return Text(f"{value:.1f}")
-            case "interval":
-                return Text(value)
+                return Text(f"{value:,.1f}")
+            case "interval" | "index":
+                return Text(str(value))
             case "share":
                 return Text(f"{value:.{self.digits}%}")
             case "bytes":
                 return Text(size(value))
             case "digest":
                 return cell(str(value)[: self.digits])
-        return cell(value)
+        return cell(value, most)
+
+    def html(self, value: Any) -> str:
+        """Return a value as a cell of an HTML table, escaped and in full."""
+        is_long = self.kind == "long" and value is not None
+        text = str(value) if is_long else self.text(value, most=sys.maxsize).plain
+        return f"<td{self.html_class}>{_escaped(text)}</td>"
 
 
-def _format_of(name: str, rows: Sequence[Mapping[str, Any]]) -> Format:
-    """Return the format of a column that FORMATS does not name, by its first value."""
-    value = next((row[name] for row in rows if row[name] is not None), None)
+def _escaped(text: str) -> str:
+    return escape(printable(text))
+
+
+def column_format(name: str, values: Iterable[Any] = ()) -> Format:
+    """Return the format of a column: that of FORMATS, or one that follows from its first value that is not None."""
+    if name in FORMATS:
+        return FORMATS[name]
+    value = next((each for each in values if each is not None), None)
     kind: Kind = "text"
     if isinstance(value, float):
         kind = "number"
@@ -228,7 +263,21 @@ def _format_of(name: str, rows: Sequence[Mapping[str, Any]]) -> Format:
 
 FORMATS: Mapping[str, Format] = {
     "env_name": Format("env"),
-    "policy_version": Format("version"),
+    "env": Format("env"),
+    "env_example_id": Format("example"),
+    "agent_id": Format("agent"),
+    "group_id": Format("group"),
+    "rollout_id": Format("rollout"),
+    "policy_version": Format("version", "index"),
+    "version": Format("version", "index"),
+    "last_version": Format("last version", "index"),
+    "step": Format("step", "index"),
+    "error": Format("error", "long"),
+    "finish_reason": Format("finish"),
+    "truncation_reason": Format("truncation"),
+    "episode_reward": Format("reward", "number"),
+    "advantage": Format("advantage", "signed"),
+    "temperature": Format("temperature", "number"),
     "estimate": Format("mean", "number"),
     "std_error": Format("error", "number", 3),
     "estimate_a": Format("baseline", "number", 3),
@@ -238,20 +287,29 @@ FORMATS: Mapping[str, Format] = {
     "p_holm": Format("p (Holm)", "number", 2),
     "interval": Format("interval", "interval"),
     "num_missing": Format("left out", "count"),
+    "left_out": Format("left out", "count"),
     "share": Format("share", "number"),
     "reward_mean": Format("reward", "number"),
+    "reward_min": Format("lowest", "number"),
+    "reward_max": Format("highest", "number"),
+    "reward_std": Format("std", "number"),
     "value_mean": Format("mean", "number"),
+    "response_length": Format("tokens", "count"),
     "response_length_mean": Format("tokens", "mean"),
     "truncated_fraction": Format("truncated", "share", 1),
     "incomplete_fraction": Format("incomplete", "share", 1),
     "parse_error_fraction": Format("unparsed", "share", 1),
     "error_fraction": Format("failed", "share", 1),
+    "dropped_fraction": Format("of all considered", "share", 1),
+    "num_truncated": Format("truncated", "count"),
+    "num_parse_errors": Format("unparsed", "count"),
+    "num_errors": Format("failed", "count"),
     "scorer_version": Format("version", "digest", 12),
     "num_examples": Format("examples", "count"),
     "num_files": Format("files", "count"),
     "num_rollouts": Format("rollouts", "count"),
     "num_rows": Format("rows", "count"),
-    "size_bytes": Format("bytes", "bytes"),
+    "size_bytes": Format("size", "bytes"),
     "num_files_before": Format("files", "count"),
     "num_files_after": Format("then", "count"),
     "size_bytes_before": Format("bytes", "bytes"),

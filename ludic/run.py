@@ -11,7 +11,7 @@ from ludic.results import Part, Result
 from ludic.store import Root, RunConfig
 
 if TYPE_CHECKING:
-    from ludic.viewer.status import Watcher
+    from ludic.show.watch import Watcher
 
 
 class Run(Result):
@@ -87,7 +87,7 @@ class Run(Result):
     @cached_property
     def watcher(self) -> "Watcher":
         """Follows the state of the run; remembers what it saw before."""
-        from ludic.viewer.status import Watcher
+        from ludic.show.watch import Watcher
 
         return Watcher(self.url)
 

@@ -33,8 +33,8 @@ METHODS_OF_STARTS = ("subprocess_exec", "subprocess_shell")
 BY_LIBRARIES = {
     # The user's own command line, which may be any program, with the user's consent to it.
     ("ludic/agents/tools/mcp.py", "mcp.StdioServerParameters"),
-    # Starts the command that `shell_command` returns; tests/viewer/terminal/test_start.py opens a page.
-    ("ludic/viewer/terminal/web.py", "textual_serve.server.Server"),
+    # Starts the command that `shell_command` returns; tests/show/terminal/test_start.py opens a page.
+    ("ludic/show/terminal/web.py", "textual_serve.server.Server"),
     # With a job that keeps the working directory from Ray's processes; tests/clusters runs one.
     ("ludic/adapters/ray/launcher.py", "ray.init"),
 }

@@ -16,9 +16,9 @@ from tiny_runs import create_root, fill, make_model, train_here
 import ludic
 from ludic.errors import ConfigError, MissingRootError, QueryError
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.show.found import UnknownIdError
 from ludic.store import LatestPolicy, RolloutWriter, Root, list_files, point_latest, start_attempt
 from ludic.store.tombstones import read_tombstones
-from ludic.viewer.found import UnknownIdError
 
 REWARDS = [[1.0, 0.0, 0.5, 0.5], [1.0, 1.0, 0.0, 0.0]]
 

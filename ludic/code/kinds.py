@@ -17,7 +17,7 @@ a copy of it is kept in the root (ludic.code.kept).
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from inspect import isfunction
 from types import MappingProxyType
@@ -354,6 +354,7 @@ def packaged_names(folder: str) -> list[str]:
     return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
 
 
+@cache
 def read_packaged(folder: str, name: str) -> str:
     """Return the text of ludic/sql/{folder}/{name}.sql."""
     return resources.files("ludic.sql").joinpath(folder, f"{name}.sql").read_text(encoding="utf-8")

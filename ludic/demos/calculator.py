@@ -27,11 +27,11 @@ from ludic.environments.environment import Example
 from ludic.environments.toys import WordProblems
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.results import printable, sparkline
+from ludic.show.evaluations import Comparison, interval_text
 from ludic.sql import connect
 from ludic.store import Root, RunConfig
 from ludic.store.catalogue import MODEL
 from ludic.training.config import TrainConfig
-from ludic.viewer.evaluation import Comparison, interval_text
 
 ENVIRONMENT = "word_problems"
 DEMONSTRATIONS = "demonstrations.jsonl"

@@ -22,17 +22,11 @@ from ludic.eval.numbers import Chosen, Samples, nothing_stored
 from ludic.sql import SqlText
 from ludic.sql.connect import Connections
 from ludic.sql.library import check_measure_parameters, load_measure
+from ludic.sql.reports import figure
 from ludic.store import Root
 from ludic.store.catalogue import EVALUATIONS
 from ludic.store.records import Evaluation
 
-_SAMPLED = """
-select env_name, evaluation, max(created_at) as newest
-from eval_episodes
-where version = $version
-group by all
-order by newest desc, evaluation
-"""
 _DEFAULT = ("mean_reward",)
 
 
@@ -154,7 +148,7 @@ def _open(connections: Connections, side: Side) -> _Opened:
     if version is None:
         (version,) = con.execute("select max(version) from eval_episodes").fetchall()[0]
     sampled: dict[str, list[str | None]] = {}
-    for env, evaluation, _ in con.execute(_SAMPLED, {"version": version}).fetchall():
+    for env, evaluation, _ in con.execute(figure("evaluations_of_version"), {"version": version}).fetchall():
         sampled.setdefault(env, []).append(evaluation)
     if version is None or not sampled:
         wanted = None if version is None else [version]
@@ -290,24 +284,6 @@ def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict
 
 # --- Warnings: settings, code that scored, or prompts that differ --------------------------------------
 
-_SAMPLING = "select distinct temperature, top_p, top_k, max_tokens from eval_episodes order by all"
-_PROMPTS = """
-select
-    env_example_id,
-    min(md5(if(len(prompt) = 0, prompt_tokens::varchar, prompt::varchar))) as digest
-from (
-    select
-        env_example_id,
-        messages[1:coalesce(list_position([message.role for message in messages], 'assistant') - 1, len(messages))]
-            as prompt,
-        prompt_tokens
-    from evals
-    inner join eval_episodes using (rollout_id, env_example_id)
-    where sample_index = 0
-)
-group by env_example_id
-"""
-
 
 def find_differences(a: Samples, b: Samples) -> list[str]:
     """Return warnings about the samples of the baseline (a) and another side (b)."""
@@ -337,13 +313,16 @@ def _of_code(a: Evaluation, b: Evaluation) -> Iterator[str]:
 
 
 def _of_sampling(a: Samples, b: Samples) -> Iterator[str]:
-    of_a, of_b = (each.ask(_SAMPLING).to_pylist() for each in (a, b))
+    of_a, of_b = (each.ask(figure("sampling_settings")).to_pylist() for each in (a, b))
     if of_a != of_b:
         yield f"sampled with {json.dumps(of_a)} in the baseline, {json.dumps(of_b)} here"
 
 
 def _of_prompts(a: Samples, b: Samples) -> Iterator[str]:
-    of_a, of_b = ({row["env_example_id"]: row["digest"] for row in each.ask(_PROMPTS).to_pylist()} for each in (a, b))
+    of_a, of_b = (
+        {row["env_example_id"]: row["digest"] for row in each.ask(figure("prompt_digests")).to_pylist()}
+        for each in (a, b)
+    )
     common = of_a.keys() & of_b.keys()
     num = sum(of_a[example] != of_b[example] for example in common)
     if num:

@@ -18,18 +18,13 @@ from ludic.sql import SqlText, connect
 from ludic.sql.connect import RootLike
 from ludic.sql.library import check_parameters, load_text, run_query
 from ludic.sql.query import ask
+from ludic.sql.reports import figure
 from ludic.store import Root
 
 _COLUMNS = ("env_name", "env_example_id", "num_ngrams", "num_found", "rollout_id", "num_shared")
 _WANTED = f"wanted one SELECT that returns {', '.join(_COLUMNS)}"
 _OVER = "with eval_episodes as (from chosen_episodes)\n"
 _EXAMPLES = _OVER + "select *\nfrom (\n{}\n)\norder by num_found / greatest(num_ngrams, 1) desc, num_found desc, 1, 2"
-_TRAINED = """
-select
-    count(*) as num_trained,
-    count(*) filter (rollout_id not in (select rollout_id from rollouts)) as num_absent
-from (select distinct rollout_id from batches where used)
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,7 +51,7 @@ def find_overlaps(
     episodes = _episodes(root, chosen)
     with connect([root, *also]) as con:
         con.from_arrow(episodes).create("chosen_episodes")
-        (trained,) = ask(con, root, _TRAINED)
+        (trained,) = ask(con, root, figure("trained_rollouts"))
         if not trained["num_trained"]:
             raise ConfigError(f"no gradient step is in the ledger of {root.url}; name the run that trained")
         return Overlaps(examples=_run(con, text, text.bind(params)), **trained)

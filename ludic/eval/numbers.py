@@ -22,6 +22,7 @@ from ludic.sql import SqlText
 from ludic.sql.connect import Connections
 from ludic.sql.library import MEASURE_KEYS, check_measure_parameters, load_measure, run_measure
 from ludic.sql.query import ask, ask_table, explain
+from ludic.sql.reports import figure
 from ludic.store import Root
 
 if TYPE_CHECKING:
@@ -29,15 +30,6 @@ if TYPE_CHECKING:
 
 # --- Stored samples, chosen by version, environment and evaluation -------------------------------------
 
-_CHOOSE = """
-create temp table {name} as
-select *
-from main.eval_episodes
-where
-    ($versions is null or version in (select unnest($versions::bigint[])))
-    and ($envs is null or env in (select unnest($envs::varchar[])))
-    and ($evaluations is null or coalesce(evaluation, '') in (select unnest($evaluations::varchar[])))
-"""
 _STORED = "select distinct policy_version, env_name from main.eval_episodes order by all"
 _MOST_NAMED = 8
 _table_numbers = itertools.count()
@@ -70,7 +62,7 @@ class Samples:
         lists = {"versions": chosen.versions, "envs": chosen.envs, "evaluations": ids}
         params = {name: None if value is None else list(value) for name, value in lists.items()}
         try:
-            con.execute(_CHOOSE.format(name=table), params)
+            con.execute(f"create temp table {table} as\n{figure('chosen_samples')}", params)
         except duckdb.Error as error:
             raise QueryError(explain(error, root)) from error
         return cls(root=root, con=con, chosen=chosen, table=f"temp.{table}")
@@ -128,29 +120,6 @@ def nothing_stored(con: duckdb.DuckDBPyConnection, root: Root, chosen: Chosen) -
 
 # --- Numbers -------------------------------------------------------------------------------------------
 
-_COUNTS = """
-select
-    evaluation,
-    policy_version,
-    env_name,
-    count(distinct env_example_id) as num_examples,
-    count(*) as num_samples,
-    count(*) filter (reward is null) as num_unscored,
-    count(*) filter (error is not null) as num_failed,
-    sum(num_prompt_tokens)::bigint as num_prompt_tokens,
-    sum(num_sampled_tokens)::bigint as num_sampled_tokens
-from eval_episodes
-group by all
-order by policy_version, env_name, evaluation
-"""
-_FEWEST_SAMPLES = """
-select min(num_samples) as num_samples
-from (
-    select count(*) as num_samples
-    from eval_episodes
-    group by version, env, evaluation, env_example_id, agent_id
-)
-"""
 _METHODS: Mapping[Interval, Callable[..., statistics.Interval]] = {
     "korn_graubard": statistics.korn_graubard,
     "clustered": statistics.clustered,
@@ -191,10 +160,10 @@ def _numbers(
     con: duckdb.DuckDBPyConnection, root: Root, config: MeasureConfig, chosen: Chosen, interval: Interval
 ) -> "Numbers":
     samples = Samples.choose(root, con, chosen)
-    counts = samples.ask(_COUNTS)
+    counts = samples.ask(figure("counts_of_samples"))
     if not counts.num_rows:
         raise ConfigError(nothing_stored(con, root, chosen))
-    (fewest,) = [0] if config.measures else samples.ask(_FEWEST_SAMPLES)["num_samples"].to_pylist()
+    (fewest,) = [0] if config.measures else samples.ask(figure("fewest_samples"))["num_samples"].to_pylist()
     measures = _chosen_measures(config, fewest)
     check_measure_parameters([measure for measure, _ in measures], config.params)
     rows = [row for measure, defaults in measures for row in _rows(samples, measure, defaults, interval, config)]

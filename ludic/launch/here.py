@@ -37,6 +37,8 @@ from ludic.results import number
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.sampler import check_sampling_code
 from ludic.rollouts.worker import run_worker
+from ludic.show.evaluations import interval_text
+from ludic.show.watch import sampling_progress, training_progress
 from ludic.sql.planner import Planner
 from ludic.store import Root, RunConfig, latest_policy, newest_attempt_id, publish_policy
 from ludic.store.attempts import NOTHING_TO_RESUME, begin_from_cut, checkpoint_id_to_resume, checkpoint_ids
@@ -44,8 +46,6 @@ from ludic.store.claims import is_over, newest_claim, newest_slot_claim
 from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
 from ludic.store.weights import keep_model
 from ludic.training.config import TrainConfig
-from ludic.viewer.evaluation import interval_text
-from ludic.viewer.progress import sampling_progress, training_progress
 from ludic.what_if.rerun import config_of, planned_steps, rules_of_step
 
 logger = logging.getLogger(__name__)

@@ -23,13 +23,12 @@ from ludic.launch.roots import other_location
 from ludic.launch.supervisor import Child, finish, supervise
 from ludic.rollouts.config import StreamConfig
 from ludic.settings import SettingsError
+from ludic.show.watch import Watcher, open_view
 from ludic.store import Root
 from ludic.store.catalogue import LOGS, WORKERS
 from ludic.store.claims import await_free, is_over, newest_claim, newest_slot_claim, owner_name
 from ludic.temporary import private_folder
 from ludic.training.config import TrainConfig
-from ludic.viewer.live import open_view
-from ludic.viewer.status import Watcher
 
 logger = logging.getLogger(__name__)
 

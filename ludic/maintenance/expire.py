@@ -19,6 +19,7 @@ from ludic.maintenance.expiry_rule import ExpiryRule
 from ludic.results import Frame, Part, Result, plural, size
 from ludic.sql import connect
 from ludic.sql.query import ask
+from ludic.sql.reports import figure
 from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import checkpoint_to_resume, newest_attempt
 from ludic.store.files import FOLDERS, SourceFile, list_versions
@@ -33,7 +34,6 @@ select worker_id, sequence, count(*) as num_rows, count(*) filter (where {predic
 from {folder}
 group by worker_id, sequence
 """
-_OLDER_STEPS = "select distinct attempt_id, step from all_batches where trainer_version < $first_kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -77,7 +77,7 @@ class ExpiryReport(Result):
         rows = [asdict(partition) for partition in self.expired]
         if rows:
             columns = ("version", "env_name", "num_files", "num_rows", "size_bytes")
-            yield Frame("expired", rows, columns, titles={"env_name": "environment"})
+            yield Frame("expired", rows, columns)
         files, num_rows, bytes_ = (sum(row[name] for row in rows) for name in ("num_files", "num_rows", "size_bytes"))
         yield f"{plural(files, 'file')} with {plural(num_rows, 'row')}, {size(bytes_)}, {done}"
         for kept, why, flag in (
@@ -137,7 +137,12 @@ def expire(
 def _files_of_older_steps(root: Root, rule: ExpiryRule) -> dict[str, int]:
     """Return the files and their bytes. They leave no tombstone: resume and replay do not read them."""
     latest = latest_policy(root)
-    rows = ask(connect(root), root, _OLDER_STEPS, {"first_kept": rule.first_kept(latest.version if latest else 0)})
+    rows = ask(
+        connect(root),
+        root,
+        figure("steps_before_version"),
+        {"first_kept": rule.first_kept(latest.version if latest else 0)},
+    )
     steps = {(row["attempt_id"], row["step"]) for row in rows}
     sizes, row = root.sizes(rule.folder), rule.row
     found = {name: row.parse(name) for name in sizes}

@@ -10,7 +10,7 @@ from ludic.settings import Count, Index, SettingsError, Shown, operation
 
 if TYPE_CHECKING:
     from ludic.run import Run
-    from ludic.viewer.what_if import Bisection, CutOut, WhatIf
+    from ludic.show.what_if import Bisection, CutOut, WhatIf
 
 
 @operation()
@@ -44,7 +44,7 @@ def what_if(
         num_steps: Steps of the branch. None trains as many as the run has after --from-step.
     """
     from ludic.launch.here import train_branch
-    from ludic.viewer.what_if import WhatIf
+    from ludic.show.what_if import WhatIf
     from ludic.what_if.rerun import given_settings, rerun
 
     if (train is None) != (from_step is None) or (train is None and num_steps is not None):
@@ -76,7 +76,7 @@ def bisect(
         table: Rows of a step: the trainer's metrics, the rollouts it trained on, the evaluations of the version it
             published, or its ledger.
     """
-    from ludic.viewer.what_if import Bisection
+    from ludic.show.what_if import Bisection
     from ludic.what_if.bisect import bisect
 
     return Bisection(url=run.url, found=bisect(run.root, predicate, table))
@@ -92,7 +92,7 @@ def cut(run: "Run", step: Index, out: Annotated[str | PathLike[str], Shown("OUT"
         step: Step to cut out.
         out: Local folder to write; it must not exist, or be empty.
     """
-    from ludic.viewer.what_if import CutOut
+    from ludic.show.what_if import CutOut
     from ludic.what_if.cut import cut
 
     return CutOut(url=run.url, cut=cut(run.root, step, str(out)))

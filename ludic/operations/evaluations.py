@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from ludic.records import RolloutBatch
     from ludic.run import Run
     from ludic.scoring.score import ScoreReport
+    from ludic.show.evaluations import Comparison, Contamination, Evaluation
     from ludic.sql.connect import RootLike
-    from ludic.viewer.contamination import Contamination
-    from ludic.viewer.evaluation import Comparison, Evaluation
 
 
 @operation(samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
@@ -83,7 +82,7 @@ def evaluate(
     if suite is None:
         return _numbers(root, done.chosen(""), measure, interval)
     from ludic.eval.numbers import numbers_of_entries
-    from ludic.viewer.evaluation import Evaluation
+    from ludic.show.evaluations import Evaluation
 
     chosen = {entry.name: (entry.measure, done.chosen(entry.label)) for entry in entries}
     found = numbers_of_entries(root, chosen, interval)
@@ -119,7 +118,7 @@ def evaluation(
 
 def _numbers(root: Any, chosen: "Chosen", measure: MeasureConfig, interval: Interval) -> "Evaluation":
     from ludic.eval.numbers import numbers
-    from ludic.viewer.evaluation import Evaluation
+    from ludic.show.evaluations import Evaluation
 
     found = numbers(root, measure, chosen, interval)
     return Evaluation(url=root.url, numbers=found, confidence=measure.confidence)
@@ -160,7 +159,7 @@ def compare(
         seed: Seed of the permutation test.
     """
     from ludic.eval import compare as comparing
-    from ludic.viewer.evaluation import Comparison
+    from ludic.show.evaluations import Comparison
 
     config = convert(MeasureConfig, measure)
     baseline, *others = comparing.parse_sides(sides, None if run is None else run.root)
@@ -195,7 +194,7 @@ def contamination(
     """
     from ludic.eval.contamination import find_overlaps
     from ludic.eval.numbers import Chosen
-    from ludic.viewer.contamination import Contamination
+    from ludic.show.evaluations import Contamination
 
     envs = [env] if isinstance(env, str) else list(env) or None
     chosen = Chosen(envs=envs, evaluations=None if evaluation is None else [evaluation])

@@ -9,7 +9,7 @@ from ludic.defaults import Track, untracked
 from ludic.eval.config import MeasureConfig
 from ludic.rollouts.config import Question
 from ludic.settings import Count, Index, SecondsOfADay, SettingsError, Shown, convert, operation
-from ludic.viewer.terminal.options import ViewOptions
+from ludic.show.terminal.start import ViewOptions
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ludic.operations.typed import ReportSettings, SampleSettings, ViewSettings, WriteReportSettings
     from ludic.rollouts.sample import Answers
     from ludic.run import Run
+    from ludic.show.found import Found
+    from ludic.show.report.page import Report
+    from ludic.show.stats import Stats
+    from ludic.show.status import RunStatus
     from ludic.sql.connect import RootLike
-    from ludic.viewer.found import Found
-    from ludic.viewer.report.page import Report
-    from ludic.viewer.stats import Stats
-    from ludic.viewer.status import RunStatus
 
 Color = Literal["logprob", "advantage", "none"]
 OutputFormat = Literal["table", "json", "csv", "parquet"]
@@ -37,7 +37,7 @@ def stats(run: "Run", *, track: Track = untracked) -> "Stats":
     Returns DataFrames: folders, rollouts, environments, versions, evals, attempts. Files that can't be read are listed
     and left out. Raises QueryError.
     """
-    from ludic.viewer.stats import collect_stats
+    from ludic.show.stats import collect_stats
 
     return collect_stats(run.root, track)
 
@@ -66,7 +66,7 @@ def watch(run: "Run", interval_s: SecondsOfADay = 2.0, *, once: bool = False) ->
         once: Print one frame and exit.
     """
     from ludic.results import stdout_console
-    from ludic.viewer.live import watch
+    from ludic.show.watch import watch
 
     if once:
         status(run).print_to(stdout_console())
@@ -96,8 +96,8 @@ def show(
         tokens: List the tokens, one per line, with ids, logprobs and rewards.
         full: Show long texts and responses whole; by default their middle is left out.
     """
-    from ludic.viewer.found import look_up
-    from ludic.viewer.transcript import Look
+    from ludic.show.found import look_up
+    from ludic.show.transcript import Look
 
     return look_up(run.root, any_id, look=Look(color=color, tokens=tokens, full=full))
 
@@ -108,7 +108,7 @@ def rollout(run: "Run", rollout_id: str) -> "Found":
 
     Its `record` is the rollout, `tokens()` a table of its response. Raises UnknownIdError.
     """
-    from ludic.viewer.found import look_up
+    from ludic.show.found import look_up
 
     return look_up(run.root, rollout_id, "rollout")
 
@@ -119,7 +119,7 @@ def group(run: "Run", group_id: str) -> "Found":
 
     Its `records` are its rollouts. Raises UnknownIdError.
     """
-    from ludic.viewer.found import look_up
+    from ludic.show.found import look_up
 
     return look_up(run.root, group_id, "group")
 
@@ -153,7 +153,7 @@ def view(run: "Run", rollout_id: str | None = None, **options: Unpack["ViewSetti
     Returns when the user quits. options: fields of ViewOptions. Raises ConfigError if textual is not installed or the
     port is taken, UnknownIdError.
     """
-    from ludic.viewer.terminal.start import view_run
+    from ludic.show.terminal.start import view_run
 
     view_run(run.root, convert(ViewOptions, {"rollout_id": rollout_id, **options}))
 
@@ -174,7 +174,7 @@ def report(
     the page. The other arguments are those of `write_report`. Raises ConfigError if versions or sides have no samples
     or the file can't be written, QueryError.
     """
-    from ludic.viewer.report.page import make_report
+    from ludic.show.report.page import make_report
 
     return make_report(
         run.root,
@@ -266,7 +266,7 @@ def write_sql(
         max_rows: Maximum number of rows that a table shows.
         unsafe: Run any statement, not queries only: it may read and write files, attach databases and load extensions.
     """
-    from ludic.viewer.tables import write_rows
+    from ludic.show.tables import write_rows
 
     suffixes: dict[str, OutputFormat] = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
     chosen = format or suffixes.get(out.suffix if out else "", "table")

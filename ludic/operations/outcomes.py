@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ludic.results import Part, Result
-from ludic.viewer.evaluation import Evaluation
+from ludic.show.evaluations import Evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -148,16 +148,6 @@ order by trained_step desc, request_index desc, rollout_id desc
 limit $num_rows
 """
 
-# Replaces the table: deleted rows would slow every later plan, by a quarter after 800 steps.
-_FORGET_PLANNED = """
-create or replace table rollouts as
-select * replace (num_uses + (group_id in (select group_id from chosen))::integer as num_uses)
-from rollouts
-where
-    group_id in (select group_id from judged where reason is null)
-    and (num_uses + 1 < $max_uses or group_id not in (select group_id from chosen))
-"""
-
 _CREATE_ROLLOUTS = """
 create table rollouts as
 select *, 0::integer as num_uses, null::varchar as score_problem, null::map(varchar, varchar) as scorer_versions
@@ -179,27 +169,6 @@ _HAS_A_ROW_THAT_FITS = """arrived.group_id in (
 {where}
     )
 )"""
-
-_CHOSEN_ROWS = """
-select rollout_id, group_id, file, row_group, "row", prompt_length, response_length, null::varchar as root
-from rollouts
-where
-    group_id in (select group_id from chosen)
-    and rollout_id in (select rollout_id from judged where reason is null)
-"""
-
-_COUNT = """
-select count(*) as num_rollouts, count(distinct group_id) filter (reason is null) as num_kept_groups
-from judged
-"""
-
-_COUNT_DROPS = """
-select reason, count(*)
-from judged
-where reason is not null
-group by reason
-order by reason
-"""
 
 
 FindUntrainable = Callable[[pa.Table], Sequence[str]]
@@ -358,7 +327,7 @@ class Planner:
         chosen = self._choose_batch(values, fewest)
         while chosen is not None and find_untrainable is not None:
             with self._registered("chosen", chosen):
-                refused = find_untrainable(run_query(self._con, _CHOSEN_ROWS))
+                refused = find_untrainable(run_query(self._con, read_packaged("plan", "chosen_rows")))
             if not refused:
                 break
             self.drop_untrainable(refused)
@@ -368,7 +337,8 @@ class Planner:
         with self._registered("chosen", chosen):
             ledger = self._write_ledger(values, attempt_id)
             self._keep_history(step)
-            self._con.execute(_FORGET_PLANNED, {"max_uses": self._rules.max_uses})
+            unplanned = f"create or replace table rollouts as\n{read_packaged('plan', 'unplanned')}"
+            self._con.execute(unplanned, {"max_uses": self._rules.max_uses})
         if self._gate is not None:
             self._gate.forget_planned()
         return ledger
@@ -388,13 +358,13 @@ class Planner:
         """Return how many groups are missing for a batch, and why."""
         values = self._values(step, trainer_version, now)
         self._judge(values)
-        num_rollouts, num_kept_groups = self._fetch(_COUNT)[0]
+        num_rollouts, num_kept_groups = self._fetch(read_packaged("plan", "num_judged"))[0]
         ready_groups = self._choose(values).num_rows
         return Shortage(
             ready_groups=ready_groups,
             wanted_groups=self._rules.groups_per_batch,
             num_pending_rollouts=num_rollouts,
-            drops=dict(self._fetch(_COUNT_DROPS)),
+            drops=dict(self._fetch(read_packaged("plan", "drops"))),
             selection=self._selection.name,
             num_passed_over=num_kept_groups - ready_groups,
             num_waiting_groups=0 if self._gate is None else self._gate.num_waiting_groups,

@@ -346,7 +346,7 @@ ELSEWHERE = {
     "store/weights.py": "a folder in scratch, and a copy in a temporary folder",
     "store/policies.py": "copies in a temporary folder, a temporary folder of its own, and scratch",
     "training/model.py": "a temporary folder",
-    "viewer/terminal/start.py": "the file that the user names",
+    "show/terminal/start.py": "the file that the user names",
     "what_if/cut.py": "a temporary folder, renamed to the one that the user names",
 }
 """Other code that changes files, none of them below a root by a path of its own, and what it changes."""

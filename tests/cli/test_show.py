@@ -13,8 +13,8 @@ from strategies import make_group
 from ludic.agents.delegation import SubAgent
 from ludic.maintenance.compact import compact
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
+from ludic.show.found import look_up
 from ludic.store import RolloutWriter, Root, RunConfig, list_files
-from ludic.viewer.found import look_up
 
 Ids = Callable[[int, int], str]
 

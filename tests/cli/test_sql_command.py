@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 from tiny_runs import fill
 
+from ludic.show.tables import print_table
 from ludic.sql import connect
 from ludic.sql.query import open_result
 from ludic.store import Root, list_files
-from ludic.viewer.tables import print_table
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from strategies import make_batch
 
 import ludic
 from ludic.records import RolloutBatch, RolloutMetadata
+from ludic.show.stats import collect_stats
 from ludic.store import RolloutWriter, Root, list_files
 from ludic.store.tombstones import quarantine
-from ludic.viewer.stats import collect_stats
 
 
 @pytest.mark.slow

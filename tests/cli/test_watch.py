@@ -17,11 +17,11 @@ from rich.console import Console
 
 from ludic.errors import MissingRootError
 from ludic.schema import arrow_schema
+from ludic.show.status import RunStatus, Trainer, draw
+from ludic.show.watch import Watcher, steps_that_count
 from ludic.store import MetricsLog, Root
 from ludic.store.claims import LeaseState
 from ludic.store.records import Policy
-from ludic.viewer.dashboard import draw
-from ludic.viewer.status import RunStatus, Trainer, Watcher, steps_that_count
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -17,6 +17,8 @@ from golden.write_golden import as_json
 import ludic
 from ludic.errors import SchemaError
 from ludic.schema import SCHEMA_VERSION, arrow_schema, from_table, resolve_row, rollouts_schema
+from ludic.show.status import draw
+from ludic.show.watch import Watcher
 from ludic.store import (
     MetricsTail,
     RolloutReader,
@@ -29,8 +31,6 @@ from ludic.store import (
     read_rows,
 )
 from ludic.store.policies import read_policy
-from ludic.viewer.dashboard import draw
-from ludic.viewer.status import Watcher
 
 HERE = Path(__file__).parent
 SINCE_1_4: dict[str, Any] = {"trajectory_id": None}

@@ -8,10 +8,10 @@ from tiny_runs import create_root
 import ludic
 from ludic.errors import ConfigError
 from ludic.schema import check_schema
+from ludic.show.found import UnknownIdError
 from ludic.store import RolloutWriter, Root
 from ludic.store.catalogue import LABELS
 from ludic.store.tables import put_label
-from ludic.viewer.found import UnknownIdError
 
 
 def test_a_label_is_a_file_of_the_table_that_sql_shows(root):

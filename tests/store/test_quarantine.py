@@ -5,10 +5,10 @@ import json
 import pytest
 
 from ludic.maintenance.verify import check_root
+from ludic.show.stats import collect_stats
 from ludic.sql import connect
 from ludic.store import Root
 from ludic.store.tombstones import list_quarantined, quarantine
-from ludic.viewer.stats import collect_stats
 
 NAME = "rollouts/version=0/env=moar_cats/w0-3.parquet"
 

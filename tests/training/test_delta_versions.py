@@ -13,10 +13,10 @@ from ludic.errors import ConfigError
 from ludic.maintenance.verify import check_root
 from ludic.rollouts.config import Question
 from ludic.rollouts.sample import sample_run
+from ludic.show.stats import collect_stats
 from ludic.store import Root, fetch_policy
 from ludic.store.policies import stored_versions
 from ludic.training.config import TrainConfig
-from ludic.viewer.stats import collect_stats
 
 pytestmark = pytest.mark.slow
 

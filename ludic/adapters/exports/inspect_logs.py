@@ -23,6 +23,7 @@ from ludic.eval.numbers import Chosen, Samples, numbers
 from ludic.installed import installed_version, require
 from ludic.results import Part, Result, plural
 from ludic.sql import connect
+from ludic.sql.reports import figure
 from ludic.store import Root
 
 if TYPE_CHECKING:
@@ -33,27 +34,6 @@ if TYPE_CHECKING:
 REWARD = "reward"
 """Name of the score that is the reward of an episode; the others are its components."""
 
-_SAMPLES = """
-select
-    *,
-    count(distinct agent_id) over (partition by env_example_id, sample_index) > 1 as has_several_agents
-from eval_episodes
-inner join (
-    select
-        version,
-        env,
-        episode_id,
-        agent_id,
-        arg_max(messages, segment_index) as messages,
-        arg_max(reward_components, segment_index) as reward_components,
-        arg_max(finish_reason, segment_index) as finish_reason,
-        arg_max(metadata, segment_index) as metadata
-    from evals
-    where depth = 0
-    group by all
-) using (version, env, episode_id, agent_id)
-order by env_example_id, sample_index, agent_id
-"""
 _IDS = ("rollout_id", "episode_id", "env_example_id", "agent_id", "policy_version")
 _STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
 
@@ -105,7 +85,7 @@ def _chosen(keys: Json) -> Chosen:
 
 
 def _rows(samples: Samples) -> list[dict[str, Any]]:
-    return samples.ask(_SAMPLES).to_pylist(maps_as_pydicts="lossy")
+    return samples.ask(figure("samples_as_logs")).to_pylist(maps_as_pydicts="lossy")
 
 
 def _write(folder: Path, keys: Json, log: "EvalLog") -> str:

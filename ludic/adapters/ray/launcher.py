@@ -20,10 +20,9 @@ from ludic.launch.config import LaunchConfig
 from ludic.launch.here import last_step
 from ludic.launch.local import check_launch, predecessor, worker_settings
 from ludic.launch.roots import other_location, url_anywhere
+from ludic.show.watch import Watcher, open_view
 from ludic.store import Root
 from ludic.training.config import TrainConfig
-from ludic.viewer.live import open_view
-from ludic.viewer.status import Watcher
 
 logger = logging.getLogger(__name__)
 

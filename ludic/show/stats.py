@@ -1,0 +1,229 @@
+"""Summarize a root, from run.json to the last gradient step.
+
+Reads footers and scalar columns, no tokens. Files that can't be read, or were quarantined, are listed and left out.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ludic.defaults import Track, untracked
+from ludic.maintenance.verify import TABLES, Footer, read_footers
+from ludic.results import Frame, Part, Result, Sentence, number, plural, sparkline
+from ludic.sql import connect
+from ludic.sql.reports import read_reports
+from ludic.sql.snapshot import count_rows
+from ludic.store import Root
+from ludic.store.catalogue import CHECKPOINTS, POLICIES
+from ludic.store.policies import versions_with_weights
+from ludic.store.tombstones import list_quarantined
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_MOST_VERSIONS = 10
+_FRACTIONS = ("truncated_fraction", "incomplete_fraction", "parse_error_fraction", "error_fraction")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Stats(Result):
+    """Figures of a run. Prints well; each table is a Polars DataFrame."""
+
+    facts: Mapping[str, Any]
+    """All figures as plain values, under the names that `ludic stats --json` prints."""
+    tables: Mapping[str, pa.Table]
+    """The tables of ludic.sql.reports."""
+
+    @property
+    def folders(self) -> "pl.DataFrame":
+        """Files, rows and bytes of each folder of the root; num_rows is null for weights."""
+        import polars as pl
+
+        columns = {"folder": pl.String, "num_files": pl.Int64, "num_rows": pl.Int64, "size_bytes": pl.Int64}
+        rows = [{"folder": name, "num_rows": None} | counts for name, counts in self.facts["folders"].items()]
+        return pl.DataFrame(rows, schema=columns)
+
+    @property
+    def rollouts(self) -> "pl.DataFrame":
+        """One row: counts of rollouts, groups, episodes, errors and tokens, and the mean reward."""
+        return self._frame("rollouts")
+
+    @property
+    def environments(self) -> "pl.DataFrame":
+        """Counts, mean reward and length (tokens), and fractions of rollouts that ended badly, by environment."""
+        return self._frame("environments")
+
+    @property
+    def versions(self) -> "pl.DataFrame":
+        """The same by policy version."""
+        return self._frame("versions")
+
+    @property
+    def evals(self) -> "pl.DataFrame":
+        """The same by policy version and environment, for evaluation rollouts."""
+        return self._frame("evals")
+
+    @property
+    def drops(self) -> "pl.DataFrame":
+        """Number of rollouts that gradient steps dropped, by reason."""
+        return self._frame("drops")
+
+    @property
+    def scores(self) -> "pl.DataFrame":
+        """Counts of values and failures, and the mean value, by scorer, its version, and name of the value."""
+        return self._frame("scores")
+
+    @property
+    def attempts(self) -> "pl.DataFrame":
+        """Starts of trainers; on_chain is false for those that a later attempt has replaced."""
+        return self._frame("attempts")
+
+    def _frame(self, name: str) -> "pl.DataFrame":
+        import polars as pl
+
+        frame = pl.from_arrow(self.tables[name])
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.facts)
+
+    def parts(self) -> Iterator[Part]:
+        """The run, its folders, means by environment and version, scores, training, and files left out."""
+        facts = self.facts
+        yield describe_run(facts)
+        yield _folders(facts)
+        if facts["rollouts"]["num_rollouts"]:
+            yield from means_frames("environments", facts["environments"])
+            yield from _versions(facts["versions"])
+        else:
+            yield "no rollouts yet"
+        yield from means_frames("evals", facts["evals"])
+        if facts["scores"]:
+            columns = ("scorer", "scorer_version", "name", "num_scores", "value_mean", "num_failed")
+            yield Frame("scores", facts["scores"], columns, titles={"name": "value"}, has_heading=True)
+        yield _training(facts) if facts["attempts"] else "never trained"
+        for file in facts["unreadable"]:
+            yield Sentence(f"{file['name']}: {file['problem']}", mark="unreadable ", style="bold red")
+        for file in facts["quarantined"]:
+            yield Sentence(f"{file['name']}: {file['reason']}", mark="quarantined ", style="yellow")
+
+
+def collect_stats(root: Root, track: Track = untracked) -> Stats:
+    """Return all figures of a run. Raises QueryError, StoreError."""
+    counts: dict[str, dict[str, int]] = {"rollouts": count_rows(root, "rollouts"), "evals": count_rows(root, "evals")}
+    footers = {folder: read_footers(root, folder, track, known=counts.get(folder)) for folder in TABLES}
+    broken = [footer for found in footers.values() for footer in found if footer.problem]
+    with connect(root, without=[footer.name for footer in broken]) as con:
+        tables = read_reports(con, root)
+    rows = {name: table.to_pylist() for name, table in tables.items()}
+    (totals,), (steps,) = rows.pop("rollouts"), rows.pop("steps")
+    rollout_bytes = sum(footer.size_bytes for footer in footers["rollouts"])
+    num_tokens = totals["num_response_tokens"]
+    drops = {row["reason"]: row["num_rollouts"] for row in rows.pop("drops")}
+    weights = {folder: root.sizes(folder) for folder in ("policies", "checkpoints")}
+    facts = {
+        "root": root.url,
+        "run_id": root.run_id,
+        "run": asdict(root.run),
+        "folders": {folder: _count(found) for folder, found in footers.items()}
+        | {folder: {"num_files": len(sizes), "size_bytes": sum(sizes.values())} for folder, sizes in weights.items()},
+        "rollouts": totals | {"bytes_per_response_token": rollout_bytes / num_tokens if num_tokens else None},
+        **rows,
+        "steps": steps | {"drops": drops},
+        "policies": _policies(weights["policies"]),
+        "checkpoints": _folders_with(weights["checkpoints"], CHECKPOINTS.file),
+        "unreadable": [{"name": footer.name, "problem": footer.problem} for footer in broken],
+        "quarantined": [asdict(file) for file in list_quarantined(root)],
+    }
+    return Stats(facts=facts, tables=tables)
+
+
+def _count(footers: list[Footer]) -> dict[str, int]:
+    return {
+        "num_files": len(footers),
+        "size_bytes": sum(footer.size_bytes for footer in footers),
+        "num_rows": sum(footer.num_rows for footer in footers),
+    }
+
+
+def _policies(sizes: dict[str, int]) -> dict[str, Any]:
+    """Count the versions that were claimed and the versions whose weights are still stored."""
+    claimed = _folders_with(sizes, POLICIES.file)
+    stored = versions_with_weights(sizes)
+    return {"num_versions": len(claimed), "num_stored": len(stored), "newest_stored": max(stored, default=None)}
+
+
+def _folders_with(sizes: dict[str, int], file: str) -> list[str]:
+    return [name.removesuffix(f"/{file}") for name in sizes if name.endswith(f"/{file}")]
+
+
+def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
+    """Return a run's main settings as texts by title. stats: root, run_id and run, as in `Stats.facts`."""
+    run = stats["run"]
+    ahead = "" if run["batches_ahead"] is None else f", batches_ahead {run['batches_ahead']}"
+    top = "".join(f", {name} {number(run[name])}" for name in ("top_p", "top_k") if run[name] not in (None, 1))
+    return {
+        "run": f"{stats['root']}  {stats['run_id']}",
+        "model": run["model"],
+        "environments": ", ".join(run["env"]),
+        "batch": f"{plural(run['groups_per_batch'], 'group')} of {run['group_size']}, "
+        f"{plural(run['steps_per_version'], 'step')} a version",
+        "sampling": f"temperature {number(run['temperature'])}{top}, max_tokens {run['max_tokens']}, "
+        f"seed {run['seed']}",
+        "workers": f"{run['num_workers']}{ahead}",
+    }
+
+
+def _folders(stats: Mapping[str, Any]) -> Frame:
+    totals = stats["rollouts"]
+    notes = {
+        "policies": f"{stats['policies']['num_versions']} versions, {stats['policies']['num_stored']} with weights",
+        "checkpoints": ", ".join(name.removeprefix("checkpoints/") for name in stats["checkpoints"]),
+    }
+    if totals["num_rollouts"]:
+        notes["rollouts"] = (
+            f"{totals['num_groups']:,} groups, {totals['num_response_tokens']:,} response tokens, "
+            f"{totals['bytes_per_response_token']:.1f} B each"
+        )
+    rows = [
+        {"folder": folder, "num_rows": None, **found, "note": notes.get(folder, "")}
+        for folder, found in stats["folders"].items()
+    ]
+    columns = ("folder", "num_files", "num_rows", "size_bytes", "note")
+    return Frame("folders", rows, columns, titles={"note": ""})
+
+
+def means_frames(name: str, rows: Sequence[Mapping[str, Any]], heading: str = "") -> Iterator[Frame]:
+    """Yield a table of means by version, environment or both; nothing without rows."""
+    if rows:
+        keys = [key for key in ("policy_version", "env_name") if key in rows[0]]
+        columns = (*keys, "num_rollouts", "reward_mean", "response_length_mean", *_FRACTIONS)
+        yield Frame(name, rows, columns, most=len(rows), has_heading=True, heading=heading)
+
+
+def _versions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
+    """Yield a sparkline of all versions, and a table of the first and last versions."""
+    rewards = [row["reward_mean"] for row in rows if row["reward_mean"] is not None]
+    if len(rewards) > 1:
+        line = f"reward by version  {number(rewards[0], 4)} {sparkline(rewards, 40)} {number(rewards[-1], 4)}"
+        yield Sentence(line, style="green")
+    half = _MOST_VERSIONS // 2
+    shown = rows if len(rows) <= _MOST_VERSIONS else [*rows[:half], *rows[-half:]]
+    left_out = len(rows) - len(shown)
+    yield from means_frames("versions", shown, f"versions ({left_out} in the middle left out)" if left_out else "")
+
+
+def _training(stats: Mapping[str, Any]) -> dict[str, str]:
+    steps, attempts = stats["steps"], stats["attempts"]
+    drops = ", ".join(f"{reason} {count:,}" for reason, count in steps["drops"].items())
+    started = f"{attempts[-1]['created_at']:%Y-%m-%d %H:%M:%S} UTC"
+    return {
+        "steps": f"{steps['last_step'] or 0} planned, {steps['num_used']:,} rollouts used, "
+        f"mean off-policy steps {number(steps['off_policy_steps_mean'], 3)}",
+        "dropped": f"{plural(steps['num_dropped'], 'rollout')}" + (f": {drops}" if drops else ""),
+        "attempts": f"{len(attempts)}, the newest by {attempts[-1]['owner']} at {started}",
+        "policy": f"newest with weights: version {stats['policies']['newest_stored']}",
+    }

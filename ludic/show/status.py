@@ -1,0 +1,608 @@
+"""The state of a run at one moment: trainer, newest steps, rates, policy, troubles; and the panel that shows it. Pure.
+
+`ludic.show.watch` reads it. The panel is at most 80 columns wide, and no wider than the terminal.
+"""
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from statistics import fmean
+from typing import Any, Literal
+from uuid import UUID
+
+from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ludic.results import Result, age, number, plural, printable, size, sparkline
+from ludic.store import Root
+from ludic.store.claims import LeaseState
+from ludic.store.records import CheckpointId, Policy
+from ludic.troubles import (
+    Trouble,
+    find_mismatch,
+    find_sampling_troubles,
+    find_shortage,
+    find_training_troubles,
+    find_truncated_support,
+)
+
+Row = Mapping[str, Any]
+"""One row of the metrics table."""
+
+WINDOW = timedelta(minutes=5)
+"""Time window of the workers' rates."""
+_BALANCE_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """The newest trainer of a run."""
+
+    attempt_id: int
+    owner: str
+    lease_state: LeaseState | None
+    """State of its lease; None if an older ludic, without leases, started it."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Its settings; empty until it has stored them."""
+
+    @property
+    def num_steps(self) -> int | None:
+        return self.config.get("num_steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunStatus(Result):
+    """State of a run at one moment. Prints as the panel of `ludic watch`."""
+
+    root: Root
+    at: datetime
+    trainer: Trainer | None
+    steps: list[Row]
+    """Newest gradient steps that no later attempt has replaced, in order."""
+    calls: list[Row]
+    """Calls of the workers' engines within WINDOW, oldest first."""
+    policy: Policy | None
+    """Newest published policy."""
+    checkpoint: CheckpointId | None
+    """Newest complete checkpoint."""
+    newest_calls: list[Row] = field(default_factory=list)
+    """Newest calls of the workers' engines, of any age, oldest first."""
+
+    def print_to(self, console: Console) -> None:
+        """Print the panel of `ludic watch`."""
+        console.print(draw(self, console.width))
+
+    @property
+    def balance(self) -> "Balance | None":
+        """Who waits for whom over the newest 20 steps, and how many workers would balance; None if it is not known."""
+        calls = self.calls if len(self.calls) > len(self.newest_calls) else self.newest_calls
+        return find_balance(self.steps[-_BALANCE_STEPS:], calls)
+
+    def troubles(self) -> Iterator[Trouble]:
+        """Yield the troubles of the run that its newest metrics show."""
+        run, config = self.root.run, self.trainer.config if self.trainer else {}
+        yield from find_sampling_troubles(self.newest_calls, run)
+        # Steps of earlier trainers had other settings: sft, say, learns without advantages.
+        own_steps = [row for row in self.steps if self.trainer and row["attempt_id"] == self.trainer.attempt_id]
+        yield from find_truncated_support(run, config)
+        yield from find_training_troubles(own_steps, config)
+        yield from find_mismatch(own_steps, run, config)
+        yield from find_shortage(self.steps, self.newest_calls, run, config)
+
+
+# --- Who waits for whom ----------------------------------------------------------------------------------------------
+
+# A step costs the trainer b seconds of work, and the workers together s seconds of sampling, whichever groups filters
+# drop or steps use again. Without waiting the trainer takes 1/b steps a second, and n workers sample for n/s. So
+# n = s/b workers keep the trainer busy and are busy themselves.
+
+MOST_WAITING = 0.1
+"""Share of its time that a side may wait without being said to wait."""
+_WORK = ("step_s", "publish_s", "checkpoint_s")
+"""Seconds of a step in which the trainer does not wait for rollouts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """Shares of time that trainer and workers work, over the same steps."""
+
+    trainer_busy: float
+    """Share of the trainer's time that it does not wait for rollouts, from 0 to 1."""
+    worker_busy: float
+    """Share of the workers' time that they sample and do not wait for the budget or for weights, from 0 to 1."""
+    num_workers: int
+    """Number of workers that sampled in this time."""
+    balanced_workers: float
+    """Number of workers, like the mean of these, that would keep the trainer busy and be busy themselves."""
+
+    @property
+    def waiting(self) -> Literal["trainer", "workers", "both", "none"]:
+        """Which side waits for more than a tenth of its time."""
+        trainer, workers = (1 - busy > MOST_WAITING for busy in (self.trainer_busy, self.worker_busy))
+        if trainer and workers:
+            return "both"
+        return "trainer" if trainer else "workers" if workers else "none"
+
+    def __str__(self) -> str:
+        workers = f"{self.num_workers:,} worker{'' if self.num_workers == 1 else 's'}"
+        text = f"trainer busy {self.trainer_busy:.0%}, {workers} busy {self.worker_busy:.0%}: "
+        match self.waiting:
+            case "both":
+                return text + "they wait for each other in turn; leave out batches_ahead, or raise it if it is set"
+            case "none":
+                return text + "balanced"
+        who = "the trainer waits" if self.waiting == "trainer" else "workers wait"
+        return f"{text}{who}; {self.balanced_workers:,.1f} would balance"
+
+
+def find_balance(steps: Sequence[Row], calls: Iterable[Row]) -> Balance | None:
+    """Return the balance over the steps of the newest attempt; None if no step lies within the calls that are known.
+
+    steps: rows of gradient steps, in order. calls: rows of workers, oldest first, all since the first of them. Workers'
+    times are clipped to the steps, so a dead worker counts as long as it lived, and a pause of the trainer not at all.
+    Clocks of the machines may differ by less than a step.
+    """
+    spans = list(_spans(calls))
+    if not steps or not spans:
+        return None
+    known_since = min(span.end for span in spans)
+    own = [row for row in steps if row["attempt_id"] == steps[-1]["attempt_id"]]
+    known = [row for row in own if _start(row) >= known_since]
+    work_s, wait_s = sum(map(_work_s, known)), sum(row["wait_s"] or 0.0 for row in known)
+    parts = [(span, _within(span, known)) for span in spans]
+    sampled_s, idle_s = (sum(part[side] for _, part in parts) for side in (0, 1))
+    if work_s <= 0 or sampled_s <= 0:
+        return None
+    return Balance(
+        trainer_busy=work_s / (work_s + wait_s),
+        worker_busy=sampled_s / (sampled_s + idle_s),
+        num_workers=len({span.worker_id for span, (sampled, _) in parts if sampled > 0}),
+        balanced_workers=sampled_s / work_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """One call of a worker's engine, after its wait."""
+
+    worker_id: str
+    start: datetime
+    """Beginning of the wait."""
+    middle: datetime
+    """End of the wait and beginning of sampling."""
+    end: datetime
+
+
+def _spans(calls: Iterable[Row]) -> Iterator[_Span]:
+    """Yield each call once; it has a row for each environment, and the next call begins after they are written."""
+    ends: dict[str, datetime] = {}
+    for row in calls:
+        worker_id, end = row["worker_id"], row["created_at"]
+        middle = end - timedelta(seconds=row["step_s"] or 0.0)
+        if worker_id in ends and middle < ends[worker_id]:
+            continue
+        ends[worker_id] = end
+        start = middle - timedelta(seconds=row["wait_s"] or 0.0)
+        yield _Span(worker_id=worker_id, start=start, middle=middle, end=end)
+
+
+def _within(span: _Span, steps: Sequence[Row]) -> tuple[float, float]:
+    """Return the seconds of sampling and of waiting of a call that lie within steps."""
+    times = [(_start(row), row["created_at"]) for row in steps]
+    sampled_s = sum(_overlap_s(span.middle, span.end, *of_step) for of_step in times)
+    return sampled_s, sum(_overlap_s(span.start, span.middle, *of_step) for of_step in times)
+
+
+def _overlap_s(start: datetime, end: datetime, other_start: datetime, other_end: datetime) -> float:
+    return max(0.0, (min(end, other_end) - max(start, other_start)).total_seconds())
+
+
+def _start(step: Row) -> datetime:
+    return step["created_at"] - timedelta(seconds=_work_s(step) + (step["wait_s"] or 0.0))
+
+
+def _work_s(step: Row) -> float:
+    return sum(step[name] or 0.0 for name in _WORK)
+
+
+# --- The panel -------------------------------------------------------------------------------------------------------
+
+_MOST_COLUMNS = 80
+_FRAME_WIDTH, _NAME_WIDTH = 4, 14
+"""Columns of the frame, and of the lines' names."""
+_BAR_WIDTH = 40
+_SHORTEST_BAR = 6
+"""Columns of the narrowest progress bar that is drawn."""
+_STARTING_S = 120.0
+"""Seconds after the creation of a run in which its trainer may still be loading a model."""
+_RECENT_STEPS = 20
+"""Number of steps over which figures are averaged and drops are counted."""
+_UNEVEN = 1.05
+"""Ratio of the fullest rank's tokens to the mean of all ranks from which the panel mentions it."""
+_STATES = {
+    "alive": ("renews its lease", "green"),
+    "silent": ("silent for {unchanged}, longer than its lease: dead or cut off", "bold red"),
+    "ended": ("has ended", "dim"),
+    "dead": ("its process is gone", "bold red"),
+    "unknown": ("not watched long enough to tell if it lives", "yellow"),
+}
+# Parts of step_s, in the order of a step; the remaining seconds are "other".
+_PARTS = ("reference", "forward", "backward", "collectives", "optimizer")
+_COLOURS = {
+    "wait": "red",
+    "reference": "bright_blue",
+    "forward": "green",
+    "backward": "cyan",
+    "collectives": "magenta",
+    "optimizer": "blue",
+    "other": "white",
+    "step": "green",
+    "publish": "yellow",
+    "checkpoint": "bright_black",
+}
+
+
+def draw(status: RunStatus, columns: int = _MOST_COLUMNS) -> RenderableType:
+    """Return a status as a panel. columns: width of the terminal; the panel uses at most 80."""
+    inner = min(columns, _MOST_COLUMNS) - _FRAME_WIDTH
+    title, pairs = Text(printable(status.root.url)), Table.grid(padding=(0, 2))
+    pairs.add_column()
+    pairs.add_column(overflow="fold")
+    if len(title) > inner - 2:  # the frame would cut the title
+        pairs.add_row(Text("root", style="bold"), title.copy())
+        title = Text("ludic")
+    for name, value in _lines(status, inner - _NAME_WIDTH):
+        pairs.add_row(Text(name, style="bold"), value)
+    parts: list[RenderableType] = [pairs]
+    if status.calls:
+        parts += [Text(), by_environment(status, inner), Text(), by_worker(status, inner)]
+    return Constrain(Panel(Group(*parts), title=title, expand=False), inner + _FRAME_WIDTH)
+
+
+def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]]:
+    """Yield names and their values. width: columns that a value may take."""
+    run = status.root.run
+    for trouble in status.troubles():  # first, since a low terminal shows only the first lines
+        yield "warning", Text(printable(trouble.text), style="bold red")
+    yield "model", Text(printable(f"{run.model}, {plural(run.groups_per_batch, 'group')} of {run.group_size} a batch"))
+    yield "trainer", _trainer(status)
+    steps, recent = status.steps, status.steps[-_RECENT_STEPS:]
+    if not steps:
+        num_groups = sum(row["num_groups"] or 0 for row in status.calls)
+        yield (
+            "step",
+            Text(f"none yet; {plural(num_groups, 'group')} sampled in the last {age(WINDOW.total_seconds())}"),
+        )
+    else:
+        yield "step", _progress(steps[-1]["step"], status.trainer, width)
+        yield "reward", _curve([row["reward_mean"] for row in steps], width)
+        yield "loss", Text(_losses(steps[-1]))
+        yield "speed", Text(_speed(recent, status))
+        yield "time", _where_time_goes(recent, width)
+        if status.balance is not None:
+            yield "balance", Text(str(status.balance))
+        yield "waiting", Text(f"{plural(steps[-1]['num_pending_groups'] or 0, 'group')} when the last step was planned")
+        if held_up := _waited_for(status.calls):
+            yield "workers", Text(held_up)
+    yield "policy", Text(_policy(status))
+    if publishing := _publishing(recent, status.newest_calls):
+        yield "publishing", Text(publishing)
+    if status.calls:
+        yield "at risk", Text(f"{_most_at_risk(status.calls)} if a worker is killed: those that it runs")
+    checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
+    yield "checkpoint", Text(checkpoint)
+    if steps:
+        yield "dropped", Text(_drops(recent))
+    yield from _troubles(steps)
+
+
+def _trainer(status: RunStatus) -> Text:
+    trainer, url = status.trainer, printable(status.root.url)
+    if trainer is None:
+        age_s = _seconds_since_creation(status)
+        if age_s is not None and age_s < _STARTING_S:
+            return Text(f"none yet; the run was created {age(age_s)} ago, and a trainer loads its model first")
+        return Text(f"none has started; unless one is loading its model, `ludic train {url}` starts one")
+    text = Text(printable(f"attempt {trainer.attempt_id}, {trainer.owner}"))
+    if trainer.lease_state is None:
+        return text
+    state, style = _STATES[trainer.lease_state.state]
+    return text.append(": ").append(state.format(unchanged=age(trainer.lease_state.unchanged_s)), style=style)
+
+
+def _seconds_since_creation(status: RunStatus) -> float | None:
+    """Return the seconds since the time in the run's uuid7; None if the run_id is not a UUID."""
+    try:
+        created_s = (UUID(status.root.run_id).int >> 80) / 1000
+    except ValueError:
+        return None
+    return max(0.0, status.at.timestamp() - created_s)
+
+
+def _progress(step: int, trainer: Trainer | None, width: int) -> RenderableType:
+    num_steps = trainer.num_steps if trainer else None
+    text = Text(f"{step:,}" if num_steps is None else f"{step:,} of {num_steps:,}")
+    left = min(_BAR_WIDTH, width - len(text) - 2)
+    if num_steps is None or left < _SHORTEST_BAR:
+        return text
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(text, ProgressBar(num_steps, step, width=left))
+    return grid
+
+
+def _curve(rewards: Sequence[float | None], width: int) -> Text:
+    """Return the newest reward and a sparkline of all rewards."""
+    scored = [reward for reward in rewards if reward is not None]
+    if not scored:
+        return Text("no rollout was scored")
+    first, last = f"{scored[-1]:.3f}", f"over {plural(len(rewards), 'step')}"
+    left = width - len(first) - len(last) - 4
+    if left < _BAR_WIDTH // 2:
+        return Text(f"{first} {last}\n").append(sparkline(scored, min(_BAR_WIDTH, width)), style="green")
+    curve = sparkline(scored, min(_BAR_WIDTH, left))
+    return Text(f"{first}  ").append(curve, style="green").append(f"  {last}")
+
+
+_LOSS = {
+    "loss": "{:.4g}",
+    "grad_norm": "gradient norm {:.3g}",
+    "entropy": "entropy {:.3g}",
+    "sampler_kl": "sampler KL {:.1g}",
+    "preference_accuracy": "{:.0%} of pairs preferred",
+}
+
+
+def _losses(row: Row) -> str:
+    """Format the columns of _LOSS that are not null, joined by commas; a dash if all are null."""
+    return ", ".join(text.format(row[name]) for name, text in _LOSS.items() if row[name] is not None) or "-"
+
+
+def _speed(recent: Sequence[Row], status: RunStatus) -> str:
+    parts = [f"{_mean(recent, 'tokens_per_s'):,.0f} tokens/s trained"]
+    if any(row["mfu"] is not None for row in recent):
+        parts.append(f"MFU {_mean(recent, 'mfu'):.1%}")
+    if (uneven := _mean(recent, "token_imbalance")) >= _UNEVEN:
+        parts.append(f"the fullest rank {uneven - 1:.0%} above the mean")
+    return ", ".join([*parts, f"{rates(status.calls, status.at)['num_tokens'] / 60:,.0f} tokens/s sampled"])
+
+
+def _where_time_goes(recent: Sequence[Row], width: int) -> Text:
+    """Draw each phase's share of the loop's seconds as a bar and as figures, and the times of the reading thread."""
+    seconds = {name: value for name, value in _seconds(recent).items() if value > 0}
+    total = sum(seconds.values()) or 1.0
+    text, of_all = Text(), f"{total / len(recent):.3g} s a step\n"
+    bar = min(_BAR_WIDTH, width)
+    for name, cells in _widths(seconds, bar).items():
+        text.append("█" * cells, style=_COLOURS[name])
+    text.append(("  " if bar + 2 + len(of_all) <= width else "\n") + of_all)
+    text.append(_legend({name: value / total for name, value in seconds.items()}, width))
+    if any(row["read_s"] is not None for row in recent):
+        text.append(f"\nbeside it: read {_mean(recent, 'read_s'):.2g} s, pack {_mean(recent, 'pack_s'):.2g} s")
+    return text
+
+
+def _legend(shares: Mapping[str, float], most: int) -> Text:
+    """Return names in their colours with their shares, without shares below 0.5%; no line break within a pair."""
+    text, width = Text(), 0
+    for name, share in shares.items():
+        if share < 0.005:
+            continue
+        words = f"{name} {share:.0%}"
+        if width and width + 2 + len(words) > most:
+            text.append("\n")
+            width = 0
+        text.append(("  " if width else "") + name, style=_COLOURS[name]).append(f" {share:.0%}")
+        width += len(words) + (2 if width else 0)
+    return text
+
+
+def _seconds(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the seconds of each phase, in the order of the loop; rows of an older schema hold only the whole step."""
+    sums = {name: sum(row[f"{name}_s"] or 0.0 for row in rows) for name in ("wait", "step", "publish", "checkpoint")}
+    parts = {name: sum(row[f"{name}_s"] or 0.0 for row in rows) for name in _PARTS}
+    if not any(parts.values()):
+        return sums
+    step_s = sums.pop("step")
+    wait = {"wait": sums.pop("wait")}
+    return {**wait, **parts, "other": max(0.0, step_s - sum(parts.values())), **sums}
+
+
+def _widths(values: Mapping[str, float], width: int) -> dict[str, int]:
+    """Return the number of a bar's cells for each value; they sum to `width`."""
+    total, done = sum(values.values()), 0.0
+    widths: dict[str, int] = {}
+    for name, value in values.items():
+        widths[name] = round((done + value) / total * width) - round(done / total * width)
+        done += value
+    return widths
+
+
+def _policy(status: RunStatus) -> str:
+    if status.policy is None:
+        return "none published"
+    age_s = (status.at - datetime.fromisoformat(status.policy.created_at)).total_seconds()
+    text = f"version {status.policy.version}, {age(max(0.0, age_s))} old"
+    if not status.steps or status.steps[-1]["lag_mean"] is None:
+        return text
+    mean, largest = (status.steps[-1][name] for name in ("lag_mean", "lag_max"))  # stored names
+    return f"{text}; off-policy steps {mean:.1f}, at most {largest}"
+
+
+def _publishing(recent: Sequence[Row], calls: Sequence[Row]) -> str:
+    """Format what a version costs: its bytes, and the seconds until workers sample with it; empty if not known."""
+    parts = []
+    if any(row["publish_bytes"] is not None for row in recent):
+        num_bytes, write_s = _mean(recent, "publish_bytes"), _mean(recent, "publish_write_s")
+        parts.append(f"{size(num_bytes)} a version, written in {write_s:.2g} s")
+    swaps = [row for row in calls if row["first_token_s"] is not None][-_RECENT_STEPS:]
+    if swaps:
+        first, fetch, load = (_mean(swaps, name) for name in ("first_token_s", "fetch_s", "load_s"))
+        parts.append(f"first token after {first:.2g} s (fetch {fetch:.2g} s, load {load:.2g} s)")
+    return "; ".join(parts)
+
+
+def _waited_for(calls: Sequence[Row]) -> str:
+    """Format what workers waited for, if they ran no episode for a good part of the time; else empty."""
+    waits: defaultdict[str, float] = defaultdict(float)
+    for row in calls:
+        if row["waited_for"] is not None:
+            waits[row["waited_for"]] += row["wait_s"] or 0.0
+    total_s = sum((row["wait_s"] or 0.0) + (row["step_s"] or 0.0) for row in calls)
+    if sum(waits.values()) <= MOST_WAITING * total_s:
+        return ""
+    what = max(waits, key=waits.__getitem__)
+    names = {"budget": "the budget of open groups, which the trainer sets", "weights": "new weights"}
+    return f"wait for {names.get(what, printable(what))}"
+
+
+def _most_at_risk(calls: Sequence[Row]) -> str:
+    """Return the most episodes that a worker ran, by its newest row."""
+    newest = {row["worker_id"]: row["num_running"] or 0 for row in calls}
+    return f"up to {plural(max(newest.values()), 'episode')}"
+
+
+def _drops(recent: Sequence[Row]) -> str:
+    drops: Counter[str] = Counter()
+    for row in recent:
+        drops.update(dict(row["drops"] or {}))
+    what = ", ".join(f"{count:,} by {printable(reason)}" for reason, count in drops.most_common()) or "nothing"
+    return f"{what}, in {plural(len(recent), 'step')}"
+
+
+def _troubles(steps: Sequence[Row]) -> Iterator[tuple[str, Text]]:
+    if steps and steps[-1]["num_unreadable_files"]:
+        yield "unreadable", Text(f"{plural(steps[-1]['num_unreadable_files'], 'file')} quarantined", style="bold red")
+    if steps and steps[-1]["num_seq_len_truncated"]:
+        text = f"{plural(steps[-1]['num_seq_len_truncated'], 'sequence')} cut to max_seq_len in the last step"
+        yield "cut", Text(text, style="yellow")
+
+
+def _mean(rows: Sequence[Row], column: str) -> float:
+    return fmean([row[column] for row in rows if row[column] is not None] or [0.0])
+
+
+# --- Its tables of environments and workers, or lines if the terminal is too narrow ----------------------------------
+
+_MOST_WORKERS = 8
+_GAPS = (2, 1)
+"""Spaces between two columns: the wider gap if it fits."""
+_SHORTEST_ID = 9
+"""Characters of a worker's id that distinguish it from others; the rest may be cut."""
+_COUNTS = {
+    "truncated": "num_truncated",
+    "incomplete": "num_incomplete_completions",
+    "unparsed": "num_parse_errors",
+    "failed": "num_errors",
+}
+
+
+def by_environment(status: RunStatus, width: int) -> RenderableType:
+    """Return rates and means of each environment's newest rollouts. width: in columns."""
+    rows = {}
+    for env_name, calls in _grouped(status.calls, "env_name").items():
+        num_rollouts = sum(row["num_rollouts"] for row in calls)
+        rows[env_name] = {
+            "rollouts/min": f"{rates(calls, status.at)['num_rollouts']:,.0f}",
+            "reward": number(_weighted(calls, "reward_mean"), 4),
+            "tokens": number(_weighted(calls, "response_length_mean"), 4),
+            **{title: _fraction(calls, column, num_rollouts) for title, column in _COUNTS.items()},
+        }
+    return _number_table("environment", rows, width, name_width=max(map(len, map(printable, rows))))
+
+
+def by_worker(status: RunStatus, width: int) -> RenderableType:
+    """Return rates of each worker, at most the first 8. width: in columns."""
+    rows = {}
+    workers = _grouped(status.calls, "worker_id")
+    for worker_id, calls in itertools.islice(workers.items(), _MOST_WORKERS):
+        of_worker, busy_s = rates(calls, status.at), sum(row["step_s"] or 0.0 for row in calls)
+        wait_s = sum(row["wait_s"] or 0.0 for row in calls)
+        rows[worker_id] = {
+            "rollouts/min": f"{of_worker['num_rollouts']:,.0f}",
+            "tokens/s": f"{of_worker['num_tokens'] / 60:,.0f}",
+            "version": str(calls[-1]["policy_version"]),
+            "waiting": f"{wait_s / (wait_s + busy_s):.0%}" if wait_s + busy_s else "-",
+            "last heard": f"{age(_seconds_since(calls[-1], status.at))} ago",
+        }
+    table = _number_table("worker", rows, width, name_width=_SHORTEST_ID)
+    if len(workers) <= _MOST_WORKERS:
+        return table
+    return Group(table, Text(f"and {len(workers) - _MOST_WORKERS:,} more", style="dim"))
+
+
+def rates(calls: Sequence[Row], at: datetime) -> dict[str, float]:
+    """Return num_rollouts and num_tokens per minute, since the begin of the first call or over WINDOW, if shorter."""
+    if not calls:
+        return {"num_rollouts": 0.0, "num_tokens": 0.0}
+    first_s = _seconds_since(calls[0], at) + (calls[0]["step_s"] or 0.0)
+    minutes = min(max(first_s, 1.0), WINDOW.total_seconds()) / 60
+    return {name: sum(row[name] for row in calls) / minutes for name in ("num_rollouts", "num_tokens")}
+
+
+def _number_table(title: str, rows: Mapping[str, Mapping[str, str]], width: int, *, name_width: int) -> RenderableType:
+    """Return a table of names and numbers, or lines if the numbers do not fit beside `name_width` columns of a name.
+
+    rows: by name, values by title.
+    """
+    titles = list(next(iter(rows.values())))
+    numbers = [max(len(title), *(len(row[title]) for row in rows.values())) for title in titles]
+    fitting = [gap for gap in _GAPS if sum(numbers) + gap * len(numbers) + name_width <= width]
+    if not fitting:
+        return Group(*(line for name, row in rows.items() for line in _as_lines(name, row, width)))
+    table = Table(box=None, pad_edge=False, padding=(0, fitting[0], 0, 0), header_style="bold")
+    table.add_column(title)
+    for each in titles:
+        table.add_column(each, justify="right", no_wrap=True)  # so that names are cut, not numbers
+    for name, row in rows.items():
+        table.add_row(_name(name), *row.values())
+    return table
+
+
+def _as_lines(name: str, row: Mapping[str, str], width: int) -> list[Text]:
+    """Return a name and the lines of its values below it; no line break between a value and its title."""
+    lines = [_name(name, "bold")]
+    words = ""
+    for title, value in row.items():
+        added = f"{words}, {title} {value}" if words else f"  {title} {value}"
+        if words and len(added) + 1 > width:
+            lines.append(Text(f"{words},"))
+            added = f"  {title} {value}"
+        words = added
+    return [*lines, Text(words)]
+
+
+def _name(name: str, style: str = "") -> Text:
+    return Text(printable(name), no_wrap=True, overflow="ellipsis", style=style)
+
+
+def _grouped(rows: Iterable[Row], column: str) -> dict[str, list[Row]]:
+    """Group rows by the value of a column, sorted by it."""
+    groups: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row[column]].append(row)
+    return dict(sorted(groups.items()))
+
+
+def _seconds_since(row: Row, at: datetime) -> float:
+    """Return the seconds since a row was written, at least 0: the writer's clock may differ from ours."""
+    return max(0.0, (at - row["created_at"]).total_seconds())
+
+
+def _weighted(calls: Sequence[Row], column: str) -> float | None:
+    """Return the mean over rollouts of the calls whose column is not null; None if there are none."""
+    known = [row for row in calls if row[column] is not None]
+    num_rollouts = sum(row["num_rollouts"] for row in known)
+    return sum(row[column] * row["num_rollouts"] for row in known) / num_rollouts if num_rollouts else None
+
+
+def _fraction(calls: Sequence[Row], column: str, num_rollouts: int) -> str:
+    """Return a count as a percentage of rollouts; a dash if a worker of an older version did not store it."""
+    if not num_rollouts or any(row[column] is None for row in calls):
+        return "-"
+    return f"{sum(row[column] for row in calls) / num_rollouts:.1%}"

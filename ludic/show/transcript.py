@@ -1,0 +1,574 @@
+"""One rollout or one group as people read it: conversation, tokens in colours, outcome, and uses in training.
+
+Tokens are shown as text by tokenizer.json of the newest published policy that has one; without a tokenizer, as ids.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+from tokenizers import Tokenizer
+
+from ludic.records import Rollout
+from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
+from ludic.schema import extra_names
+from ludic.store import Root
+from ludic.store.catalogue import WEIGHT_FILES
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Kind = Literal["rollout", "group"]
+Color = Literal["logprob", "advantage", "ratio", "mask", "none"]
+TokenReader = Callable[[Sequence[int]], list[str]]
+"""Returns the text that each token adds."""
+Row = Mapping[str, Any]
+"""One row of the rollouts table."""
+
+_ID_DIGITS = 12
+_EXCERPT = 300
+_TREE_EXCERPT = 100
+_SHOWN_TOKENS = 2_000
+_SHOWN_CHARACTERS = 4_000
+"""Tokens of a response and characters of each text that are shown, half of them from each end, unless `full` is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How a rollout is printed."""
+
+    color: Color = "logprob"
+    """Colour the response's tokens by their probability, the advantage used in training, the ratio or the mask."""
+    tokens: bool = False
+    """List the tokens, one per line."""
+    full: bool = False
+    """Print long texts and responses whole."""
+    to_see_all: str = "--full shows them"
+    """What shows a text that is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Found(Result):
+    """A rollout or a group found by its id. Prints as a readable conversation, or as a table of the group."""
+
+    root: Root
+    kind: Kind
+    rows: list[dict[str, Any]]
+    """Rows of the rollouts table, with their address: the rollout, or the rollouts of the group."""
+    records: tuple[Rollout, ...]
+    """The same rows as records."""
+    episode: list[dict[str, Any]]
+    """Rows of the rollout's episode, of all its agents; empty for a group."""
+    advantages: dict[str, float | None]
+    """Advantages in the first use of each row that is not superseded, by rollout_id."""
+    uses: list[dict[str, Any]]
+    """Rows of the ledger, superseded rows last."""
+    code: list[dict[str, Any]]
+    """Rows of the view `code`: the environment and users' scorers that scored it, then the advantages of the attempts
+    that considered it."""
+    look: Look = field(default_factory=Look)
+    """How it is printed."""
+
+    @property
+    def record(self) -> Rollout:
+        """The rollout; of a group, its first."""
+        return self.records[0]
+
+    def tokens(self) -> "pl.DataFrame":
+        """Return a row per response token: rollout_id, index, token_id, text, logprob (nats), reward and sampled.
+
+        sampled is false for tokens that the environment or a tool inserted. Text needs the tokenizer of a published
+        policy; without one it is the id.
+        """
+        import polars as pl
+
+        reader = load_token_reader(self.root)
+        return pl.DataFrame(
+            [
+                (row["rollout_id"], index, token.token_id, token.text, token.logprob, token.reward, token.sampled)
+                for row in self.rows
+                for index, token in enumerate(token_rows(row, reader, 0, row["response_length"]))
+            ],
+            schema=_TOKEN_COLUMNS,
+            orient="row",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, as `ludic show --json` prints it."""
+        return {"kind": self.kind, "rows": self.rows, "uses": self.uses, "code": self.code}
+
+    def print_to(self, console: Console) -> None:
+        """Print for people."""
+        print_found(console, self, self.look)
+
+
+_TOKEN_COLUMNS = ["rollout_id", "index", "token_id", "text", "logprob", "reward", "sampled"]
+
+
+# --- A rollout, from top to bottom -----------------------------------------------------------------------------------
+
+
+def print_found(console: Console, found: Found, look: Look) -> None:
+    """Print a rollout, or a table of a group's rollouts."""
+    is_coloured = bool(console.color_system) and not console.no_color
+    if found.kind == "rollout":
+        for part in rollout_parts(found, look, load_token_reader(found.root), legend=is_coloured):
+            console.print(part)
+    else:
+        _print_group(console, found.rows, found.uses, look)
+
+
+def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool = True) -> Iterator[RenderableType]:
+    """Yield all that is known of a rollout, from top to bottom. legend: explain the colours of its tokens."""
+    row, uses = found.rows[0], found.uses
+    yield pairs(_identity(row))
+    if len(found.episode) > 1:
+        yield _rule("episode")
+        yield episode_tree(found.episode, row["rollout_id"], found.advantages)
+    yield _rule("conversation")
+    yield from _conversation(row["messages"], look)
+    yield from _response(row, reader, uses[0]["advantage"] if uses else None, look, legend=legend)
+    yield _rule("outcome")
+    yield pairs({name: _shorten(value, look) for name, value in _outcome(row).items()})
+    if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
+        yield _agent_steps(row["agent_steps"], look)
+        yield _environment_steps(row["environment_steps"], look)
+    yield _rule("training")
+    if not uses:
+        yield Text("no gradient step has considered it yet")
+    for use in uses:
+        yield Text(_use_text(use), style="dim" if use["superseded"] else "")
+    if found.code:
+        yield _rule("code")
+        yield pairs(_code_lines(found.code))
+
+
+def _rule(title: str) -> Rule:
+    return Rule(title, align="left", style="dim")
+
+
+def _response(
+    row: dict[str, Any], reader: TokenReader, advantage: float | None, look: Look, *, legend: bool
+) -> Iterator[RenderableType]:
+    """Yield the tokens in colours, then one line per token with --tokens; leave out the middle of a long response."""
+    length = row["response_length"]
+    yield _rule(f"response, {length} tokens")
+    kept = length if look.full else min(length, _SHOWN_TOKENS)
+    first = length if kept == length else kept - kept // 2  # a second part would lose the space before its first word
+    head = token_rows(row, reader, 0, first)
+    tail = token_rows(row, reader, length - (kept - first), length)
+    text = coloured(head, look.color, advantage)
+    if kept < length:
+        text.append(f"\n… {length - kept:,} tokens left out; {look.to_see_all} …\n", style="dim")
+    yield text.append(coloured(tail, look.color, advantage))
+    if legend and head:
+        yield colour_legend(look.color, advantage)
+    if look.tokens:
+        yield token_table([*head, *tail])
+
+
+def _identity(row: dict[str, Any]) -> dict[str, str]:
+    top = "".join(f", {name} {number(row[name])}" for name in ("top_p", "top_k") if row[name] not in (None, 1))
+    last = row["policy_version_last"]
+    versions = f"{row['policy_version']}" + (f" to {last}" if last != row["policy_version"] else "")
+    lines = {
+        "rollout": row["rollout_id"],
+        "group": f"{row['group_id']}, {row['group_index'] + 1} of {row['group_size']}",
+        "agent": row["agent_id"] if row["agent_id"] != "agent" else None,
+        "delegated by": f"{row['parent_rollout_id']}, depth {row['depth']}" if row["parent_rollout_id"] else None,
+        "segment": _segment(row),
+        "example": f"{row['env_name']} {row['env_example_id']} ({row['purpose']})",
+        "policy": f"version {versions} of {row['model']}",
+        "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
+        f"seed {row['seed']}",
+        "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC, request {row['request_index']}",
+        "file": f"{row['file']}, row group {row['row_group']}, row {row['row']}",
+    }
+    return {name: value for name, value in lines.items() if value is not None}
+
+
+def _segment(row: dict[str, Any]) -> str | None:
+    """Describe which of an episode's rewritten contexts a row is; None for the first."""
+    if not row["segment_index"]:
+        return None
+    parent = row["parent_segment_index"]
+    return f"{row['segment_index']}" + ("" if parent is None else f", rewritten from {parent}")
+
+
+def _shorten(text: str, look: Look) -> str:
+    """Replace the middle of a long text by the number of characters that are left out."""
+    left_out = 0 if look.full else len(text) - _SHOWN_CHARACTERS
+    if left_out <= 0:
+        return text
+    half = _SHOWN_CHARACTERS // 2
+    return f"{text[:half]}\n… {left_out:,} characters left out; {look.to_see_all} …\n{text[-half:]}"
+
+
+def _conversation(messages: list[dict[str, Any]], look: Look) -> Iterator[Text]:
+    for message in messages:
+        name = f" {printable(message['name'])}" if message["name"] else ""
+        text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
+        yield text.append(printable(_shorten(message["content"], look)), style="not bold default")
+        for call in message["tool_calls"]:
+            yield Text(f"  {_call_text(call, look)}", style="magenta")
+
+
+def _call_text(call: dict[str, Any], look: Look) -> str:
+    answer = f"error: {call['error']}" if call["error"] else call["result"]
+    arguments, answer = (_shorten(str(text), look) for text in (call["arguments"], answer))
+    return printable(f"{call['name']}({arguments}) -> {answer}")
+
+
+def _outcome(row: dict[str, Any]) -> dict[str, str]:
+    components = ", ".join(f"{name} {number(value)}" for name, value in row["reward_components"].items())
+    reward = "not scored" if row["episode_reward"] is None else number(row["episode_reward"])
+    flags = [name for name in ("terminated", "truncated", "incomplete_completion", "parse_error") if row[name]]
+    reasons = [f"{name} {row[name]}" for name in ("truncation_reason", "finish_reason") if row[name]]
+    metadata = ", ".join(f"{name} {value}" for name, value in row["metadata"].items())
+    lines = {
+        "reward": f"{reward}  ({components})" if components else reward,
+        "end": ", ".join([*flags, *reasons]),
+        "length": f"{plural(row['num_turns'], 'turn')}, {row['prompt_length']} prompt tokens, "
+        f"{row['response_length']} response tokens, {row['action_length']} of them sampled",
+        "error": row["error"],
+        "metadata": metadata,
+        **{name: cell(row[name]).plain for name in extra_names(list(row)) if row[name] is not None},
+    }
+    return {name: value for name, value in lines.items() if value}
+
+
+def _agent_steps(steps: list[dict[str, Any]], look: Look) -> Table:
+    table = plain_table("turn", "target", "tokens", "finish", "action")
+    for step in steps:
+        action = f"parse error: {step['parse_feedback'] or ''}" if step["parse_error"] else step["action"] or ""
+        calls = "".join(f"\n{_call_text(call, look)}" for call in step["tool_calls"])
+        table.add_row(
+            str(step["turn"]),
+            step["action_target"],
+            f"{step['start']}-{step['end']}",
+            cell(step["finish_reason"]),
+            Text(printable(f"{_shorten(action, look)}{calls}".strip())),
+        )
+    return table
+
+
+def _environment_steps(steps: list[dict[str, Any]], look: Look) -> Table:
+    table = plain_table("step", "agent turns", ">reward", "next observation", "end")
+    for step in steps:
+        ends = [name for name in ("terminated", "truncated") if step[name]]
+        reason = dict(step["info"]).get("truncation_reason")
+        table.add_row(
+            str(step["turn"]),
+            " ".join(map(str, step["agent_steps"])),
+            "-" if step["reward"] is None else number(step["reward"]),
+            Text(printable(_shorten(step["next_observation"] or "", look))),
+            ", ".join([*ends, *([reason] if reason else [])]),
+        )
+    return table
+
+
+def _code_lines(code: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the code that scored and the code that gave advantages, by title."""
+    lines = {}
+    for record in code:
+        text = f"{record['name']}, sha256 {str(record['sha256'])[:_ID_DIGITS]} of {record['path'] or record['package']}"
+        if record["attempt_id"] is None:
+            lines["scored by"] = f"{text} (life {record['life']} of slot {record['slot']})"
+        else:
+            lines[f"advantage of attempt {record['attempt_id']}"] = text
+    return {name: printable(text) for name, text in lines.items()}
+
+
+def _use_text(use: dict[str, Any]) -> str:
+    verdict = "used" if use["used"] else f"dropped by {use['reason']}"
+    advantage = (
+        "" if use["advantage"] is None else f", advantage {use['advantage']:+.6g}, weight {number(use['weight'])}"
+    )
+    superseded = " (superseded by a later attempt)" if use["superseded"] else ""
+    where = f"at step {use['step']} of attempt {use['attempt_id']}"
+    return f"{verdict} {where}{advantage}, off-policy steps {use['off_policy_steps']}{superseded}"
+
+
+# --- A group ---------------------------------------------------------------------------------------------------------
+
+
+def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[str, Any]], look: Look) -> None:
+    first = rows[0]
+    console.print(
+        pairs(
+            {
+                "group": first["group_id"],
+                "example": f"{first['env_name']} {first['env_example_id']} ({first['purpose']})",
+                "policy": f"version {first['policy_version']} of {first['model']}",
+            }
+        )
+    )
+    for part in _conversation(first["messages"][:1], look):
+        console.print(part)
+    use_of = {use["rollout_id"]: use for use in reversed(uses)}
+    titles = ("", "agent", "rollout (its end)", ">reward", ">advantage", ">tokens", "finish", "training")
+    is_told = {"agent": len({row["agent_id"] for row in rows}) > 1, ">advantage": bool(uses)}
+    kept = [title for title in titles if is_told.get(title, True)]
+    table = plain_table(*kept)
+    table.columns[kept.index("rollout (its end)")].no_wrap = True  # ids are copied
+    for row in rows:
+        line = dict(zip(titles, _group_line(row, use_of.get(row["rollout_id"])), strict=True))
+        table.add_row(*(line[title] for title in kept))
+    console.print(table)
+    scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
+    for title, row in (("best", scored[-1]), ("worst", scored[0])) if len(scored) > 1 else ():
+        console.rule(f"{title}, {number(row['episode_reward'])}", align="left", style="dim")
+        text = row["messages"][-1]["content"] if row["messages"] else ""
+        console.print(Text(printable(text[:_EXCERPT]) + ("…" if len(text) > _EXCERPT else "")))
+
+
+def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
+    ends = row["error"] or row["truncation_reason"] or row["finish_reason"]
+    training = "not considered" if use is None else f"step {use['step']}" if use["used"] else use["reason"]
+    advantage = use["advantage"] if use else None
+    values = [
+        str(row["group_index"]),
+        "  " * row["depth"] + row["agent_id"],
+        row["rollout_id"][-12:],
+        number(row["episode_reward"], 4),
+        "-" if advantage is None else f"{advantage:+.4g}",
+        str(row["response_length"]),
+        ends or "-",
+        training,
+    ]
+    return [cell(value, most=30) for value in values]
+
+
+# --- An episode of several rows as a tree: agents, their tools, the tasks that they handed on, and credit ------------
+
+
+def episode_tree(rows: Sequence[Row], shown_id: str, advantages: Mapping[str, float | None]) -> Tree:
+    """Return the tree of an episode's rows.
+
+    rows: all rows of the episode. shown_id: the row to point at. advantages: by rollout_id, of rows that a gradient
+    step has considered.
+    """
+    tree = Tree(Text(f"episode {rows[0]['episode_id']}", style="dim"))
+    ids = {row["rollout_id"] for row in rows}
+    for row in rows:
+        if row["parent_rollout_id"] not in ids:
+            _add_row(tree, row, rows, shown_id, advantages)
+    return tree
+
+
+def _add_row(tree: Tree, row: Row, rows: Sequence[Row], shown_id: str, advantages: Mapping[str, float | None]) -> None:
+    style = "bold" if row["rollout_id"] == shown_id else ""
+    node = tree.add(Text(_headline(row, advantages.get(row["rollout_id"])), style=style))
+    children = [each for each in rows if each["parent_rollout_id"] == row["rollout_id"]]
+    for step in row["agent_steps"]:
+        for call in step["tool_calls"]:
+            branch = node.add(Text(_short_call(call), style="magenta"))
+            for child in _children_of(call, children):
+                children.remove(child)
+                _add_row(branch, child, rows, shown_id, advantages)
+    for child in children:
+        _add_row(node, child, rows, shown_id, advantages)
+
+
+def _children_of(call: Row, children: Sequence[Row]) -> list[Row]:
+    """Return the rows of the agent that worked on a task: its first row by the task's text, and those rewritten."""
+    task = _task(call)
+    first = next((i for i, row in enumerate(children) if task is not None and task == _question(row)), None)
+    if first is None:
+        return []
+    last = first + 1
+    while last < len(children) and children[last]["segment_index"] > 0:
+        last += 1
+    return list(children[first:last])
+
+
+def _task(call: Row) -> str | None:
+    try:
+        arguments = json.loads(call["arguments"])
+    except ValueError:
+        return None
+    return arguments.get("task") if call["name"] == "delegate" and isinstance(arguments, dict) else None
+
+
+def _question(row: Row) -> str | None:
+    users = (message["content"] for message in row["messages"] if message["role"] == "user")
+    return next(users, None) if row["segment_index"] == 0 else None
+
+
+def _headline(row: Row, advantage: float | None) -> str:
+    segment = f" segment {row['segment_index']}" if row["segment_index"] else ""
+    reward = "not scored" if row["episode_reward"] is None else f"reward {number(row['episode_reward'], 4)}"
+    parts = [
+        f"{row['agent_id']}{segment}  …{row['rollout_id'][-_ID_DIGITS:]}",
+        reward,
+        *([] if advantage is None else [f"advantage {advantage:+.4g}"]),
+        f"{row['action_length']} of {row['prompt_length'] + row['response_length']} tokens sampled in "
+        f"{plural(row['num_turns'], 'turn')}",
+        _end_of(row),
+    ]
+    return printable(", ".join(part for part in parts if part))
+
+
+def _end_of(row: Row) -> str:
+    if row["error"]:
+        return f"failed: {_excerpt(row['error'])}"
+    flags = [name.replace("_", " ") for name in ("parse_error", "incomplete_completion") if row[name]]
+    return ", ".join(["terminated" if row["terminated"] else row["truncation_reason"] or "not ended", *flags])
+
+
+def _short_call(call: Row) -> str:
+    answer = f"error: {call['error']}" if call["error"] else call["result"]
+    shown = "no answer" if answer is None else _excerpt(str(answer))
+    return printable(f"{call['name']}({_excerpt(call['arguments'])}) -> {shown}")
+
+
+def _excerpt(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _TREE_EXCERPT else f"{line[: _TREE_EXCERPT - 1]}…"
+
+
+# --- Tokens ----------------------------------------------------------------------------------------------------------
+
+
+# Minimum probability and style, from likely to unlikely.
+_SHADES = ((0.9, "green"), (0.5, "bright_green"), (0.1, "yellow"), (0.01, "bright_red"), (0.0, "bold red"))
+# Minimum ratio of the probabilities under the trainer's and the sampler's weights, and style.
+_RATIOS = ((1.2, "bold green"), (1.02, "green"), (0.98, "dim"), (0.8, "red"), (0.0, "bold red"))
+_MASKED = "dim italic"
+_SAMPLED = "bold"
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One token of a response."""
+
+    token_id: int
+    text: str
+    logprob: float
+    reward: float
+    sampled: bool
+    """False for tokens that the environment or a tool inserted."""
+    ratio: float | None = None
+    """Probability under the trainer's weights, as a multiple of the sampler's; None without token statistics."""
+    advantage: float | None = None
+    """Advantage of this token in training; None if the rollout has one for all."""
+
+
+def load_token_reader(root: Root) -> TokenReader:
+    """Return a reader with the run's newest tokenizer; without a tokenizer, it shows token ids."""
+    found = [name for name in WEIGHT_FILES.listed(root) if name.file == "tokenizer.json"]
+    if not found:
+        return lambda token_ids: [f" {token_id}" for token_id in token_ids]
+    tokenizer = Tokenizer.from_str(root.read(WEIGHT_FILES.name(max(found))).decode())
+    return lambda token_ids: token_texts(lambda ids: tokenizer.decode(ids, skip_special_tokens=False), token_ids)
+
+
+def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) -> list[str]:
+    """Return the text that each token adds; joined, they are the text of all tokens.
+
+    Decoding tokens one by one would lose spaces between words, and characters that span several tokens. Such a
+    character belongs to its last token.
+    """
+    texts: list[str] = []
+    start = read = 0
+    for end in range(1, len(token_ids) + 1):
+        before, now = decode(list(token_ids[start:read])), decode(list(token_ids[start:end]))
+        if len(now) <= len(before) or (now.endswith(_UNFINISHED) and end < len(token_ids)):
+            texts.append("")
+            continue
+        texts.append(now[len(before) :])
+        start, read = read, end
+    return texts
+
+
+def token_rows(row: dict[str, Any], reader: TokenReader, start: int, end: int) -> list[TokenRow]:
+    """Return tokens start to end of a row's response. The row may have lists of `ratios` and `token_advantages`."""
+    token_ids = row["response_tokens"][start:end]
+    columns = (
+        token_ids,
+        reader(token_ids),
+        row["response_logprobs"][start:end],
+        row["token_rewards"][start:end],
+        row["action_mask"][start:end] if row["action_mask"] else [True] * len(token_ids),
+        *(_padded(row.get(name), start, end) for name in ("ratios", "token_advantages")),
+    )
+    return [TokenRow(*values) for values in zip(*columns, strict=True)]
+
+
+def _padded(values: Sequence[float] | None, start: int, end: int) -> list[float | None]:
+    """Return items start to end; None for those that are missing, since max_seq_len may cut a response in training."""
+    found = list((values or ())[start:end])
+    return [*found, *[None] * (end - start - len(found))]
+
+
+def coloured(tokens: Sequence[TokenRow], color: Color, advantage: float | None) -> Text:
+    """Return the response as text with one style per token."""
+    text = Text()
+    for token in tokens:
+        text.append(printable(token.text), style=_style(token, color, advantage))
+    return text
+
+
+def colour_legend(color: Color, advantage: float | None) -> Text:
+    """Return a legend of the colours."""
+    text = Text("")
+    match color:
+        case "logprob":
+            text.append("probability ")
+            for least, style in _SHADES:
+                text.append(f" ≥ {least:g} " if least else " less ", style=style)
+        case "advantage" if advantage is not None:
+            text.append(f"advantage {advantage:+.6g}", style=_advantage_style(advantage))
+        case "advantage":
+            text.append("without an advantage")
+        case "ratio":
+            text.append("trainer / sampler ")
+            for least, style in _RATIOS:
+                text.append(f" ≥ {least:g} " if least else " less ", style=style)
+            text.append("  not in token_stats", style="")
+        case "mask":
+            text.append("sampled", style=_SAMPLED)
+    return text.append("  not sampled", style=_MASKED) if color != "none" else text
+
+
+def token_table(tokens: Sequence[TokenRow]) -> Table:
+    """Return a table with one line per token."""
+    table = plain_table(">index", ">id", "text", ">logprob", ">probability", ">reward", "sampled")
+    for index, token in enumerate(tokens):
+        table.add_row(
+            str(index),
+            str(token.token_id),
+            cell(repr(token.text)),
+            number(token.logprob, 4) if token.sampled else "-",
+            number(math.exp(token.logprob), 3) if token.sampled else "-",
+            number(token.reward, 4),
+            "yes" if token.sampled else "no",
+        )
+    return table
+
+
+def _style(token: TokenRow, color: Color, advantage: float | None) -> str:
+    if color == "none":
+        return ""
+    if not token.sampled:
+        return _MASKED
+    if color == "mask":
+        return _SAMPLED
+    if color == "ratio":
+        return "" if token.ratio is None else next(style for least, style in _RATIOS if token.ratio >= least)
+    if color == "advantage":
+        own = advantage if token.advantage is None else token.advantage
+        return "" if own is None else _advantage_style(own)
+    return next(style for least, style in _SHADES if math.exp(token.logprob) >= least)
+
+
+def _advantage_style(advantage: float) -> str:
+    return "green" if advantage > 0 else "red" if advantage < 0 else "dim"

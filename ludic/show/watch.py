@@ -1,0 +1,271 @@
+"""Follow a run: read its state from files, and show it as a live panel, log lines or a progress bar.
+
+A look costs a handful of small reads and three listings; no file of metrics is read twice. Raises MissingRootError
+if the run is gone, StoreError if its filesystem fails, SchemaError if a file is damaged.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from ludic.errors import SchemaError, StoreError
+from ludic.records import RolloutBatch
+from ludic.results import printable
+from ludic.rollouts.metrics import mean_reward
+from ludic.show.status import WINDOW, Row, RunStatus, Trainer, draw
+from ludic.store import Attempt, MetricsTail, Root, latest_policy, read_attempt
+from ludic.store.attempts import checkpoint_ids
+from ludic.store.claims import LeaseWatch, newest_claim, read_lease
+from ludic.store.policies import read_policy
+from ludic.store.records import CheckpointId
+from ludic.troubles import TroubleLog
+
+logger = logging.getLogger("ludic.run")
+
+_MOST_STEPS = 1000
+_NEWEST_CALLS = 256
+"""Number of engine calls, of any age, that are searched for troubles."""
+_NEWEST_FILES = 64
+"""Number of files of each writer that the first look reads."""
+
+
+class Watcher:
+    """Reads the state of one run repeatedly."""
+
+    def __init__(self, url: str, poll: Callable[[], Iterable[Row]] | None = None) -> None:
+        """poll: returns rows of the metrics that are new since its last call; None reads the newest files."""
+        self._url = url
+        self._poll = poll or MetricsTail(Root.open(url), newest_files=_NEWEST_FILES).poll
+        self._lease_watch = LeaseWatch()
+        self._attempt: Attempt | None = None
+        self._steps: dict[CheckpointId, Row] = {}
+        self._calls: deque[Row] = deque()
+        self._newest_calls: deque[Row] = deque(maxlen=_NEWEST_CALLS)
+
+    def look(self) -> RunStatus:
+        root = Root.open(self._url)  # raises if the run is gone
+        now = datetime.now(UTC)
+        self._take(self._poll(), now)
+        latest = latest_policy(root)
+        return RunStatus(
+            root=root,
+            at=now,
+            trainer=self._find_trainer(root),
+            steps=steps_that_count(self._steps),
+            calls=list(self._calls),
+            newest_calls=list(self._newest_calls),
+            policy=read_policy(root, latest.version) if latest else None,
+            checkpoint=max(checkpoint_ids(root), default=None),
+        )
+
+    def _take(self, rows: Iterable[Row], now: datetime) -> None:
+        for row in sorted(rows, key=lambda row: row["created_at"]):
+            if row["kind"] == "worker":
+                self._calls.append(row)
+                self._newest_calls.append(row)
+            elif row["kind"] == "train" and None not in (row["attempt_id"], row["step"]):  # other writers may add kinds
+                self._steps[row["attempt_id"], row["step"]] = row
+        while self._calls and self._calls[0]["created_at"] < now - WINDOW:
+            self._calls.popleft()
+        for checkpoint_id in sorted(self._steps)[:-_MOST_STEPS]:
+            del self._steps[checkpoint_id]
+
+    def _find_trainer(self, root: Root) -> Trainer | None:
+        attempt_id = newest_claim(root)
+        lease, attempt = read_lease(root, attempt_id), self._find_attempt(root, attempt_id)
+        known = lease or attempt
+        if known is None:
+            return None
+        return Trainer(
+            attempt_id=attempt_id,
+            owner=known.owner,
+            lease_state=self._lease_watch.look(lease) if lease else None,
+            config=attempt.config if attempt else {},
+        )
+
+    def _find_attempt(self, root: Root, attempt_id: int) -> Attempt | None:
+        """Return an attempt; None if it was claimed and has not begun. Each is read once: it never changes."""
+        if self._attempt is None or self._attempt.attempt_id != attempt_id:
+            try:
+                self._attempt = read_attempt(root, attempt_id)
+            except FileNotFoundError:
+                return None
+        return self._attempt
+
+
+def steps_that_count(rows: Mapping[CheckpointId, Row]) -> list[Row]:
+    """Return rows in order of steps, without steps that a later attempt has trained again."""
+    kept: list[Row] = []
+    for (_, step), row in sorted(rows.items(), reverse=True):
+        if not kept or step < kept[-1]["step"]:
+            kept.append(row)
+    return kept[::-1]
+
+
+def describe_step(row: Mapping[str, Any]) -> str:
+    """Return a step's main metrics as one line."""
+    reward = row.get("reward_mean")
+    shown = "unscored" if reward is None else f"{reward:.3f}"
+    mean = row.get("lag_mean")  # the stored name
+    off_policy = "" if mean is None else f"off-policy steps {mean:.1f}  "
+    return f"reward {shown}  loss {row['loss']:.4f}  {off_policy}{row['tokens_per_s']:,.0f} tokens/s"
+
+
+# --- A run in other processes: a live panel, or a log line a step ----------------------------------------------------
+
+_LOGGED_CALLS = 16
+"""Number of engine calls over which a step's share of incomplete completions is computed."""
+
+_TICK_S = 0.1
+_INTERVAL_S = 0.5
+
+Update = Callable[[], None]
+"""Refreshes a view if the last look is old enough; may be called often. Raises MissingRootError."""
+
+
+def open_view(watcher: Watcher) -> AbstractContextManager[Update]:
+    """Follow a run while the block lasts: in a panel if stderr is a terminal, else in the log."""
+    console = Console(stderr=True)
+    return live_panel(watcher, console) if console.is_terminal else step_log(watcher)
+
+
+@contextmanager
+def live_panel(watcher: Watcher, console: Console, interval_s: float = _INTERVAL_S) -> Iterator[Update]:
+    """Show a panel that follows a run; StoreError and SchemaError are shown below the last frame."""
+    last: RunStatus | None = None
+
+    def look() -> None:
+        nonlocal last
+        try:
+            last = watcher.look()
+            live.update(draw(last, console.width))
+        except (StoreError, SchemaError) as error:
+            shown = draw(last, console.width) if last else Text("nothing seen yet")
+            live.update(Group(shown, Text(f"looking again: {printable(str(error))}", style="bold red")))
+
+    with Live(console=console, refresh_per_second=4) as live:
+        look()
+        yield _at_most_every(interval_s, look)
+        look()
+
+
+@contextmanager
+def step_log(watcher: Watcher, interval_s: float = _INTERVAL_S) -> Iterator[Update]:
+    """Log one line per new gradient step, each trouble of the run when it begins, StoreError and SchemaError."""
+    known = set(map(_checkpoint_id, watcher.look().steps))
+    troubles = TroubleLog(logger)
+
+    def look() -> None:
+        try:
+            status = watcher.look()
+        except (StoreError, SchemaError) as error:
+            logger.warning("looking again: %s", error)
+            return
+        num_steps = status.trainer.num_steps if status.trainer else None
+        of_all = "" if num_steps is None else f" of {num_steps}"
+        for row in status.steps:
+            if _checkpoint_id(row) not in known:
+                known.add(_checkpoint_id(row))
+                logger.info("step %d%s  %s%s", row["step"], of_all, describe_step(row), _incomplete(status))
+        troubles.tell(status.troubles())
+
+    yield _at_most_every(interval_s, look)
+    look()
+
+
+def watch(watcher: Watcher, console: Console, interval_s: float) -> None:
+    """Print the state of a run until Ctrl-C: a live panel in a terminal, else one panel per look.
+
+    Raises MissingRootError if the run is deleted.
+    """
+    with suppress(KeyboardInterrupt):
+        if console.is_terminal:
+            with live_panel(watcher, console, interval_s) as update:
+                while True:
+                    update()
+                    time.sleep(_TICK_S)
+        while True:  # stdout is a file or a pipe
+            console.print(draw(watcher.look(), console.width))
+            time.sleep(interval_s)
+
+
+def _at_most_every(interval_s: float, look: Callable[[], None]) -> Update:
+    """Return a function that calls `look` unless its last call ended less than `interval_s` ago."""
+    looked = time.monotonic() - interval_s
+
+    def update() -> None:
+        nonlocal looked
+        if time.monotonic() - looked >= interval_s:
+            look()
+            looked = time.monotonic()
+
+    return update
+
+
+def _checkpoint_id(row: Row) -> CheckpointId:
+    return row["attempt_id"], row["step"]
+
+
+def _incomplete(status: RunStatus) -> str:
+    """Return the share of incomplete completions among the newest rollouts, as text; "" if unknown."""
+    calls = [row for row in status.newest_calls[-_LOGGED_CALLS:] if row["num_incomplete_completions"] is not None]
+    num_rollouts = sum(row["num_rollouts"] for row in calls)
+    if not num_rollouts:
+        return ""
+    return f"  incomplete {sum(row['num_incomplete_completions'] for row in calls) / num_rollouts:.1%}"
+
+
+# --- Training and sampling in this process: a bar on stderr in a terminal or notebook, else log lines ----------------
+
+
+@contextmanager
+def training_progress(num_steps: int | None) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
+    """Give a function that shows a step and its metrics. num_steps: the last step, None if it is not known."""
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not _can_draw(console)) as progress:
+        task = progress.add_task("waiting for rollouts", total=num_steps)
+
+        def report(step: int, row: Mapping[str, Any]) -> None:
+            progress.update(task, completed=step, description=describe_step(row))
+            if progress.disable:
+                logger.info("step %d%s  %s", step, f" of {num_steps}" if num_steps else "", describe_step(row))
+
+        yield report
+
+
+@contextmanager
+def sampling_progress(num_groups: int | None) -> Iterator[Callable[[RolloutBatch], None]]:
+    """Give a function that shows a batch. num_groups: groups to sample, None if it is not known."""
+    columns = SpinnerColumn(), TextColumn("{task.completed} groups  {task.description}")
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not _can_draw(console)) as progress:
+        task = progress.add_task("waiting for a policy", total=num_groups)
+        yield lambda batch: progress.update(task, advance=len(batch.groups), description=_describe(batch))
+
+
+def _can_draw(console: Console) -> bool:
+    return console.is_terminal or console.is_jupyter
+
+
+def _describe(batch: RolloutBatch) -> str:
+    """Return the policy version and mean reward of an engine call as one line."""
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    reward = mean_reward(rollouts)
+    shown = "unscored" if reward is None else f"{reward:.3f}"
+    return f"version {rollouts[0].policy_version}  reward {shown}"

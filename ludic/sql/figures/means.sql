@@ -1,0 +1,16 @@
+-- means: counts, means and fractions of rollouts, by environment, by version or by both
+-- grain: one row per $keys, which are columns | reads: $rows, which is rollouts or evals; see ludic.sql.reports.means
+-- NULL: reward_mean if no episode of the row is scored
+select
+    $keys,
+    count(*) as num_rollouts,
+    count(distinct group_id) as num_groups,
+    avg(episode_reward) as reward_mean,
+    avg(response_length) as response_length_mean,
+    avg(truncated::integer) as truncated_fraction,
+    avg(incomplete_completion::integer) as incomplete_fraction,
+    avg(parse_error::integer) as parse_error_fraction,
+    avg((error is not null)::integer) as error_fraction
+from $rows
+group by all
+order by $keys
