@@ -9,7 +9,7 @@ Imports nothing slow, since `ludic COMMAND --help` reads the table.
 
 A field may also be a dataclass, whose settings it adds, or a choice between dataclasses:
 
-    objective: Reinforce | PpoClip = Reinforce()
+    objective: Reinforce | PpoClip = field(default_factory=Reinforce)
 
 Each member of a choice has a class attribute `name`. The choice adds a setting `objective`, which is a name, and the
 settings of all members. A file may hold them as a table: `[objective]` with `name` and the member's own settings.
@@ -442,6 +442,22 @@ def _own_settings(owner: Any) -> tuple[Setting, ...]:
     return tuple(each for each in settings_of(owner) if not each.path and not each.within)
 
 
+@cache
+def _own_overrides(owner: Any) -> Mapping[str, Mapping[str, Setting]]:
+    """Return the settings that each field of the dataclass itself may override, by name."""
+    found: dict[str, dict[str, Setting]] = {}
+    for each in settings_of(owner):
+        if each.is_override and not each.path:
+            found.setdefault(each.within, {})[each.name] = each
+    return found
+
+
+@cache
+def _needing(owner: Any) -> tuple[Setting, ...]:
+    """Return the settings that need another one."""
+    return tuple(each for each in settings_of(owner) if each.needs)
+
+
 def _default(field: Any) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
@@ -618,11 +634,10 @@ def _arguments(
         if isinstance(kind, type) and is_dataclass(kind)
     }
     own = dict(nested.get(path, {}))
-    for each in settings_of(owner):
-        if each.is_override and not each.path:
-            given = nested.get((*path, each.within), {})
-            own[each.within] = {name: value for name, value in given.items() if value is not None}
-        elif each.is_choice and not each.path and (each.field in own or (*path, each.field) in nested):
+    for field in _own_overrides(owner):
+        own[field] = {name: each for name, each in nested.get((*path, field), {}).items() if each is not None}
+    for each in _own_settings(owner):
+        if each.is_choice and (each.field in own or (*path, each.field) in nested):
             name = own.get(each.field, each.default)
             member = next(member for member in each.members if member.name == name)
             own[each.field] = member(**nested.get((*path, each.field), {}))
@@ -653,17 +668,15 @@ def check(settings: Any, *, urls: bool = True) -> None:
                 raise ConfigError(f"{each.name} is {value!r}, wanted one of the dataclasses {names}")
         elif value is not each.default:
             each.convert(value, source="code" if urls else "stored")
-    overrides = [each for each in settings_of(owner) if each.is_override and not each.path]
-    for field in {each.within for each in overrides}:
+    for field, known in _own_overrides(owner).items():
         if not isinstance(getattr(settings, field), Mapping):
             raise ConfigError(f"{field} is {getattr(settings, field)!r}, wanted a mapping of settings by name")
-        known = {each.name: each for each in overrides if each.within == field}
         for name, value in getattr(settings, field).items():
             if name not in known:
                 raise ConfigError(f"{field}: {unknown(name, known)}")
             known[name].convert(value, source="code" if urls else "stored")
-    if any(each.needs for each in settings_of(owner)):
-        _check_used(settings_of(owner), flat(settings))
+    if needing := _needing(owner):
+        _check_used(needing, flat(settings))
 
 
 _GROUPS = "_groups"

@@ -16,7 +16,7 @@ from ludic.launch.here import train_args
 from ludic.launch.process import config_args
 from ludic.operations.evaluations import evaluate
 from ludic.operations.start import trainer
-from ludic.training.config import TrainConfig
+from ludic.training.config import LossConfig, Objective, Orpo, PpoClip, Reinforce, Sft, TrainConfig, Vespo
 
 WRITE = "from ludic.launch.process import config_args; print(config_args('worker-0', {'slot': 0})[1], flush=True)"
 
@@ -34,6 +34,23 @@ def test_a_trainer_gets_every_setting_as_it_is() -> None:
     _, _, _, *args = train_args("root", config, 1, replaces=3, model="None/of-this")
     read = parsed(trainer, "root", *args)
     assert (read.root, read.train, read.replaces, read.model) == ("root", config, 3, "None/of-this")
+
+
+OBJECTIVES = (
+    Reinforce(is_ratio_cap=2.0, ratio_level="sequence"),
+    PpoClip(clip_low=0.1, dual_clip=3.0, whiten_advantages=True),
+    Vespo(vespo_k=(1.0, 2.0), is_ratio_bounds=(0.5, 2.0)),
+    Sft(),
+    Orpo(orpo_weight=0.3),
+)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.name)
+def test_a_trainer_gets_its_objective(objective: Objective) -> None:
+    normalization = "sequences" if isinstance(objective, Orpo) else "tokens"
+    config = TrainConfig(loss=LossConfig(objective=objective, loss_normalization=normalization))
+    _, _, _, *args = train_args("root", config, 1)
+    assert parsed(trainer, "root", *args).train == config
 
 
 def test_an_evaluator_gets_a_switch_of_three_states() -> None:

@@ -19,7 +19,7 @@ from ludic.errors import ConfigError, ModelError
 from ludic.maintenance.verify import check_root
 from ludic.models.lora import adapters_off, add_adapters, merged_weights
 from ludic.store.attempts import complete_checkpoints, folder_of
-from ludic.training import loading
+from ludic.training import trainer
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
@@ -362,9 +362,9 @@ def test_the_run_s_own_model_is_the_reference_without_a_copy(new_root, monkeypat
     for root in (shared, separate):
         fill(root, num_files=4)
     sources = []
-    load_sharded = loading.load_sharded
+    load_sharded = trainer.load_sharded
     monkeypatch.setattr(
-        loading, "load_sharded", lambda source, *a, **k: sources.append(source) or load_sharded(source, *a, **k)
+        trainer, "load_sharded", lambda source, *a, **k: sources.append(source) or load_sharded(source, *a, **k)
     )
     for root, reference in ((shared, tiny_folder), (separate, copy)):
         train_here(root, num_steps=3, reference=reference, kl_weight=0.1, **(LORA | {"learning_rate": 1e-2}))

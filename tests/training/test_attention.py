@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.utils import TransformersKwargs
 
-from ludic.training import attention as kernel
+from ludic.training import logprobs as kernel
 from ludic.training.logprobs import PACKED_ATTENTION, flash_arguments, packed_arguments
 
 SIZES = {

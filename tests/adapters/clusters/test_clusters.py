@@ -35,8 +35,9 @@ from ludic.launch.process import stop_variables
 from ludic.operations.machines import write_cluster_files
 from ludic.operations.start import trainer, worker
 from ludic.store import Root
-from ludic.store.attempts import newest_attempt
+from ludic.store.attempts import newest_attempt, start_attempt
 from ludic.training.config import TrainConfig
+from ludic.training.inherited_settings import next_config
 
 ODD = "a 'b' $(touch hacked) \"c\" $$ $$(AWS_SECRET_ACCESS_KEY) $(AWS_SECRET_ACCESS_KEY) $"
 """A name that is code in a careless shell."""
@@ -365,6 +366,18 @@ def test_only_settings_that_differ_from_the_commands_own_become_flags(root: Root
     assert make_plan(root, "slurm", TrainConfig(), EngineConfig(), ClusterConfig(trust_code=True)).train_flags == [
         "--trust-code"
     ]
+
+
+def test_a_trainer_elsewhere_goes_over_to_another_objective(root: Root) -> None:
+    before = TrainConfig.of(objective="ppo_clip", clip_low=0.1, clip_high=0.2, dual_clip=3.0)
+    start_attempt(root, config=before.flat())
+    config = TrainConfig.of(objective="cispo", clip_high=0.2)
+    flags = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig()).train_flags
+    assert flags == ["--objective", "cispo", "--clip-low", "None"]
+    assert next_config(root.url, {"objective": "cispo", "clip_low": None}, online=True) == config
+    config = TrainConfig.of(objective="sapo", sapo_tau_positive=2.0)
+    flags = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig()).train_flags
+    assert flags == ["--objective", "sapo", "--sapo-tau-positive", "2.0"]
 
 
 @pytest.mark.slow
