@@ -10,6 +10,7 @@ import pytest
 
 from ludic.show.watch import Watcher, open_view, step_log
 from ludic.store import MetricsLog, Root
+from ludic.store.tables import TableTail
 
 
 def write_steps(root: Root, *steps: int) -> None:
@@ -38,6 +39,14 @@ def lines(caplog: pytest.LogCaptureFixture):
         return found
 
     return take
+
+
+@pytest.fixture(autouse=True)
+def lists_in_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tail lists for a twentieth of the time, which on a busy machine is too rarely for these tests."""
+    init = TableTail.__init__
+    rarely = {"listing_share": 0.0}
+    monkeypatch.setattr(TableTail, "__init__", lambda self, *args, **options: init(self, *args, **options | rarely))
 
 
 def test_each_step_is_logged_once_and_none_from_before(started: Root, lines) -> None:
