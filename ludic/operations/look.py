@@ -10,7 +10,7 @@ from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.rollouts.config import Question
 from ludic.settings import Count, Index, SecondsOfADay, Shown, convert, operation
-from ludic.show.terminal.start import ViewOptions
+from ludic.show.terminal.options import ViewOptions
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

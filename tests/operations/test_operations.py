@@ -87,7 +87,7 @@ def test_one_function_is_a_method_a_command_and_a_line_of_docs(
     slept = ludic.open(root).nap(2, hardness=3)  # type: ignore[attr-defined]
     assert (slept.hours, slept.bed.hardness) == (2, 3)
     title, _, row, sentence = repr(slept).splitlines()
-    assert (title.split(), row.split()) == (["title", "bytes"], ["sheep", "12.3", "kB"])
+    assert (title.split(), row.split()) == (["title", "size"], ["sheep", "12.3", "kB"])
     assert sentence == f"slept 2 hours in {root}"
     assert slept.frame("dreams").to_dicts() == [{"title": "sheep", "size_bytes": 12_345}]
     with pytest.raises(ConfigError, match=r"^hours is 13, wanted at most 12$"):

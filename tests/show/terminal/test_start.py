@@ -20,7 +20,7 @@ import pytest
 from cli.conftest import ludic as run_ludic
 from hostile_folders import hostile_folder, imported_from
 
-from ludic.show.terminal.start import ViewOptions
+from ludic.show.terminal.options import ViewOptions
 from ludic.show.terminal.web import command
 from ludic.store import Root
 
@@ -37,16 +37,16 @@ def test_a_picture_shows_the_first_screen_and_names_no_other_server(ludic, made:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "message"),
     [
-        ((), "the viewer needs a terminal"),
-        (("no-such-id",), "has no rollout or group 'no-such-id'"),
-        (("--web", "--picture", "x.svg"), "contradict"),
+        ((), 1, "the viewer needs a terminal"),
+        (("no-such-id",), 1, "has no rollout or group 'no-such-id'"),
+        (("--web", "--picture", "x.svg"), 2, "contradict"),  # wrong usage
     ],
 )
-def test_what_can_not_be_shown_is_refused_in_a_line(ludic, made: Root, options, message):
+def test_what_can_not_be_shown_is_refused_in_a_line(ludic, made: Root, options, code, message):
     result = ludic("view", made.url, *options)
-    assert result.code == 1
+    assert result.code == code
     assert message in result.err
     assert result.err.count("\n") == 1
 
