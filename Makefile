@@ -5,6 +5,8 @@ BIN := .venv/bin
 # The longest first: whoever runs it must not begin it last.
 WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
+# Beside .venv, which is complete before they are begun.
+OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 # Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and shown.
@@ -23,18 +25,18 @@ demo: .venv/demo  ## teach a tiny model on this machine, in a minute
 demo-agents: .venv/demo  ## teach a tiny model to call a tool: demonstrations, warm start, RL, in five minutes
 	$(BIN)/ludic demo --agents
 
-test: .venv/installed  ## run the quick tests, in some minutes
+test: .venv/installed  ## run the quick tests, in four minutes
 	$(UNIT_TESTS) -m "not slow"
 
-# Targets that run one test at a time go side by side, the longest first.
-test-all:  ## run everything, as CI does, in an hour
-	$(MAKE) --jobs 3 environments
-	$(MAKE) check faults integration
-	$(MAKE) --jobs 3 --output-sync=target vllm-engines vllm-runs clusters vllm-servers readers inspect
+# Targets that run one test at a time go side by side, the longest first; so do installations, beside the first tests.
+test-all: .venv/clusters  ## run everything, as CI does, in less than an hour
+	$(MAKE) --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) check faults
+	$(MAKE) integration
+	$(MAKE) --jobs 3 --output-sync=target vllm-servers vllm-runs vllm-engines clusters readers inspect
 	$(MAKE) unit
 
-environments: .venv/clusters .venv-vllm/installed .venv/skypilot/installed  ## install all that the tests need, side by side
-	$(MAKE) .venv/inspect/installed
+environments: .venv/clusters  ## install all that the tests need
+	$(MAKE) --jobs 3 $(OTHER_ENVIRONMENTS)
 
 unit: .venv/installed  ## run all tests of the package's parts, the slow ones too
 	$(UNIT_TESTS) $(TWICE)

@@ -65,6 +65,8 @@ def exit_with(error: ConfigError, program: str) -> NoReturn:
 def check_not_missing(owner: Any, given: Collection[str], program: str) -> None:
     """Check that all is given that must be. Raises WrongUsageError, which names positional arguments and flags."""
     if absent := missing(owner, given):
+        if any(each.name == "root" for each in absent):  # then no root says the rest
+            absent = [each for each in settings_of(owner) if each.default is MISSING and each.name not in given]
         raise WrongUsageError(missing_text(absent, settings_of(owner), program))
 
 

@@ -15,6 +15,10 @@ RENAMED: Mapping[str, str] = {
     "micro_token_budget": "max_tokens_per_micro_batch",
     "groups_per_call": "in_flight",
     "follow_quota": "follow_budget",
+    "all": "all_versions",
+    "catalog": "out",
+    "target_bytes": "target_mb",
+    "target": "out",
 }
 """Current name of a setting by its former name."""
 

@@ -1,8 +1,9 @@
 """Results of operations, and how they are shown: as text, in a notebook, in a page, as JSON; progress on stderr.
 
 A result is a dataclass of figures. `parts` says what people see of it, in order: sentences, facts and frames, which are
-tables of rows. FORMATS has the title and the format of every column, wherever it is shown. Data of a run is always
-shown as text, never as markup or terminal escape codes, which a model could write.
+tables of rows. FORMATS has the titles and formats of columns, wherever they are shown; a column that is not in it is
+formatted by its values. Data of a run is always shown as text, never as markup or terminal escape codes, which a model
+could write. rich is imported when something is printed, so that `import ludic` stays light.
 """
 
 import io
@@ -18,18 +19,16 @@ from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
-from rich.text import Text
-
 from ludic.defaults import Track
+from ludic.errors import ConfigError, unknown_name
 from ludic.printable import printable as printable
 from ludic.row_files import json_text, to_plain
 
 if TYPE_CHECKING:
     import polars as pl
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 SHOWN_ITEMS = 6
 """Number of items of a list that a cell shows."""
@@ -57,7 +56,7 @@ class Result:
 
     def parts(self) -> "Iterator[Part]":
         """Yield what people see, in order."""
-        raise NotImplementedError
+        return iter(())
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as plain values, as --json prints them."""
@@ -74,27 +73,33 @@ class Result:
         return None
 
     def frame(self, name: str) -> "pl.DataFrame":
-        """Return the rows of a frame with all of their columns. Raises KeyError, which lists the names."""
+        """Return the rows of a frame with all of their columns. Raises ConfigError, which lists the names."""
         frames = {part.name: part for part in self.parts() if isinstance(part, Frame)}
         if name not in frames:
-            raise KeyError(f"there is no frame {name!r}; this result has {', '.join(frames) or 'none'}")
+            raise ConfigError(unknown_name("frame", name, frames))
         return to_frame(frames[name].rows)
 
-    def print_to(self, console: Console) -> None:
+    def print_to(self, console: "Console") -> None:
         """Print for people."""
         for part in self.parts():
             print_part(console, part)
 
     def __repr__(self) -> str:
+        from rich.console import Console
+
         file = io.StringIO()
         self.print_to(Console(file=file, width=_NOTEBOOK_COLUMNS, color_system=None, force_jupyter=False, **_LITERAL))
         return "\n".join([*file.getvalue().rstrip("\n").splitlines(), *map(printable, self.remarks)])
 
     def _repr_html_(self) -> str:
         """Return the text as HTML; rich escapes every character of HTML in it."""
+        from rich.console import Console
+
         options: dict[str, Any] = {"width": _NOTEBOOK_COLUMNS, "force_jupyter": False, "no_color": False, **_LITERAL}
         console = Console(record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor", **options)
         self.print_to(console)
+        for remark in self.remarks:
+            print_part(console, remark)
         return console.export_html(inline_styles=True, code_format=_PRE)
 
 
@@ -140,8 +145,10 @@ Part = Frame | Sentence | Mapping[str, str] | str
 """What people see of a result: a table, a line, or facts by title."""
 
 
-def print_part(console: Console, part: Part) -> None:
+def print_part(console: "Console", part: Part) -> None:
     """Print a part of a result."""
+    from rich.text import Text
+
     if isinstance(part, str):
         part = Sentence(part)
     if isinstance(part, Sentence):
@@ -158,7 +165,9 @@ def print_part(console: Console, part: Part) -> None:
         console.print(pairs(part))
 
 
-def _print_frame(console: Console, frame: Frame) -> None:
+def _print_frame(console: "Console", frame: Frame) -> None:
+    from rich.text import Text
+
     if frame.heading or frame.has_heading:
         console.print(Text(printable(frame.heading or frame.name), style="bold"))
     rows, columns = _seen(frame)
@@ -210,8 +219,10 @@ class Format:
         """Attribute of a cell in HTML."""
         return ' class="n"' if self.is_number else ' class="text"' if self.kind == "long" else ""
 
-    def text(self, value: Any, most: int = 60) -> Text:
+    def text(self, value: Any, most: int = 60) -> "Text":
         """Return a value as one line; `most` characters of a text. Without a value, a dash, or nothing for a count."""
+        from rich.text import Text
+
         if value is None:
             return Text("" if self.kind in ("count", "bytes") else "-")
         match self.kind:
@@ -317,14 +328,19 @@ FORMATS: Mapping[str, Format] = {
 # --- Printing --------------------------------------------------------------------------------------------------------
 
 
-def stdout_console() -> Console:
+def stdout_console() -> "Console":
     """Return a console for results. It prints text literally, and colours only on terminals, without NO_COLOR."""
+    from rich.console import Console
+
     return Console(**_LITERAL)
 
 
 @contextmanager
 def progress_bar() -> Iterator[Track]:
     """Show a progress bar on stderr, removed at the end; shows nothing if stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -336,8 +352,10 @@ def print_json(value: Any) -> None:
     sys.stdout.write(f"{json_text(to_plain(value), indent=2)}\n")
 
 
-def cell(value: Any, most: int = 60) -> Text:
+def cell(value: Any, most: int = 60) -> "Text":
     """Return a value as one line of at most `most` characters, with the first items of lists and maps."""
+    from rich.text import Text
+
     if value is None:
         return Text("null", style="dim")
     shown = printable(_in_short(value).replace("\n", "\\n"))
@@ -374,16 +392,23 @@ def number(value: float | None, digits: int = 6) -> str:
     return "-" if value is None else f"{value:.{digits}g}"
 
 
-def plain_table(*titles: str) -> Table:
+def plain_table(*titles: str) -> "Table":
     """Return an empty table without a frame. A title that begins with > right-aligns its column, for numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for title in titles:
         table.add_column(Text(printable(title.removeprefix(">"))), justify="right" if title[:1] == ">" else "left")
     return table
 
 
-def pairs(values: Mapping[str, str]) -> Table:
+def pairs(values: Mapping[str, str]) -> "Table":
     """Return a table of names and their values, one line each."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table.grid(padding=(0, 2))
     for name, value in values.items():
         table.add_row(Text(printable(name), style="bold"), Text(printable(value), overflow="fold"))

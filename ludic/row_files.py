@@ -35,6 +35,8 @@ def open_sink(target: Path | BinaryIO | None) -> Iterator[BinaryIO]:
         yield target
         target.flush()
         return
+    if not target.name:
+        raise ConfigError(f"{target} is a folder, wanted a file")
     partial = target.with_name(f"{target.name}.partial")
     try:
         with partial.open("wb") as file:

@@ -31,41 +31,31 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, wraps
 from itertools import pairwise
-from numbers import Integral, Real
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ludic.errors import ConfigError, unknown_name
-from ludic.masking import SERVER_LOGIN, has_secret, public_url
+from ludic.masking import SERVER_LOGIN
 from ludic.renamed_settings import close_names
+from ludic.values import (
+    SCALARS,
+    MisfitError,
+    Source,
+    annotations,
+    check_url,
+    describe,
+    fit,
+    found_text,
+    plain_kinds,
+    texts,
+)
+from ludic.values import Range as Range
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 # --- Annotations of fields -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Allowed numbers from `low` to `high`, both included; with `above`, `low` is excluded. NaN is never inside."""
-
-    low: float
-    high: float
-    above: bool = False
-
-    def holds(self, value: float) -> bool:
-        return (self.low < value if self.above else self.low <= value) and value <= self.high
-
-    def __str__(self) -> str:
-        return f"{'above ' if self.above else ''}{self.low:,} to {self.high:,}"
-
-    def wanted(self, value: float) -> str:
-        """Describe the bound that a value outside the range violates, for an error message."""
-        if value > self.high:
-            return f"at most {self.high:,}"
-        return f"a number above {self.low}" if self.above else f"at least {self.low:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +166,7 @@ class Setting:
 
     @property
     def shown(self) -> Shown | None:
-        return next((each for each in _annotations(self.kind) if isinstance(each, Shown)), None)
+        return next((each for each in annotations(self.kind) if isinstance(each, Shown)), None)
 
     @property
     def by_position(self) -> bool:
@@ -189,7 +179,7 @@ class Setting:
     @property
     def kinds(self) -> tuple[Any, ...]:
         """Types that the setting may have, without annotations."""
-        return _plain_kinds(self.kind)
+        return plain_kinds(self.kind)
 
     @property
     def is_switch(self) -> bool:
@@ -212,12 +202,12 @@ class Setting:
 
     @property
     def ranges(self) -> tuple[Range, ...]:
-        return tuple(each for each in _annotations(self.kind) if isinstance(each, Range))
+        return tuple(each for each in annotations(self.kind) if isinstance(each, Range))
 
     @property
     def needs(self) -> str:
         """Name of the setting that must not be None for this one to have an effect; "" if there is none."""
-        return next((each.name for each in _annotations(self.kind) if isinstance(each, Needs)), "")
+        return next((each.name for each in annotations(self.kind) if isinstance(each, Needs)), "")
 
     @property
     def is_choice(self) -> bool:
@@ -248,12 +238,12 @@ class Setting:
         with a secret.
         """
         what = what or self.name
-        for text in _texts(value) if source != "stored" else ():
+        for text in texts(value) if source != "stored" else ():
             check_url(text, what, _LOGINS.get(self.name))
         try:
-            return _fit(value, self.kind, source)
-        except _MisfitError as error:
-            found = _found(value, source, is_number=error.is_number)
+            return fit(value, self.kind, source)
+        except MisfitError as error:
+            found = found_text(value, source, is_number=error.is_number)
             raise ConfigError(f"{what} is {found}, wanted {error.wanted or describe(self.kind, source)}") from None
 
 
@@ -277,7 +267,7 @@ def _settings_of(owner: Any, path: tuple[str, ...]) -> tuple[Setting, ...]:
         kind = hints[each.name]
         if isinstance(kind, type) and is_dataclass(kind):
             found += _settings_of(kind, (*path, each.name))
-        elif overrides := next((one for one in _annotations(kind) if isinstance(one, Overrides)), None):
+        elif overrides := next((one for one in annotations(kind) if isinstance(one, Overrides)), None):
             found += _overridden_settings(overrides, path, each.name)
         elif members := _members(kind):
             found += _settings_of_choice(Setting(each.name, kind, _default(each), owner, path, members=members))
@@ -333,24 +323,23 @@ def _settings_of_function(function: Any) -> tuple[Setting, ...]:
     groups = groups_of(function)
     of_fields = [each for name, kind in groups.items() for each in _settings_of(kind, (name,))]
     names = {each.field for each in of_fields}
+    of_parameters: list[Setting] = []
     for name, parameter in inspect.signature(function).parameters.items():
         kind, default = _kind_of(function, name), parameter.default
         if name == RUN and not takes_a_root(function):
             continue
         if name == RUN:
-            has_words = any(isinstance(each, Shown) for each in _annotations(kind))
+            has_words = any(isinstance(each, Shown) for each in annotations(kind))
             found.append(Setting("root", kind if has_words else ROOT, MISSING, function))
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            found += of_fields
-        elif kind is None or name in names:
+        elif kind is None or name in names or parameter.kind is parameter.VAR_KEYWORD:
             continue
         elif isinstance(kind, type) and is_dataclass(kind):
-            found += () if kind in groups.values() else _settings_of(kind, (name,))
+            of_parameters += () if kind in groups.values() else _settings_of(kind, (name,))
         elif parameter.kind is parameter.VAR_POSITIONAL:
             found.append(Setting(name, _many(kind), MISSING, function))
         else:
             found.append(Setting(name, kind, MISSING if default is parameter.empty else default, function))
-    return tuple(found)
+    return (*found, *of_fields, *of_parameters)
 
 
 def takes_a_root(function: Any) -> bool:
@@ -434,7 +423,7 @@ def _settable(kind: Any) -> Any:
     if origin is Sequence:
         found = _settable(inner[0])
         return None if found is None else _many(found)
-    if origin in (Literal, tuple, Mapping) or kind in _SCALARS or kind is NoneType or is_dataclass(kind):
+    if origin in (Literal, tuple, Mapping) or kind in SCALARS or kind is NoneType or is_dataclass(kind):
         return kind
     return None
 
@@ -483,10 +472,6 @@ def _helps_of_parameters(docstring: str) -> dict[str, str]:
 
 
 # --- Conversion ----------------------------------------------------------------------------------------------------
-
-Source = Literal["code", "file", "flag", "stored"]
-"""Where a value comes from. Flags are texts. A file says None as the text "None", and may give one value of a list.
-What a root has stored may hold a URL that is refused today."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -551,7 +536,9 @@ def without_tables(values: Mapping[str, Any], table: Mapping[str, Setting], *, w
             inside = {"name": inside.name, **flat(inside)}
         if "name" not in inside:
             raise ConfigError(f"{one.what} has no name, wanted name = {describe(choice.kind)}")
-        known = {each.name for each in table.values() if each.within == choice.field}
+        own = [each for each in table.values() if each.within == choice.field]
+        known = [each.name for each in own if inside["name"] in [member.name for member in each.members]]
+        known = known or [each.name for each in own]  # of a name that is unknown itself
         for key, each in inside.items():
             if key not in {"name", *known}:
                 raise ConfigError(f"{one.what}: {unknown(key, known)}")
@@ -668,6 +655,8 @@ def check(settings: Any, *, urls: bool = True) -> None:
             each.convert(value, source="code" if urls else "stored")
     overrides = [each for each in settings_of(owner) if each.is_override and not each.path]
     for field in {each.within for each in overrides}:
+        if not isinstance(getattr(settings, field), Mapping):
+            raise ConfigError(f"{field} is {getattr(settings, field)!r}, wanted a mapping of settings by name")
         known = {each.name: each for each in overrides if each.within == field}
         for name, value in getattr(settings, field).items():
             if name not in known:
@@ -693,11 +682,14 @@ def operation(**groups: type) -> Callable[[F], F]:
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+            try:
+                given = inspect.signature(function).bind_partial(*args, **kwargs)
+            except TypeError:
+                return function(*args, **kwargs)  # whose own error names the function
             for each in settings_of(function):
-                if not each.path and each.field in given and (each.ranges or each.choices):
-                    each.convert(given[each.field])
-            return function(*args, **kwargs)
+                if not each.path and each.field in given.arguments and (each.ranges or each.choices or each.is_switch):
+                    given.arguments[each.field] = each.convert(given.arguments[each.field])
+            return function(*given.args, **given.kwargs)
 
         return call  # type: ignore[return-value]
 
@@ -754,186 +746,6 @@ def check_names(names: Collection[str], owner: Any, what: str) -> None:
             raise ConfigError(unknown(name, known, what))
 
 
-class _MisfitError(Exception):
-    """A value does not fit a type; `wanted` is None for the words of the whole type."""
-
-    def __init__(self, wanted: str | None = None, *, is_number: bool = False) -> None:
-        super().__init__(wanted)
-        self.wanted, self.is_number = wanted, is_number
-
-
-def _fit(value: Any, kind: Any, source: Source) -> Any:
-    """Return a value in a type. Raises _MisfitError."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _fit_annotated(value, inner, source)
-    if origin in (Union, UnionType):
-        return _fit_union(value, inner, source)
-    if origin is Literal:
-        return next((each for each in inner if _is_choice(value, each, source)), None) or _misfit()
-    if origin is tuple:
-        return _fit_tuple(value, inner, source)
-    if origin is Mapping:
-        return _fit_mapping(value, source)
-    if kind in _SCALARS:
-        return _SCALARS[kind](value, source)
-    return value  # a type that is no setting, such as an open file
-
-
-def _misfit(wanted: str | None = None) -> Any:
-    raise _MisfitError(wanted)
-
-
-def _is_choice(value: Any, choice: Any, source: Source) -> bool:
-    return str(choice) == value if source == "flag" else type(value) is type(choice) and value == choice
-
-
-def _fit_annotated(value: Any, inner: tuple[Any, ...], source: Source) -> Any:
-    found = _fit(value, inner[0], source)
-    for limit in inner[1:]:
-        if isinstance(limit, Range):
-            for number in found if isinstance(found, list | tuple) else (found,):
-                if number is not None and not limit.holds(number):
-                    raise _MisfitError(limit.wanted(number), is_number=True)
-    return found
-
-
-def _fit_union(value: Any, kinds: tuple[Any, ...], source: Source) -> Any:
-    if NoneType in kinds and (value is None or (source in ("file", "flag") and value in ("None", ["None"]))):
-        return None
-    wanted: _MisfitError | None = None
-    for kind in kinds:
-        if kind is not NoneType:
-            try:
-                return _fit(value, kind, source)
-            except _MisfitError as error:
-                wanted = error if error.is_number or len(kinds) == 1 else wanted
-    raise wanted or _MisfitError
-
-
-def _fit_tuple(value: Any, inner: tuple[Any, ...], source: Source) -> tuple[Any, ...]:
-    if source == "file" and not isinstance(value, list | tuple):
-        value = [value]
-    if not isinstance(value, list | tuple):
-        raise _MisfitError
-    kinds = (inner[0],) * len(value) if inner[-1] is ... else inner
-    if len(kinds) != len(value):
-        raise _MisfitError
-    try:
-        return tuple(_fit(each, kind, source) for each, kind in zip(value, kinds, strict=True))
-    except _MisfitError as error:
-        raise error if error.is_number else _MisfitError from None
-
-
-def _fit_mapping(value: Any, source: Source) -> Mapping[str, Any]:
-    """The class checks what a mapping holds, and names the key."""
-    if source == "flag":
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise _MisfitError(f"a JSON object ({error})") from None
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise _MisfitError
-    return value
-
-
-def _fit_text(value: Any, source: Source) -> str:
-    return value if isinstance(value, str) else _misfit()
-
-
-def _fit_bool(value: Any, source: Source) -> bool:
-    if source == "flag":
-        return str(value).lower() == "true" if str(value).lower() in _BOOLS else _misfit()
-    return value if isinstance(value, bool) else _misfit()
-
-
-def _fit_int(value: Any, source: Source) -> int:
-    if source == "flag":
-        try:
-            return int(value)
-        except ValueError:
-            raise _MisfitError from None
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _misfit()
-
-
-def _fit_float(value: Any, source: Source) -> float:
-    if source == "flag" or (isinstance(value, Real) and not isinstance(value, bool)):
-        try:
-            return float(value)
-        except ValueError:
-            raise _MisfitError from None
-        except OverflowError:  # a whole number beyond the largest float, and so beyond every range
-            return float("inf") if value > 0 else float("-inf")
-    raise _MisfitError
-
-
-def _fit_path(value: Any, source: Source) -> Path:
-    return Path(value) if isinstance(value, str | Path) else _misfit()
-
-
-_BOOLS = ("true", "false")
-_SCALARS: Mapping[Any, Callable[[Any, Source], Any]] = {
-    str: _fit_text,
-    bool: _fit_bool,
-    int: _fit_int,
-    float: _fit_float,
-    Path: _fit_path,
-}
-
-
-# --- Words ---------------------------------------------------------------------------------------------------------
-
-_WORDS = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    Path: "a path",
-    NoneType: "None",
-}
-
-
-def describe(kind: Any, source: Source = "code") -> str:
-    """Describe a type in words: a whole number or None; one of 'a', 'b'; a list, each a text."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return describe(inner[0], source)
-    if origin in (Union, UnionType):
-        return " or ".join(describe(each, source) for each in inner)
-    if origin is Literal:
-        return f"one of {', '.join(map(repr, inner))}"
-    if origin is tuple:
-        number = "a list" if inner[-1] is ... else f"{len(inner)} values"
-        return f"{number}, each {describe(inner[0], source)}"
-    if origin is Mapping:
-        return {"flag": "a JSON object", "file": "a table"}.get(source, "a mapping")
-    return _WORDS.get(kind, "a value of its type")
-
-
-def _found(value: Any, source: Source, *, is_number: bool) -> str:
-    """Describe a value for an error message; a flag's values as they were typed."""
-    if source != "flag":
-        return repr(value)
-    values = value if isinstance(value, list) else [value]
-    return " ".join(values if is_number else map(repr, values)) or "empty"
-
-
-def _annotations(kind: Any) -> Iterator[Any]:
-    yield from getattr(kind, "__metadata__", ())
-    for inner in get_args(kind)[: 1 if get_origin(kind) is Annotated else None]:
-        if get_origin(kind) is not Literal:
-            yield from _annotations(inner)
-
-
-def _plain_kinds(kind: Any) -> tuple[Any, ...]:
-    """Return the types that a field may have, without annotations."""
-    if get_origin(kind) is Annotated:
-        return _plain_kinds(get_args(kind)[0])
-    if get_origin(kind) in (Union, UnionType):
-        return tuple(each for inner in get_args(kind) for each in _plain_kinds(inner))
-    return (kind,)
-
-
 def to_flags(values: Mapping[str, Any]) -> list[str]:
     """Return the flags that set these settings: ["--learning-rate", "0.003", "--no-resume", ...]."""
     return [part for name, value in values.items() for part in _to_flag(name.replace("_", "-"), value)]
@@ -947,8 +759,6 @@ def _to_flag(name: str, value: Any) -> Sequence[str]:
     return [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
 
 
-# --- URLs with secrets ---------------------------------------------------------------------------------------------
-
 _LOGINS = {
     "server_url": f"leave it out, and set {SERVER_LOGIN}=user:password where the workers run",
     "judge_url": "name the variable that holds the key in judge_key_env",
@@ -956,30 +766,9 @@ _LOGINS = {
 """What to do about a secret in a URL, by setting."""
 
 
-def check_url(text: str, what: str, advice: str | None = None) -> None:
-    """Refuse a URL with a secret, which files, logs and lists of processes would show; other texts pass.
-
-    what: the setting's name. advice: what to do. Raises ConfigError, without the secret.
-    """
-    if has_secret(text):
-        raise ConfigError(
-            f"{what} holds a user, a password or a key ({public_url(text)}), which files, logs and lists of processes "
-            f"would show; {advice or 'put it into the environment'}"
-        )
-
-
 def check_urls(settings: Any) -> None:
     """Check that no value of a dataclass is a URL with a secret. Raises ConfigError, without the secret."""
     owner: Any = type(settings)
     for each in _own_settings(owner):
-        for text in _texts(getattr(settings, each.field)):
+        for text in texts(getattr(settings, each.field)):
             check_url(text, each.name, _LOGINS.get(each.name))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a value, also in lists and mappings."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(each)

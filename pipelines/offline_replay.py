@@ -34,16 +34,16 @@ def main(
     """
     if replay is not None:
         run = ludic.create(root, like=replay)
-        last_step = run.train(replay_batches=replay)
+        done = run.train(replay_batches=replay)
     elif sources:
         run = ludic.create(root, like=sources[0])
         # However old the weights that sampled: the importance ratio corrects for it, and is capped.
-        last_step = run.train(
+        done = run.train(
             offline=True, sources=sources, where=where, epochs=epochs, learning_rate=learning_rate, is_ratio_cap=2.0
         )
     else:
         raise ConfigError("give --sources, or --replay")
-    print(f"trained to step {last_step}; {run.url} holds the last weights as a policy and as a checkpoint")
+    print(f"trained to step {done.step}; {run.url} holds the last weights as a policy and as a checkpoint")
 
 
 if __name__ == "__main__":

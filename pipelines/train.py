@@ -25,7 +25,7 @@ def main(root: str = "runs/collected", num_steps: int | None = None, learning_ra
         learning_rate: Learning rate of AdamW.
     """
     run = ludic.open(root)
-    last_step = run.train(
+    done = run.train(
         num_steps=steps_in(run) if num_steps is None else num_steps,
         learning_rate=learning_rate,
         # Every stored rollout counts, however old its weights; its importance ratio is capped instead.
@@ -34,7 +34,7 @@ def main(root: str = "runs/collected", num_steps: int | None = None, learning_ra
         rollout_timeout_s=30.0,
     )
     if os.environ.get("RANK", "0") == "0":
-        print(f"trained to step {last_step}; {run.url} holds the weights of every step")
+        print(f"trained to step {done.step}; {run.url} holds the weights of every step")
 
 
 def steps_in(run: ludic.Run) -> int:

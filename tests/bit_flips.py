@@ -151,6 +151,7 @@ _READS: dict[str, Callable[[Root, str], Any]] = {
     "batches": _ledger,
     "requests": lambda root, name: decode(root.read(name), name),
     "metrics": lambda root, name: decode(root.read(name), name),
+    "token_stats": lambda root, name: decode(root.read(name), name),
     "reference": _reference,
     "attempts": _attempt,
     "policies": _policy,

@@ -111,6 +111,7 @@ def test_a_start_is_found_however_it_is_written(source: str, found: list[str]) -
     assert list(starts(source)) == found
 
 
+@pytest.mark.slow
 def test_no_module_but_children_starts_a_process() -> None:
     found = {(str(path.relative_to(PACKAGE.parent)), name) for path in FILES for name in starts(path.read_text())}
     by_children = {(file, name) for file, name in found if file == "ludic/children.py"}

@@ -29,7 +29,7 @@ NAMES = [
 METHODS = {
     "bisect": ["predicate", "table"],
     "cluster_files": ["system", "config", "*cluster", "*engine", "*algorithm", "**TrainConfig"],
-    "compact": ["*before", "*all_versions", "*target_mb", "*dry_run", "*track"],
+    "compact": ["before", "*all_versions", "*target_mb", "*dry_run", "*track"],
     "compare": ["sides", "*env", "*evaluation", "*difference", "*seed", "**MeasureConfig"],
     "contamination": ["*also", "*env", "*evaluation", "*query", "*params"],
     "cut": ["step", "out"],

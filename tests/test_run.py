@@ -55,6 +55,7 @@ def started(tmp_path: Path, model: str) -> Root:
     return create_root(str(tmp_path / "started"), model)
 
 
+@pytest.mark.slow
 def test_opening_a_run_imports_nothing_slow(run: ludic.Run) -> None:
     code = f"""
 import sys, ludic
@@ -84,6 +85,7 @@ def test_stats_are_data_frames(run: ludic.Run) -> None:
     assert (stats.drops.rows(), stats.evals.columns[:2]) == ([], ["policy_version", "env_name"])
 
 
+@pytest.mark.slow
 def test_sql_gives_a_frame_and_takes_values(run: ludic.Run) -> None:
     frame = run.sql(
         "select group_index, count(*) as n from rollouts where episode_reward > ? group by all order by 1", 0.5
@@ -94,12 +96,14 @@ def test_sql_gives_a_frame_and_takes_values(run: ludic.Run) -> None:
     assert run.sql("select reward_components from rollouts limit 1").height == 1
 
 
+@pytest.mark.slow
 def test_sql_gives_a_stream_and_reads_several_runs(run: ludic.Run, own: ludic.Run) -> None:
     with run.sql_stream("select range as a from range(25000)") as batches:
         assert [batch.num_rows for batch in batches] == [10_000, 10_000, 5_000]
     assert run.sql("select count(*) from rollouts", also=[own.url]).item() == 16
 
 
+@pytest.mark.slow
 def test_sql_only_reads_unless_told(run: ludic.Run, tmp_path: Path) -> None:
     query = f"copy (select 1 as a) to '{tmp_path}/made.csv'"
     with pytest.raises(QueryError, match=r"COPY is not a query.*unsafe=True"):
@@ -135,6 +139,7 @@ def test_a_group_holds_its_rollouts_in_order(run: ludic.Run, batch: RolloutBatch
     assert found.tokens().group_by("rollout_id", maintain_order=True).len()["len"].to_list() == [16] * 4
 
 
+@pytest.mark.slow
 def test_a_rollout_is_no_group_and_an_unknown_id_is_neither(run: ludic.Run, batch: RolloutBatch) -> None:
     first = batch.groups[0].rollouts[0]
     with pytest.raises(UnknownIdError, match=r"is a rollout, wanted a group; use Run\.rollout for it"):
@@ -157,6 +162,7 @@ def test_tokens_are_a_frame_with_the_logprobs_of_the_sampler(run: ludic.Run, bat
 HOSTILE = "<script>alert('x')</script>&<img src=x onerror=y>\x1b[2J"
 
 
+@pytest.mark.slow
 def test_hostile_text_is_only_text_in_a_notebook(started: Root) -> None:
     group = make_group(rewards=[1.0])
     messages = (Message(role="user", content=HOSTILE, name=HOSTILE), Message(role="assistant", content="fine"))
@@ -213,6 +219,7 @@ def test_only_sealed_versions_are_compacted_unless_told(started: Root) -> None:
         run.compact(1, all_versions=True)
 
 
+@pytest.mark.slow
 def test_expiring_keeps_what_a_replay_needs_unless_told(own: ludic.Run) -> None:
     report = own.expire(where="true")
     assert (report.expired, [stored.file.version for stored in report.kept_to_replay]) == ([], [0])
@@ -239,6 +246,7 @@ def test_a_wrong_rule_deletes_nothing(own: ludic.Run, rule: dict) -> None:
     assert len(list_files(own.root)) == 1
 
 
+@pytest.mark.slow
 def test_findings_name_the_broken_file_and_repair_moves_it(own: ludic.Run) -> None:
     assert own.verify().findings == []
     name = "rollouts/version=1/env=moar_cats/w7-test-0.parquet"
@@ -248,6 +256,7 @@ def test_findings_name_the_broken_file_and_repair_moves_it(own: ludic.Run) -> No
     assert ([finding.where for finding in report.repaired], report.findings) == ([name], [])
 
 
+@pytest.mark.slow
 def test_rows_are_exported_and_imported_with_their_tokens(run: ludic.Run, started: Root, tmp_path: Path) -> None:
     report = run.export("jsonl", tmp_path / "rows.jsonl", where="group_index < 2")
     assert (report.num_rows, report.location) == (4, str(tmp_path / "rows.jsonl"))
@@ -256,7 +265,7 @@ def test_rows_are_exported_and_imported_with_their_tokens(run: ludic.Run, starte
     into = ludic.open(started.url)
     (imported,) = into.import_(tmp_path / "rows.jsonl", "jsonl")
     assert (imported.num_rollouts, imported.refused) == (4, [])
-    assert into.import_([tmp_path / "rows.jsonl"], "jsonl").files[0].was_there
+    assert into.import_([tmp_path / "rows.jsonl"], "jsonl")[0].was_there
     tokens = "select response_tokens::varchar as t from rollouts where group_index < 2 order by t"
     assert into.sql(tokens).equals(run.sql(tokens))
 
@@ -273,10 +282,9 @@ def test_an_export_goes_into_an_open_file_and_weights_into_a_folder(run: ludic.R
     ("options", "problem"),
     [
         ({"format": "delta", "where": "true"}, "where does not apply to format delta"),
-        ({"format": "csv"}, "format csv needs a target"),
-        ({"format": "hf"}, "format hf needs a target"),
-        ({"format": "hf", "target": "x", "step": 1, "version": 1}, "step and version both choose the weights"),
-        ({"format": "iceberg", "target": io.BytesIO()}, "not an open file"),
+        ({"format": "hf"}, "format hf needs out: a folder or URL"),
+        ({"format": "hf", "out": "x", "step": 1, "version": 1}, "step and version both choose the weights"),
+        ({"format": "iceberg", "out": io.BytesIO()}, "format iceberg needs out: a folder or URL"),
     ],
 )
 def test_options_that_do_not_fit_the_format_are_refused(own: ludic.Run, options: dict, problem: str) -> None:

@@ -42,11 +42,12 @@ def last_settings(run: ludic.Run) -> Mapping[str, Any]:
     return read_attempt(run.root, newest_attempt_id(run.root)).config
 
 
+@pytest.mark.slow
 def test_sampling_and_training_take_turns_in_one_process(run: ludic.Run) -> None:
-    assert run.work(4) == 4
-    assert run.train(num_steps=2, **QUICK) == 2
-    assert run.work(num_groups=2) == 2
-    assert run.train(num_steps=3) == 3
+    assert run.work(4).num_groups == 4
+    assert run.train(num_steps=2, **QUICK).step == 2
+    assert run.work(num_groups=2).num_groups == 2
+    assert run.train(num_steps=3).step == 3
     assert run.verify().findings == []
     # The first model is published as version 0, then each attempt publishes what it starts from.
     assert ask(run, "select distinct attempt_id, step from batches order by all") == [(1, 1), (1, 2), (2, 3)]
@@ -55,6 +56,7 @@ def test_sampling_and_training_take_turns_in_one_process(run: ludic.Run) -> None
     assert ask(run, "select distinct worker_id[:3] from rollouts") == [("w0-",)]
 
 
+@pytest.mark.slow
 def test_a_later_call_takes_over_the_settings_of_the_trainer_before(run: ludic.Run) -> None:
     run.work(4)
     run.train(num_steps=1, algorithm="dapo", filters=("drop_errors",), learning_rate=1e-3, **QUICK)
@@ -64,6 +66,7 @@ def test_a_later_call_takes_over_the_settings_of_the_trainer_before(run: ludic.R
     assert last_settings(run) == {**before, "num_steps": 2, "learning_rate": 1e-4}
 
 
+@pytest.mark.slow
 def test_another_objective_drops_what_it_ignores_of_the_trainer_before(run: ludic.Run) -> None:
     run.work(4)
     run.train(num_steps=1, objective="ppo_clip", clip_high=0.3, **QUICK)
@@ -74,6 +77,7 @@ def test_another_objective_drops_what_it_ignores_of_the_trainer_before(run: ludi
         run.train(num_steps=3, clip_high=0.3)
 
 
+@pytest.mark.slow
 def test_a_config_gives_all_settings(run: ludic.Run) -> None:
     run.work(4)
     run.train(num_steps=1, learning_rate=1e-3, **QUICK)
@@ -113,7 +117,7 @@ def test_create_opens_the_same_run_again_and_refuses_another(run: ludic.Run, tin
         ({"env": "moar_cat"}, ConfigError, "environment 'moar_cat' is unknown; did you mean 'moar_cats'"),
         ({"group_sise": 2}, ConfigError, "setting of a run 'group_sise' is unknown; did you mean 'group_size'"),
         ({"model": "./none"}, ModelError, "./none: there is no such folder"),
-        ({"model": None}, ConfigError, "model and env are missing"),
+        ({"model": None}, ConfigError, "missing: model"),
         ({"like": "somewhere"}, ConfigError, "like gives the settings of the run; leave out env"),
     ],
 )
@@ -124,14 +128,15 @@ def test_a_run_that_could_not_start_is_not_made(tmp_path: Path, tiny: str, setti
         ludic.open(str(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_offline_training_in_a_run_of_its_own(run: ludic.Run, tmp_path: Path) -> None:
     run.work(4)
     offline = ludic.create(str(tmp_path / "offline"), like=run)
-    assert offline.train(offline=True, sources=(run.url,), epochs=2, device="cpu") == 4
+    assert offline.train(offline=True, sources=(run.url,), epochs=2, device="cpu").step == 4
     # The settings are those of the trainer before.
-    assert offline.train(epochs=3) == 6
+    assert offline.train(epochs=3).step == 6
     again = ludic.create(str(tmp_path / "again"), like=offline)
-    assert again.train(replay_batches=offline.url) == 6
+    assert again.train(replay_batches=offline.url).step == 6
     assert ask(again, "select loss from metrics order by step") == ask(
         offline, "select loss from metrics order by step"
     )
@@ -140,6 +145,7 @@ def test_offline_training_in_a_run_of_its_own(run: ludic.Run, tmp_path: Path) ->
 # --- Engines -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_engine_is_a_name_an_object_or_a_function(run: ludic.Run, tiny: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from ludic.engines.transformers_engine import make_engine\n"
@@ -152,7 +158,7 @@ def test_an_engine_is_a_name_an_object_or_a_function(run: ludic.Run, tiny: str, 
         return TransformersEngine(folder, device="cpu", version=version)
 
     for engine in ("transformers", f"{tmp_path}/own.py:own", TransformersEngine(tiny, device="cpu", version=-1), make):
-        assert run.work(1, engine=engine, device="cpu") == 1
+        assert run.work(1, engine=engine, device="cpu").num_groups == 1
     assert made == [0]
     assert ask(run, "select count(*), max(policy_version) from rollouts") == [(8, 0)]
 
@@ -172,6 +178,7 @@ def interrupt(*args: object) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_work_with_everything_stored_and_the_next_call_goes_on(run: ludic.Run) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt):
@@ -179,24 +186,26 @@ def test_ctrl_c_ends_work_with_everything_stored_and_the_next_call_goes_on(run: 
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     ((num_groups,),) = ask(run, "select count(*) from groups")
     assert 0 < num_groups < 1000
-    assert run.work(2) == 2
+    assert run.work(2).num_groups == 2
     # What was given up is sampled first, and nothing is there twice.
     ((indexes,),) = ask(run, "select list(request_index order by request_index) from rollouts")
     assert len(set(indexes)) == len(indexes) == 2 * (num_groups + 2)
     assert indexes[0] == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_training_with_a_checkpoint_and_the_next_call_goes_on(run: ludic.Run) -> None:
     run.work(8)
     with pytest.raises(KeyboardInterrupt):
         run.train(num_steps=4, report=lambda step, row: interrupt() if step == 1 else None, **QUICK)
     (checkpoint,) = complete_checkpoints(run.root)
     assert checkpoint.step in (1, 2)  # the next batch was read already
-    assert run.train() == 4
+    assert run.train().step == 4
     steps = [(1 if step <= checkpoint.step else 2, step) for step in (1, 2, 3, 4)]
     assert ask(run, "select distinct attempt_id, step from batches order by all") == steps
 
 
+@pytest.mark.slow
 def test_an_event_stops_work_in_another_thread(run: ludic.Run) -> None:
     stop, made = threading.Event(), []
 
@@ -206,8 +215,8 @@ def test_an_event_stops_work_in_another_thread(run: ludic.Run) -> None:
     thread = threading.Thread(target=lambda: made.append(run.work(1000, in_flight=4, stop=stop, report=report)))
     thread.start()
     thread.join(60)
-    assert 0 < made[0] < 1000
-    assert ask(run, "select count(*) from groups") == [(made[0],)]
+    assert 0 < made[0].num_groups < 1000
+    assert ask(run, "select count(*) from groups") == [(made[0].num_groups,)]
 
 
 # --- Code that came from elsewhere ---------------------------------------------------------------------------------
@@ -235,23 +244,24 @@ def test_code_of_a_foreign_root_does_not_run(foreign: ludic.Run, start) -> None:
 
 
 def test_trust_code_agrees_for_this_and_later_calls(foreign: ludic.Run) -> None:
-    assert foreign.work(1, trust_code=True) == 1
-    assert foreign.work(1) == 1
+    assert foreign.work(1, trust_code=True).num_groups == 1
+    assert foreign.work(1).num_groups == 1
 
 
 def test_a_run_like_a_foreign_one_needs_consent_too(foreign: ludic.Run, tmp_path: Path) -> None:
     with pytest.raises(ConsentError, match="trust_code=True"):
         ludic.create(tmp_path / "like", like=foreign).work(1)
-    assert ludic.create(tmp_path / "like", like=foreign, trust_code=True).work(1) == 1
+    assert ludic.create(tmp_path / "like", like=foreign, trust_code=True).work(1).num_groups == 1
 
 
 def test_creating_a_foreign_run_again_is_no_consent(foreign: ludic.Run, tiny: str) -> None:
     settings = {"model": tiny, "env": foreign.config.env, **SIZES}
     with pytest.raises(ConsentError):
         ludic.create(foreign.url, **settings)
-    assert ludic.create(foreign.url, **settings, trust_code=True).work(1) == 1
+    assert ludic.create(foreign.url, **settings, trust_code=True).work(1).num_groups == 1
 
 
+@pytest.mark.slow
 def test_an_advantage_of_a_foreign_trainer_does_not_run(run: ludic.Run, tmp_path: Path, monkeypatch) -> None:
     column = "append_column('advantage', rollouts['episode_reward'])"
     (tmp_path / "adv.py").write_text(f"def f(rollouts):\n    return rollouts.select(['rollout_id']).{column}\n")
@@ -260,7 +270,7 @@ def test_an_advantage_of_a_foreign_trainer_does_not_run(run: ludic.Run, tmp_path
     monkeypatch.setenv("LUDIC_CONFIG_DIR", str(tmp_path / "me"))
     with pytest.raises(ConsentError, match=r"advantage '.*adv\.py:f'"):
         run.train(num_steps=2)
-    assert run.train(num_steps=2, trust_code=True) == 2
+    assert run.train(num_steps=2, trust_code=True).step == 2
 
 
 # --- Processes -----------------------------------------------------------------------------------------------------
@@ -278,8 +288,8 @@ def test_launch_refuses_what_is_no_run(run: ludic.Run) -> None:
 @pytest.mark.slow
 def test_launch_samples_and_trains_in_processes_and_continues(run: ludic.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert run.launch(num_steps=2, learning_rate=1e-3, device="cpu") == 2
-    assert run.launch(num_steps=3) == 3
+    assert run.launch(num_steps=2, learning_rate=1e-3, device="cpu").step == 2
+    assert run.launch(num_steps=3).step == 3
     assert last_settings(run)["learning_rate"] == 1e-3
-    assert run.launch() == 3
+    assert run.launch().step == 3
     assert ask(run, "select distinct attempt_id, step from batches order by all") == [(1, 1), (1, 2), (2, 3)]

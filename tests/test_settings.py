@@ -384,6 +384,7 @@ def test_what_is_said_of_none_is_not_said_of_overrides():
     assert helps["max_steps"] == "Maximum steps of the environment in an episode. None is the run's."
 
 
+@pytest.mark.slow
 def test_the_page_of_settings_has_every_setting_of_every_command():
     for settings in settings_of_commands():
         for each in settings_of(settings):

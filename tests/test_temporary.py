@@ -71,6 +71,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_the_copy_of_a_killed_trainer_is_deleted_by_the_next_and_that_of_a_living_one_is_kept(
     machine: Path, started: Root
 ) -> None:
@@ -185,6 +186,7 @@ WITHIN = {
 }
 
 
+@pytest.mark.slow
 def test_every_temporary_folder_of_ludic_has_the_name_of_its_owner() -> None:
     package = Path(ludic.__file__).parent
     found = set()

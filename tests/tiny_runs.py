@@ -79,8 +79,8 @@ def train_here(root: Root, *, report: Callable[[int, Mapping[str, Any]], None] |
 
 
 def make_whole_root(folder: Path) -> Root:
-    """A short run with a file of every kind: compacted and expired ones, a reference, evals, a broken file, weights in
-    full and as differences."""
+    """A short run with a file of every kind: compacted and expired ones, a reference, evals, token statistics, a broken
+    file, weights in full and as differences."""
     root = create_root(str(folder / "run"), make_model(folder / "model"))
     fill(root, num_files=3)
     fill(root, num_files=2, worker_id="w1-test", seed=5, policy_version=1)
@@ -88,7 +88,7 @@ def make_whole_root(folder: Path) -> Root:
         writer.append(make_batch(worker_id="e0-test", num_groups=1, seed=9, purpose="eval"))
     claim_slot(root, 0, "w0-test")
     reference = {"reference": root.run.model, "reference_cache": True, "kl_weight": 0.1}
-    train_here(root, num_steps=2, checkpoint_every=1, full_version_every=2, **reference)
+    train_here(root, num_steps=2, checkpoint_every=1, full_version_every=2, keep_token_stats=True, **reference)
     with closing(MetricsLog(root, "worker", "w0-test")) as log:
         log.write(worker_id="w0-test", env_name="moar_cats", num_rollouts=8, policy_version=0)
     compact(root, before_version=1)

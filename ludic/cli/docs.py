@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
@@ -119,9 +120,11 @@ _TYPED = '''"""Types of the operations' `**settings`, by which editors complete 
 Written by `make format` from the dataclasses of the settings.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 '''
 
 
@@ -146,20 +149,28 @@ def typed() -> str:
         about = f"Settings of `{function.__module__.rpartition('.')[2]}.{function.__name__}`."
         classes.append(_typed_dict(name, about, bases, own))
     values = [_typed_dict(f"{owner.__name__}Values", "", [], settings_of(owner)) for owner in owners]
-    return "\n".join([_TYPED, *values, *classes])
+    choices = {member for owner in owners for each in settings_of(owner) if each.is_choice for member in each.members}
+    modules: dict[str, list[str]] = {}
+    for member in sorted(choices, key=lambda each: (each.__module__, each.__name__)):
+        modules.setdefault(member.__module__, []).append(member.__name__)
+    imports = [f"from {module} import {', '.join(names)}" for module, names in modules.items()]
+    under = ["if TYPE_CHECKING:", *(f"    {line}" for line in imports), ""] if imports else []
+    return "\n".join([_TYPED, *under, *values, *classes])
 
 
 def formatted(text: str) -> str:
     """Return Python source as ruff formats it."""
-    ruff = [sys.executable, "-m", "ruff", "format", "-"]
-    return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    ruff = start_python(["-m", "ruff", "format", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with ruff as process:
+        return process.communicate(text.encode())[0].decode()
 
 
 def _typed_dict(name: str, about: str, bases: Sequence[str], settings: Sequence[Setting]) -> str:
     lines = [f"class {name}({', '.join(bases) or 'TypedDict'}, total=False):"]
     lines += [f'    """{about}"""', ""] if about else []
     for each in settings:
-        more = " | Mapping[str, Any]" if each.is_choice else ""
+        members = [member.__name__ for member in each.members] if each.is_choice else []
+        more = "".join(f" | {name}" for name in (["Mapping[str, Any]", *members] if members else []))
         lines.append(f"    {each.name}: {_type_of(each.kind)}{more}")
     return "\n".join([*lines, "", ""])
 

@@ -5,13 +5,13 @@ usage. What a command prints follows from its operation's result (ludic.results)
 """
 
 import errno
-import inspect
 import logging
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 from ludic.children import protect_children_of_libraries
@@ -19,7 +19,6 @@ from ludic.cli.commands import COMMANDS, GROUPS
 from ludic.cli.settings import JSON, exit_with_settings, parse
 from ludic.errors import LudicError, similar_names
 from ludic.installed import LUDIC, installed_version
-from ludic.launch.process import interrupt_on_sigterm
 from ludic.masking import mask
 from ludic.printable import printable
 from ludic.settings import RUN, SettingsError, arguments, opens_its_root, takes_a_root
@@ -35,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit."""
     if argv is None:  # this process is the command, and nobody else's
         protect_children_of_libraries()
-        interrupt_on_sigterm()
     args = list(sys.argv[1:] if argv is None else argv)
     _log_to_stderr()
     if sys.stdout is None:
@@ -109,24 +107,22 @@ def _run(name: str, args: list[str]) -> int:
     operation = command.load()
     program = f"ludic {name}"
     values = parse(operation, args, program=program, description=command.about, first=command.first)
-    as_json = values.pop(JSON, False)
+    as_json = values.get(JSON, False) if JSON in signature(operation).parameters else values.pop(JSON, False)
     try:
         result = _call(operation, values)
     except SettingsError as error:
         exit_with_settings(operation, error, program)
     if result is None:
         return 0
-    from ludic.results import print_json, printable, stdout_console
+    from ludic.results import print_json, stdout_console
 
-    if os.environ.get("RANK", "0") != "0":
-        return 0
     if as_json:
         if figures := result.to_dict():
             print_json(figures)
     else:
         result.print_to(stdout_console())
     for remark in result.remarks:
-        print(printable(f"ludic: {remark}"), file=sys.stderr)
+        print(printable(mask(f"ludic: {remark}")), file=sys.stderr)
     if result.failure is not None:
         fail(result.failure)
     return 0
@@ -134,7 +130,7 @@ def _run(name: str, args: list[str]) -> int:
 
 def _call(operation: Callable[..., Any], values: dict[str, Any]) -> Any:
     """Call an operation with its settings by name; it gets an opened run, unless it takes the place of one."""
-    parameters = inspect.signature(operation).parameters
+    parameters = signature(operation).parameters
     given = arguments(operation, values)
     positional: list[Any] = []
     if takes_a_root(operation):

@@ -30,7 +30,7 @@ _EXPERIMENT = {"groups_per_batch", "in_flight", "num_steps"}
 def settings_of_command(operation: Callable[..., Any]) -> tuple[Setting, ...]:
     """Return the settings of an operation, and --json if it returns a result."""
     table = settings_of(operation)
-    if inspect.signature(operation).return_annotation in (None, "None"):
+    if JSON in {each.name for each in table} or inspect.signature(operation).return_annotation in (None, "None"):
         return table
     return (*table, *settings_of(_printing))
 
@@ -77,7 +77,7 @@ def parse(
 def exit_with_settings(operation: Callable[..., Any], error: SettingsError, program: str) -> NoReturn:
     """Print what is wrong with the settings of an operation, those that are missing by their flags; exit with 2."""
     table = {each.name: each for each in settings_of(operation)}
-    if isinstance(error, MissingSettingsError):
+    if isinstance(error, MissingSettingsError) and table.keys() >= {*error.names}:
         exit_with(ConfigError(missing_text([table[name] for name in error.names], table.values(), program)), program)
     exit_with(error, program)
 
@@ -91,7 +91,9 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     try:
         text = path.read_text()
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: wanted a JSON object of settings")

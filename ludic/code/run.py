@@ -9,7 +9,6 @@ import linecache
 import signal
 import sys
 import traceback
-from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -111,6 +110,8 @@ def as_error(error: BaseException, *, in_coroutine: bool) -> Exception | None:
         return error
     if isinstance(error, Interruption | StopNowInterrupt):
         return None
+    from asyncio import CancelledError  # slow to import, and `ludic --help` needs none of it
+
     if in_coroutine and isinstance(error, CancelledError | GeneratorExit):
         return None
     if isinstance(error, SystemExit):

@@ -15,6 +15,9 @@ def demo(*, agents: bool = False, root: str | None = None, num_steps: Count | No
         root: Folder or URL of the run; a stopped demo is resumed. None is runs/demo, or runs/demo-agents with --agents.
         num_steps: Number of gradient steps of RL. None is 60, or 50 with --agents.
     """
+    from ludic.launch.process import interrupt_on_sigterm
+
+    interrupt_on_sigterm()
     if agents:
         from ludic.demos.calculator import teach_a_tool
 

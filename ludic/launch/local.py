@@ -1,4 +1,4 @@
-"""Run workers and a trainer of a run as processes of this machine, and restart them when they die."""
+"""Run the workers and the trainer of a run: as processes of this machine, restarted when they die, or by a launcher."""
 
 import logging
 import os
@@ -7,20 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
+from ludic.by_name import find_by_name
+from ludic.code.consent import CodeSettings
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import check_engine
-from ludic.errors import ConfigError, LudicError, SchemaError, StoreError
+from ludic.errors import LudicError, SchemaError, StoreError
 from ludic.launch.config import LaunchConfig
-from ludic.launch.config_files import config_args
-from ludic.launch.evaluation import log_missed
 from ludic.launch.gpus import VARIABLE, GpuPlan, Gpus, assign_gpus, parse_gpus, visible_gpus
-from ludic.launch.process import ENVIRONMENT, stop_variables
+from ludic.launch.here import last_step, log_missed, train_args
+from ludic.launch.process import ENVIRONMENT, config_args, stop_variables
 from ludic.launch.roots import other_location
 from ludic.launch.supervisor import Child, finish, supervise
-from ludic.launch.train import last_step, train_args
 from ludic.rollouts.config import StreamConfig
+from ludic.settings import SettingsError
 from ludic.show.watch import Watcher, open_view
 from ludic.store import Root
 from ludic.store.catalogue import LOGS, WORKERS
@@ -34,7 +36,52 @@ VLLM = "vllm"
 """Name of the engine that takes whole GPUs, and a share of their memory at its start."""
 
 
+class Launcher(Protocol):
+    """Runs all processes of a run until the trainer is done."""
+
+    def __call__(
+        self,
+        root: Root,
+        config: TrainConfig,
+        processes: LaunchConfig,
+        engine: EngineConfig,
+        *,
+        model: str | None = None,
+        code: CodeSettings | None = None,
+    ) -> int:
+        """Return the last step trained.
+
+        model: location of the run's first model, if it is not where run.json says. code: consent to the code in the
+        root. Raises ChildError if a process dies repeatedly, ConfigError, OwnedError, KeyboardInterrupt.
+        """
+        ...
+
+
+LAUNCHERS: Mapping[str, str] = MappingProxyType(
+    {
+        "ray": "ludic.adapters.ray.launcher:launch",
+    }
+)
+"""The Launcher of each value of LaunchConfig.launcher but `local`, which is ludic's own."""
+
+
 def launch(
+    root: Root,
+    config: TrainConfig,
+    processes: LaunchConfig,
+    engine: EngineConfig,
+    *,
+    model: str | None = None,
+    code: CodeSettings | None = None,
+) -> int:
+    """Run all processes, on this machine or with the launcher that `processes` name; see Launcher."""
+    if processes.launcher in LAUNCHERS:
+        launcher: Launcher = find_by_name(LAUNCHERS[processes.launcher])
+        return launcher(root, config, processes, engine, model=model, code=code)
+    return launch_here(root, config, processes, engine, model=model)
+
+
+def launch_here(
     root: Root, config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, *, model: str | None = None
 ) -> int:
     """Run all processes until the trainer is done, and show what they do; returns the last step trained.
@@ -67,7 +114,7 @@ def launch(
 def check_launch(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> None:
     """Check the settings without running users' code. num_workers: workers of the schedule. Raises ConfigError."""
     if config.batch.is_stored:
-        raise ConfigError(
+        raise SettingsError(
             "`ludic run` trains on rollouts that its workers sample; `ludic train` trains on stored rollouts"
         )
     processes.workers_of(num_workers)

@@ -5,9 +5,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ludic.defaults import Track, untracked
-from ludic.errors import ConfigError
 from ludic.operations.start import Algorithm
-from ludic.settings import Count, Index, Shown, operation
+from ludic.settings import Count, Index, SettingsError, Shown, operation
 
 if TYPE_CHECKING:
     from ludic.run import Run
@@ -44,12 +43,12 @@ def what_if(
         from_step: Step whose policy the branch begins with; 0 is the first policy.
         num_steps: Steps of the branch. None trains as many as the run has after --from-step.
     """
-    from ludic.launch.branch import train_branch
+    from ludic.launch.here import train_branch
     from ludic.show.what_if import WhatIf
     from ludic.what_if.rerun import given_settings, rerun
 
     if (train is None) != (from_step is None) or (train is None and num_steps is not None):
-        raise ConfigError("train and from_step go together, and num_steps needs both")
+        raise SettingsError("train and from_step go together, and num_steps needs both")
     names = None if filters is None else tuple(filters)
     given = given_settings(advantage=advantage, filters=names, algorithm=algorithm, sql_params=sql_params)
     found = rerun(run.root, given, steps, track)

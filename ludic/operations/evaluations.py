@@ -12,7 +12,7 @@ from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig, Interval, MeasureConfig
 from ludic.operations.start import Device
 from ludic.scoring.options import ScoreOptions
-from ludic.settings import Range, Seed, Shown, convert, operation, split
+from ludic.settings import Range, Seed, SettingsError, Shown, convert, operation, split
 
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
@@ -60,7 +60,7 @@ def evaluate(
             another location of the run's first model.
     """
     from ludic.eval.suite import read_suite
-    from ludic.launch.evaluation import evaluate_here, open_to_evaluate
+    from ludic.launch.here import evaluate_here, open_to_evaluate
     from ludic.launch.process import interruptible_unless, is_supervised
 
     parts = split(settings, samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
@@ -69,7 +69,7 @@ def evaluate(
         parts["samples"]["env"] = (parts["samples"]["env"],)
     config = convert(EvalConfig, {"versions": _as_text(versions)} | parts["samples"])
     if suite is not None and (measure.measures or measure.params):
-        raise ConfigError(f"measures and params do not apply beside a suite; write them into {suite}")
+        raise SettingsError(f"measures and params do not apply beside a suite; write them into {suite}")
     with interruptible_unless(stop) as stopped:
         if isinstance(run, str):
             root = open_to_evaluate(run, config, model, code, None if suite is None else str(suite))
@@ -127,7 +127,7 @@ def _numbers(root: Any, chosen: "Chosen", measure: MeasureConfig, interval: Inte
 def _as_text(versions: int | str | Sequence[int]) -> str:
     if isinstance(versions, str):
         return versions
-    return ",".join(map(str, [versions] if isinstance(versions, int) else versions))
+    return ",".join(map(str, versions if isinstance(versions, Sequence) else [versions]))
 
 
 # --- Stored evaluations side by side ---------------------------------------------------------------------------------

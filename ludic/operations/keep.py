@@ -32,8 +32,8 @@ def verify(run: "Run", *, repair: bool = False, track: Track = untracked) -> "Re
 @operation()
 def compact(
     run: "Run",
-    *,
     before: Index | None = None,
+    *,
     all_versions: bool = False,
     target_mb: Annotated[int, Range(1, 10**6)] = TARGET_BYTES >> 20,
     dry_run: bool = False,
@@ -73,8 +73,9 @@ def expire(
 ) -> "ExpiryReport":
     """Delete rollouts that are no longer needed.
 
-    Deletes the files whose rows all match one rule, except those that a resumed trainer or a replay needs. Raises
-    ConfigError for a bad rule, QueryError for a bad predicate.
+    Deletes the files whose rows all match one rule, except those that a resumed trainer or a replay needs. rule: fields
+    of ExpiryRule: one of keep_versions, before, older_than and where; folder. Raises ConfigError for a bad rule,
+    QueryError for a bad predicate.
 
     Args:
         break_resume: Also delete rollouts that a trainer would still train on after it resumes from its checkpoint.

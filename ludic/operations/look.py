@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from ludic.defaults import Track, untracked
-from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.rollouts.config import Question
-from ludic.settings import Count, Index, SecondsOfADay, Shown, convert, operation
+from ludic.settings import Count, Index, SecondsOfADay, SettingsError, Shown, convert, operation
 from ludic.show.terminal.options import ViewOptions
 
 if TYPE_CHECKING:
@@ -116,7 +115,10 @@ def rollout(run: "Run", rollout_id: str) -> "Found":
 
 @operation()
 def group(run: "Run", group_id: str) -> "Found":
-    """Find a group by its id, or a beginning or an end of it; `records` are its rollouts. Raises UnknownIdError."""
+    """Find a group by its id, or a beginning or an end of it.
+
+    Its `records` are its rollouts. Raises UnknownIdError.
+    """
     from ludic.show.found import look_up
 
     return look_up(run.root, group_id, "group")
@@ -301,7 +303,7 @@ def sample(
     if root is not None:
         return sample_run(root, asked, version)
     if version is not None:
-        raise ConfigError(f"{run} is a model, not a run, so it has no version {version}")
+        raise SettingsError(f"{run} is a model, not a run, so it has no version {version}")
     return sample_model(str(run), asked)
 
 

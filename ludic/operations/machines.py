@@ -105,6 +105,7 @@ def write_cluster_files(
 
     from ludic.errors import ConfigError
     from ludic.paths import local_path
+    from ludic.printable import printable
     from ludic.run import open_run
 
     cluster.check_for(system)
@@ -124,4 +125,4 @@ def write_cluster_files(
                 f"{folder / name} is there already; delete it, or choose another folder with --out"
             ) from None
     for name in files:
-        print(_NEXT[system].format(folder / name))
+        print(printable(_NEXT[system].format(folder / name)))

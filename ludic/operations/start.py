@@ -13,7 +13,18 @@ from ludic.errors import ConfigError, MissingRootError
 from ludic.launch.config import LaunchConfig
 from ludic.rollouts.config import WorkerConfig
 from ludic.run_config import RunConfig
-from ludic.settings import CountOr0, Processes, Shown, StopWithin, check_names, convert, given, operation, split
+from ludic.settings import (
+    CountOr0,
+    Processes,
+    SettingsError,
+    Shown,
+    StopWithin,
+    check_names,
+    convert,
+    given,
+    operation,
+    split,
+)
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names
 
@@ -74,7 +85,7 @@ def create(
         run = convert(RunConfig, parts["run"] | {name: each for name, each in named.items() if each is not None})
         return Run(create_run(url, run, TrainConfig(), code))
     if env is not None or parts["run"]:
-        raise ConfigError("like gives the settings of the run; leave out env and settings, or leave out like")
+        raise SettingsError("like gives the settings of the run; leave out env and settings, or leave out like")
     source = like.root if isinstance(like, Run) else Root.open(str(like))
     made = start_like(url, source, None if model is None else str(model))
     if code.is_given:
@@ -102,10 +113,12 @@ def run(
         algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
     """
     from ludic.launch.local import check_launch
+    from ludic.launch.process import interrupt_on_sigterm
     from ludic.launch.roots import create_run
     from ludic.store import Root
     from ludic.training.inherited_settings import next_config
 
+    interrupt_on_sigterm()
     url = str(root)
     parts = split(
         settings, run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
@@ -132,7 +145,7 @@ def launch(
     model: str | None = None,
     **settings: Unpack["LaunchSettings"],
 ) -> "Trained":
-    """Run workers and a trainer until the trainer is done; returns its last step.
+    """Run workers and a trainer until the trainer is done; returns how training ended.
 
     Restarts processes that die. Ctrl-C stops all of them and raises KeyboardInterrupt; another call continues.
     settings: fields of TrainConfig and of LaunchConfig, such as local_workers, ranks, launcher and eval_every;
@@ -166,7 +179,7 @@ def _launch(
     model: str | None,
     code: CodeSettings,
 ) -> "Trained":
-    from ludic.launch.launching import launch
+    from ludic.launch.local import launch
     from ludic.operations.outcomes import Trained
     from ludic.run import Run
 
@@ -214,8 +227,8 @@ def worker(
         device: Device to sample on; None uses CUDA if available.
         model: Location of the run's first model, which adapters need; None takes the location in run.json.
     """
+    from ludic.launch.here import work
     from ludic.launch.process import stop_on_signals
-    from ludic.launch.work import work
     from ludic.operations.outcomes import Sampled
 
     parts = split(settings, worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
@@ -244,7 +257,7 @@ def work(
     report: "Callable[[RolloutBatch], None] | None" = None,
     **settings: Unpack["WorkSettings"],
 ) -> "Sampled":
-    """Sample groups in this process and append them to the run; returns the number of committed groups.
+    """Sample groups in this process and append them to the run; returns what was sampled.
 
     With `num_groups`, samples so many groups with the newest weights, whatever the trainer asks for; if nothing is
     published yet, the run's model is published first. Without it, samples what the trainer asks for, as `ludic
@@ -261,8 +274,8 @@ def work(
         stop: Ends the call when it is set, instead of Ctrl-C.
         report: Called with each batch, instead of the progress that is shown on stderr.
     """
+    from ludic.launch.here import free_slot, publish_first, work
     from ludic.launch.process import interruptible_unless
-    from ludic.launch.work import free_slot, publish_first, work
     from ludic.operations.outcomes import Sampled
 
     parts = split(settings, worker=WorkerConfig, code=CodeSettings)
@@ -290,11 +303,12 @@ def trainer(
     stop_within_s: StopWithin | None = None,
     take_over: bool = False,
     replaces: CountOr0 | None = None,
+    json: bool = False,
     **settings: Unpack["TrainerSettings"],
-) -> "Trained":
+) -> "Trained | None":
     """Train on a run's rollouts, and publish weights.
 
-    With several ranks, torchrun replaces this process.
+    With several ranks, torchrun replaces this process; the first one returns the result.
 
     Args:
         run: Folder or URL of the run. Training continues from the last checkpoint, if there is one. With --sources or
@@ -311,11 +325,12 @@ def trainer(
         take_over: Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses
             the start.
         replaces: Attempt that is known to have ended, so that its lease is not watched; set by `ludic run`.
+        json: Print the result as JSON.
     """
     import os
 
+    from ludic.launch.here import become_ranks, open_to_train, train_here
     from ludic.launch.process import stop_on_signals, stop_variables
-    from ludic.launch.train import become_ranks, open_to_train, train_here
     from ludic.operations.outcomes import Trained
     from ludic.training.inherited_settings import next_config
 
@@ -327,8 +342,10 @@ def trainer(
     root = open_to_train(url, config, model=model, resume=resume)
     options: dict[str, Any] = {"code": code, "model": model, "resume": resume, "take_over": take_over}
     if ranks > 1 and "WORLD_SIZE" not in os.environ:
-        become_ranks(root, config, ranks, replaces=replaces, **options)
+        become_ranks(root, config, ranks, replaces=replaces, json=json, **options)
     step = train_here(root, config, stop_on_signals(), replaces=replaces, **options)
+    if os.environ.get("RANK", "0") != "0":
+        return None
     return Trained(root=root.url, step=step, num_steps=None if config.batch.is_stored else config.num_steps)
 
 
@@ -345,7 +362,7 @@ def train(
     report: Callable[[int, Mapping[str, Any]], None] | None = None,
     **settings: Unpack["TrainSettings"],
 ) -> "Trained":
-    """Train in this process, or in this rank if torchrun started it; returns the last step trained.
+    """Train in this process, or in this rank if torchrun started it; returns how training ended.
 
     Continues from the last checkpoint, if there is one. Settings not given here are those of the run's last
     trainer, or of the run in `replay_batches`. Ctrl-C ends the call after a checkpoint, and raises KeyboardInterrupt.
@@ -361,8 +378,8 @@ def train(
         stop: Ends the call when it is set, instead of Ctrl-C.
         report: Called with each step and its metrics, instead of the progress that is shown on stderr.
     """
+    from ludic.launch.here import open_to_train, train_here
     from ludic.launch.process import interruptible_unless
-    from ludic.launch.train import open_to_train, train_here
     from ludic.operations.outcomes import Trained
 
     parts = split(settings, train=TrainConfig, code=CodeSettings)

@@ -3,9 +3,14 @@
 Written by `make format` from the dataclasses of the settings.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from ludic.training.config import Cispo, Dpo, Dppo, Gmpo, Gspo, Ipo, Orpo, PpoClip, Reinforce, Sapo, Sft, Vespo
 
 
 class TrainConfigValues(TypedDict, total=False):
@@ -35,6 +40,18 @@ class TrainConfigValues(TypedDict, total=False):
     objective: (
         Literal["reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo", "sft", "dpo", "ipo", "orpo"]
         | Mapping[str, Any]
+        | Reinforce
+        | PpoClip
+        | Cispo
+        | Gspo
+        | Gmpo
+        | Sapo
+        | Dppo
+        | Vespo
+        | Sft
+        | Dpo
+        | Ipo
+        | Orpo
     )
     is_ratio_bounds: Sequence[float] | None
     is_sequence_ratio_bounds: Sequence[float] | None

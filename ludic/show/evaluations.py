@@ -62,13 +62,13 @@ class Evaluation(Result):
         yield Frame(
             "measures",
             rows,
-            (*keys, "measure", "estimate", "interval", "std_error", "left_out"),
+            (*keys, "measure", "estimate", "interval", "std_error", "num_missing"),
             most=len(rows),
             titles={"interval": f"{100 * self.confidence:g}% interval"},
             derived={
                 "measure": measure_title,
                 "interval": interval_text,
-                "left_out": lambda row: row["num_missing"] or None,
+                "num_missing": lambda row: row["num_missing"] or None,
             },
         )
 

@@ -14,7 +14,7 @@ from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.errors import ConfigError, MissingRootError
 from ludic.models.first_model import same_model
 from ludic.settings import given as as_given
-from ludic.settings import in_use
+from ludic.settings import in_use, settings_of, without_tables
 from ludic.store import Attempt, Root, RunConfig, newest_attempt_id, read_attempt
 from ludic.store.attempts import chain, last_checkpoint, newest_attempt, read_cut, read_parent
 from ludic.store.records import CheckpointId
@@ -36,6 +36,7 @@ def next_config(
     Raises ConfigError if the settings contradict each other, or if `given` names no setting.
     """
     preset = load_algorithm(algorithm) if algorithm is not None else {}
+    given = without_tables(given, {each.name: each for each in settings_of(TrainConfig)})
     earlier = earlier_settings(root_url, given, online=online)
     earlier = as_given(earlier, f"earlier settings of {root_url}", "stored")
     return to_config({**earlier, **preset, **given})

@@ -204,6 +204,7 @@ def test_a_truncation_by_the_environment_has_its_reason_in_the_step_too() -> Non
     assert [step.info for step in row.environment_steps] == [{}, {"truncation_reason": "env", "seconds": "9"}]
 
 
+@pytest.mark.slow
 def test_an_environment_may_say_how_many_steps_it_has() -> None:
     environment = Script([go_on()] * (MAX_STEPS + 1))
     environment.max_steps = 3  # type: ignore[attr-defined]

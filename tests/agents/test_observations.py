@@ -57,6 +57,7 @@ def test_without_a_limit_nothing_is_cut() -> None:
     assert row.environment_steps[0].info == {}
 
 
+@pytest.mark.slow
 def test_an_observation_of_ten_megabytes_is_cut_by_default() -> None:
     agent = scripted_agent(["1", "2"], max_length=10**8)
     (row,) = run_episode(agent, Script([go_on("x" * 10_000_000), end()]))

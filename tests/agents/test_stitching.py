@@ -98,6 +98,7 @@ def check_tree(rows: Sequence[Rollout], max_depth: int, max_children: int) -> No
             assert all((call.result is None) != (call.error is None) for call in step.tool_calls)
 
 
+@pytest.mark.slow
 @given(
     turns=TURNS,
     observations=OBSERVATIONS,
@@ -121,6 +122,7 @@ def test_rows_are_what_was_sampled(turns, observations, context, parser, max_ste
         assert len(rows) == 1
 
 
+@pytest.mark.slow
 @given(
     turns=st.lists(
         st.tuples(TEXTS | st.sampled_from([DELEGATE, f"{DELEGATE}\n{DELEGATE}"]), st.sampled_from(["stop", "length"])),

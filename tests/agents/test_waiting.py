@@ -244,6 +244,7 @@ def test_a_loop_in_a_thread_is_interrupted() -> None:
     assert all_end(threads_of_episodes() - before)
 
 
+@pytest.mark.slow
 def test_the_time_in_which_others_block_the_event_loop_is_no_part_of_a_limit() -> None:
     class Either(Base):
         """The second episode blocks all, four times of a third of the limit; the first one needs a tenth of it."""
@@ -313,6 +314,7 @@ def test_a_task_of_another_event_loop_is_named() -> None:
     )
 
 
+@pytest.mark.slow
 def test_calls_wait_for_the_thread_of_their_episode_without_losing_their_time() -> None:
     class Slow(Base):
         run_in = "thread"
@@ -329,6 +331,7 @@ def test_calls_wait_for_the_thread_of_their_episode_without_losing_their_time() 
     assert [call.result for step in row.agent_steps for call in step.tool_calls] == ["seen"] * 4
 
 
+@pytest.mark.slow
 def test_calls_in_threads_do_not_hold_up_the_limits_of_others() -> None:
     class Either(Base):
         """Ends by its own limit, while three episodes have nested limits in threads."""

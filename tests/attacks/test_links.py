@@ -91,7 +91,19 @@ TRIED: Mapping[str, Callable[[Root, str], object]] = {
 }
 """What changes files of a root, or copies them, with a name that leads through a link."""
 READS = {"read", "read_range", "open_file", "exists", "list", "sizes", "folders", "at", "explained", "is_local"}
-READS |= {"connect", "open", "check_same_run", "refuse_linked_folders", "url", "fs", "path", "stop", "run_id", "run"}
+READS |= {
+    "connect",
+    "open",
+    "check_same_run",
+    "writable",
+    "refuse_linked_folders",
+    "url",
+    "fs",
+    "path",
+    "stop",
+    "run_id",
+    "run",
+}
 
 
 def test_each_operation_of_a_root_is_known_to_read_or_is_tried() -> None:
@@ -247,6 +259,7 @@ def test_a_command_that_writes_refuses_a_run_with_a_folder_elsewhere(ludic, brea
         shutil.move(victim / kind, breakable / kind)
 
 
+@pytest.mark.slow
 def test_commands_leave_what_is_behind_links_below_the_folders_alone(
     ludic, breakable: Path, victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +304,7 @@ def test_an_export_with_a_link_to_a_private_file_is_refused(ludic, breakable: Pa
     assert not victim.with_name("hf").exists()
 
 
+@pytest.mark.slow
 def test_verify_names_links_that_lead_out(breakable: Path, victim: Path) -> None:
     (breakable / "policies/version=1/notes.txt").symlink_to(victim / "a.json")
     (breakable / "metrics/other").symlink_to(victim)
@@ -310,11 +324,11 @@ ELSEWHERE = {
     "temporary.py": "temporary folders of this machine",
     "code/consent.py": "the user's configuration folder",
     "row_files.py": "the file that the user names",
-    "sql/scalars.py": "the user's cache folder",
     "sql/snapshot.py": "the user's cache folder",
     "agents/tools/interpreter.py": "a temporary folder",
-    "cli/demo.py": "reward.png of a remote run, in the working directory",
-    "cli/launch.py": "job files, in the folder that the user names",
+    "demos/words.py": "reward.png of a remote run, in the working directory",
+    "operations/machines.py": "job files, in the folder that the user names",
+    "cli/docs.py": "docs/ and a module of types, by make format",
     "cli/main.py": "opens /dev/null",
     "environments/single_turn.py": "opens /dev/null",
     "eval/sampling.py": "deletes its temporary folder",
@@ -322,7 +336,7 @@ ELSEWHERE = {
     "adapters/exports/inspect_logs.py": "the folder that the user names",
     "adapters/exports/weights.py": "a temporary folder, renamed to the one that the user names",
     "adapters/imports/evaluations.py": "a temporary folder",
-    "launch/config_files.py": "a temporary folder",
+    "launch/process.py": "a temporary folder",
     "launch/supervisor.py": "makes logs/ of a run; open_to_append refuses one that is a link",
     "models/families.py": "the user's cache folder",
     "models/first_model.py": "a temporary folder",
@@ -350,6 +364,7 @@ def changes_files(call: ast.Call) -> bool:
     return name in CHANGES or (name == "rename" and is_path and not isinstance(call.args[0], ast.DictComp))
 
 
+@pytest.mark.slow
 def test_no_code_outside_of_the_storage_layer_changes_files_by_its_own_paths() -> None:
     package = Path(ludic.__file__).parent
     found = set()

@@ -14,6 +14,8 @@ from tiny_runs import create_root, fill, make_model, train_here
 import ludic as ludic_package
 from ludic.adapters.judge import _parse, compile_pattern
 from ludic.errors import QueryError
+from ludic.sql import connect
+from ludic.sql.query import result_of, to_frame
 from ludic.store import MetricsLog, Root
 
 
@@ -41,14 +43,26 @@ def test_metrics_of_other_kinds_are_passed_over(root: Root) -> None:
 ALL_TYPES = [f'"{name}"' for name in duckdb.sql("select * from test_all_types() limit 0").columns]
 
 
+@pytest.fixture(scope="module")
+def sealed(root: Root) -> duckdb.DuckDBPyConnection:
+    """What Run.sql asks, once for all queries."""
+    return connect(root, sealed=True)
+
+
 @pytest.mark.parametrize("column", ALL_TYPES)
-def test_every_type_of_duckdb_is_a_frame_or_an_error_of_one_line(root: Root, column: str) -> None:
+def test_every_type_of_duckdb_is_a_frame_or_an_error_of_one_line(
+    root: Root, sealed: duckdb.DuckDBPyConnection, column: str
+) -> None:
+    def frame(query: str) -> pl.DataFrame:
+        with result_of(sealed, [root], query) as reader:
+            return to_frame(reader)
+
     query = f"select {column} from test_all_types()"  # noqa: S608
     if column in ('"interval"', '"union"'):
         with pytest.raises(QueryError, match=f"^Polars has no type for the columns .*{column[1:-1]}"):
-            ludic_package.Run(root).sql(query)
+            frame(query)
     else:
-        assert isinstance(ludic_package.Run(root).sql(query), pl.DataFrame)
+        assert isinstance(frame(query), pl.DataFrame)
 
 
 @pytest.mark.parametrize("to_terminal", [True, False])

@@ -221,6 +221,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 METHODS = [name for name, each in inspect.getmembers(Server, inspect.iscoroutinefunction) if not name.startswith("_")]
 
 
+@pytest.mark.slow
 def test_no_error_and_no_answer_of_a_vllm_server_shows_the_key() -> None:
     keep_secret(THE_KEY)
 

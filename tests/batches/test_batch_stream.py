@@ -23,6 +23,7 @@ def groups(batch):
     return list(dict.fromkeys(batch.plan.rows.filter(batch.plan.rows["used"])["group_id"].to_pylist()))
 
 
+@pytest.mark.slow
 def test_an_iteration_is_an_epoch(root):
     stream = BatchStream(root)
     epochs = [[group for batch in stream for group in groups(batch)] for _ in range(2)]

@@ -72,6 +72,7 @@ def test_the_cursor_of_a_plan_is_what_the_ledger_holds(new_root, open_source):
         assert Cursor.from_dict(plan.cursor).to_dict() == cursor_of_ledger(root)
 
 
+@pytest.mark.slow
 def test_an_average_over_batches_goes_on_after_a_restart(new_root, open_source):
     root = new_root("run")
     fill(root, num_files=2)
@@ -116,6 +117,7 @@ def test_versions_behind_the_window_are_not_even_listed(tiny_folder, open_source
     assert rollouts == {"version=7", "version=8", "version=9", "version=10"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_compacted", [False, True])
 def test_a_larger_window_gets_what_was_not_consumed_of_versions_that_the_cursor_forgot(
     new_root, open_source, is_compacted
@@ -230,6 +232,7 @@ def test_workers_may_start_others_for_the_groups_that_filters_drop(new_root, ope
     assert latest_policy(root).num_allowed(0) == 3
 
 
+@pytest.mark.slow
 def test_workers_are_told_nothing_by_the_version_that_is_about_to_be_replaced(new_root, open_source):
     # 4 groups are open and delivered, 2 steps planned: the third waits for version 1, which says what is open then.
     root = new_root()
@@ -244,6 +247,7 @@ def test_workers_are_told_nothing_by_the_version_that_is_about_to_be_replaced(ne
     assert (latest_policy(root).version, latest_policy(root).num_allowed(0)) == (1, 2)
 
 
+@pytest.mark.slow
 def test_what_an_earlier_trainer_left_counts_as_ready(new_root, open_source):
     root = new_root()
     fill(root, num_files=1, groups_per_file=3)
@@ -265,6 +269,7 @@ def test_a_file_that_arrives_while_a_plan_waits_completes_it(new_root, open_sour
     assert groups_of(plan.result()) == set(groups)
 
 
+@pytest.mark.slow
 def test_a_plan_that_waits_lists_a_slow_store_at_most_a_fifth_of_the_time(tiny_folder, open_source, monkeypatch):
     root = create_root(f"memory://{uuid.uuid4()}", tiny_folder)
     source, _ = open_source(root, max_off_policy_steps=0, rollout_timeout_s=1.0)
@@ -282,6 +287,7 @@ def test_a_plan_that_waits_lists_a_slow_store_at_most_a_fifth_of_the_time(tiny_f
     assert len(listed) <= 2 * 5
 
 
+@pytest.mark.slow
 def test_rollouts_that_were_written_too_long_ago_are_dropped_with_that_reason(new_root, open_source):
     root = new_root()
     fill(root, num_files=1, groups_per_file=2, worker_id="w0-old")
@@ -323,6 +329,7 @@ def test_of_two_groups_of_one_request_the_later_is_dropped_and_said_to_be(new_ro
     assert plan.num_pending_groups == 0
 
 
+@pytest.mark.slow
 def test_duplicates_are_no_groups_that_wait_and_no_arrivals(new_root, open_source):
     root = new_root()
     fill(root, num_files=1, groups_per_file=1, worker_id="w0-first")

@@ -86,6 +86,7 @@ def test_a_wait_ends_with_its_reason(new_root, open_source):
     assert source.count_ready_groups(0) == 2
 
 
+@pytest.mark.slow
 def test_after_the_time_limit_unscored_rollouts_are_dropped(new_root, open_source):
     root = new_root("run")
     groups = fill(root, num_files=1, groups_per_file=2)
@@ -123,6 +124,7 @@ def test_a_broken_file_of_scores_is_left_out(new_root, open_source, caplog):
     assert "left out scores that can't be read" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_average_over_batches_of_scores_goes_on_after_a_restart(new_root, open_source):
     root = new_root("run")
     score(root, fill(root, num_files=2), reversed_reward)
@@ -139,6 +141,7 @@ def test_an_average_over_batches_of_scores_goes_on_after_a_restart(new_root, ope
         assert next_plan(again, plan.step).rows.equals(plan.rows)
 
 
+@pytest.mark.slow
 def test_stored_rollouts_are_trained_on_with_the_scores_that_are_there(new_root):
     root = new_root("run")
     groups = fill(root, num_files=1, groups_per_file=4)

@@ -54,6 +54,7 @@ def test_options_of_an_environment_that_is_not_in_the_run_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_there_with_such_options_still_opens(ludic, tmp_path: Path, model_folder: str) -> None:
     create_root(str(tmp_path / "run"), RunConfig(model=model_folder, env=("moar_cats",), env_options={"zzz": {"n": 1}}))
     env = ["--env", "moar_cats", "--env-options", '{"zzz": {"n": 1}}']

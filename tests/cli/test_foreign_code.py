@@ -119,6 +119,7 @@ def test_reading_and_sampling_a_foreign_root_runs_no_code(ludic, hostile, marker
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_a_worker_names_the_file_and_runs_it_once_it_is_agreed_to(ludic, hostile, marker):
     result = work(ludic, hostile)
     assert f"{REFUSED}environment 'cats.py:Cats', {hostile.url}/code/" in result.err
@@ -160,6 +161,7 @@ def test_a_foreign_root_does_not_get_files_of_this_machine(ludic, folder, model_
     assert root.list("code") == []
 
 
+@pytest.mark.slow
 def test_a_replay_of_a_foreign_root_runs_none_of_its_code(ludic, hostile, marker, folder):
     result = ludic("train", str(folder / "again"), "--replay-batches", hostile.url)
     assert result.code == 1
@@ -172,6 +174,7 @@ def test_a_replay_of_a_foreign_root_runs_none_of_its_code(ludic, hostile, marker
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_an_edited_scorer_does_not_run_until_it_is_asked_for(ludic, mine, folder, marker, caplog):
     assert work(ludic, mine).code == 0
     write_environment(folder / "cats.py", marker, reward=5.0)

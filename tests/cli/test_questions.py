@@ -54,6 +54,7 @@ def test_answers_get_the_reward_of_the_scorer_that_the_root_keeps(ludic, root, f
     assert rows == [(NAME, 3.0, None)]
 
 
+@pytest.mark.slow
 def test_the_scorer_and_the_digest_of_the_data_are_recorded(ludic, root, folder, caplog):
     assert work(ludic, root).code == 0
     query = "select role, name, sha256 is not null from code where role in ('environment', 'scorer') order by role"
@@ -78,6 +79,7 @@ def test_a_foreign_root_neither_reads_a_file_nor_runs_a_scorer_unasked(ludic, ro
     assert (folder / "marker").exists()
 
 
+@pytest.mark.slow
 def test_another_scorer_needs_to_be_asked_for(ludic, root, folder):
     assert work(ludic, root).code == 0
     text = (folder / "score.py").read_text()

@@ -8,6 +8,7 @@ import pytest
 from ludic.store import Root
 
 
+@pytest.mark.slow
 def test_one_file_is_written(ludic: Any, trained: Root, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     result = ludic("report", trained.url, "--output", file)
@@ -49,6 +50,7 @@ def test_what_is_wrong_is_one_line(
     assert not file.exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_takes_no_file_is_one_line(ludic: Any, started: Root, tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("")

@@ -96,7 +96,8 @@ def test_a_run_without_a_policy_points_to_its_model(ludic, started: Root) -> Non
 
 def test_a_model_has_no_versions(ludic, model_folder: str) -> None:
     result = ludic("sample", model_folder, *PROMPT, "--version", "3")
-    assert result.err == f"ludic: {model_folder} is a model, not a run, so it has no version 3\n"
+    said = f"{model_folder} is a model, not a run, so it has no version 3"
+    assert (result.code, result.err) == (2, f"ludic: {said}; `ludic sample --help` lists the options\n")
 
 
 def test_a_folder_that_is_neither_is_explained(ludic, tmp_path: Path) -> None:

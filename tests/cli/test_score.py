@@ -67,6 +67,7 @@ def test_the_queries_and_the_advantage_of_the_guide_run(ludic, breakable: Path, 
     assert advantages(con, str(tmp_path / "judged.sql"))["advantage"].to_pylist() == [0.0] * 16  # no judge has scored
 
 
+@pytest.mark.slow
 def test_scores_that_another_program_wrote_wrong_are_named(breakable: Path, ludic) -> None:
     row = {"rollout_id": "r", "name": "score", "scorer_version": "aa", "created_at": datetime.now(UTC)}
     root = Root.open(str(breakable))

@@ -111,7 +111,9 @@ def test_an_unknown_key_names_the_file_and_the_likely_one(tmp_path: Path) -> Non
 def test_a_key_like_no_other_is_answered_with_all_there_are(tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
     path.write_text("zzz = 1")
-    with pytest.raises(ConfigError, match=r"'zzz' is unknown; there are learning_rate, filters, .*, ranks, format"):
+    with pytest.raises(
+        ConfigError, match=r"'zzz' is unknown; there are ranks, format, learning_rate, filters, .*, betas"
+    ):
         parsed("here", "--config", str(path))
 
 
@@ -395,6 +397,8 @@ def test_settings_survive_the_way_through_flags() -> None:
 def test_names_are_those_of_the_flags() -> None:
     names = [
         "root",
+        "ranks",
+        "format",
         "learning_rate",
         "filters",
         "max_lag",
@@ -402,8 +406,6 @@ def test_names_are_those_of_the_flags() -> None:
         "resume",
         "keep_mask",
         "betas",
-        "ranks",
-        "format",
     ]
     assert [each.name for each in settings_of(example)] == names
 
@@ -559,6 +561,15 @@ def test_no_kl_drops_how_it_was_used(tmp_path: Path) -> None:
 def test_an_objective_of_a_preset_drops_what_it_ignores(tmp_path: Path) -> None:
     settings = resumed_with(tmp_path, WITH_KL | {"is_ratio_bounds": (0.5, 2.0)}, "--algorithm", "sft")
     assert settings == TrainConfig.of(**load_algorithm("sft"), reference="first")
+
+
+def test_a_table_or_a_dataclass_of_an_objective_overrides_that_of_the_trainer_before(tmp_path: Path) -> None:
+    wanted = TrainConfig.of(objective="ppo_clip", clip_high=0.4, learning_rate=0.25)
+    root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
+    start_attempt(root, config=TrainConfig.of(**CLIPPED | {"clip_low": None}).flat())
+    for objective in ({"name": "ppo_clip", "clip_high": 0.4}, PpoClip(clip_high=0.4)):
+        assert next_config(root.url, {"objective": objective}) == wanted
+        assert next_config(root.url, {"objective": objective}, "dapo").loss.objective.name == "ppo_clip"
 
 
 def test_what_is_given_now_is_refused_all_the_same(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ludic.store import RolloutWriter, Root, list_files
 from ludic.store.tombstones import quarantine
 
 
+@pytest.mark.slow
 def test_incomplete_completions_are_counted_beside_truncated_episodes(ludic, started: Root) -> None:
     # Three of four answers hit max_tokens; no episode was truncated.
     (group,) = make_batch(worker_id="w0", rewards=[[0.0, 0.0, 0.0, 1.0]]).groups
@@ -49,6 +50,7 @@ def test_people_get_tables_and_a_curve(ludic, trained: Root) -> None:
     assert "\x1b" not in result.out
 
 
+@pytest.mark.slow
 def test_a_run_that_has_only_begun_is_no_error(ludic, started: Root) -> None:
     result = ludic("stats", started.url)
     assert result.code == 0
@@ -57,6 +59,7 @@ def test_a_run_that_has_only_begun_is_no_error(ludic, started: Root) -> None:
     assert json.loads(ludic("stats", started.url, "--json").out)["versions"] == []
 
 
+@pytest.mark.slow
 def test_what_can_not_be_read_is_named_and_left_out(ludic, breakable: Path) -> None:
     torn = list_files(Root.open(str(breakable)))[0].name
     (breakable / torn).write_bytes((breakable / torn).read_bytes()[:-100])
@@ -66,6 +69,7 @@ def test_what_can_not_be_read_is_named_and_left_out(ludic, breakable: Path) -> N
     assert f"unreadable {torn}" in ludic("stats", breakable).out
 
 
+@pytest.mark.slow
 def test_many_files_are_counted_from_the_cache_of_scalars(
     breakable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ import pytest
 from command_settings import parsed
 from tiny_runs import create_root, fill, final_weights, query
 
-from ludic.launch.train import train_args
+from ludic.launch.here import train_args
 from ludic.operations.start import trainer
 from ludic.store import Root
 from ludic.training.config import TrainConfig
@@ -52,6 +52,7 @@ def test_resume_wants_a_complete_checkpoint_and_goes_on_from_the_newest(ludic, s
     )
 
 
+@pytest.mark.slow
 def test_resume_names_the_only_checkpoint_when_it_is_damaged(ludic, source, tmp_path):
     url, name = str(tmp_path / "offline"), "checkpoints/attempt=1/step=2"
     ludic("train", url, *OFFLINE, "--sources", source.url)
@@ -70,6 +71,7 @@ def test_ranks_are_told_to_resume():
         assert (settings.train, settings.ranks, settings.resume) == (TrainConfig(), 2, resume)
 
 
+@pytest.mark.slow
 def test_a_replay_takes_the_settings_of_the_run(ludic, source, tmp_path):
     url, again = str(tmp_path / "offline"), str(tmp_path / "again")
     ludic("train", url, *OFFLINE, "--sources", source.url)
@@ -78,6 +80,7 @@ def test_a_replay_takes_the_settings_of_the_run(ludic, source, tmp_path):
     assert all((tensor == weights[name]).all() for name, tensor in final_weights(Root.open(again)).items())
 
 
+@pytest.mark.slow
 def test_a_file_alone_says_what_to_replay(ludic, source, tmp_path):
     url, again, path = str(tmp_path / "offline"), str(tmp_path / "again"), tmp_path / "again.toml"
     ludic("train", url, *OFFLINE, "--sources", source.url)
@@ -86,6 +89,7 @@ def test_a_file_alone_says_what_to_replay(ludic, source, tmp_path):
     assert ludic("train", "--config", path, again).out == f"trained to step 2 in {again}\n"
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_are_done_are_answered_with_the_truth(ludic, source, tmp_path):
     url = str(tmp_path / "offline")
     ludic("train", url, *OFFLINE, "--sources", source.url)
@@ -95,6 +99,7 @@ def test_fewer_steps_than_are_done_are_answered_with_the_truth(ludic, source, tm
     assert result.out.startswith(f"{url} is at step 2 already, which is past num_steps 1; nothing to train; ")
 
 
+@pytest.mark.slow
 def test_a_replay_with_another_setting_is_refused_in_a_line(ludic, source, tmp_path):
     url, again = str(tmp_path / "offline"), str(tmp_path / "again")
     ludic("train", url, *OFFLINE, "--sources", source.url)

@@ -91,15 +91,6 @@ def test_json_lists_findings(ludic, breakable: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("folder", ["rollouts", "batches", "metrics"])
-@pytest.mark.parametrize("damage", ["empty", "truncated", "foreign"])
-def test_a_file_that_can_not_be_read_is_named(breakable: Path, folder: str, damage: str) -> None:
-    path = next((breakable / folder).rglob("*.parquet"))
-    content = path.read_bytes()
-    path.write_bytes({"empty": b"", "truncated": content[:-1], "foreign": b"no Parquet at all"}[damage])
-    assert ("unreadable", path.relative_to(breakable).as_posix()) in findings(breakable)
-
-
 def test_files_of_requests_are_read_and_hold_the_rows_of_their_worker(breakable: Path) -> None:
     root = Root.open(str(breakable))
     events = [

@@ -280,6 +280,7 @@ def test_each_look_takes_in_what_was_written_since_the_last(started: Root) -> No
     assert [call["num_rollouts"] for call in watcher.look().calls] == [8]
 
 
+@pytest.mark.slow
 def test_a_run_that_vanishes_ends_the_watch_in_one_line(breakable: Path) -> None:
     process = start_watch(str(breakable))
     (breakable / "run.json").unlink()
@@ -288,6 +289,7 @@ def test_a_run_that_vanishes_ends_the_watch_in_one_line(breakable: Path) -> None
     assert err == f"ludic: {breakable} holds no run: run.json is missing; `ludic run` starts one\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_without_a_word(trained: Root) -> None:
     process = start_watch(trained.url)
     process.send_signal(signal.SIGINT)

@@ -36,6 +36,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_run_s_own_rules_are_said_to_give_the_ledger(ludic, here: Path) -> None:
     result = ludic("what-if", "runs/mine")
     assert (result.code, result.err) == (0, "")
@@ -45,6 +46,7 @@ def test_the_run_s_own_rules_are_said_to_give_the_ledger(ludic, here: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_json_names_what_would_have_happened(ludic, here: Path) -> None:
     found = json.loads(ludic("what-if", "runs/mine", "--filters", "--json").out)
     assert not found["is_ledger"]
@@ -76,7 +78,6 @@ def test_cut_prints_the_command_and_the_fingerprint(ludic, here: Path) -> None:
         (["what-if", "runs/mine", "--steps", "7"], "has no step 7"),
         (["what-if", "runs/mine", "--advantage", "grppo"], "did you mean 'grpo'"),
         (["what-if", "runs/mine", "--advantage", "other.sql"], "there is no file"),
-        (["what-if", "runs/mine", "--num-steps", "2"], "train and from_step go together"),
         (["what-if", "runs/mine", "--train", "runs/b", "--from-step", "3"], "has no step 4 to train a branch on"),
         (["bisect", "runs/mine", "nothing > 1"], "nothing"),
         (["cut", "runs/mine", "--step", "7", "bug"], "has no step 7"),
@@ -88,6 +89,12 @@ def test_bad_input_gets_one_line(ludic, here: Path, args: list[str], message: st
     assert result.code == 1
     (line,) = result.err.splitlines()
     assert message in line
+
+
+def test_rules_that_contradict_each_other_are_wrong_usage(ludic, here: Path) -> None:
+    result = ludic("what-if", "runs/mine", "--num-steps", "2")
+    said = "train and from_step go together, and num_steps needs both; `ludic what-if --help` lists the options"
+    assert (result.code, result.err) == (2, f"ludic: {said}\n")
 
 
 def test_a_pruned_policy_to_branch_from_is_named(ludic, here: Path) -> None:

@@ -210,6 +210,7 @@ def sources(*, but: str) -> Iterator[tuple[str, ast.AST]]:
             yield name, ast.parse(path.read_text())
 
 
+@pytest.mark.slow
 def test_no_other_room_runs_a_file_or_guesses_a_name():
     """The homes of these facts: code/run.py runs users' files, errors.py says which name may be meant."""
     words = {"spec_from_file_location": "code/", "exec_module": "code/", "get_close_matches": "errors.py"}

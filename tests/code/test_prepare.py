@@ -107,6 +107,7 @@ def test_another_function_of_a_file_that_differs_from_the_copy_is_refused(root, 
         prepare(root, G)
 
 
+@pytest.mark.slow
 def test_train_takes_another_function_of_ones_own_file(ludic, root, folder) -> None:
     column = "append_column('advantage', rollouts['episode_reward'])"
     body = f"(rollouts):\n    return rollouts.select(['rollout_id']).{column}\n"

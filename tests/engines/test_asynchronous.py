@@ -12,6 +12,7 @@ from ludic.engines.engine import Completion, Engine, generate_all
 from ludic.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_a_request_that_arrives_while_others_decode_gives_the_tokens_that_it_gives_alone(engine: Engine) -> None:
     if not engine.repeats_in_any_batch:
         pytest.skip("the engine does not promise it")
@@ -95,6 +96,7 @@ def test_a_cancelled_request_does_not_change_the_others(engine: Engine) -> None:
     assert tokens_of(generate_all(engine, requests)) == tokens_of(alone)
 
 
+@pytest.mark.slow
 def test_cancelled_requests_free_their_slots(engine: Engine) -> None:
     """More than a full batch, none of which would end within this test."""
     endless = [a_request(temperature=0.0, max_tokens=500) for _ in range(300)]

@@ -154,6 +154,7 @@ def test_greedy_takes_the_most_likely_tokens_with_logprob_zero(engine: Engine, m
     assert one.logprobs.tolist() == [0.0] * len(one.tokens)
 
 
+@pytest.mark.slow
 def test_greedy_completions_are_those_of_transformers_token_for_token(engine: Engine, model_folder: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     prompts = [PROMPT, LONGER_PROMPT, np.arange(3, 43, dtype=np.int32), np.array([63], dtype=np.int32)]

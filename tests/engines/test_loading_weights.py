@@ -52,6 +52,7 @@ def rarely_stopping(folder: str, target: Path) -> str:
     return str(target)
 
 
+@pytest.mark.slow
 def test_each_token_has_the_logprob_of_its_spans_weights_however_often_they_change(
     engine: Engine, model_folder: str, other_weights: str, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from engine_requests import a_request
 from fake_vllm import FakeVllm, Fault, listening, logprobs_of_folder
+from tenacity import wait_fixed
 
 from ludic.engines import server_loading, server_pool
 from ludic.engines.config import EngineConfig
@@ -36,6 +37,7 @@ def start(model_folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartE
     monkeypatch.setattr(server_pool, "_LOOK_AGAIN_S", 0.05)
     monkeypatch.setattr(server_pool, "_LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(server_pool, "_LOAD_AGAIN_S", 2.0)
+    monkeypatch.setattr(server_pool, "wait_random_exponential", lambda **_: wait_fixed(0.01))
     with ExitStack() as engines:
 
         def start(*servers: FakeVllm, **options: Any) -> ServerEngine:
@@ -133,6 +135,7 @@ CANDIDATE_LIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", GARBAGE.values(), ids=GARBAGE.keys())
 def test_an_answer_that_cannot_be_used_is_asked_for_again(fake: FakeVllm, start: StartEngine, fault: Fault) -> None:
     engine = start(fake)
@@ -143,6 +146,7 @@ def test_an_answer_that_cannot_be_used_is_asked_for_again(fake: FakeVllm, start:
     assert fake.num_completions == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_generate", [True, False])
 def test_tokens_and_logprobs_that_no_model_gives_are_asked_for_again(
     fake: FakeVllm, start: StartEngine, caplog: pytest.LogCaptureFixture, has_generate: bool
@@ -158,6 +162,7 @@ def test_tokens_and_logprobs_that_no_model_gives_are_asked_for_again(
     assert any("answered with logprob 5, wanted -100 to 0, the logarithm of a probability" in text for text in said)
 
 
+@pytest.mark.slow
 def test_kept_tokens_that_no_model_gives_are_asked_for_again(fake: FakeVllm, start: StartEngine) -> None:
     engine = start(fake)
     for number, (name, lie) in enumerate(CANDIDATE_LIES.items(), start=1):
@@ -178,6 +183,7 @@ def test_a_server_that_only_lies_is_an_error_that_says_what_it_answered(
         one(engine)
 
 
+@pytest.mark.slow
 def test_answers_that_can_never_be_used_are_an_error(
     fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +257,7 @@ def test_a_server_without_the_tokens_endpoint_is_asked_for_completions_of_tokens
     assert completion.weight_versions == (WeightSpan(version=7, start=0, end=16),)
 
 
+@pytest.mark.slow
 def test_weights_that_change_within_such_a_completion_are_noticed(fake: FakeVllm, start: StartEngine) -> None:
     fake.has_generate = False
     engine = start(fake)
@@ -323,6 +330,7 @@ def test_no_server_is_an_error_that_says_so_without_the_login(
 # --- Several servers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_requests_go_to_the_server_with_the_fewest(fake: FakeVllm, other: FakeVllm, start: StartEngine) -> None:
     fake.latency_s, other.latency_s = 0.2, 0.02
     engine = start(fake, other, max_batch=4)
@@ -332,6 +340,7 @@ def test_requests_go_to_the_server_with_the_fewest(fake: FakeVllm, other: FakeVl
     assert other.num_completions > 2 * fake.num_completions > 0
 
 
+@pytest.mark.slow
 def test_requests_of_a_server_that_dies_go_to_the_others(
     other: FakeVllm, start: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -349,6 +358,7 @@ def test_requests_of_a_server_that_dies_go_to_the_others(
     assert "its requests go to the other servers" in caplog.text
 
 
+@pytest.mark.slow
 def test_requests_wait_for_the_only_server_and_its_weights_are_loaded_first(
     start: StartEngine, model_folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -420,6 +430,7 @@ def sample_together(engine: ServerEngine, requests: list[GenerationRequest], *se
         return sampling.result()
 
 
+@pytest.mark.slow
 def test_the_members_of_a_group_and_their_next_turns_go_to_one_server(
     fake: FakeVllm, other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]]
 ) -> None:
@@ -446,6 +457,7 @@ def test_a_prompt_goes_where_most_of_it_is_with_the_completion(both: tuple[Serve
     assert [turn.tobytes() in prompts for prompts in seen] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_prefix_that_all_requests_share_is_soon_at_all_servers(
     fake: FakeVllm, other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]]
 ) -> None:
@@ -454,6 +466,7 @@ def test_a_prefix_that_all_requests_share_is_soon_at_all_servers(
     assert [len(prompts) for prompts in seen] == [50, 50]
 
 
+@pytest.mark.slow
 def test_a_server_that_has_all_prefixes_does_not_get_all_requests(
     fake: FakeVllm, other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]]
 ) -> None:
@@ -467,6 +480,7 @@ def test_a_server_that_has_all_prefixes_does_not_get_all_requests(
     assert [len(of_server) - 100 * (index == 0) for index, of_server in enumerate(seen)] == [60, 40]
 
 
+@pytest.mark.slow
 def test_a_full_server_gets_a_few_more_requests_whose_prefix_it_has_while_another_one_has_room(
     fake: FakeVllm, other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]]
 ) -> None:
@@ -532,6 +546,7 @@ def test_the_newest_version_wins(fake: FakeVllm, start: StartEngine, other_weigh
     assert (behind.policy_version, one(behind).policy_version) == (4, 5)
 
 
+@pytest.mark.slow
 def test_workers_that_load_a_version_at_the_same_time_load_it_once(
     fake: FakeVllm, start: StartEngine, other_weights: str
 ) -> None:
@@ -548,6 +563,7 @@ def test_weights_of_another_run_are_replaced(fake: FakeVllm, start: StartEngine)
     assert fake.label == "run:2"
 
 
+@pytest.mark.slow
 def test_a_load_that_its_worker_left_unfinished_is_taken_over(
     fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -560,6 +576,7 @@ def test_a_load_that_its_worker_left_unfinished_is_taken_over(
     assert one(engine).policy_version == 1
 
 
+@pytest.mark.slow
 def test_a_load_that_fails_on_one_server_leaves_it_without_requests_until_one_succeeds(
     fake: FakeVllm, other: FakeVllm, start: StartEngine, other_weights: str
 ) -> None:
@@ -589,6 +606,7 @@ def test_a_load_that_fails_on_all_servers_is_an_error_and_the_version_before_is_
     assert fake.loads == [model_folder, model_folder]
 
 
+@pytest.mark.slow
 def test_whatever_fails_in_a_load_leaves_no_claim_and_no_label_of_weights_that_were_not_compared(
     fake: FakeVllm, start: StartEngine, other_weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -642,6 +660,7 @@ def test_files_that_go_after_the_claim_change_nothing(
     assert len(fake.loads) == 1
 
 
+@pytest.mark.slow
 def test_weights_that_are_gone_when_a_server_starts_again_are_an_error(
     fake: FakeVllm, start: StartEngine, other_weights: str, tmp_path: Any
 ) -> None:

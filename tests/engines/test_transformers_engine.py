@@ -135,6 +135,7 @@ def test_sequences_of_every_family_can_join_and_leave_a_batch(family: str, tmp_p
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_batch_does_not_grow_with_the_requests_that_pass_through_it(model_folder: str) -> None:
     engine = TransformersEngine(model_folder, device="cpu", max_batch=4)
     widths: list[int] = []

@@ -360,6 +360,7 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
         make(f"qa/{tmp_path}")
 
 
+@pytest.mark.slow
 def test_a_dataset_that_is_neither_here_nor_on_the_hub_is_explained(tmp_path):
     pytest.importorskip("datasets", reason="datasets is in the extra datasets")
     code = "from ludic.environments.registry import make_environment\nmake_environment('qa/nobody/no-such-set')"

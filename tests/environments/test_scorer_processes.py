@@ -112,6 +112,7 @@ def test_processes_are_kept_between_calls(files: Files) -> None:
     assert (info(first)["pid"], info(second)["calls"]) == (info(second)["pid"], "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -130,6 +131,7 @@ def test_a_bad_call_fails_its_own_episode_only(files: Files, answer: str, error:
     assert [row.error for row in sample(make, ["abc"] * 3, timeout_s=2.0)] == [None] * 3
 
 
+@pytest.mark.slow
 def test_the_start_of_a_process_is_no_part_of_the_time_limit(files: Files) -> None:
     slow = files["own.py"].source.replace(b"self.weight = weight", b"self.weight = weight; time.sleep(1.0)")
     files = {"own.py": type(files["own.py"])(path=files["own.py"].path, source=slow, imports=files["own.py"].imports)}

@@ -73,6 +73,7 @@ def test_only_examples_that_both_have_are_compared_and_the_others_counted(
     assert "examples of one side only: 1 of the baseline, 3 of this one" in repr(found)
 
 
+@pytest.mark.slow
 def test_several_comparisons_are_corrected_together(root: Root, store_samples: StoreSamples) -> None:
     store_samples(samples([0.0] * 8))
     store_samples(samples([1.0] * 8), version=1)
@@ -127,6 +128,7 @@ def test_five_pairs_have_no_power(root: Root, store_samples: StoreSamples) -> No
     assert "power for a difference of 0.3: 0%" in repr(found)
 
 
+@pytest.mark.slow
 def test_two_roots_are_compared(root: Root, store_samples: StoreSamples, tmp_path: Path) -> None:
     other = Root.create(str(tmp_path / "o@2"), RunConfig(model="m", env=("addition",)))
     store_samples(samples([0.0, 1.0]))
@@ -135,6 +137,7 @@ def test_two_roots_are_compared(root: Root, store_samples: StoreSamples, tmp_pat
     assert (row["a"], row["b"], row["difference"]) == (f"{root.url}@0", f"{other.url}@5", 0.5)
 
 
+@pytest.mark.slow
 def test_equal_settings_of_two_roots_give_no_warning(root: Root, store_samples: StoreSamples, tmp_path: Path) -> None:
     other, each = Root.create(str(tmp_path / "o"), RunConfig(model="m", env=("addition",))), evaluation({"n": 1})
     for to in (root, other):
@@ -172,6 +175,7 @@ def test_samples_of_unknown_origin_are_warned_of(root: Root, store_samples: Stor
     assert '"temperature": 0.5' in second
 
 
+@pytest.mark.slow
 def test_the_newest_settings_that_both_have_are_compared(root: Root, store_samples: StoreSamples) -> None:
     old, new = evaluation({"temperature": 1.0}), evaluation({"temperature": 0.5})
     for version, each, rewards in ((0, old, [0.0, 0.0]), (1, old, [1.0, 1.0]), (1, new, [0.0, 0.0])):

@@ -109,6 +109,7 @@ def by_example(run: ludic.Run, **options: Any) -> dict[str, tuple[Any, ...]]:
     }
 
 
+@pytest.mark.slow
 def test_planted_ngrams_are_counted(root: Root, evaluated: Callable[..., ludic.Run]) -> None:
     # Words: 7, so five 3-grams: abc bcd cde def efg. Trained texts hold abc and bcd, and efg in an answer.
     run = evaluated(planted="A, b c: d e f g?", clean="h i j k", short="x y")
@@ -131,6 +132,7 @@ def test_planted_ngrams_are_counted(root: Root, evaluated: Callable[..., ludic.R
     assert (found.num_trained, found.num_absent) == (3, 0)
 
 
+@pytest.mark.slow
 def test_ngrams_do_not_cross_messages_and_system_messages_are_not_asked(root, evaluated) -> None:
     run = evaluated(one=FIVE)
     train_on(root, {"split": ("one two", "three four five"), "other": ("always answer in one short sentence please",)})
@@ -138,12 +140,14 @@ def test_ngrams_do_not_cross_messages_and_system_messages_are_not_asked(root, ev
     assert by_example(run, params={"n": 3}) == {"one": (3, 1, "split", 1)}
 
 
+@pytest.mark.slow
 def test_a_text_that_is_shorter_than_an_ngram_is_compared_as_a_whole(root, evaluated) -> None:
     run = evaluated(same="What is 3 plus 4?", part="What is 3")
     train_on(root, {"same": ("what is 3 PLUS 4",)})
     assert by_example(run) == {"same": (1, 1, "same", 1), "part": (1, 0, None, 0)}
 
 
+@pytest.mark.slow
 def test_dropped_rollouts_were_not_trained_on(root, evaluated) -> None:
     run = evaluated(one=FIVE)
     train_on(root, {"dropped": (FIVE,)}, used=False)
@@ -151,6 +155,7 @@ def test_dropped_rollouts_were_not_trained_on(root, evaluated) -> None:
     assert by_example(run, params={"n": 3}) == {"one": (3, 0, None, 0)}
 
 
+@pytest.mark.slow
 def test_the_template_of_the_prompts_is_left_out_unless_asked_for(root, evaluated) -> None:
     # "solve this sum" is in all three prompts; each also has its own 3-grams.
     run = evaluated(a="solve this sum a b", b="solve this sum c d", c="solve this sum e f")
@@ -160,6 +165,7 @@ def test_the_template_of_the_prompts_is_left_out_unless_asked_for(root, evaluate
     assert everything == dict.fromkeys("abc", (3, 1, "template", 1))
 
 
+@pytest.mark.slow
 def test_another_root_may_have_trained(root, evaluated, tmp_path: Path) -> None:
     run = evaluated(one=FIVE)
     other = Root.create(str(tmp_path / "other"), RunConfig(model="m", env=("addition",)))
@@ -169,6 +175,7 @@ def test_another_root_may_have_trained(root, evaluated, tmp_path: Path) -> None:
     assert by_example(run, also=[other.url]) == {"one": (1, 1, "theirs", 1)}
 
 
+@pytest.mark.slow
 def test_trained_rollouts_without_a_text_are_counted(root, evaluated) -> None:
     run = evaluated(one=FIVE)
     train_on(root, {"here": ("nothing",), "there": ("nothing at all",)})
@@ -178,6 +185,7 @@ def test_trained_rollouts_without_a_text_are_counted(root, evaluated) -> None:
     assert "1 of 3 trained rollouts are not stored here" in str(found)
 
 
+@pytest.mark.slow
 def test_a_query_of_your_own_runs_and_a_wrong_one_is_explained(root, evaluated, tmp_path: Path) -> None:
     run = evaluated(one=FIVE)
     train_on(root, {"any": ("nothing",)})

@@ -14,7 +14,7 @@ from ludic.code.kinds import packaged_names
 from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import MeasureConfig
 from ludic.eval.numbers import Chosen, Samples, numbers
-from ludic.launch.evaluation import _with_numbers
+from ludic.launch.here import _with_numbers
 from ludic.sql import connect
 from ludic.sql.library import load_measure
 from ludic.store import Root
@@ -30,31 +30,13 @@ def measured(
     return {row["part"]: row["estimate"] for row in found.rows}
 
 
-@pytest.mark.parametrize(
-    ("measure", "params", "wanted"),
-    [
-        ("mean_reward", {}, 4 / 12),
-        ("success_rate", {}, 4 / 12),
-        ("success_rate", {"threshold": 0}, 1.0),
-        ("pass_at_k", {"k": 1}, 4 / 12),
-        # a: no pair of failures among C(4, 2) = 6; b: 3 of 6 pairs are failures; c: all
-        ("pass_at_k", {"k": 2}, (1 + 3 / 6 + 0) / 3),
-        ("pass_at_k", {"k": 4}, 2 / 3),
-        # a: 3 of 6 pairs succeed both times
-        ("pass_hat_k", {"k": 2}, (3 / 6 + 0 + 0) / 3),
-        ("pass_hat_k", {"k": 3}, (1 / 4 + 0 + 0) / 3),
-        ("avg_at_k", {"k": 2}, (1 / 2 + 0 + 0) / 3),
-        ("response_length", {}, 3.0),
-        ("num_turns", {}, 1.0),
-        ("prompt_tokens", {}, 5.0),
-        ("sampled_tokens", {}, 3.0),
-        ("unscored", {}, 0.0),
-        ("tool_errors", {}, 0.0),
-    ],
-)
-def test_a_measure_by_hand(root: Root, store_samples: StoreSamples, measure: str, params: dict, wanted: float) -> None:
+def test_an_estimate_is_the_mean_over_examples_or_episodes(root: Root, store_samples: StoreSamples) -> None:
+    """tests/sql/cases/measures/ has the values of each example."""
     store_samples(REWARDS)
-    assert measured(root, measure, **params) == {None: pytest.approx(wanted)}
+    assert measured(root, "mean_reward") == {None: pytest.approx(4 / 12)}
+    # a: no pair of failures among C(4, 2) = 6; b: 3 of 6 pairs are failures; c: all
+    assert measured(root, "pass_at_k", k=2) == {None: pytest.approx((1 + 3 / 6 + 0) / 3)}
+    assert measured(root, "response_length") == {None: 3.0}
 
 
 def test_pass_at_k_is_the_papers_for_all_counts(root: Root, store_samples: StoreSamples) -> None:
@@ -78,6 +60,7 @@ def test_large_counts_do_not_overflow(root: Root, store_samples: StoreSamples) -
     assert measured(root, "pass_at_k", k=500) == {None: pytest.approx(wanted, rel=1e-12)}
 
 
+@pytest.mark.slow
 def test_unscored_samples_are_counted_and_left_out_unless_they_get_a_reward(
     root: Root, store_samples: StoreSamples
 ) -> None:
@@ -100,6 +83,7 @@ def test_an_example_with_fewer_than_k_samples_is_counted_as_missing(root: Root, 
     assert [(row["estimate"], row["num_examples"], row["num_missing"]) for row in found.rows] == [(1.0, 1, 1)]
 
 
+@pytest.mark.slow
 def test_the_answer_of_the_majority(root: Root, store_samples: StoreSamples) -> None:
     answers = {
         "wins": ["4", "4", "5"],  # right
@@ -129,6 +113,7 @@ def test_the_ways_in_which_episodes_end(root: Root, store_samples: StoreSamples)
     assert measured(root, "ends") == {"failed": 0.25, "terminated": 0.25, "truncated: max_steps": 0.5}
 
 
+@pytest.mark.slow
 def test_a_figure_for_each_version(root: Root, store_samples: StoreSamples) -> None:
     store_samples({"a": [0.0], "b": [1.0]})
     store_samples({"a": [1.0], "b": [1.0]}, version=3)
@@ -146,6 +131,7 @@ def test_rows_that_two_processes_stored_count_once(root: Root, store_samples: St
     assert (row["evaluation"], row["num_values"], row["estimate"]) == ("0123456789abcdef", 3, pytest.approx(1 / 3))
 
 
+@pytest.mark.slow
 def test_a_measure_of_your_own(root: Root, store_samples: StoreSamples, tmp_path: Path) -> None:
     store_samples(REWARDS)
     file = tmp_path / "double.sql"
@@ -226,6 +212,7 @@ def test_rewards_of_other_values_are_no_share(root: Root, store_samples: StoreSa
     assert found == {"mean_reward": "clustered", "avg_at_k": "clustered", "pass_at_k": "korn_graubard"}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_estimated_is_said_wherever_an_interval_is_printed(
     root: Root, store_samples: StoreSamples, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -80,6 +80,7 @@ def test_holm_by_hand() -> None:
 
 
 @pytest.mark.slow
+@settings(max_examples=20)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_is_that_of_statsmodels(p_values: list[float]) -> None:
     multitest = pytest.importorskip("statsmodels.stats.multitest", reason="statsmodels is not installed")

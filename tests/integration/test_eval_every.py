@@ -15,7 +15,7 @@ import pytest
 
 import ludic
 from ludic.demos.words import open_demo
-from ludic.launch.train import last_step
+from ludic.launch.here import last_step
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 
@@ -104,7 +104,7 @@ def test_an_evaluator_that_is_frozen_holds_up_nothing(root: Root, monkeypatch: p
     thread = threading.Thread(target=freeze)
     thread.start()
     config = TrainConfig.of(num_steps=NUM_STEPS, checkpoint_every=4, learning_rate=0.003, device="cpu")
-    step = ludic.open(root.url).launch(config, eval_every=3, eval_options=OPTIONS, stop_within_s=2)
+    step = ludic.open(root.url).launch(config, eval_every=3, eval_options=OPTIONS, stop_within_s=2).step
     thread.join()
     assert step == NUM_STEPS
     assert seen == {"status": psutil.STATUS_STOPPED, "evals": []}

@@ -22,9 +22,9 @@ from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
 from ludic.launch.config import LaunchConfig
+from ludic.launch.here import train_here
 from ludic.launch.local import launch
 from ludic.launch.process import interruptible
-from ludic.launch.train import train_here
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.sql import connect
 from ludic.store import Root, RunConfig

@@ -12,13 +12,13 @@ from command_settings import parsed
 
 from ludic.engines.config import EngineConfig
 from ludic.eval.config import EvalConfig
-from ludic.launch.config_files import config_args
-from ludic.launch.train import train_args
+from ludic.launch.here import train_args
+from ludic.launch.process import config_args
 from ludic.operations.evaluations import evaluate
 from ludic.operations.start import trainer
 from ludic.training.config import TrainConfig
 
-WRITE = "from ludic.launch.config_files import config_args; print(config_args('worker-0', {'slot': 0})[1], flush=True)"
+WRITE = "from ludic.launch.process import config_args; print(config_args('worker-0', {'slot': 0})[1], flush=True)"
 
 
 def test_a_trainer_gets_every_setting_as_it_is() -> None:

@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from ludic.launch.guard import guarded
 
 HANGS = """
@@ -33,6 +35,7 @@ def test_calls_that_go_on_side_by_side_are_all_named():
     assert result.stderr == "ludic: score and x went on after 0.2 s, so this worker ends\n"
 
 
+@pytest.mark.slow
 def test_a_call_that_waits_is_not_late_while_others_are_told():
     script = """
 import time

@@ -8,8 +8,8 @@ from command_settings import parsed
 from ludic.adapters.ray.launcher import connected
 from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
-from ludic.launch.config_files import config_args
 from ludic.launch.local import worker_settings
+from ludic.launch.process import config_args
 from ludic.operations.start import worker
 from ludic.rollouts.config import WorkerConfig
 

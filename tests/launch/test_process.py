@@ -81,6 +81,7 @@ def test_a_rank_whose_launcher_was_gone_before_it_looked_stops():
     assert result.stdout == "ready\nstopped\n", result.stderr
 
 
+@pytest.mark.slow
 def test_a_child_of_ludic_run_in_an_endless_loop_ends_when_its_input_does():
     command = [sys.executable, "-c", CHILD.format(patch="", body=LOOP)]
     environment = os.environ | {SUPERVISED: "1"} | AT_ONCE

@@ -52,6 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_replaced_is_not_started_while_the_other_lives(run, tmp_path: Path, caplog) -> None:
     looks = []
     run(is_free=lambda: looks.append(time.monotonic()), until=lambda: len(looks) >= 3)
@@ -62,6 +63,7 @@ def test_a_worker_that_was_replaced_is_not_started_while_the_other_lives(run, tm
     ]
 
 
+@pytest.mark.slow
 def test_it_is_started_again_as_often_as_the_part_gets_free(run, tmp_path: Path) -> None:
     run(is_free=lambda: True, until=lambda: num_lives(tmp_path, "worker") >= 5)
     assert num_lives(tmp_path, "worker") >= 5
@@ -85,6 +87,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stop_within_s", "is_kept"), [(1, False), (60, True)])
 def test_a_child_has_the_time_to_stop_that_its_variables_say(tmp_path: Path, monkeypatch, stop_within_s, is_kept):
     monkeypatch.setattr("ludic.launch.supervisor.KILL_AFTER_S", 0.0)
@@ -183,6 +186,7 @@ def test_the_last_words_are_the_line_that_says_why(tmp_path: Path, log: str, wor
     assert Child(name="trainer", args=list, log=path).last_words() == f"{words} ({path} has more)"
 
 
+@pytest.mark.slow
 def test_a_new_checkpoint_or_a_long_life_ends_a_row_of_deaths(fail, tmp_path: Path, monkeypatch) -> None:
     assert fail("alike", progress=lambda: num_lives(tmp_path, "lives"))[1] >= 5
     (tmp_path / "lives").unlink()
@@ -234,6 +238,7 @@ def aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return aside
 
 
+@pytest.mark.slow
 def test_a_child_aside_that_keeps_dying_never_ends_the_run(aside, tmp_path: Path, caplog) -> None:
     evaluator = aside(1, until=lambda: num_lives(tmp_path, "evaluator") >= 5)
     deaths = [record.message for record in caplog.records if "died" in record.message]
@@ -248,6 +253,7 @@ def test_a_child_aside_that_keeps_dying_never_ends_the_run(aside, tmp_path: Path
     assert num_lives(tmp_path, "evaluator") == before + 3
 
 
+@pytest.mark.slow
 def test_a_child_aside_that_is_done_is_not_started_again(aside, tmp_path: Path) -> None:
     began = time.monotonic()
     evaluator = aside(0, until=lambda: num_lives(tmp_path, "evaluator") and time.monotonic() - began > 1.5)

@@ -149,6 +149,7 @@ def test_the_reference_that_is_the_first_model_moves_with_it(root: Root, model: 
     assert FirstModel(root=root, given=str(moved)).is_named(str(moved))
 
 
+@pytest.mark.slow
 def test_an_old_root_gets_its_model_at_the_next_start_that_finds_it(root: Root, model: Path, tmp_path: Path) -> None:
     train(root, num_steps=1)
     root.delete("model")

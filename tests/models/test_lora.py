@@ -285,6 +285,7 @@ def randomize_sharded(model):
 LORA = {"lora_rank": 4, "lora_alpha": 16}
 
 
+@pytest.mark.slow
 def test_adapters_stay_float32_where_the_rest_computes_in_bfloat16(new_root):
     root = new_root()
     fill(root, num_files=1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import pytest
 from tiny_runs import create_root, make_model
 
@@ -139,3 +140,27 @@ def test_a_type_checker_finds_a_wrong_setting(tmp_path: Path) -> None:
     assert 'Unexpected keyword argument "learnin_rate"; did you mean "learning_rate"?' in said
     assert 'Argument "num_examples" has incompatible type "str"; expected "int"' in said
     assert "Found 3 errors" in said
+
+
+def test_wrong_arguments_are_named_as_python_does_and_switches_are_checked(root: str) -> None:
+    run = ludic.open(root)
+    with pytest.raises(TypeError, match=r"verify\(\) got an unexpected keyword argument 'bogus'"):
+        run.verify(bogus=1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="repair is 'yes', wanted true or false"):
+        run.verify(repair="yes")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="frame 'x' is unknown; there are folders"):
+        run.stats().frame("x")
+
+
+def test_numbers_of_numpy_become_whole_numbers(root: str) -> None:
+    assert type(nap(ludic.open(root), np.float32(2)).hours) is float
+
+
+def test_a_failure_is_one_on_every_rank(root: str, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    """A job manager may set RANK for any process."""
+    monkeypatch.setenv("RANK", "1")
+    (Path(root) / "attempts").mkdir(exist_ok=True)
+    (Path(root) / "attempts" / "1.json").write_text("{")
+    code, out, _ = ludic_command(capsys, "verify", root)
+    assert code == 1
+    assert "attempts/1.json" in out

@@ -47,6 +47,7 @@ def sample(tool_limit_s: float | None, limits: EpisodeLimits, script: list[str])
     return list(group.rollouts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool_limit_s", "timeout_s", "reason"), [(0.05, None, None), (None, 0.2, "time_limit")], ids=["tool", "episode"]
 )
@@ -59,6 +60,7 @@ def test_the_batch_ends_without_the_tool(
     assert ended == []
 
 
+@pytest.mark.slow
 def test_an_error_of_the_engine_ends_the_batch_without_the_tool() -> None:
     agent = scripted_agent([CALL], toolbox=Toolbox([function_tool(stubborn)]))
 

@@ -352,6 +352,7 @@ def test_a_worker_stores_the_final_rewards(
     assert all(sum(row["token_rewards"]) == row["episode_reward"] for row in rows)
 
 
+@pytest.mark.slow
 def test_a_worker_finishes_the_groups_that_are_being_scored(
     tmp_path: Path, run_config: Callable[..., RunConfig], working: Any, folder: str
 ) -> None:

@@ -136,6 +136,7 @@ def versions(root: Root) -> list[list[int]]:
     return [[span["version"] for span in row["weight_versions"] or ()] or [row["policy_version"]] for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", ["token", "completion", "episode"])
 def test_weights_change_between_tokens_completions_or_episodes(root: Root, folder: str, swap: str) -> None:
     with working(root, swap=swap) as (engine, end):
@@ -157,6 +158,7 @@ def test_weights_change_between_tokens_completions_or_episodes(root: Root, folde
     assert engine.most_running == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", ["token", "completion", "episode"])
 def test_completions_begin_again_when_weights_have_failed_half_way(root: Root, folder: str, swap: str) -> None:
     with working(root, swap=swap) as (engine, end):
@@ -172,6 +174,7 @@ def test_completions_begin_again_when_weights_have_failed_half_way(root: Root, f
     assert len(rows) == 2 * num_groups
 
 
+@pytest.mark.slow
 def test_groups_that_have_begun_are_given_up_and_sampled_by_the_next_life(
     root: Root, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +194,7 @@ def test_groups_that_have_begun_are_given_up_and_sampled_by_the_next_life(
     assert len(numbers) == num_groups + 4
 
 
+@pytest.mark.slow
 def test_complete_groups_are_stored_if_the_engine_dies(
     root: Root, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +215,7 @@ def test_complete_groups_are_stored_if_the_engine_dies(
     assert outcomes.keys() == {"complete", "given_up"}
 
 
+@pytest.mark.slow
 def test_groups_that_have_begun_are_finished_first_if_the_settings_say_so(
     root: Root, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,6 +228,7 @@ def test_groups_that_have_begun_are_finished_first_if_the_settings_say_so(
     assert "gave up" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_group_that_is_closed_early_keeps_what_its_other_episodes_had_sampled(tmp_path: Path, folder: str) -> None:
     root = create(tmp_path, folder, group_size=4, close_groups_at=3)
     with working(root, num_groups=6) as (_, end):

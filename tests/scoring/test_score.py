@@ -20,6 +20,7 @@ def scores(run, columns="rollout_id, name, value, scorer, error"):
     return run.sql(f"select {columns} from scores order by all").rows()  # noqa: S608
 
 
+@pytest.mark.slow
 def test_every_rollout_gets_a_score_once(run, write_scorer):
     report = run.score(write_scorer(LENGTH))
     assert (report.num_scored, report.num_failed, report.num_done_before) == (8, 0, 0)
@@ -35,6 +36,7 @@ def test_every_rollout_gets_a_score_once(run, write_scorer):
     assert not run.verify().findings
 
 
+@pytest.mark.slow
 def test_new_rollouts_and_other_versions_of_the_code_are_scored(run, write_scorer):
     first = run.score(write_scorer(LENGTH), name="length")
     with RolloutWriter(run.root, "w1-test") as writer:
@@ -47,6 +49,7 @@ def test_new_rollouts_and_other_versions_of_the_code_are_scored(run, write_score
     assert len(scores(run)) == 24
 
 
+@pytest.mark.slow
 def test_a_predicate_and_a_table_choose_the_rollouts(run, write_scorer):
     with RolloutWriter(run.root, "w1-test", folder="evals") as writer:
         writer.append(make_batch(worker_id="w1-test", num_groups=1, seed=7, purpose="eval"))
@@ -57,6 +60,7 @@ def test_a_predicate_and_a_table_choose_the_rollouts(run, write_scorer):
         run.score(write_scorer(LENGTH), where="no_such_column > 1")
 
 
+@pytest.mark.slow
 def test_several_values_and_costs_are_stored_with_the_costs_once(run, write_scorer):
     text = """
 from ludic.scoring.outcome import CostedScore
@@ -72,6 +76,7 @@ async def score(rollout):
     assert sums.rows() == [(56, 16, 4.0)]
 
 
+@pytest.mark.slow
 def test_failures_are_stored_and_counted_and_tried_again_only_if_asked(run, write_scorer):
     text = "def score(rollout):\n    return 1 / rollout.episode_reward\n"
     report = run.score(write_scorer(text), name="mine")
@@ -110,6 +115,7 @@ def test_a_result_that_is_no_score_is_a_failure(run, write_scorer, returned, rea
     assert all(reason in error for error in report.reasons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", "async "])
 def test_a_slow_function_fails_only_for_the_rollouts_that_it_is_slow_for(run, write_scorer, monkeypatch, kind):
     monkeypatch.setattr(module, "_GRACE_S", 0.05)
@@ -129,6 +135,7 @@ import asyncio, time
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 def test_a_function_that_always_hangs_ends_the_scoring_and_not_the_machine(run, write_scorer, monkeypatch):
     monkeypatch.setattr(module, "MOST_LOST", 3)
     monkeypatch.setattr(module, "_GRACE_S", 0.05)
@@ -170,6 +177,7 @@ def score(rollout):
     assert run.score(write_scorer(text), concurrency=4).num_scored == 8
 
 
+@pytest.mark.slow
 def test_two_processes_count_a_rollout_once(run, write_scorer):
     source = write_scorer("import random\n\ndef score(rollout):\n    return random.random()\n")
     runs = [ludic.open(run.url), ludic.open(run.url)]
@@ -184,6 +192,7 @@ def test_two_processes_count_a_rollout_once(run, write_scorer):
     assert run.sql(first).rows() == scores(run, "rollout_id, value")
 
 
+@pytest.mark.slow
 def test_names_become_no_paths(run, write_scorer):
     report = run.score(write_scorer(LENGTH), name="../50% a=b/ü")
     assert report.num_scored == 8
@@ -201,7 +210,7 @@ def test_wrong_options_are_refused(run, write_scorer, tmp_path):
         run.score()
     with pytest.raises(ConfigError, match="judge_model is an option of a judge"):
         run.score(write_scorer(LENGTH), judge_model="big")
-    with pytest.raises(ConfigError, match="setting of a judge 'judge_modle' is unknown; did you mean 'judge_model'"):
+    with pytest.raises(ConfigError, match="setting 'judge_modle' is unknown; did you mean 'judge_model'"):
         run.score(judge_modle="big")
     with pytest.raises(ConfigError, match="has no function 'other'"):
         run.score(write_scorer(LENGTH).replace(":score", ":other"))

@@ -9,6 +9,7 @@ from ludic.show.stats import collect_stats
 from ludic.store import Root, list_files
 
 
+@pytest.mark.slow
 def test_a_run_is_counted(trained: Root) -> None:
     stats = collect_stats(trained).facts
     totals = stats["rollouts"]

@@ -2,18 +2,28 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from strategies import make_batch
 
 from ludic.run_config import RunConfig
 from ludic.schema import arrow_schema, to_table
+from ludic.sql.connect import open_duckdb
 from ludic.store.files import RolloutFile
 from ludic.store.parquet import encode
 from ludic.store.root import Root
+
+
+@cache
+def connection() -> duckdb.DuckDBPyConnection:
+    """One without a run, for tests that register `rollouts` themselves: to open one takes longer than to ask it."""
+    return open_duckdb()
+
 
 Rows = Callable[..., pa.Table]
 Store = Callable[[pa.Table], str]

@@ -12,6 +12,7 @@ from chat_models import scripted_agent
 from episodes import Script, end, go_on, run_episode
 from hypothesis import given
 from hypothesis import strategies as st
+from sql.conftest import connection
 from strategies import make_group
 
 from ludic.agents.contexts import make_context
@@ -31,7 +32,6 @@ from ludic.records import (
 )
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner, advantages
-from ludic.sql.connect import open_duckdb
 
 HALF = sqrt(0.5)
 """Of two values, each is this many sample standard deviations from their mean."""
@@ -118,87 +118,10 @@ def estimate(
     table = to_table(
         RolloutBatch(groups=tuple(batch), metadata=RolloutMetadata(worker_id="worker")), run_id="run", sequence=0
     )
-    con = open_duckdb()
+    con = connection()
     con.register("rollouts", table if hashes is None else with_hashes(table, hashes))
     found = advantages(con, name, **params)
     return dict(zip(*(found[column].to_pylist() for column in found.column_names), strict=True))
-
-
-@pytest.fixture
-def delegating() -> list[Rollout]:
-    """Episode a: a root of two rows, two children of one agent. Episode b: a root, its child, and the child's child."""
-    a, b = row("a", "A", 1.0), row("b", "B", 0.0)
-    b_child = child("b-child", b, 0.5)
-    return [
-        a,
-        row("a-later", "A", 1.0, segment_index=1),
-        child("a-child", a, 1.0),
-        child("a-sibling", a, 0.0),
-        b,
-        b_child,
-        child("b-grandchild", b_child, 1.0, "helper"),
-    ]
-
-
-def test_rloo_and_grpo_give_every_row_the_advantage_of_its_trajectory():
-    # rewards of the group: main 1 (two rows), 0 and .5, the baselines (0 + .5)/2, (1 + .5)/2 and (1 + 0)/2
-    a = row("a", "A", 1.0)
-    rows = [a, row("a-later", "A", 1.0, segment_index=1), row("b", "B", 0.0), row("c", "C", 0.5)]
-    # a child without peers gets 0, and is in no one's baseline
-    rows.append(child("a-child", a, 9.0))
-    assert estimate("rloo", rows) == {"a": 0.75, "a-later": 0.75, "b": -0.75, "c": 0, "a-child": 0}
-    # mean .5, deviation sqrt((.25 + .25 + 0) / 2) = .5
-    found = estimate("grpo", rows, epsilon=TINY)
-    assert found == pytest.approx({"a": 1, "a-later": 1, "b": -1, "c": 0, "a-child": 0})
-
-
-def test_grpo_by_agent_compares_an_agent_with_itself_and_each_sibling_with_all_of_its_kind(delegating):
-    # main: 1 and 0; solver: 1, 0 and .5, mean .5, deviation .5; helper: alone
-    assert estimate("grpo_by_agent", delegating, epsilon=TINY) == pytest.approx(
-        {
-            "a": HALF,
-            "a-later": HALF,
-            "b": -HALF,
-            "a-child": 1,
-            "a-sibling": -1,
-            "b-child": 0,
-            "b-grandchild": 0,
-        }
-    )
-
-
-def test_child_credit_without_inheritance_is_rloo_by_agent(delegating):
-    # main: 1 - 0, 0 - 1; solver: 1 - (0 + .5)/2, 0 - (1 + .5)/2, .5 - (1 + 0)/2; helper: alone
-    own = {"a": 1, "a-later": 1, "b": -1, "a-child": 0.75, "a-sibling": -0.75, "b-child": 0, "b-grandchild": 0}
-    assert estimate("child_credit", delegating, inherit_weight=0.0) == pytest.approx(own)
-
-
-def test_child_credit_inherits_the_advantage_of_the_root_and_discounts_it_by_depth(delegating):
-    roots = {"a": 1, "a-later": 1, "b": -1}
-    inherited = {"a-child": 1, "a-sibling": 1, "b-child": -1, "b-grandchild": -1}
-    assert estimate("child_credit", delegating, inherit_weight=1.0) == roots | inherited
-    discounted = {"a-child": 0.5, "a-sibling": 0.5, "b-child": -0.5, "b-grandchild": -0.25}
-    assert estimate("child_credit", delegating, inherit_weight=1.0, depth_discount=0.5) == roots | discounted
-
-
-def test_child_credit_mixes_both_by_a_weight(delegating):
-    # 3/4 of own, 1/4 of the root's halved by each delegation
-    mixed = {
-        "a-child": 0.75 * 0.75 + 0.25 * 0.5,
-        "a-sibling": -0.75 * 0.75 + 0.25 * 0.5,
-        "b-child": 0.25 * -0.5,
-        "b-grandchild": 0.25 * -0.25,
-    }
-    found = estimate("child_credit", delegating, inherit_weight=0.25, depth_discount=0.5)
-    assert {name: found[name] for name in mixed} == pytest.approx(mixed)
-    assert found["a"] == found["a-later"] == 1
-
-
-def test_a_child_without_a_reward_of_its_own_can_only_inherit():
-    a = row("a", "A", 1.0)
-    rows = [a, child("a-child", a, None), row("b", "B", 0.0)]
-    assert estimate("child_credit", rows, inherit_weight=1.0)["a-child"] == 1
-    assert estimate("child_credit", rows)["a-child"] is None
 
 
 def test_turn_returns_go_on_over_the_rows_of_an_episode():
@@ -297,22 +220,6 @@ def test_gigpo_compares_every_visit_of_a_state_also_of_one_episode():
     # returns 3, 2 and 1 at the same state, of mean 2
     found = estimate("gigpo", [with_turns(row("a", "A", 3.0), [1, 1, 1])], hashes={"a": ["s"] * 3}, discount=1.0)
     assert found["a"] == pytest.approx([1, 1, 0, 0, 0, 0, -1, -1, 0], abs=1e-4)
-
-
-def test_rae_subtracts_the_average_of_the_roles_earlier_rewards():
-    # decay 1/2, by request_index: main 0, 1, 1: averages before 0, 0, 1/2; solver 4, 2: before 0, 2
-    first, second, third = (row(name, name, reward) for name, reward in [("a", 0.0), ("b", 1.0), ("c", 1.0)])
-    rows = [
-        replace(third, request_index=2),
-        replace(row("c-later", "c", 1.0, segment_index=1), request_index=2),
-        replace(first, request_index=0),
-        replace(child("a-child", first, 4.0), request_index=0),
-        replace(second, request_index=1),
-        replace(child("b-child", second, 2.0), request_index=1),
-        replace(row("failed", "d", None), request_index=1),
-    ]
-    found = estimate("rae", rows[:2], rows[2:], decay=0.5)
-    assert found == {"a": 0, "b": 1, "c": 0.5, "c-later": 0.5, "a-child": 4, "b-child": 0, "failed": None}
 
 
 def plan_one(planner: Planner, step: int) -> list[float]:

@@ -51,6 +51,7 @@ def test_a_listing_names_files_as_they_are_opened():
     fs.rm(folder, recursive=True)
 
 
+@pytest.mark.slow
 def test_a_view_of_a_bucket_costs_no_request_for_each_file(monkeypatch: pytest.MonkeyPatch):
     root = Root.create(f"memory://{uuid.uuid4()}", RunConfig(model="tiny", env=("moar_cats",)))
 

@@ -93,6 +93,7 @@ def mismatch(root: Root, grouping: str) -> dict[Any, dict[str, Any]]:
     return {row[grouping]: row for row in rows}
 
 
+@pytest.mark.slow
 def test_each_sampled_token_has_its_log_ratio_and_the_age_of_its_own_weights(root: Root):
     old, cut = "temperature 0.5, top_p 0.5", "temperature 0.5"
     tokens = """
@@ -117,6 +118,7 @@ def test_k1_k3_and_quantiles_are_of_the_sampled_tokens(root: Root):
     assert (row["ratio_max"], row["num_tokens"]) == (pytest.approx(2), 3)
 
 
+@pytest.mark.slow
 def test_each_grouping_has_a_row_per_value(root: Root):
     counts = {
         name: {value: row["num_tokens"] for value, row in mismatch(root, name).items()}
@@ -132,6 +134,7 @@ def test_each_grouping_has_a_row_per_value(root: Root):
     assert mismatch(root, "off_policy_steps")[2]["k1"] == pytest.approx(-math.log(4))
 
 
+@pytest.mark.slow
 def test_a_run_without_token_stats_has_no_mismatch(tmp_path: Path):
     root = create_root(str(tmp_path / "other"), "model")
     assert query(root, "from mismatch") == query(root, "from trained_tokens") == []

@@ -49,6 +49,7 @@ def ask(root: Root, sql: str) -> list[tuple[Any, ...]]:
         return con.sql(sql).fetchall()
 
 
+@pytest.mark.slow
 def test_how_groups_ended_is_told_by_their_ends_and_by_the_next_life_of_the_slot(root: Root) -> None:
     with held_slot(root, 0, "w0-first"):
         put(
@@ -92,6 +93,7 @@ def test_episodes_have_places_and_seconds_from_the_start_of_their_group(root: Ro
     ]
 
 
+@pytest.mark.slow
 def test_a_root_without_requests_has_empty_views(root: Root) -> None:
     for view in ("requests", "request_episodes", "bias_by_length", "bias_by_order"):
         assert ask(root, f"from {view}") == []
@@ -160,6 +162,7 @@ def test_what_training_misses_is_told_by_length_and_by_order(judged: Root) -> No
     ]
 
 
+@pytest.mark.slow
 def test_a_group_whose_rollouts_were_never_committed_is_lost_once_its_number_is_sampled_again(root: Root) -> None:
     """As after a kill between the two files of a flush."""
     ends = [end(0, 5, 30), end(1, 2, 10)]
@@ -203,6 +206,7 @@ def test_what_became_of_a_group_is_committed_before_its_rollouts(root: Root, mon
     ]
 
 
+@pytest.mark.slow
 def test_groups_keep_their_order_and_their_ends_when_rows_of_starts_have_expired(root: Root) -> None:
     ends = [end(0, 5, 30), end(1, 2, 10)]
     put(root, "w0-a", event("given_up", 0, 6, [EpisodeEnd(group_index=0, outcome="given_up")]))

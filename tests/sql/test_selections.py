@@ -5,9 +5,11 @@ from math import exp
 
 import pyarrow as pa
 import pytest
+from sql.conftest import connection
 
 from ludic.errors import ConfigError, QueryError
-from ludic.sql import BatchRules, Planner
+from ludic.sql import BatchRules, Planner, run_query
+from ludic.sql.library import load_selection
 
 pytestmark = pytest.mark.slow
 
@@ -43,13 +45,15 @@ def test_a_selection_is_a_function_of_groups_seed_and_step(arrive, selection):
     assert len(set(map(tuple, batches))) == (4 if selection in ("uniform", "recency") else 1)
 
 
-def test_recency_draws_versions_by_their_weight(arrive):
-    tables = [arrive([[1.0, 0.0]], arrival=version, policy_version=version) for version in (0, 1)]
-    (newest,) = set(tables[1]["group_id"].to_pylist())
-    planner = planner_of(tables, selection="recency", params={"alpha": 1.0}, max_uses=1000)
-    drawn = [chosen(planner, step, 1) for step in range(1, 151)]
-    # Weights 1 and exp(-1): 0.73 of the draws, with a standard deviation of 0.036
-    assert drawn.count([newest]) / 150 == pytest.approx(1 / (1 + exp(-1)), abs=0.1)
+def test_recency_draws_versions_by_their_weight():
+    con, text = connection(), load_selection("recency")
+    con.register("groups", pa.table({"group_id": ["old", "new"], "policy_version": [0, 1]}))
+    values = {"alpha": 1.0, "seed": 0, "trainer_version": 1}
+    drawn = [
+        run_query(con, text.text, text.bind(values | {"step": step}))["group_id"][0].as_py() for step in range(400)
+    ]
+    # Weights 1 and exp(-1): 0.73 of the draws, with a standard deviation of 0.022
+    assert drawn.count("new") / 400 == pytest.approx(1 / (1 + exp(-1)), abs=0.07)
 
 
 def test_balanced_shares_a_batch_out_by_weight_and_fills_up_with_what_is_there(arrive):
@@ -58,13 +62,6 @@ def test_balanced_shares_a_batch_out_by_weight_and_fills_up_with_what_is_there(a
     planner = planner_of(tables, selection="balanced", groups_per_batch=4, params={"env_weights": "math=3, code=1"})
     shares = [len(math & set(chosen(planner, step))) for step in (1, 2, 3)]
     assert shares == [3, 3, 0]
-
-
-def test_balanced_leaves_out_what_weighs_nothing(arrive):
-    tables = [arrive([[1.0, 0.0]], arrival=index, env_name=name) for index, name in enumerate(("code", "math"))]
-    planner = planner_of(tables, selection="balanced", params={"env_weights": "code=0"})
-    assert chosen(planner) == list(dict.fromkeys(tables[1]["group_id"].to_pylist()))
-    assert chosen(planner) is None
 
 
 def test_curriculum_takes_what_is_neither_too_hard_nor_too_easy_and_a_shortage_says_so(arrive):

@@ -37,6 +37,7 @@ def two(tmp_path: Path, rows) -> tuple[Root, Root]:
     return first, make_root(f"memory://{tmp_path}/b", [[0.0, 0.5, 1.0]], rows=rows, seed=2, version=4)
 
 
+@pytest.mark.slow
 def test_a_run_is_read_as_its_root_is(two) -> None:
     runs = [ludic.open(root.url) for root in two]
     count = "select count(*) from rollouts"
@@ -72,6 +73,7 @@ def test_one_root_has_the_same_columns_as_several(two: tuple[Root, Root]):
     assert ludic.scan(two[0]).collect_schema() == ludic.scan(*two).collect_schema()
 
 
+@pytest.mark.slow
 def test_a_folder_may_be_a_path_and_lists_of_rows_are_those_of_their_root(two: tuple[Root, Root]):
     con = ludic.connect(Path(two[0].url), two[1])
     counted = "select root, bool_and(len(response_tokens) = response_length) from rollouts group by root order by root"
@@ -101,6 +103,7 @@ def test_ledgers_of_two_roots_stay_apart(two: tuple[Root, Root]):
     ]
 
 
+@pytest.mark.slow
 def test_a_refresh_looks_at_every_root(two: tuple[Root, Root], rows):
     con = ludic.connect(*two)
     assert con.sql("select count(*) from rollouts").fetchall() == [(5,)]
@@ -111,6 +114,7 @@ def test_a_refresh_looks_at_every_root(two: tuple[Root, Root], rows):
     assert con.sql(MEANS).fetchall() == [(two[0].url, 3, pytest.approx(2 / 3)), (two[1].url, 4, 0.625)]
 
 
+@pytest.mark.slow
 def test_a_column_that_one_run_has_is_null_for_the_others(tmp_path: Path, rows):
     a = make_root(tmp_path / "a", [[1.0]], rows=rows, seed=1, x_judge=("string", "good"), x_score=("int64", 2))
     b = make_root(tmp_path / "b", [[1.0]], rows=rows, seed=2, x_score=("double", 0.5), x_tags=("list<string>", ["t"]))
@@ -150,6 +154,7 @@ def test_advantages_compare_rollouts_of_one_run_alone(tmp_path: Path, rows):
     assert sorted(kept["advantage"].to_pylist()) == [-1, -1, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_guides_code_runs(tmp_path: Path, rows, monkeypatch: pytest.MonkeyPatch):
     for seed, name in enumerate(("rloo", "grpo")):
         make_root(tmp_path / "runs" / name, [[1.0, 0.0]], rows=rows, seed=seed, version=12)

@@ -24,6 +24,12 @@ pytestmark = pytest.mark.slow
 
 EXTRA = {"x_judge": "string", "x_spans": "list<int64>"}
 WAYS = ("few files", "many files", "many files in one pass", "compacted", "half compacted")
+# Every way on a disk; of those that read files in unlike manners one each in memory, which has only another filesystem.
+every_way = pytest.mark.parametrize(
+    ("run", "served"),
+    [*(("local", way) for way in WAYS), *(("memory", way) for way in ("few files", "many files", "half compacted"))],
+    indirect=True,
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def with_extra(table: pa.Table, **columns: list) -> pa.Table:
     return table
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture
 def served(request: pytest.FixtureRequest, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     if request.param != "few files":
         monkeypatch.setattr(snapshot, "FEW_FILES", 0)
@@ -90,6 +96,7 @@ def served(request: pytest.FixtureRequest, run: Run, monkeypatch: pytest.MonkeyP
     return run
 
 
+@every_way
 def test_every_column_of_every_row_comes_back(served: Run):
     expected = served.expected
     found = run_query(ludic.connect(served.root), "from rollouts order by rollout_id")
@@ -103,6 +110,7 @@ def test_every_column_of_every_row_comes_back(served: Run):
     assert scanned.select(flat).rows() == pl.from_arrow(expected).select(flat).rows()
 
 
+@every_way
 def test_filters_find_the_same_rows(served: Run):
     rows = ludic.connect(served.root).table("rollouts")
     num_rows_of = {
@@ -120,6 +128,7 @@ def test_filters_find_the_same_rows(served: Run):
         ], where
 
 
+@every_way
 def test_lists_go_with_their_rows_in_any_order(served: Run):
     con = ludic.connect(served.root)
     columns = (served.expected[name].to_pylist() for name in ("rollout_id", "response_tokens"))
@@ -130,6 +139,7 @@ def test_lists_go_with_their_rows_in_any_order(served: Run):
         assert all(found == tokens[rollout_id] for rollout_id, found in rows)
 
 
+@every_way
 def test_threads_that_share_a_connection_read_the_same(served: Run):
     con = ludic.connect(served.root)
     query = "select sum(list_sum(response_tokens)), sum(len(agent_steps)) from rollouts"
@@ -139,6 +149,7 @@ def test_threads_that_share_a_connection_read_the_same(served: Run):
     assert answers == [[(tokens, 48)]] * 12
 
 
+@every_way
 def test_advantages_and_checks_run_over_them(served: Run):
     con = ludic.connect(served.root)
     found = advantages(con, "rloo").to_pylist()

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sql.conftest import connection
 from sql.test_agent_advantages import HALF, TINY, child, estimate, row
 
 from ludic.code.kinds import packaged_names
 from ludic.records import GROUP_CLOSED, AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema import to_table
-from ludic.sql.connect import open_duckdb
 from ludic.sql.library import advantages
 
 ADVANTAGES = packaged_names("advantages")
@@ -83,7 +83,7 @@ def by_turn(name: str, rows: Sequence[Rollout], **params: Any) -> dict[tuple[str
     """The advantage of each completion, by trajectory and turn; a pair's side by its first turn alone."""
     group = RolloutGroup(key="g", rollouts=tuple(replace(each, group_id="g") for each in rows))
     batch = RolloutBatch(groups=(group,), metadata=RolloutMetadata(worker_id="worker"))
-    con = open_duckdb()
+    con = connection()
     con.register("rollouts", to_table(batch, run_id="run", sequence=0))
     table = advantages(con, name, **{**PARAMS.get(name, {}), **params})
     found = {line.pop("rollout_id"): line for line in table.to_pylist()}

@@ -28,6 +28,7 @@ def test_a_type_that_no_column_has_is_refused():
         duckdb_type(pa.decimal128(5, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("pandas") is None, reason="pandas is not installed")
 def test_a_connection_does_not_import_pandas(tmp_path):
     root = Root.create(str(tmp_path), RunConfig(model="tiny", env=("moar_cats",)))

@@ -130,6 +130,7 @@ def test_a_folders_named_files_come_before_its_other_files() -> None:
     assert row_of("quarantine/rollouts/version=1/env=a/w-0.parquet") is QUARANTINED
 
 
+@pytest.mark.slow
 def test_each_file_of_a_whole_root_has_a_row(whole_root: Root) -> None:
     names = whole_root.list("")
     assert [name for name in names if row_of(name) is None] == []

@@ -85,6 +85,7 @@ def test_a_process_elsewhere_claims_nothing_once_its_lease_is_over(root: Root) -
         assert time.monotonic() >= began + 0.3
 
 
+@pytest.mark.slow
 def test_a_claim_is_renewed_while_its_process_works(root: Root) -> None:
     with BlockClaims(root, lease_s=3) as one, BlockClaims(root) as two:
         assert one.take(BLOCK)

@@ -28,6 +28,7 @@ def test_a_label_is_a_file_of_the_table_that_sql_shows(root):
     ]
 
 
+@pytest.mark.slow
 def test_the_newest_label_of_an_author_and_name_counts_and_an_empty_one_withdraws(root):
     put_label(root, "r1", 1, None, author="ann")
     put_label(root, "r1", 0, None, author="ann")
@@ -60,11 +61,13 @@ def labelled(tmp_path) -> Root:
     return root
 
 
+@pytest.mark.slow
 def test_a_label_of_an_unknown_rollout_is_refused(labelled):
     with pytest.raises(UnknownIdError):
         ludic.Run(labelled).label("no-such-rollout", 1)
 
 
+@pytest.mark.slow
 def test_verify_knows_the_folder_and_finds_what_is_wrong_in_it(labelled):
     run = ludic.Run(labelled)
     assert not [finding for finding in run.verify().findings if "label" in f"{finding.check} {finding.where}"]
@@ -76,6 +79,7 @@ def test_verify_knows_the_folder_and_finds_what_is_wrong_in_it(labelled):
     assert found == {"labels/mine.txt": "misnamed", name.replace("labels/0", "labels/1"): "unreadable"}
 
 
+@pytest.mark.slow
 def test_labels_stay_when_their_rollouts_expire_or_are_compacted(labelled):
     run = ludic.Run(labelled)
     run.compact(all_versions=True)

@@ -60,6 +60,7 @@ def test_a_root_that_nobody_claimed_is_free(root):
     assert watch(root) == 0
 
 
+@pytest.mark.slow
 def test_a_root_is_refused_while_its_owner_renews_and_free_as_soon_as_it_lets_go(root, caplog):
     with owner(root, lease_s=3.0) as (lease, _):
         refusal = rf"attempt 1 of {lease.owner} trains here since {lease.since[:-6]}.* start with --take-over"
@@ -77,6 +78,7 @@ def test_a_claim_that_was_just_lost_names_the_winner(root):
         claim(root, 0)
 
 
+@pytest.mark.slow
 def test_an_owner_that_shows_no_life_for_a_lease_is_over(root, caplog):
     claim(root, 0, lease_s=LEASE_S)  # by this process, which lives, but does not renew
     began = time.monotonic()
@@ -131,6 +133,7 @@ def test_an_owner_that_is_fenced_learns_it_from_its_lease_and_leaves_it(root):
     assert not read_lease(root, 1).released
 
 
+@pytest.mark.slow
 def test_a_filesystem_that_fails_for_a_while_ends_no_lease(unreliable_root, caplog):
     root = unreliable_root
     with owner(root) as (lease, fenced):
@@ -148,6 +151,7 @@ def test_a_lease_that_cannot_be_released_is_waited_for(unreliable_root, caplog):
     assert not read_lease(unreliable_root, 1).released
 
 
+@pytest.mark.slow
 def test_what_is_to_be_kept_up_is_called_at_each_renewal(root):
     calls = []
     lease = claim(root, 0, lease_s=LEASE_S)
@@ -203,6 +207,7 @@ def test_an_owner_whose_process_is_dead_is_not_watched(root, sleeper):
     assert watch(root) == 1
 
 
+@pytest.mark.slow
 def test_a_watched_lease_is_judged_by_its_changes(root):
     watch = LeaseWatch()
     # Of another machine, so that nothing proves what became of its process.

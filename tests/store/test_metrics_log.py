@@ -149,6 +149,7 @@ class SlowReads(SlowListings):
             self.num_reading -= 1
 
 
+@pytest.mark.slow
 def test_the_next_files_of_many_workers_are_asked_for_together(run_config):
     root = Root.create(f"memory://{uuid.uuid4()}", run_config)
     slow = replace(root, fs=SlowReads())

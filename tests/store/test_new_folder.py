@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ludic
 from ludic.schema.tables import table_names
 from ludic.store.catalogue import ROWS, Table
@@ -77,6 +79,7 @@ assert "## naps 1.0" in render()
 """
 
 
+@pytest.mark.slow
 def test_a_row_and_a_schema_are_all_that_a_folder_needs(tmp_path: Path) -> None:
     code = tmp_path / "code"
     shutil.copytree(PACKAGE, code / "ludic", ignore=shutil.ignore_patterns("__pycache__"))

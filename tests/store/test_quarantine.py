@@ -59,6 +59,7 @@ def test_a_file_that_never_was_can_not_be_quarantined(root: Root):
     assert root.list("quarantine") == []
 
 
+@pytest.mark.slow
 def test_what_older_versions_left_in_set_aside_is_still_listed(root: Root):
     root.put(f"set_aside/{NAME}", b"torn")
     note = {"name": NAME, "reason": "cut off", "found_at": "2026-11-01T00:00:00+00:00"}

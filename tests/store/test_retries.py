@@ -84,6 +84,7 @@ def test_an_answer_that_comes_too_late_is_asked_for_again(s3_proxy, s3_bucket, r
     assert Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config).list("") == ["run.json"]
 
 
+@pytest.mark.slow
 def test_the_error_comes_after_the_limit_and_says_how_long_was_tried(s3_proxy, s3_root, monkeypatch):
     monkeypatch.setenv("LUDIC_RETRY_S", "0.5")
     s3_proxy.react = lambda method, path: SLOW_DOWN
@@ -127,6 +128,7 @@ def test_a_limit_that_is_no_number_is_refused_by_name(root, monkeypatch):
         root.list("")
 
 
+@pytest.mark.slow
 def test_nothing_is_tried_again_once_told_to_stop(s3_proxy, s3_root, monkeypatch):
     monkeypatch.setenv("LUDIC_RETRY_S", "100000")
     stop = threading.Event()
@@ -141,6 +143,7 @@ def test_nothing_is_tried_again_once_told_to_stop(s3_proxy, s3_root, monkeypatch
         replace(s3_root, stop=stop).read("there.bin")
 
 
+@pytest.mark.slow
 def test_each_operation_is_one_request_or_two(s3_proxy, s3_root, file):
     costs = {
         lambda: s3_root.read("there.bin"): 1,
@@ -196,6 +199,7 @@ def test_a_lost_answer_to_the_last_part_is_no_other_file(s3_proxy, s3_root, tmp_
     assert lost
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_told_to_open_the_root_again(s3_bucket, run_config):
     """obstore's threads are not forked with the rest: a call in the child would wait for ever."""
     root = Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)

@@ -252,6 +252,7 @@ def test_keys_come_from_the_profile_in_the_home_folder(s3_proxy, s3_bucket, monk
     assert re.search(r"AKIDOFPROFILE/\d{8}/eu-west-1/s3", signed.pop())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
 def test_a_region_that_nobody_names_is_that_of_the_bucket(s3_server, monkeypatch, run_config, region):
     client = boto3.client("s3", endpoint_url=s3_server, region_name=region)

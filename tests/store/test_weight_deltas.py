@@ -53,6 +53,7 @@ def two_versions(draw):
     return old, new
 
 
+@pytest.mark.slow
 @given(versions=two_versions(), segment_words=st.integers(1, 50))
 def test_any_bits_of_any_dtype_come_back(versions, segment_words, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:

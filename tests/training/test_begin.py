@@ -3,7 +3,7 @@
 import pytest
 from tiny_runs import fill, query, train_here, train_until_killed
 
-from ludic.launch.work import publish_first
+from ludic.launch.here import publish_first
 from ludic.store import LatestPolicy, latest_policy, start_attempt
 from ludic.store.policies import claim_policy, policy_versions, read_policy
 from ludic.training.publisher import Publisher
@@ -13,6 +13,7 @@ def steps_of_versions(root) -> list[int]:
     return [read_policy(root, version).step for version in policy_versions(root)]
 
 
+@pytest.mark.slow
 def test_a_first_step_trains_on_rollouts_of_the_first_version(new_root):
     root = new_root()
     publish_first(root)
@@ -22,6 +23,7 @@ def test_a_first_step_trains_on_rollouts_of_the_first_version(new_root):
     assert query(root, "select distinct trainer_version, lag, used from batches") == [(0, 0, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -43,6 +45,7 @@ def test_a_trainer_that_goes_on_publishes_only_its_steps(new_root, settings):
     assert latest_policy(root).version == 4
 
 
+@pytest.mark.slow
 def test_a_trainer_that_goes_back_publishes_what_it_begins_with(new_root):
     root = new_root()
     fill(root, num_files=3)
@@ -52,6 +55,7 @@ def test_a_trainer_that_goes_back_publishes_what_it_begins_with(new_root):
     assert steps_of_versions(root)[-4:] == [3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_weights_of_another_dtype_are_published(new_root):
     root = new_root()
     fill(root, num_files=2)

@@ -51,6 +51,7 @@ def warnings(caplog):
     return [record.getMessage() for record in caplog.records if "last bits" in record.getMessage()]
 
 
+@pytest.mark.slow
 def test_an_attempt_records_what_its_weights_depend_on(trained):
     numerics = read_attempt(trained, 1).numerics
     expected = {"num_ranks": 1, "num_threads": [1], "device": "cpu", "dtype": "float32", "compile": False}
@@ -69,6 +70,7 @@ def test_a_replay_computes_with_the_threads_of_the_run(new_root, trained, caplog
     assert warnings(caplog) == []
 
 
+@pytest.mark.slow
 def test_a_replay_with_other_threads_is_warned_of(new_root, trained, caplog):
     assert replay(new_root("again"), trained.url, num_threads=2)["num_threads"] == [2]
     assert warnings(caplog) == [

@@ -153,6 +153,7 @@ def test_a_trainer_ends_with_the_error_of_its_version_also_while_it_waits_for_gr
     assert complete_checkpoints(root) == []  # one would name version 1
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_a_version_is_written_and_its_checkpoint_waits(new_root, monkeypatch):
     root, write = new_root(steps_per_version=2), PolicyWriter.write
     fill(root, num_files=2)

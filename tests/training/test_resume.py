@@ -56,9 +56,7 @@ def assert_same_run(root, expected):
     assert all((tensor == weights[name]).all() for name, tensor in final_weights(root).items())
 
 
-@pytest.mark.parametrize(
-    ("root_url", "at_step"), [("local", 4), ("local", 5), ("memory", 4), ("s3", 5)], indirect=["root_url"]
-)
+@pytest.mark.parametrize(("root_url", "at_step"), [("local", 4), ("memory", 4), ("s3", 5)], indirect=["root_url"])
 def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(root_url, tiny_folder, straight, at_step):
     root = create_root(root_url, tiny_folder)
     fill(root, num_files=4)

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-NUM_STEPS = 60
+NUM_STEPS = 30
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_a_run_goes_on_when_its_server_is_killed_and_started_again(tmp_path: Pat
         command = [sys.executable, "-m", "ludic", "run", url, *flags]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
             try:
-                wait_until(lambda: version_of(root) >= 10)
+                wait_until(lambda: version_of(root) >= 8)
                 server.kill()
                 at, killed = version_of(root), time.monotonic()
                 time.sleep(5)
@@ -82,7 +82,7 @@ def test_a_run_goes_on_when_its_server_is_killed_and_started_again(tmp_path: Pat
     # Of one version there may be few rollouts, or none.
     mean = "select avg(episode_reward) from rollouts where policy_version between ? and ?"
     (first,), (last,) = (con.execute(mean, span).fetchone() for span in ([0, 0], [NUM_STEPS - 6, NUM_STEPS]))
-    assert last >= 20 * first
+    assert last >= 3 * first  # how far a run gets is shown by test_runs.py, with twice as many steps
     assert con.execute("select count(*) from rollouts where error is not null").fetchall() == [(0,)]
     # Rows of the restarted server say which weights sampled them: those that it was given, not those it started with.
     assert con.execute("select count(*) from rollouts where policy_version > ?", [at + 2]).fetchone()[0] > 0

@@ -125,6 +125,7 @@ def trained(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_aggregates_run_over_the_rollouts_and_the_ledger_rows_of_a_step(trained):
     # Each step trains on 2 groups of 4 rollouts.
     for table in ("rollouts", "batches"):

@@ -13,7 +13,7 @@ from tiny_runs import create_root, fill, make_model, train_here
 
 import ludic
 from ludic.errors import ConfigError
-from ludic.launch.train import open_to_train
+from ludic.launch.here import open_to_train
 from ludic.maintenance.verify import check_root
 from ludic.store import Root
 from ludic.store.attempts import checkpoint_folder, read_cut
@@ -48,6 +48,7 @@ def weights_after(root: Root, step: int, attempt_id: int = 1) -> bytes:
     return root.read(f"{checkpoint_folder((attempt_id, step))}/model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_cut_is_a_sound_root_with_one_batch_and_only_its_rollouts(run, tmp_path):
     made = cut(run, 3, str(tmp_path / "out"))
     root = Root.open(str(tmp_path / "out"))
@@ -153,6 +154,7 @@ def test_a_pruned_policy_is_left_out_and_said(tmp_path):
     assert "was pruned and is not here" in (tmp_path / "out" / "README.txt").read_text()
 
 
+@pytest.mark.slow
 def test_options_that_look_like_credentials_are_left_out(tmp_path):
     options = {"moar_cats": {"api_key": "sk-123", "size": 3, "judge": {"access_token": "t-456"}}}
     root = create_root(str(tmp_path / "run"), make_model(tmp_path / "model"), env_options=options)
@@ -185,6 +187,7 @@ def test_a_cut_that_is_killed_leaves_no_folder_and_can_be_made_again(run, tmp_pa
     assert read_cut(Root.open(str(tmp_path / "out"))).step == 2
 
 
+@pytest.mark.slow
 def test_a_run_on_s3_is_cut_into_a_local_folder(s3_bucket, tmp_path):
     run = make_run(f"{s3_bucket}/run", make_model(tmp_path / "model"), num_steps=2)
     made = cut(run, 2, str(tmp_path / "out"))

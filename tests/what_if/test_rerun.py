@@ -18,7 +18,7 @@ from tiny_runs import (
 from ludic.batches.source import batch_rules
 from ludic.code.consent import CONFIG_VARIABLE, CodeSettings
 from ludic.errors import ConfigError, ConsentError, QueryError
-from ludic.launch.train import prepare_trainer_code
+from ludic.launch.here import prepare_trainer_code
 from ludic.sql.planner import Planner
 from ludic.store import RolloutReader, Root, start_attempt, write_ledger
 from ludic.store.tables import ScoreLog
@@ -146,6 +146,7 @@ def trained(tmp_path_factory, model):
     return root
 
 
+@pytest.mark.slow
 def test_a_run_with_drops_is_reproduced(trained):
     again = rerun(trained, given())
     assert again.is_ledger

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from ludic.defaults import STOP_WITHIN_S
 from ludic.errors import ConfigError
-from ludic.settings import Processes, Range, StopWithin, check
+from ludic.settings import Processes, Range, SettingsError, StopWithin, check
 
 System = Literal["slurm", "kubernetes", "skypilot"]
 
@@ -75,11 +75,11 @@ class ClusterConfig:
                 raise ConfigError(f"{field.name} is {value!r}, wanted a name of letters, digits and _ . : / @ + * -")
 
     def check_for(self, system: System) -> None:
-        """Raise ConfigError for settings that the system does not use or lacks."""
+        """Raise SettingsError for settings that the system does not use or lacks."""
         for name, systems in _ONLY_FOR.items():
             if getattr(self, name) is not None and system not in systems:
-                raise ConfigError(f"{name} does not apply to {system}; leave it out")
+                raise SettingsError(f"{name} does not apply to {system}; leave it out")
         if system == "kubernetes" and self.image is None:
-            raise ConfigError("image is missing: a container image with ludic and the engine; give --image")
+            raise SettingsError("image is missing: a container image with ludic and the engine; give --image")
         if system == "skypilot" and self.gpus and self.gpu_type is None:
-            raise ConfigError("gpu_type is missing: SkyPilot chooses machines by it; give --gpu-type, or --no-gpus")
+            raise SettingsError("gpu_type is missing: SkyPilot chooses machines by it; give --gpu-type, or --no-gpus")

@@ -15,9 +15,9 @@ from ludic.adapters.clusters.config import ClusterConfig, System
 from ludic.children import SAFE_ENVIRONMENT, python_words
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
+from ludic.launch.here import args_of_ranks
 from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
 from ludic.launch.roots import url_anywhere
-from ludic.launch.train import args_of_ranks
 from ludic.masking import secrets_of
 from ludic.settings import settings_of, to_flags
 from ludic.store import Root

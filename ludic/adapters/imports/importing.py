@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -73,12 +73,24 @@ _MOST_REFUSED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Imported(Result):
-    """What was imported from each file."""
+class Imported(Result, Sequence[ImportReport]):
+    """What was imported from each file; a sequence of their reports."""
 
     root: str
     """URL or path of the root."""
     files: Sequence[ImportReport]
+
+    @overload
+    def __getitem__(self, index: int) -> ImportReport: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ImportReport]: ...
+
+    def __getitem__(self, index: int | slice) -> ImportReport | Sequence[ImportReport]:
+        return self.files[index]
+
+    def __len__(self) -> int:
+        return len(self.files)
 
     def parts(self) -> Iterator[Part]:
         """A sentence for each file."""

@@ -367,6 +367,7 @@ def test_only_settings_that_differ_from_the_commands_own_become_flags(root: Root
     ]
 
 
+@pytest.mark.slow
 def test_the_command_writes_files_once_and_says_what_starts_them(root: Root, tmp_path: Path) -> None:
     args = [sys.executable, "-m", "ludic", "launch", "slurm", root.url, "--out", "jobs", "--workers", "2"]
     said = subprocess.run([*args, "--num-steps", "7"], cwd=tmp_path, capture_output=True, text=True, timeout=100)

@@ -42,6 +42,7 @@ def rows_of(table: Table) -> list[dict]:
     return [{**row, "weight_versions": row["weight_versions"] or None} for row in by_id(table.scan().to_arrow())]
 
 
+@pytest.mark.slow
 def test_the_table_holds_exactly_the_rows_of_the_root(filled, export, load):
     report = export()
     assert (report.num_added, report.num_files) == (6, 6)
@@ -69,6 +70,7 @@ def test_a_second_export_with_nothing_new_changes_nothing(export, load):
     assert load().metadata == before
 
 
+@pytest.mark.slow
 def test_new_files_come_in_with_one_snapshot(filled, export, load, add_files: AddFiles):
     export()
     add_files(filled, [2], "w1-test")

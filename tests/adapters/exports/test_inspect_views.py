@@ -40,6 +40,7 @@ def test_evaluations_are_counted_with_their_failures(run: ludic.Run):
     }
 
 
+@pytest.mark.slow
 def test_the_queries_in_the_docs_run(run: ludic.Run):
     queries = re.findall(r'ludic sql runs/demo "(select .* from inspect_.*)"', DOCS.read_text())
     assert [run.sql(query).height for query in queries] == [1, 1]

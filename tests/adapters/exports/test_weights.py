@@ -158,6 +158,7 @@ def test_a_published_version_is_the_folder_that_a_worker_loads(trained: Root, tm
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("publish_lora", ["merged", "adapter"])
 def test_adapters_are_exported_as_the_model_that_they_make(tmp_path: Path, publish_lora: str) -> None:
     root = create_root(str(tmp_path / "run"), make_model(tmp_path / "model"))

@@ -47,6 +47,7 @@ def rewards(run: ludic.Run) -> list[tuple[str, float | None]]:
 # --- lm-evaluation-harness -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lm_eval_a_document_is_one_sample_and_its_first_filter_the_reward(run: ludic.Run):
     (report,) = run.import_(GENERATED, "lm-eval")
     assert (report.num_records, report.num_rollouts, report.refused) == (3, 3, [])
@@ -63,6 +64,7 @@ def test_lm_eval_a_document_is_one_sample_and_its_first_filter_the_reward(run: l
     assert not run.verify().findings
 
 
+@pytest.mark.slow
 def test_lm_eval_an_empty_answer_is_the_end_token_and_counts(run: ludic.Run):
     run.import_(GENERATED, "lm-eval")
     (row,) = [row for row in run.sql(QUERY).to_dicts() if row["answer"] == ""]
@@ -71,6 +73,7 @@ def test_lm_eval_an_empty_answer_is_the_end_token_and_counts(run: ludic.Run):
     assert mean["estimate"] == pytest.approx(1 / 3)  # what lm_eval reports as exact_match,strict-match
 
 
+@pytest.mark.slow
 def test_lm_eval_the_answer_to_a_multiple_choice_is_the_likeliest(run: ludic.Run):
     run.import_(CHOSEN, "lm-eval")
     rows = run.sql(QUERY).to_dicts()
@@ -79,6 +82,7 @@ def test_lm_eval_the_answer_to_a_multiple_choice_is_the_likeliest(run: ludic.Run
     assert [dict(row["scores"]) for row in rows] == [{"acc_norm,none": score} for score in (1.0, 0.0, 1.0)]
 
 
+@pytest.mark.slow
 def test_lm_eval_is_compared_in_pairs_with_our_own_samples(run: ludic.Run, tmp_path: Path, model_folder: str):
     theirs = start(tmp_path / "theirs", model_folder)
     theirs.import_(GENERATED, "lm-eval", env="sums")
@@ -98,6 +102,7 @@ def test_files_of_two_tasks_or_models_are_evaluations_of_their_own(run: ludic.Ru
     assert sorted(means) == [pytest.approx(1 / 3), 1.0]
 
 
+@pytest.mark.slow
 def test_a_second_import_changes_nothing(run: ludic.Run):
     run.import_([GENERATED, CHOSEN], "lm-eval")
     before = run.sql("select * from evals order by rollout_id")
@@ -134,6 +139,7 @@ def test_lm_eval_a_line_that_can_not_be_used_is_refused_alone(
     assert any(refusal.reason.startswith(reason) for refusal in report.refused), report.refused
 
 
+@pytest.mark.slow
 def test_a_sample_that_is_not_scored_is_kept_without_a_reward(run: ludic.Run, tmp_path: Path):
     lines = [
         json.dumps(record | {"exact_match": score})
@@ -178,6 +184,7 @@ def details(task: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_lighteval_a_row_is_a_sample_with_its_metrics(run: ludic.Run):
     (report,) = run.import_(details("sums"), "lighteval")
     assert (report.num_rollouts, report.refused) == (3, [])

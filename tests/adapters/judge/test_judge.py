@@ -126,6 +126,7 @@ def test_the_requests_of_all_episodes_are_limited_together(server: Server) -> No
     assert (server.most_running, len(server.bodies)) == (3, 12)
 
 
+@pytest.mark.slow
 def test_the_wait_for_a_turn_is_no_part_of_the_time_limit(server: Server) -> None:
     server.delay_s = 0.2
     judged = Judged(Judge(server.url, "big", max_in_flight=1))

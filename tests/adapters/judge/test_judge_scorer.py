@@ -14,6 +14,7 @@ def judged(run, judge, **options):
     return run.score(**{"scorer_timeout_s": 20.0, "concurrency": 8, **judge, **options})
 
 
+@pytest.mark.slow
 def test_an_answer_becomes_a_score_with_prompt_model_and_cost(run, judge, judge_server):
     report = judged(run, judge, judge_input_price=2.0, judge_output_price=30.0)
     assert (report.scorer, report.num_scored, report.num_failed) == ("judge", 8, 0)
@@ -31,6 +32,7 @@ def test_an_answer_becomes_a_score_with_prompt_model_and_cost(run, judge, judge_
     assert judged(run, judge).num_done_before == 8
 
 
+@pytest.mark.slow
 def test_the_version_is_that_of_model_prompt_pattern_and_options(run, judge):
     versions = {
         judged(run, {**judge, **other}).version
@@ -43,6 +45,7 @@ def test_the_version_is_that_of_model_prompt_pattern_and_options(run, judge):
     )
 
 
+@pytest.mark.slow
 def test_a_pattern_takes_the_last_match(run, judge, judge_server):
     judge_server.reply = lambda handler, body: answer(handler, "Score: 2. No, on reflection. Score: 7")
     report = judged(run, judge, judge_pattern=r"Score: (\d+)")
@@ -50,6 +53,7 @@ def test_a_pattern_takes_the_last_match(run, judge, judge_server):
     assert run.sql("select distinct value from scores").item() == 7.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "choice", "reason"),
     [
@@ -70,6 +74,7 @@ def test_nonsense_is_a_failure_that_is_not_asked_again_and_still_costs(run, judg
     assert run.sql("select sum(num_output_tokens)::bigint from scores where error is not null").item() == 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -88,6 +93,7 @@ def test_an_answer_of_no_use_is_a_failure(run, judge, judge_server, reply, reaso
     assert len(judge_server.bodies) == 8
 
 
+@pytest.mark.slow
 def test_a_failing_server_is_asked_again(run, judge, judge_server):
     numbers = count()
 
@@ -111,6 +117,7 @@ def test_a_failing_server_is_asked_again(run, judge, judge_server):
     assert len(judge_server.bodies) == 12
 
 
+@pytest.mark.slow
 def test_a_server_that_keeps_failing_costs_the_scores_and_not_the_run(run, judge, judge_server):
     judge_server.reply = lambda handler, body: send(handler, "out of memory", 500)
     report = judged(run, judge, judge_tries=2)
@@ -122,12 +129,14 @@ def test_a_server_that_keeps_failing_costs_the_scores_and_not_the_run(run, judge
     assert run.sql("select value, error from scores").rows() == [(0.25, None)] * 8
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_costs_the_scores(run, judge):
     report = judged(run, judge | {"judge_url": "http://127.0.0.1:9/v1"}, judge_tries=2)
     assert report.num_failed == 8
     assert all("ConnectError" in reason for reason in report.reasons)
 
 
+@pytest.mark.slow
 def test_a_slow_server_costs_its_own_rollouts(run, judge, judge_server):
     slow = run.sql("select messages[2].content from rollouts where episode_reward = 0.5").to_series().to_list()
 
@@ -148,6 +157,7 @@ def test_a_slow_server_costs_its_own_rollouts(run, judge, judge_server):
     assert time.monotonic() - began < 9
 
 
+@pytest.mark.slow
 def test_the_key_is_sent_and_never_stored(run, judge, judge_server, monkeypatch, capfd):
     monkeypatch.setenv("MY_KEY", "sk-secret-123")
     judge_server.reply = lambda handler, body: send(handler, f"no such key: {handler.headers['Authorization']}", 401)

@@ -68,6 +68,7 @@ a_call = st.tuples(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "write"), WRITERS)
 @given(calls=st.lists(a_call, min_size=1, max_size=4))
 def test_calls_as_a_family_writes_them_are_found(name: str, write: Callable[[Calls], str], calls: Calls) -> None:

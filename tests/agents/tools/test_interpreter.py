@@ -76,6 +76,7 @@ def test_standard_input_is_empty() -> None:
     assert "EOFError" in error_of("input()")
 
 
+@pytest.mark.slow
 def test_a_program_is_killed_at_its_time_limit_with_the_processes_that_it_started(ends: Callable[[int], bool]) -> None:
     code = """
 import os, subprocess, time
@@ -101,6 +102,7 @@ def test_a_child_that_is_left_behind_is_killed_when_the_program_has_ended(ends: 
     assert ends(int(run(code)))
 
 
+@pytest.mark.slow
 def test_a_detached_process_that_holds_the_output_does_not_hold_the_call() -> None:
     code = (
         "import subprocess\n"
@@ -134,6 +136,7 @@ def test_endless_output_ends_the_program() -> None:
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.slow
 def test_a_call_that_is_cancelled_kills_its_program(tmp_path: Path, ends: Callable[[int], bool]) -> None:
     """Also by the limit of a toolbox that is shorter than the interpreter's own."""
     note = tmp_path / "pid"
@@ -157,6 +160,7 @@ def test_programs_beyond_the_limit_wait_their_turn_without_losing_time(monkeypat
     assert max(end for _, end in times) - min(start for start, _ in times) >= 2.0  # 8 of 0.5 s, two at a time
 
 
+@pytest.mark.slow
 def test_programs_run_side_by_side() -> None:
     async def run_all() -> list[str]:
         return await asyncio.gather(

@@ -203,6 +203,7 @@ def test_a_slow_tool_is_given_up_at_its_time_limit(toolbox: Toolbox, name: str) 
     assert seconds < 2
 
 
+@pytest.mark.slow
 def test_a_tool_that_ignores_its_cancellation_does_not_hold_the_episode() -> None:
     async def stubborn(seconds: float) -> str:
         """Wait.

@@ -24,6 +24,7 @@ def shown(root: Root, **options: object) -> str:
     return text_of(ludic.Run(root).report(**options).html)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_run_that_has_only_begun_says_what_is_missing(root: Root) -> None:
     text = shown(root)
     for words in (
@@ -35,6 +36,7 @@ def test_a_run_that_has_only_begun_says_what_is_missing(root: Root) -> None:
         assert words in text
 
 
+@pytest.mark.slow
 def test_steps_are_plotted_with_their_numbers(trained: Root) -> None:
     text = shown(trained)
     # The step used groups of mean 1/2 and 1/3, and dropped the four rollouts of the group without variance.
@@ -48,6 +50,7 @@ def test_steps_are_plotted_with_their_numbers(trained: Root) -> None:
         assert title in text
 
 
+@pytest.mark.slow
 def test_steps_that_a_later_attempt_replaced_are_left_out(breakable: Path) -> None:
     root = Root.open(str(breakable))
     log = MetricsLog(root, "train", "superseded")
@@ -56,6 +59,7 @@ def test_steps_that_a_later_attempt_replaced_are_left_out(breakable: Path) -> No
     assert "777" not in shown(root)
 
 
+@pytest.mark.slow
 def test_the_best_and_the_worst_groups_come_with_their_conversations(root: Root, store_rollouts: StoreRollouts) -> None:
     for number in range(7):
         answer = says(f"question {number}", f"answer {number}")
@@ -68,6 +72,7 @@ def test_the_best_and_the_worst_groups_come_with_their_conversations(root: Root,
     assert "question 3" not in text
 
 
+@pytest.mark.slow
 def test_few_groups_are_shown_once(root: Root, store_rollouts: StoreRollouts) -> None:
     store_rollouts([[1.0, 1.0], [0.0, 0.0]])
     text = shown(root)
@@ -76,6 +81,7 @@ def test_few_groups_are_shown_once(root: Root, store_rollouts: StoreRollouts) ->
     assert "one of equal rewards, reward 1" in text
 
 
+@pytest.mark.slow
 def test_failed_rollouts_are_counted_by_their_error(root: Root, store_rollouts: StoreRollouts) -> None:
     store_rollouts([[None, None, 1.0]], error="the server is gone")
     store_rollouts([[None]], seed=1, error="another one")
@@ -83,6 +89,7 @@ def test_failed_rollouts_are_counted_by_their_error(root: Root, store_rollouts: 
     assert "3 moar_cats 0 the server is gone 1 moar_cats 0 another one" in text
 
 
+@pytest.mark.slow
 def test_long_texts_and_conversations_lose_their_middle(root: Root, store_rollouts: StoreRollouts) -> None:
     store_rollouts([[1.0]], messages=says("a" * 5000, *map(str, range(100))))
     text = shown(root)
@@ -91,6 +98,7 @@ def test_long_texts_and_conversations_lose_their_middle(root: Root, store_rollou
     assert len(text) < 8000
 
 
+@pytest.mark.slow
 def test_evaluations_come_with_intervals_and_gains(root: Root, store_samples: StoreSamples) -> None:
     store_samples({f"e{number}": [0.0] for number in range(8)}, messages=says("what", "wrong"))
     store_samples({f"e{number}": [1.0] for number in range(8)}, version=3, messages=says("what", "right"))
@@ -104,6 +112,7 @@ def test_evaluations_come_with_intervals_and_gains(root: Root, store_samples: St
     assert "+1 e0 user what baseline: 0 assistant wrong @3: 1 assistant right" in text
 
 
+@pytest.mark.slow
 def test_versions_choose_evaluations(root: Root, store_samples: StoreSamples) -> None:
     for version in (0, 2, 5, 9):
         store_samples({"a": [0.0], "b": [1.0]}, version=version)
@@ -124,6 +133,7 @@ def test_versions_of_a_run_without_evaluations_are_refused(root: Root) -> None:
         ludic.Run(root).report(versions="latest")
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_gains_and_losses_with_both_answers(
     root: Root, store_samples: StoreSamples, tmp_path: Path
 ) -> None:
@@ -139,12 +149,14 @@ def test_a_comparison_shows_gains_and_losses_with_both_answers(
     assert "the prompts of 2 of 2 examples differ" in text
 
 
+@pytest.mark.slow
 def test_versions_without_a_common_example_are_not_compared(root: Root, store_samples: StoreSamples) -> None:
     store_samples({"a": [0.0]})
     store_samples({"b": [0.0]}, version=1)
     assert "have no example in common" in shown(root)
 
 
+@pytest.mark.slow
 def test_hostile_text_is_escaped_everywhere(hostile: Root) -> None:
     html = ludic.Run(hostile).report().html
     assert html.count("&lt;script&gt;") >= 12  # names of environments and examples, errors, messages
@@ -164,6 +176,7 @@ def test_half_characters_and_hostile_warnings_can_be_written(root: Root) -> None
     assert SPELT.startswith("<script>")
 
 
+@pytest.mark.slow
 def test_warnings_are_those_of_the_panel(root: Root) -> None:
     log = MetricsLog(root, "worker", "w0")
     log.write(
@@ -173,6 +186,7 @@ def test_warnings_are_those_of_the_panel(root: Root) -> None:
     assert "every one of 64 rollouts failed in addition; the first error: no such file" in shown(root)
 
 
+@pytest.mark.slow
 def test_a_notebook_gets_the_page_in_a_frame_without_rights(hostile: Root) -> None:
     frame = ludic.Run(hostile).report()._repr_html_()
     assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')

@@ -13,6 +13,7 @@ LABEL, SCORER = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 (QUERY,) = re.findall(r"```sql\n(.*?)```", GUIDE, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_labels_can_be_queried_and_become_scores(made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copytree(made.path, tmp_path / "runs/mine")
     monkeypatch.chdir(tmp_path)

@@ -51,6 +51,7 @@ def test_a_list_has_the_titles_of_the_commands_and_its_line_names_the_columns(ma
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_enter_goes_from_versions_to_groups_to_rollouts_to_one_and_escape_back(made: Root):
     async def steps(app, pilot):
         await press(pilot, "down", "enter")
@@ -70,6 +71,7 @@ def test_enter_goes_from_versions_to_groups_to_rollouts_to_one_and_escape_back(m
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_a_key_shows_evals_instead_of_rollouts(made: Root):
     async def steps(app, pilot):
         await press(pilot, "e")
@@ -82,6 +84,7 @@ def test_a_key_shows_evals_instead_of_rollouts(made: Root):
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_a_typed_predicate_chooses_rows_and_a_wrong_one_loses_nothing(made: Root):
     async def steps(app, pilot):
         await press(pilot, "down", "a", "slash")
@@ -100,6 +103,7 @@ def test_a_typed_predicate_chooses_rows_and_a_wrong_one_loses_nothing(made: Root
     drive(made, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "predicate",
     [
@@ -123,6 +127,7 @@ def test_a_predicate_can_neither_write_nor_reach_outside(made: Root, predicate: 
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_rows_are_sorted_by_any_column_or_expression_with_missing_values_last(made: Root):
     async def steps(app, pilot):
         await press(pilot, "a", "s")
@@ -144,6 +149,7 @@ def test_rows_are_sorted_by_any_column_or_expression_with_missing_values_last(ma
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_training_columns_say_which_step_considered_a_rollout(made: Root):
     async def steps(app, pilot):
         await press(pilot, "down", "a", "t")
@@ -154,6 +160,7 @@ def test_training_columns_say_which_step_considered_a_rollout(made: Root):
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_reload_shows_rollouts_of_a_running_run(run_copy: Root):
     from strategies import make_batch
 
@@ -166,6 +173,7 @@ def test_reload_shows_rollouts_of_a_running_run(run_copy: Root):
     drive(run_copy, steps)
 
 
+@pytest.mark.slow
 def test_arrows_and_page_keys_go_through_all_pages(tmp_path):
     root = make_store(str(tmp_path / "run"), 4, num_versions=1, mean_length=4, base_groups=16)  # 256 rollouts
 
@@ -192,6 +200,7 @@ def test_arrows_and_page_keys_go_through_all_pages(tmp_path):
     drive(root, steps)
 
 
+@pytest.mark.slow
 def test_more_rows_than_are_held_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("ludic.show.terminal.data.MOST_ROWS", 100)
     monkeypatch.setattr(ViewApp, "most_rows", 100)
@@ -204,6 +213,7 @@ def test_more_rows_than_are_held_are_counted(tmp_path, monkeypatch):
     drive(root, steps)
 
 
+@pytest.mark.slow
 def test_help_lists_the_keys_of_the_screen(made: Root):
     async def steps(app, pilot):
         await press(pilot, "question_mark")
@@ -216,6 +226,7 @@ def test_help_lists_the_keys_of_the_screen(made: Root):
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_a_run_without_rollouts_opens(tmp_path, model_folder):
     from tiny_runs import create_root
 
@@ -228,6 +239,7 @@ def test_a_run_without_rollouts_opens(tmp_path, model_folder):
     drive(root, steps)
 
 
+@pytest.mark.slow
 def test_a_run_in_memory_opens(model_folder):
     from strategies import make_batch
     from tiny_runs import create_root
@@ -244,6 +256,7 @@ def test_a_run_in_memory_opens(model_folder):
     drive(root, steps)
 
 
+@pytest.mark.slow
 def test_a_slow_predicate_ends_when_its_screen_is_left(made: Root):
     endless = "(select count(*) from range(1000000000) a, range(1000000) b where a.range + b.range = 7) > 0"
 

@@ -13,6 +13,7 @@ def one(root: Root, sql: str) -> dict:
     return ludic.Run(root).sql(sql).to_dicts()[0]
 
 
+@pytest.mark.slow
 def test_a_rollout_has_its_conversation_steps_end_and_step(made: Root):
     row = one(made, "select rollout_id from batches where used and advantage > 0 order by advantage desc")
 
@@ -24,6 +25,7 @@ def test_a_rollout_has_its_conversation_steps_end_and_step(made: Root):
     drive(made, steps, rollout_id=row["rollout_id"])
 
 
+@pytest.mark.slow
 def test_hostile_text_is_shown_as_it_is(made: Root):
     row = one(made, "select rollout_id from rollouts")
 
@@ -37,6 +39,7 @@ def test_hostile_text_is_shown_as_it_is(made: Root):
     drive(made, steps, rollout_id=row["rollout_id"])
 
 
+@pytest.mark.slow
 def test_a_key_colours_tokens_by_logprob_advantage_ratio_and_mask(made: Root):
     row = one(made, "select rollout_id from batches where used and advantage > 0")
 
@@ -52,6 +55,7 @@ def test_a_key_colours_tokens_by_logprob_advantage_ratio_and_mask(made: Root):
     drive(made, steps, rollout_id=row["rollout_id"])
 
 
+@pytest.mark.slow
 def test_the_ratio_is_of_trainer_and_sampler(made: Root):
     row = one(
         made,
@@ -66,6 +70,7 @@ def test_the_ratio_is_of_trainer_and_sampler(made: Root):
     drive(made, steps, rollout_id=row["rollout_id"])
 
 
+@pytest.mark.slow
 def test_n_and_p_go_through_the_list_that_a_rollout_was_opened_from(made: Root):
     async def steps(app, pilot):
         await press(pilot, "a", "enter")
@@ -80,6 +85,7 @@ def test_n_and_p_go_through_the_list_that_a_rollout_was_opened_from(made: Root):
     drive(made, steps)
 
 
+@pytest.mark.slow
 def test_answers_of_rollouts_and_evals_to_one_example_are_shown_side_by_side(made: Root):
     row = one(made, "select rollout_id from rollouts where env_example_id = 'example-0' order by rollout_id")
     # make_batch names its examples by their seed, so put an evaluation of the same example
@@ -103,6 +109,7 @@ def test_answers_of_rollouts_and_evals_to_one_example_are_shown_side_by_side(mad
     drive(made, steps, rollout_id=row["rollout_id"])
 
 
+@pytest.mark.slow
 def test_group_and_agents_of_a_rollout_open_as_lists(made: Root):
     row = one(made, "select rollout_id from rollouts")
 
@@ -115,6 +122,7 @@ def test_group_and_agents_of_a_rollout_open_as_lists(made: Root):
     drive(made, steps, rollout_id=row["rollout_id"])
 
 
+@pytest.mark.slow
 def test_a_label_is_stored_shown_and_can_be_queried(run_copy: Root):
     async def steps(app, pilot):
         await press(pilot, "a", "l")
@@ -139,6 +147,7 @@ def test_a_label_is_stored_shown_and_can_be_queried(run_copy: Root):
     assert run.sql("select value, note from all_labels order by created_at").rows() == [(0.5, "[red]meh"), (None, None)]
 
 
+@pytest.mark.slow
 def test_a_label_that_can_not_be_stored_says_why_and_keeps_the_text(run_copy: Root):
     async def steps(app, pilot):
         await press(pilot, "a", "l")

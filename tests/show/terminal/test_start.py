@@ -41,7 +41,7 @@ def test_a_picture_shows_the_first_screen_and_names_no_other_server(ludic, made:
     [
         ((), 1, "the viewer needs a terminal"),
         (("no-such-id",), 1, "has no rollout or group 'no-such-id'"),
-        (("--web", "--picture", "x.svg"), 2, "contradict"),  # wrong usage
+        (("--web", "--picture", "x.svg"), 2, "contradict"),
     ],
 )
 def test_what_can_not_be_shown_is_refused_in_a_line(ludic, made: Root, options, code, message):
