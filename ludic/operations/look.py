@@ -9,7 +9,7 @@ from ludic.defaults import Track, untracked
 from ludic.eval.config import MeasureConfig
 from ludic.rollouts.config import Question
 from ludic.settings import Count, Index, SecondsOfADay, SettingsError, Shown, convert, operation
-from ludic.show.terminal.start import ViewOptions
+from ludic.show.terminal.options import ViewOptions
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -21,7 +21,7 @@ def figure(name: str) -> str:
 
 
 def means(keys: str, rows: Folder) -> str:
-    """Return the SQL of counts, means and fractions. keys: columns, joined by commas, that a row stands for."""
+    """Return the SQL of counts, means and fractions. keys: columns to group by, joined by commas."""
     return Template(figure("means")).substitute(keys=keys, rows=rows)
 
 

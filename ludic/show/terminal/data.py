@@ -1,4 +1,4 @@
-"""What the screens show: lists as SQL over the views of a run, single rollouts, and labels.
+"""Data of the screens: lists as SQL over the views of a run, single rollouts, and labels.
 
 A list selects few columns and no tokens, so that it opens fast. The user's predicate and order may name every column of
 its relation; they are part of a query that may only read (ludic.sql.query).

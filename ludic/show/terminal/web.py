@@ -18,7 +18,7 @@ from textual_serve.server import Server
 
 from ludic.children import shell_command
 from ludic.errors import ConfigError
-from ludic.show.terminal.start import LOCAL_HOSTS, ViewOptions
+from ludic.show.terminal.options import LOCAL_HOSTS, ViewOptions
 from ludic.store import Root
 
 _CLOSE_WITHIN_S = 1.0

@@ -20,7 +20,7 @@ import pytest
 from cli.conftest import ludic as run_ludic
 from hostile_folders import hostile_folder, imported_from
 
-from ludic.show.terminal.start import ViewOptions
+from ludic.show.terminal.options import ViewOptions
 from ludic.show.terminal.web import command
 from ludic.store import Root
 
