@@ -12,8 +12,9 @@ export PYTHONDONTWRITEBYTECODE :=
 # Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and shown.
 # How long each test took is kept as build/tests/TARGET.xml.
 TWICE = --reruns 1 --rerun-show-tracebacks -rfER --junitxml=build/tests/$@.xml
-# A process a core, each with one thread of its own.
-UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(WITHOUT_OTHERS)
+# Three processes for two cores, each with one thread of its own: a third of their time they wait.
+PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
+UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal $(WITHOUT_OTHERS)
 WITHOUT_OTHERS = $(foreach folder,$(WHOLE_RUNS) faults readers clusters,--ignore=tests/$(folder))
 
 help:  ## list the targets

@@ -326,7 +326,7 @@ def test_a_compacted_file_expires_when_all_its_rows_are_old(root: Root) -> None:
 @pytest.mark.parametrize("root_url", ["memory"], indirect=True)
 def test_a_crash_before_any_storage_call_loses_and_doubles_nothing(root_url: str, run_config: RunConfig) -> None:
     def as_of_one_run(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [row | {"run_id": "one"} for row in rows]
+        return [row | {"run_id": "one", "root": "one"} for row in rows]
 
     rows = as_of_one_run(fill(Root.create(root_url, run_config)))
     index, is_over = 0, False
