@@ -27,7 +27,10 @@ _BYTES_AT_ONCE = 4 << 20
 
 @contextmanager
 def open_sink(target: Path | BinaryIO | None) -> Iterator[BinaryIO]:
-    """Give a file that appears once it is complete, or an open file; None is stdout. Raises ConfigError."""
+    """Give a file that appears once it is complete, or an open file; None is stdout. Raises ConfigError.
+
+    What is there and is no file, such as /dev/null or a pipe, is written to, not replaced.
+    """
     if target is None:
         sys.stdout.flush()
         target = sys.stdout.buffer
@@ -35,18 +38,21 @@ def open_sink(target: Path | BinaryIO | None) -> Iterator[BinaryIO]:
         yield target
         target.flush()
         return
-    if not target.name:
+    if not target.name or target.is_dir():
         raise ConfigError(f"{target} is a folder, wanted a file")
-    partial = target.with_name(f"{target.name}.partial")
+    is_device = target.exists() and not target.is_file()
+    partial = target if is_device else target.with_name(f"{target.name}.partial")
     try:
         with partial.open("wb") as file:
             yield file
-        partial.replace(target)
+        if not is_device:
+            partial.replace(target)
     except OSError as error:
         raise ConfigError(f"{target} can't be written: {error.strerror or error}") from error
     finally:
-        with suppress(OSError):  # the folder may be a file, or be read-only
-            partial.unlink(missing_ok=True)
+        if not is_device:
+            with suppress(OSError):  # the folder may be a file, or be read-only
+                partial.unlink(missing_ok=True)
 
 
 def write_json(names: Sequence[str], rows: Iterable[Iterable[Any]], sink: BinaryIO) -> None:

@@ -3,8 +3,11 @@
 import csv
 import io
 import json
+import os
+import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -262,3 +265,15 @@ def test_several_runs_are_asked_at_once(ludic, trained: Root, started: Root, bre
     assert ludic("sql", trained.url, breakable, query).out.splitlines()[0].split() == ["root", "n"]
     result = ludic("sql", trained.url, f"{trained.url}/", "select 1")
     assert result.err == f"ludic: {trained.url} is the same folder as {trained.url}; name each root once\n"
+
+
+def test_a_pipe_is_written_to_and_stays_one(ludic, trained: Root, tmp_path: Path) -> None:
+    """As root, a file in the place of /dev/null would break the machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_bytes)
+        assert ludic("sql", trained.url, "select 1 as a", "--format", "csv", "--out", pipe).code == 0
+        assert read.result(timeout=60) == b"a\n1\n"
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [pipe]
