@@ -50,8 +50,8 @@ from ludic.environments.moar_cats import WORDS
 from ludic.errors import NoServerError
 from ludic.flags import run_script
 from ludic.installed import is_installed
-from ludic.launch.here import work
 from ludic.launch.vllm_server import ServerArguments
+from ludic.launch.work import work
 from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
 from ludic.models.weight_files import load_pretrained

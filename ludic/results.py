@@ -68,6 +68,11 @@ class Result:
         return ()
 
     @property
+    def is_out(self) -> bool:
+        """Whether it stands on stdout already, such as exported rows, so that a command prints nothing more there."""
+        return False
+
+    @property
     def failure(self) -> str | None:
         """Why a command that has this result exits with 1; None for success."""
         return None
@@ -225,6 +230,8 @@ class Format:
 
         if value is None:
             return Text("" if self.kind in ("count", "bytes") else "-")
+        if isinstance(value, str) and self.kind != "digest":  # also in a column of numbers: a root may hold anything
+            return cell(value, most)
         match self.kind:
             case "count":
                 return Text(f"{value:,}")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
+from html import escape
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,9 @@ class Run(Result):
 
     def __repr__(self) -> str:
         return f"ludic.open({self.url!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>"
 
     @cached_property
     def watcher(self) -> "Watcher":

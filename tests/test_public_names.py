@@ -55,7 +55,7 @@ METHODS = {
     "launch": ["config", "*algorithm", "*engine", "*model", "**TrainConfig", "**CodeSettings", "**LaunchConfig"],
     "report": ["output", "*versions", "*compare", "*overwrite", "**MeasureConfig"],
     "rollout": ["rollout_id"],
-    "sample": ["prompt", "n", "*version", "**Question"],
+    "sample": ["prompt", "n", "*version", "*track", "**Question"],
     "scale": ["num_workers", "*ray_address"],
     "score": ["scorer", "*track", "**ScoreOptions"],
     "serve": ["*stop", "**ServeConfig"],

@@ -228,7 +228,7 @@ class Vetting:
         """root: run whose model is trained. Raises ModelError if its model/ is damaged."""
         self._root, self._vocab_size = root, vocabulary_of(root)
         self.tokens: pa.Table | None = None
-        """Of the rows of the last look; see `read_trained`."""
+        """Tokens of the rows of the last look; see `read_trained`."""
 
     def find(self, rows: pa.Table) -> list[str]:
         """Return the rollout_ids of rows that can't be trained on, and name them in the log.

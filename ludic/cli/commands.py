@@ -15,6 +15,10 @@ class Command:
     """Module below ludic, and function: operations.keep:verify."""
     first: tuple[str, ...] = ()
     """Settings on the first page of --help, of an operation with many."""
+    methods: tuple[str, ...] = ()
+    """Methods of `Run` that do the same in a script or a notebook, if they are other functions."""
+    ends_well: bool = False
+    """Whether SIGTERM and Ctrl-C end it with success: they set its parameter `stop`."""
 
     def load(self) -> Callable[..., Any]:
         """Import the operation."""
@@ -45,6 +49,7 @@ _RUN = Command(
         "eval_every",
         "trust_code",
     ),
+    methods=("launch",),
 )
 _CREATE = Command(
     "operations.start:create",
@@ -80,6 +85,7 @@ _TRAIN = Command(
         "checkpoint_every",
         "resume",
     ),
+    methods=("train",),
 )
 _LAUNCH = Command(
     "operations.machines:write_cluster_files",
@@ -98,6 +104,7 @@ _LAUNCH = Command(
         "learning_rate",
         "out",
     ),
+    methods=("cluster_files",),
 )
 _EVAL = Command(
     "operations.evaluations:evaluate",
@@ -115,6 +122,7 @@ _EVAL = Command(
         "model",
         "json",
     ),
+    methods=("evaluation",),
 )
 
 GROUPS: Mapping[str, Mapping[str, Command]] = MappingProxyType(
@@ -122,23 +130,23 @@ GROUPS: Mapping[str, Mapping[str, Command]] = MappingProxyType(
         "First": {
             "demo": Command("demos:demo"),
             "run": _RUN,
-            "watch": Command("operations.look:watch"),
-            "view": Command("operations.look:view"),
+            "watch": Command("operations.look:watch", methods=("status",)),
+            "view": Command("operations.look:view", methods=("label",)),
             "eval": _EVAL,
-            "sql": Command("operations.look:write_sql"),
+            "sql": Command("operations.look:write_sql", methods=("sql", "sql_stream")),
         },
         "Start": {
             "create": _CREATE,
-            "worker": Command("operations.start:worker"),
+            "worker": Command("operations.start:worker", methods=("work",)),
             "train": _TRAIN,
-            "serve": Command("operations.machines:serve"),
+            "serve": Command("operations.machines:serve", ends_well=True),
             "launch": _LAUNCH,
         },
         "Look": {
             "stats": Command("operations.look:stats"),
-            "show": Command("operations.look:show"),
+            "show": Command("operations.look:show", methods=("rollout", "group")),
             "sample": Command("operations.look:sample"),
-            "report": Command("operations.look:write_report"),
+            "report": Command("operations.look:write_report", methods=("report",)),
         },
         "Evaluate": {
             "eval compare": Command("operations.evaluations:compare"),

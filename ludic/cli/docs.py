@@ -27,7 +27,7 @@ Written by `make format` from the fields of the dataclasses and the parameters o
 holds the same as JSON) and an argument in Python. The settings of an objective may stand in a table `[objective]` with
 its `name`. Flags come before the file, the file before the preset of
 `--algorithm`, and this before what the root holds from an earlier start. `None` is the text "None" in flags and TOML,
-and null in JSON. Every command that prints a result has `--json`."""
+and null in JSON. Every command that returns figures has `--json`; `ludic sql` has `--format json`."""
 
 _BEGIN, _END = "<!-- made by make format -->\n", "<!-- end -->\n"
 
@@ -95,11 +95,12 @@ def methods() -> Mapping[str, Callable[..., Any]]:
 
 def methods_table() -> str:
     """Return the table of the methods of `Run`: each does what its docstring says first."""
-    commands = {inspect.unwrap(command.load()): name for name, command in COMMANDS.items()}
+    commands = {inspect.unwrap(command.load()).__name__: name for name, command in COMMANDS.items()}
+    commands |= {method: name for name, command in COMMANDS.items() for method in command.methods}
     lines = ["| method of `Run` | does | command |", "| --- | --- | --- |"]
     for name, function in methods().items():
         does = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
-        command = commands.get(function)
+        command = commands.get(name)
         lines.append(f"| `{name}({_shown(function)})` | {does} | {f'`ludic {command}`' if command else ''} |")
     return "\n".join(lines) + "\n"
 

@@ -19,6 +19,7 @@ from ludic.cli.commands import COMMANDS, GROUPS
 from ludic.cli.settings import JSON, exit_with_settings, parse
 from ludic.errors import LudicError, similar_names
 from ludic.installed import LUDIC, installed_version
+from ludic.launch.process import stop_on_signals
 from ludic.masking import mask
 from ludic.printable import printable
 from ludic.settings import RUN, SettingsError, arguments, opens_its_root, takes_a_root
@@ -109,16 +110,17 @@ def _run(name: str, args: list[str]) -> int:
     values = parse(operation, args, program=program, description=command.about, first=command.first)
     as_json = values.get(JSON, False) if JSON in signature(operation).parameters else values.pop(JSON, False)
     try:
-        result = _call(operation, values)
+        result = _call(operation, values, ends_well=command.ends_well)
     except SettingsError as error:
         exit_with_settings(operation, error, program)
     if result is None:
         return 0
     from ludic.results import print_json, stdout_console
 
-    if as_json:
-        if figures := result.to_dict():
-            print_json(figures)
+    if result.is_out:
+        pass
+    elif as_json:
+        print_json(result.to_dict())
     else:
         result.print_to(stdout_console())
     for remark in result.remarks:
@@ -128,8 +130,11 @@ def _run(name: str, args: list[str]) -> int:
     return 0
 
 
-def _call(operation: Callable[..., Any], values: dict[str, Any]) -> Any:
-    """Call an operation with its settings by name; it gets an opened run, unless it takes the place of one."""
+def _call(operation: Callable[..., Any], values: dict[str, Any], *, ends_well: bool) -> Any:
+    """Call an operation with its settings by name; it gets an opened run, unless it takes the place of one.
+
+    ends_well: SIGTERM and Ctrl-C set its parameter `stop`.
+    """
     parameters = signature(operation).parameters
     given = arguments(operation, values)
     positional: list[Any] = []
@@ -140,6 +145,8 @@ def _call(operation: Callable[..., Any], values: dict[str, Any]) -> Any:
         positional.append(None)
     many = [each.name for each in parameters.values() if each.kind is each.VAR_POSITIONAL]
     positional += [each for name in many for each in given.pop(name)]
+    if ends_well:
+        given["stop"] = stop_on_signals()
     if "track" not in parameters:
         return operation(*positional, **given)
     from ludic.results import progress_bar

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ludic.code.kept import from_dicts
 from ludic.errors import ConfigError
 from ludic.eval import statistics
-from ludic.eval.config import LATEST, MeasureConfig
+from ludic.eval.config import DIFFERENCE, LATEST, MeasureConfig
 from ludic.eval.numbers import Chosen, Samples, nothing_stored
 from ludic.sql import SqlText
 from ludic.sql.connect import Connections
@@ -107,7 +107,7 @@ def compare(
     *,
     env: Sequence[str] = (),
     evaluation: str | None = None,
-    difference: float = 0.05,
+    difference: float = DIFFERENCE,
     seed: int = 0,
     connections: Connections | None = None,
 ) -> Compared:

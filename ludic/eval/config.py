@@ -11,6 +11,8 @@ from ludic.run_config import SAMPLING, RunConfig
 from ludic.settings import Count, InFlight, NumSamples, Overrides, Range, SecondsOfADay, Seed, SettingsError, check
 
 LATEST = "latest"
+DIFFERENCE = 0.05
+"""The difference that a comparison should find, unless another is given: for power and the examples needed."""
 OVERRIDDEN = (
     *SAMPLING,
     *("accept_incomplete", "max_steps", "max_sequence_tokens", "parser", "format_reward", "context", "tools"),

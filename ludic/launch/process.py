@@ -175,7 +175,7 @@ def _end_by_kernel() -> None:
 #
 # Arguments would be parsed again, have a largest length and are shown to all users of the machine. The files are in a
 # private temporary folder (ludic.temporary), which is deleted when the process that made it ends, or by the next one
-# if it was killed. A restarted process gets its file anew. Files for clusters (ludic.adapters.clusters) hold flags
+# if it was killed. A restarted process gets a new file. Files for clusters (ludic.adapters.clusters) hold flags
 # instead: people read and change them, and a file beside them would have to reach every machine.
 
 

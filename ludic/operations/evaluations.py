@@ -9,7 +9,7 @@ from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE, Track, untracked
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
-from ludic.eval.config import EvalConfig, Interval, MeasureConfig
+from ludic.eval.config import DIFFERENCE, EvalConfig, Interval, MeasureConfig
 from ludic.operations.start import Device
 from ludic.scoring.options import ScoreOptions
 from ludic.settings import Range, Seed, SettingsError, Shown, convert, operation, split
@@ -139,7 +139,7 @@ def compare(
     *sides: Annotated[int | str, Shown("ROOT@VERSION", by_position=True)],
     env: str | Sequence[str] = (),
     evaluation: str | None = None,
-    difference: Annotated[float, Range(0, 10**6, above=True)] = 0.05,
+    difference: Annotated[float, Range(0, 10**6, above=True)] = DIFFERENCE,
     seed: Seed = 0,
     **measure: Unpack["CompareSettings"],
 ) -> "Comparison":

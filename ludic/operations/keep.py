@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @operation()
 def verify(run: "Run", *, repair: bool = False, track: Track = untracked) -> "Report":
-    """Check a root's files and data; with --repair, quarantine broken files.
+    """Check a root's files and data; quarantine broken files if asked to.
 
     Returns findings (none if the run is sound), notes and repairs.
 

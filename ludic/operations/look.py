@@ -1,6 +1,7 @@
 """Look at a run: figures, rollouts, SQL, the live state, the viewer, reports; ask its policy a question."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -284,6 +285,7 @@ def sample(
     n: int = 1,
     *,
     version: Index | None = None,
+    track: Track = untracked,
     **question: Unpack["SampleSettings"],
 ) -> "Answers":
     """Sample answers from a run's policy or from a model.
@@ -300,11 +302,11 @@ def sample(
 
     asked = convert(Question, {"prompt": prompt, "n": n, **question})
     root = _root_of(run) if isinstance(run, str) else run.root
-    if root is not None:
-        return sample_run(root, asked, version)
-    if version is not None:
+    if root is None and version is not None:
         raise SettingsError(f"{run} is a model, not a run, so it has no version {version}")
-    return sample_model(str(run), asked)
+    ask = partial(sample_model, str(run), asked) if root is None else partial(sample_run, root, asked, version)
+    (answers,) = track((ask() for _ in range(1)), 1, f"sampling {asked.n}")
+    return answers
 
 
 def _root_of(source: str) -> Any:

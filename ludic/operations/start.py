@@ -23,6 +23,7 @@ from ludic.settings import (
     convert,
     given,
     operation,
+    settings_of,
     split,
 )
 from ludic.training.config import TrainConfig
@@ -77,7 +78,8 @@ def create(
     from ludic.store import Root
 
     url = str(root)
-    check_names([name for name in settings if name not in _CODE], RunConfig, "setting of a run")
+    own = {each.name for each in settings_of(CodeSettings)}
+    check_names([name for name in settings if name not in own], RunConfig, "setting of a run")
     parts = split(settings, run=RunConfig, code=CodeSettings)
     code = convert(CodeSettings, parts["code"])
     if like is None:
@@ -91,9 +93,6 @@ def create(
     if code.is_given:
         prepare_run_code(made, TrainConfig(), code)
     return Run(made)
-
-
-_CODE = ("trust_code", "update_code")
 
 
 @operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
@@ -227,8 +226,8 @@ def worker(
         device: Device to sample on; None uses CUDA if available.
         model: Location of the run's first model, which adapters need; None takes the location in run.json.
     """
-    from ludic.launch.here import work
     from ludic.launch.process import stop_on_signals
+    from ludic.launch.work import work
     from ludic.operations.outcomes import Sampled
 
     parts = split(settings, worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
@@ -274,8 +273,8 @@ def work(
         stop: Ends the call when it is set, instead of Ctrl-C.
         report: Called with each batch, instead of the progress that is shown on stderr.
     """
-    from ludic.launch.here import free_slot, publish_first, work
     from ludic.launch.process import interruptible_unless
+    from ludic.launch.work import free_slot, publish_first, work
     from ludic.operations.outcomes import Sampled
 
     parts = split(settings, worker=WorkerConfig, code=CodeSettings)

@@ -6,7 +6,7 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
 from statistics import fmean
 from typing import Any, Literal
@@ -73,6 +73,14 @@ class RunStatus(Result):
     """Newest complete checkpoint."""
     newest_calls: list[Row] = field(default_factory=list)
     """Newest calls of the workers' engines, of any age, oldest first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as plain values; the root by its place."""
+        others = [each.name for each in fields(self) if each.name != "root"]
+        values = {name: getattr(self, name) for name in others}
+        plain = {name: asdict(each) if is_dataclass(each) else each for name, each in values.items()}  # type: ignore[arg-type]
+        troubles = [trouble.text for trouble in self.troubles()]
+        return {"root": self.root.url, **plain, "balance": self.balance and asdict(self.balance), "troubles": troubles}
 
     def print_to(self, console: Console) -> None:
         """Print the panel of `ludic watch`."""

@@ -319,10 +319,11 @@ def is_dead(process: str) -> bool:
 # --- Slots of workers -----------------------------------------------------------------------------------------
 # workers/slot=S/N.json: one claim for each life of a worker. The newest life holds its slot of the schedule.
 #
-# A life claims the slot before it reads what earlier lives committed, and checks for a newer claim before each append,
-# also of the requests that it has started, which are written within seconds. So a worker that was stopped or cut off,
-# and then replaced, soon ends. If it commits a group before it can check, the reader drops the duplicate: it delivers a
-# request once (ludic.store.reader). Claims have no gaps, so one read by name finds a newer claim. Claims are never deleted.
+# A life claims the slot before it reads what earlier lives committed, and checks for a newer claim before each
+# append, also of the requests that it has started, which are written within seconds. So a worker that was stopped or
+# cut off, and then replaced, soon ends. If it commits a group before it can check, the reader drops the duplicate: it
+# delivers a request once (ludic.store.reader). Claims have no gaps, so one read by name finds a newer claim. Claims
+# are never deleted.
 
 
 def is_over(claim: SlotClaim) -> bool:

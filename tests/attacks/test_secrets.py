@@ -90,7 +90,7 @@ TEXTS = [
     (kind, name, hint)
     for kind in settings_classes()
     for name, hint in get_type_hints(kind).items()
-    if any(part in str(hint) for part in ("str", "Mapping")) and not is_dataclass(hint)
+    if any(part in str(hint) for part in ("str", "Mapping")) and "ClassVar" not in str(hint) and not is_dataclass(hint)
 ]
 
 

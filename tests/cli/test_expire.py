@@ -42,7 +42,7 @@ def test_the_newest_versions_are_kept(ludic, filled: Root) -> None:
     result = ludic("expire", filled.url, "--keep-versions", "3")
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
-    assert lines[0].split() == ["version", "environment", "files", "rows", "bytes"]
+    assert lines[0].split() == ["version", "env", "files", "rows", "size"]
     assert lines[2].split()[:4] == ["0", "moar_cats", "1", "8"]
     assert lines[3].startswith("1 file with 8 rows, ")
     assert lines[3].endswith(", deleted")

@@ -171,7 +171,7 @@ def test_versions_without_weights_are_refused_before_any_is_sampled(
         (0, {"env": "additon"}, "environment 'additon' is unknown; did you mean 'addition'"),
         (0, {"env_options": {"other": {}}}, r"env_options has options of 'other', which is not in env \(addition\)"),
         (0, {"n": 0}, "n is 0, wanted at least 1"),
-        (0, {"temprature": 1}, "setting of an evaluation 'temprature' is unknown; did you mean 'temperature'"),
+        (0, {"temprature": 1}, "setting 'temprature' is unknown; did you mean 'temperature'"),
     ],
 )
 def test_a_wrong_setting_is_explained(run: ludic.Run, versions: Any, settings: dict, message: str) -> None:

@@ -1,5 +1,6 @@
 """Operations: one function is a method, a command with flags and help, and a line of docs."""
 
+import io
 import json
 import re
 import subprocess
@@ -19,7 +20,8 @@ from ludic.cli.commands import COMMANDS, Command
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError
 from ludic.operations import keep
-from ludic.results import Frame, Part, Result
+from ludic.results import FORMATS, Frame, Part, Result
+from ludic.row_files import to_plain
 from ludic.settings import Range, is_operation, operation
 
 if TYPE_CHECKING:
@@ -164,3 +166,38 @@ def test_a_failure_is_one_on_every_rank(root: str, capsys: pytest.CaptureFixture
     code, out, _ = ludic_command(capsys, "verify", root)
     assert code == 1
     assert "attempts/1.json" in out
+
+
+def test_a_command_that_serves_ends_well_when_it_is_told_to_stop(root: str, tmp_path: Path) -> None:
+    """As service managers and pods stop it; the server is replaced by one that only waits."""
+    script = tmp_path / "serve.py"
+    script.write_text(
+        "import ludic.launch.serve as module\n"
+        "def serve(root, config, stop):\n"
+        "    print('ready', flush=True)\n"
+        "    assert stop.wait(60)\n"
+        "module.serve = serve\n"
+        "from ludic.cli.main import main\n"
+        f"main(['serve', {root!r}])\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(timeout=60) == 0
+
+
+def test_figures_of_a_state_are_plain_and_name_no_filesystem(root: str) -> None:
+    figures = ludic.open(root).status().to_dict()
+    assert json.loads(json.dumps(to_plain(figures)))["root"] == root
+
+
+def test_rows_need_a_file_where_stdout_takes_no_bytes(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # as in a notebook
+    with pytest.raises(ConfigError, match="format jsonl needs out"):
+        ludic.open(root).export("jsonl")
+
+
+def test_a_text_in_a_column_of_numbers_gets_no_escape_code_through() -> None:
+    for name in ("version", "num_rows", "share", "size_bytes", "interval"):
+        assert "\x1b" not in FORMATS[name].text("a\x1b[31mX").plain

@@ -22,8 +22,7 @@ from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.schema import to_table
 from ludic.sql import advantages, load_filter, run_query
 from ludic.sql.connect import open_duckdb
-from ludic.sql.library import load_selection, run_selection
-from ludic.sql.measures import load_measure, run_measure
+from ludic.sql.library import load_measure, load_selection, run_measure, run_selection
 
 CASES = Path(__file__).parent / "cases"
 WANTED = {

@@ -340,7 +340,7 @@ def test_importing_ludic_is_light():
 
 
 def test_sampling_needs_no_duckdb():
-    code = "import sys, ludic.launch.here; print('duckdb' in sys.modules)"
+    code = "import sys, ludic.launch.work; print('duckdb' in sys.modules)"
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

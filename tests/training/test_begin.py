@@ -3,7 +3,7 @@
 import pytest
 from tiny_runs import fill, query, train_here, train_until_killed
 
-from ludic.launch.here import publish_first
+from ludic.launch.work import publish_first
 from ludic.store import LatestPolicy, latest_policy, start_attempt
 from ludic.store.policies import claim_policy, policy_versions, read_policy
 from ludic.training.publisher import Publisher

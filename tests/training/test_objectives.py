@@ -11,7 +11,7 @@ from losses_by_hand import PAIRED
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ConfigError
 from ludic.settings import convert, given, in_use, settings_of
-from ludic.training.config import LossConfig, Objective, TrainConfig
+from ludic.training.config import LossConfig, Objective, OffPolicy, TrainConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
 from ludic.training.step import shape_advantages
 
@@ -165,3 +165,10 @@ def test_a_mask_wants_two_bounds(name, bounds):
 def test_settings_without_an_objective_are_those_of_the_default_one():
     settings = {"dpo_beta": 0.5, "is_ratio_cap": 2.0, "setting_of_a_newer_version": 1}
     assert in_use(TrainConfig, settings) == {"is_ratio_cap": 2.0, "setting_of_a_newer_version": 1}
+
+
+def test_troubles_know_which_objectives_use_no_ratio() -> None:
+    """`ludic.troubles` is below the trainer, and so names them."""
+    from ludic import troubles
+
+    assert {*troubles._WITHOUT_RATIO} == {each.name for each in get_args(Objective) if not issubclass(each, OffPolicy)}

@@ -19,8 +19,8 @@ from ludic.demos.words import NUM_WORKERS, OTHER_WORDS, keep_new_model
 from ludic.engines.config import EngineConfig
 from ludic.environments.moar_cats import WORDS
 from ludic.launch.config import LaunchConfig
-from ludic.launch.here import work
 from ludic.launch.local import launch
+from ludic.launch.work import work
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.config import WorkerConfig
 from ludic.store import Root, RunConfig, latest_policy

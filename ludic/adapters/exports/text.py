@@ -5,7 +5,7 @@ Raises ConfigError if the target exists, QueryError if the SQL fails.
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +17,7 @@ from ludic.paths import local_path
 from ludic.results import Part, Result, plural
 from ludic.row_files import ROW_WRITERS, open_sink, plain_rows
 from ludic.schema import resolve_row
+from ludic.settings import SettingsError
 from ludic.sql.query import open_result
 from ludic.store import Root
 from ludic.store.files import whole_rows
@@ -38,9 +39,9 @@ class TextReport(Result):
         if self.location is not None:
             yield f"{self.location}: {plural(self.num_rows, 'row')}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all figures; none beside rows on stdout."""
-        return {} if self.location is None else asdict(self)
+    @property
+    def is_out(self) -> bool:
+        return self.location is None
 
 
 def export_text(root: Root, options: ExportOptions, target: str | BinaryIO | None) -> TextReport:
@@ -57,6 +58,8 @@ def _new_sink(target: str | BinaryIO | None, format: str) -> Path | BinaryIO:
     """Return the open file to write to, or the path of a file that does not exist."""
     if target is None:
         sys.stdout.flush()
+        if not hasattr(sys.stdout, "buffer"):  # as in a notebook
+            raise SettingsError(f"format {format} needs out: a file that does not exist")
         return sys.stdout.buffer
     if not isinstance(target, str):
         return target

@@ -17,7 +17,7 @@ import jinja2
 
 from ludic.errors import ConfigError
 from ludic.eval import compare as comparing
-from ludic.eval.config import MeasureConfig
+from ludic.eval.config import DIFFERENCE, MeasureConfig
 from ludic.eval.numbers import Chosen, numbers, stored_versions
 from ludic.installed import LUDIC, installed_version
 from ludic.paths import local_path
@@ -284,8 +284,6 @@ def _extremes(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[
 
 # --- Evaluations and comparisons: tables, plots over versions, and examples with answers -----------------------------
 
-_DIFFERENCE = 0.05
-"""The difference that should be found, for power: the default of `ludic eval compare`."""
 _MOST_EXAMPLES = 4
 """Number of gained examples, and of lost examples, of each comparison."""
 _KEYS = ("a", "b", "env_name", "measure", "k", "part")
@@ -318,8 +316,8 @@ def comparison_section(
     """
     parsed = comparing.parse_sides(sides, root)
     roots = {side.root.url: side.root for side in parsed}
-    compared = comparing.compare(parsed[0], parsed[1:], config, difference=_DIFFERENCE, connections=connections)
-    shown = Comparison(compared=compared, difference=_DIFFERENCE, confidence=config.confidence)
+    compared = comparing.compare(parsed[0], parsed[1:], config, difference=DIFFERENCE, connections=connections)
+    shown = Comparison(compared=compared, difference=DIFFERENCE, confidence=config.confidence)
     (table,) = [part for part in shown.parts() if isinstance(part, Frame)]
     rows = []
     for row in compared.rows:
@@ -336,7 +334,7 @@ def comparison_section(
                 **row,
                 "side": side_name(row),
                 "title": measure_title(row),
-                "facts": ", ".join(facts_of(row, _DIFFERENCE)),
+                "facts": ", ".join(facts_of(row, DIFFERENCE)),
                 "changed": {name: [_both(example, answers) for example in some] for name, some in changed.items()},
             }
         )
