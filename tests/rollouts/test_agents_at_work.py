@@ -10,8 +10,8 @@ from tiny_models import committed_rows, publish
 
 from ludic.code.consent import CodeSettings
 from ludic.errors import ConfigError
-from ludic.launch.here import work as launch_work
 from ludic.launch.roots import create_run
+from ludic.launch.work import work as launch_work
 from ludic.rollouts.config import WorkerConfig
 from ludic.store import Root, RunConfig
 from ludic.training.config import TrainConfig
