@@ -83,7 +83,7 @@ def ray_session() -> Iterator[None]:
     """Ray on this machine alone, with one worker."""
     ray = pytest.importorskip("ray", reason="ray is in the extra interop")
     os.environ["RAY_AUTH_MODE"] = "disabled"  # else it writes a token into the home folder
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)  # even if this machine has a cluster
     yield
     ray.shutdown()
 
