@@ -70,8 +70,7 @@ def train_here(
 
     prepare_trainer_code(root, config, code or CodeSettings())
     replaces = newest_claim(root) if take_over else replaces
-    num_steps = None if config.batch.is_stored else config.num_steps
-    with training_progress(num_steps) if report is None else nullcontext(report) as shown:
+    with training_progress(config.steps_to_reach) if report is None else nullcontext(report) as shown:
         model = other_location(root, model)
         return train(root, config, stop, shown, replaces=replaces, model=model, resume=resume)
 

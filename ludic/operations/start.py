@@ -345,7 +345,7 @@ def trainer(
     step = train_here(root, config, stop_on_signals(), replaces=replaces, **options)
     if os.environ.get("RANK", "0") != "0":
         return None
-    return Trained(root=root.url, step=step, num_steps=None if config.batch.is_stored else config.num_steps)
+    return Trained(root=root.url, step=step, num_steps=config.steps_to_reach)
 
 
 @operation(train=TrainConfig, code=CodeSettings)
@@ -388,4 +388,4 @@ def train(
         step = train_here(
             root, config, stopped, code=code, model=model, resume=resume, take_over=take_over, report=report
         )
-    return Trained(root=root.url, step=step, num_steps=None if config.batch.is_stored else config.num_steps)
+    return Trained(root=root.url, step=step, num_steps=config.steps_to_reach)

@@ -457,6 +457,11 @@ class TrainConfig:
         for name in (name for name, is_set in whole.items() if is_set):
             raise ConfigError(f"training_unit is turn, and {name} looks at whole rows; set training_unit to episode")
 
+    @property
+    def steps_to_reach(self) -> int | None:
+        """Step at which training ends; None if the stored rollouts decide."""
+        return None if self.batch.is_stored else self.num_steps
+
     @classmethod
     def of(cls, **settings: Any) -> Self:
         """Return the configuration with these settings, by the names of the flags: `of(learning_rate=1e-4)`.
