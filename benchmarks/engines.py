@@ -21,7 +21,6 @@ import asyncio
 import gc
 import math
 import random
-import socket
 import subprocess
 import tempfile
 import threading
@@ -40,6 +39,7 @@ from transformers import GenerationConfig
 
 import ludic
 from benchmarks.measure import print_table
+from benchmarks.ports import free_port
 from ludic.children import start_python
 from ludic.demos.words import OTHER_WORDS
 from ludic.engines.config import EngineConfig
@@ -135,9 +135,7 @@ def _start(name: str, folder: str, max_batch: int, stack: ExitStack) -> Engine:
 
 def _start_server(folder: str, max_batch: int, stack: ExitStack) -> Engine:
     """Start vLLM as `ludic serve` does, and return an engine that loads its weights."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     settings = asdict(EngineConfig(engine="vllm", max_batch=max_batch))
     arguments = ServerArguments(folder=folder, host="127.0.0.1", port=port, float32_head=False, engine=settings)
     process = start_python(["-m", *arguments.to_args()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import os
 import re
-import socket
 import threading
 import time
 import urllib.request
@@ -24,6 +23,8 @@ from urllib.parse import parse_qs
 import fsspec
 from botocore.exceptions import BotoCoreError
 from werkzeug.serving import WSGIRequestHandler, run_simple
+
+from benchmarks.ports import free_port
 
 BUCKET = "ludic-benchmark"
 _COUNTS = "/-counts"
@@ -72,7 +73,7 @@ def s3_server(latency_s: float | Mapping[str, float]) -> Iterator[S3Server]:
     latency_s: seconds added to each response, for all or by client.
     """
     latencies = latency_s if isinstance(latency_s, Mapping) else {"all": latency_s}
-    server = S3Server({client: _free_port() for client in latencies})
+    server = S3Server({client: free_port() for client in latencies})
     ports = {port: (client, latencies[client]) for client, port in server.ports.items()}
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(ports,), daemon=True)
     process.start()
@@ -83,12 +84,6 @@ def s3_server(latency_s: float | Mapping[str, float]) -> Iterator[S3Server]:
     finally:
         process.terminate()
         process.join()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _serve(ports: Mapping[int, tuple[str, float]]) -> None:

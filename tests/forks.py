@@ -10,22 +10,22 @@ import multiprocessing.connection
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest.mock import patch
 
+from benchmarks.ports import free_port
+
 _PRELOADED = [
     "ludic.cli.main",
-    "ludic.cli.settings",
-    "ludic.cli.train",
-    "ludic.cli.worker",
+    "ludic.cli.commands",
     "ludic.engines.transformers_engine",
+    "ludic.launch.here",
+    "ludic.launch.work",
     "ludic.training.trainer",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen3.modeling_qwen3",
@@ -76,10 +76,8 @@ class Forked:
 
 def run_ranks(num_ranks: int, words: Sequence[str | Path], folder: Path, timeout_s: float = 500) -> None:
     """Run `words` on ranks that talk to each other, and wait for all; each must end with 0. folder: of their logs."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    group = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1"}
+    group["MASTER_PORT"] = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     ranks = []
     for rank in range(num_ranks):

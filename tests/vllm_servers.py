@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,18 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from benchmarks.ports import free_port
 from ludic.engines import server_http
 
 RECOMMENDED = tuple(server_http.FLAGS.partition(" MODEL ")[2].split())
 """Flags of the command that ludic's errors recommend."""
 FLAGS = (*RECOMMENDED, "--max-logprobs", "-1")
 _START_WITHIN_S = 180.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class VllmServer:

@@ -16,9 +16,10 @@ import pytest
 import torch
 from engine_requests import a_request
 from tiny_models import make_model, publish
-from vllm_servers import RECOMMENDED, VllmServer, free_port, running_servers
+from vllm_servers import RECOMMENDED, VllmServer, running_servers
 
 import ludic
+from benchmarks.ports import free_port
 from ludic.code.kept import create_root
 from ludic.demos.words import demo_config, open_demo
 from ludic.engines.engine import generate_all

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.ports import free_port
 from ludic.agents.tools import mcp
 from ludic.agents.tools.mcp import McpServer
 from ludic.agents.tools.registry import make_tools
@@ -25,12 +26,6 @@ pytest.importorskip("mcp")
 pytestmark = pytest.mark.slow
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 COMMAND = shlex.join([sys.executable, SERVER])
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import pytest
 from cli.conftest import ludic as run_ludic
 from hostile_folders import hostile_folder, imported_from
 
+from benchmarks.ports import free_port
 from ludic.show.terminal.options import ViewOptions
 from ludic.show.terminal.web import command
 from ludic.store import Root
@@ -103,9 +104,7 @@ def _request(port: int, path: str = "/", **headers: str) -> tuple[int, str, str]
 @contextmanager
 def served(made: Root, folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen, int]]:
     """`ludic view --web` in a folder with modules that it must not import; the server's process and its port."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     hostile = hostile_folder(folder / "hostile")
     words = [Path(sys.executable).with_name("ludic"), "view", made.url, "--web", "--port", str(port), *flags]
     options = {"cwd": hostile, "stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT}

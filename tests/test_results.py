@@ -4,11 +4,13 @@ import datetime as dt
 import math
 import uuid
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ludic
 from ludic.results import FORMATS, Format, Frame, cell, column_format, plural, printable, size
 from ludic.row_files import to_plain
 
@@ -114,3 +116,16 @@ def test_a_frame_as_html_is_escaped_and_aligned_and_counts_the_rows_that_it_leav
         '<tr><td colspan="4">… 3 in all</td></tr>',
         "</table>",
     ]
+
+
+def test_one_module_prints_results() -> None:
+    """The rooms of screens draw for themselves; the demos talk while they run; a report is a page of its own."""
+    package = Path(ludic.__file__).parent
+    homes = {
+        "from rich.table import": {"results.py", "show/", "demos/"},
+        "def _repr_html_": {"results.py", "run.py", "show/report/page.py"},
+    }
+    for words, wanted in homes.items():
+        files = (path for path in package.rglob("*.py") if words in path.read_text())
+        found = {path.relative_to(package).as_posix() for path in files}
+        assert {name if name in wanted else f"{name.split('/')[0]}/" for name in found} == wanted, words
