@@ -76,7 +76,8 @@ def make_tables(root: Root, num_files: int, mean_length: int) -> Iterator[pa.Tab
         groups = [new_id() for _ in range(8) for _ in range(1)]
         columns = {
             "group_id": [group for group in groups for _ in range(8)],
-            "rollout_id": [new_id() for _ in range(table.num_rows)],
+            "rollout_id": (ids := [new_id() for _ in range(table.num_rows)]),
+            "trajectory_id": ids,
             "episode_id": [new_id() for _ in range(table.num_rows)],
             "worker_id": [f"w{number % NUM_WORKERS}-benchmark"] * table.num_rows,
             "sequence": [number // NUM_WORKERS] * table.num_rows,

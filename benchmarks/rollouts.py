@@ -64,6 +64,7 @@ def make_like(batch: RolloutBatch, worker_id: str, group_id: str, *, policy_vers
             rollout,
             group_id=group_id,
             rollout_id=f"{group_id}-{index}",
+            trajectory_id=f"{group_id}-{index}",
             episode_id=f"{group_id}-{index}",
             policy_version=policy_version,
             policy_version_last=policy_version,
@@ -121,7 +122,8 @@ def _make_rollout(
     tokens, text = response
     length, reward = len(tokens), float(rng.random() < 0.4)
     return Rollout(
-        rollout_id=new_id(),
+        rollout_id=(rollout_id := new_id()),
+        trajectory_id=rollout_id,
         group_id=group_id,
         episode_id=new_id(),
         group_index=group_index,

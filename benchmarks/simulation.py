@@ -186,7 +186,8 @@ class Worker:
         rollouts = tuple(
             replace(
                 rollout,
-                rollout_id=new_id(),
+                rollout_id=(rollout_id := new_id()),
+                trajectory_id=rollout_id,
                 group_id=group_id,
                 episode_id=new_id(),
                 request_index=number * GROUP_SIZE + index,

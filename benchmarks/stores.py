@@ -70,7 +70,8 @@ def _rows(base: pa.Table, number: int, file: RolloutFile, rng: np.random.Generat
     table = base.slice(number * num_rows % base.num_rows, num_rows)
     first_ms = _FIRST_MS + number * _MS_A_FILE
     columns = {
-        "rollout_id": list(_uuid7s(num_rows, first_ms, rng)),
+        "rollout_id": (ids := list(_uuid7s(num_rows, first_ms, rng))),
+        "trajectory_id": ids,
         "episode_id": list(_uuid7s(num_rows, first_ms, rng)),
         "group_id": np.repeat(np.array(list(_uuid7s(num_groups, first_ms, rng)), object), GROUP_SIZE),
         "worker_id": [file.worker_id] * num_rows,

@@ -83,7 +83,8 @@ def _at_version(batch: RolloutBatch, version: int, worker_id: str) -> RolloutBat
         rollouts = (
             replace(
                 rollout,
-                rollout_id=new_id(),
+                rollout_id=(rollout_id := new_id()),
+                trajectory_id=rollout_id,
                 group_id=group_id,
                 episode_id=new_id(),
                 policy_version=version,

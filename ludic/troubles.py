@@ -7,6 +7,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import takewhile
 from typing import Any
 
@@ -148,6 +149,8 @@ def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any
         )
 
 
+_SEEN_WITHIN = timedelta(minutes=1)
+"""The row of a step may be seen this much later than those of the workers who sampled meanwhile."""
 _STEPS_OF_NO_BOUND = 100
 """Stands for a max_off_policy_steps of None, without which any number of groups may be open."""
 
@@ -155,12 +158,14 @@ _STEPS_OF_NO_BOUND = 100
 def find_shortage(
     steps: Sequence[Row], calls: Sequence[Row], run: RunConfig, config: Mapping[str, Any]
 ) -> Iterator[Trouble]:
-    """Find that far more groups were sampled since the newest step than a batch needs, yet they made no batch.
+    """Find that far more groups were sampled since the newest step than a batch needs, yet they made no batch for a minute.
 
     steps, calls: rows in order. Calls in which every rollout failed do not count: that is another trouble.
     """
-    since = steps[-1]["created_at"] if steps else None
-    sampled = (row for row in calls if since is None or row["created_at"] > since)
+    since = steps[-1]["created_at"] if steps else calls[0]["created_at"] if calls else None
+    sampled = [row for row in calls if not steps or row["created_at"] > since]
+    if not sampled or sampled[-1]["created_at"] - since < _SEEN_WITHIN:
+        return
     num_groups = sum(row["num_groups"] or 0 for row in sampled if row["num_errors"] != row["num_rollouts"])
     _, most_open = run.budget_bounds(config.get("max_off_policy_steps") or _STEPS_OF_NO_BOUND)
     if num_groups > most_open + 2 * run.groups_per_version:

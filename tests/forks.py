@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest.mock import patch
@@ -40,6 +41,8 @@ class Forked:
 
     def __init__(self, words: Sequence[str | Path], log: Path, environment: Mapping[str, str] = os.environ) -> None:
         """words: `ludic` and its arguments, or a script and its own."""
+        # A fork server passes over modules that are not there.
+        assert all(map(find_spec, (name for name in _PRELOADED if name.startswith("ludic")))), _PRELOADED
         _context.set_forkserver_preload(_PRELOADED)
         with patch.dict(os.environ, _ONE_THREAD):  # read when torch is imported
             forkserver.ensure_running()

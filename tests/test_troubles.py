@@ -141,14 +141,17 @@ def test_filters_that_are_there_to_drop_most_are_no_trouble(reason: str) -> None
 def test_much_that_was_sampled_without_a_batch_is_told_of() -> None:
     # A batch is 4 groups, and 2 x 4 may be open for 5 off-policy steps; 20 groups after the last step are more than two
     # batches beyond these.
-    later = call(num_groups=20) | {"created_at": NOON + timedelta(seconds=1)}
+    later = call(num_groups=20) | {"created_at": NOON + timedelta(minutes=1)}
     filters = {"filters": ("drop_truncated",), "max_off_policy_steps": 5}
     wanted = (
         "20 groups were sampled since the newest step, and they made no batch; look at the trainer's log and at its "
         "filters (drop_truncated)"
     )
     assert texts(find_shortage([step()], [later], RUN, filters)) == [wanted]
-    assert texts(find_shortage([], [later], RUN, filters)) == [wanted]
+    assert texts(find_shortage([], [call(num_groups=0), later], RUN, filters)) == [wanted]
+    soon = later | {"created_at": NOON + timedelta(seconds=59)}
+    assert texts(find_shortage([step()], [soon], RUN, filters)) == [], "the row of a step may still come"
+    assert texts(find_shortage([], [soon, later], RUN, filters)) == [], "the trainer may still start"
     assert texts(find_shortage([step()], [call(num_groups=20)], RUN, filters)) == []
     assert texts(find_shortage([step()], [later | {"num_errors": 32}], RUN, filters)) == []
     # 4 x 32 x 3/8 + 8 = 56 for 32 steps

@@ -182,25 +182,27 @@ def follow_umask(path: Path) -> None:
 
 
 def walk(root: str, name: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the files below a folder of `root`, unordered; none if it does not exist. Skips folders that vanish.
+    """Return the files below a folder of `root`, unordered; none if it does not exist. Skips folders that vanish.
 
     Links that lead out of `root` are passed over with a warning. Raises NotADirectoryError if the folder is a file.
     """
     folder = f"{root}/{name}" if name else root
     if leads_out(root, name):
         _warn(folder)
-        return
-    yield from _walk(root, folder, ())
+        return iter(())
+    return _walk(root, folder)
 
 
-def _walk(root: str, folder: str, linked: tuple[str, ...]) -> Iterator[os.DirEntry[str]]:
-    """linked: real paths of the linked folders on the way, so that a link to a folder above it ends."""
-    try:
-        with os.scandir(folder) as entries:
+def _walk(root: str, folder: str) -> Iterator[os.DirEntry[str]]:
+    # With the real paths of the linked folders on the way, so that a link to a folder above it ends.
+    pending: list[tuple[str, tuple[str, ...]]] = [(folder, ())]
+    while pending:
+        folder, linked = pending.pop()
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.is_symlink():  # known from the listing, without a stat
                     if entry.is_dir():
-                        yield from _walk(root, entry.path, linked)
+                        pending.append((entry.path, linked))
                     else:
                         yield entry
                 elif _leads_out(root, entry.path):
@@ -208,9 +210,7 @@ def _walk(root: str, folder: str, linked: tuple[str, ...]) -> Iterator[os.DirEnt
                 elif not entry.is_dir():
                     yield entry
                 elif (real := os.path.realpath(entry.path)) not in linked:
-                    yield from _walk(root, entry.path, (*linked, real))
-    except FileNotFoundError:
-        return
+                    pending.append((entry.path, (*linked, real)))
 
 
 def links_out(root: str, name: str = "") -> Iterator[str]:

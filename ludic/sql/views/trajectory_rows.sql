@@ -7,15 +7,28 @@
 -- peers: trajectories with equal peers share a baseline: 'environment' for all agents of the environment, such as the
 -- players of a game; for sub-agents their agent_id and depth
 -- NULL: episode_reward of a rollout that was not scored
+with known as (
+    select * from rollouts where trajectory_id is not null
+    union all
+    select
+        * replace (
+            case
+                when segment_index = first_value(segment_index) over alike then rollout_id
+                else first_value(rollout_id) over alike
+            end as trajectory_id
+        )
+    from rollouts
+    where trajectory_id is null
+    -- a hash, since 64 bits compare faster than text
+    window alike as (
+        partition by hash(group_id, episode_id, agent_id, parent_rollout_id, episode_reward)
+        order by segment_index, rollout_id
+    )
+)
+
 select
     rollout_id,
-    coalesce(
-        trajectory_id,
-        case
-            when segment_index = first_value(segment_index) over alike then rollout_id
-            else first_value(rollout_id) over alike
-        end
-    ) as trajectory_id,
+    trajectory_id,
     case when depth = 0 then 'environment' else agent_id || ', depth ' || depth end as peers,
     group_id,
     episode_id,
@@ -27,9 +40,4 @@ select
     episode_reward,
     response_length,
     action_length
-from rollouts
--- a hash, since 64 bits compare faster than text
-window alike as (
-    partition by hash(group_id, episode_id, agent_id, parent_rollout_id, episode_reward)
-    order by segment_index, rollout_id
-)
+from known
