@@ -158,7 +158,7 @@ _STEPS_OF_NO_BOUND = 100
 def find_shortage(
     steps: Sequence[Row], calls: Sequence[Row], run: RunConfig, config: Mapping[str, Any]
 ) -> Iterator[Trouble]:
-    """Find that far more groups were sampled since the newest step than a batch needs, yet they made no batch for a minute.
+    """Find that far more groups were sampled since the newest step than a batch needs, and no batch for a minute.
 
     steps, calls: rows in order. Calls in which every rollout failed do not count: that is another trouble.
     """
