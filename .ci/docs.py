@@ -1,4 +1,4 @@
-"""What the documentation site has beside docs/: pages of the repository, of the files that pages link to, and of Python.
+"""What the documentation site has beside docs/: other pages, the files that pages link to, and the docstrings.
 
 mkdocs calls the functions (mkdocs.yml names this file). The pages in docs/ are written for a reader of the repository:
 their links to other files become links to pages here, so that the site needs no other place.
@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 def _target(source: str, link: str) -> str | None:
     """Return the page of the site that a link of a file of the repository leads to; None if it is no file of it."""
-    path = os.path.normpath(os.path.join(os.path.dirname(source), link))
+    path = os.path.normpath(Path(source).parent / link)
     if path.startswith(".."):
         return None
     if path.startswith("docs/"):
