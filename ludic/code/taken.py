@@ -209,6 +209,8 @@ class _Text:
         """Add a function with all that it needs; return its name in the text. name: for errors."""
         base, module = self.base, function.__module__
         if base is not None and module == base.module.__name__:
+            if not base.is_script and "__file__" in _needed("\n".join(base.lines)):
+                self._resolve("__file__", str(base.path), "the path of the file is")
             own = _global_name(function, base.live)
             if own is not None:
                 self._need(own, base.live)
@@ -307,26 +309,26 @@ class _Text:
         if base is None:
             future = ["from __future__ import annotations"] if self.has_future else []
             lines = [*future, *self.before.values()]
-        elif base.is_script:
-            lines = self._render_script(base)
         else:
-            lines = [*base.lines, *self.before.values()]
+            lines = self._render_file(base)
         return "\n".join([*lines, *(f"\n\n{each}" for each in self.after)]).rstrip() + "\n"
 
-    def _render_script(self, base: _Base) -> list[str]:
-        """Return the kept statements on their own lines; what comes first stands on the line before them."""
+    def _render_file(self, base: _Base) -> list[str]:
+        """Return the kept statements, of a module all, on their own lines; what comes first stands before them."""
         lines = [""] * len(base.lines)
         first: int | None = None
         for number, statement in enumerate(base.body):
             is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-            texts = _segment(statement, base.lines) if number in self.kept or is_future else []
+            is_kept = number in self.kept or is_future or not base.is_script
+            texts = _segment(statement, base.lines) if is_kept else []
             given = self.values.get(number)
             if given and number not in self.kept:
                 texts = ["; ".join(f"{name} = {text}" for name, text in given.items())]
             if not texts:
                 continue
             start = _first_line(statement) - 1
-            first = start if first is None and not is_future else first
+            is_head = is_future or (number == 0 and _is_docstring(statement))
+            first = start if first is None and not is_head else first
             lines[start] = f"{lines[start]}; {texts[0]}" if lines[start] else texts[0]
             lines[start + 1 : start + len(texts)] = texts[1:]
         before = "; ".join(self.before.values())
@@ -411,6 +413,10 @@ def _changed(statement: ast.stmt) -> set[str]:
         if isinstance(inner, ast.Name) and inner is not each:
             roots.add(inner.id)
     return roots
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _names(node: ast.AST) -> Iterator[str]:
