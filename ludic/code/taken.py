@@ -444,9 +444,10 @@ def _needed(source: str) -> list[str]:
 
 def _global_name(function: Any, scope: Mapping[str, Any]) -> str | None:
     """Return the name that a module has for a function; None if it has none."""
-    if scope.get(function.__name__) is function:
-        return str(function.__name__)
-    return next((name for name, value in scope.items() if value is function), None)
+    own = str(function.__name__)
+    return (
+        own if scope.get(own) is function else next((name for name, value in scope.items() if value is function), None)
+    )
 
 
 def _origin(value: Any) -> tuple[str, str] | None:

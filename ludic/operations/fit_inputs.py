@@ -28,7 +28,7 @@ from ludic.environments.qa_rows import Source
 from ludic.environments.rewards import columns_of, sees_group
 from ludic.errors import ConfigError, one_line
 from ludic.launch.roots import is_there
-from ludic.paths import cache_folder
+from ludic.paths import cache_folder, is_url
 from ludic.store.catalogue import INPUTS
 from ludic.store.filesystem import Storage
 
@@ -51,9 +51,13 @@ class Inputs:
 
     @classmethod
     def of(cls, url: str) -> "Inputs":
-        """Return the folder for a root, which need not exist."""
+        """Return the folder for a root, which need not exist.
+
+        Raises SchemaError if the folder of a local root is a link that leads out of it.
+        """
         storage = Storage.connect(url)
-        if storage.is_local and "://" not in url:
+        if storage.is_local and not is_url(url):
+            storage.at(f"{INPUTS.folder}/reward.py")
             return cls(url=url, folder=Path(url) / INPUTS.folder)
         return cls(url=url, folder=cache_folder() / INPUTS.folder / sha256(storage.url.encode()).hexdigest()[:16])
 
@@ -256,6 +260,9 @@ def write_rewards(inputs: Inputs, rewards: Rewards, questions: Questions) -> dic
         f"{GROUP_SCORER} = _rubric.score_group",
         "",
     ]
+    # A module that an earlier call, or whoever gave away the root, left there would be taken for one of the rewards'.
+    for stale in [*inputs.folder.glob("*.py")]:
+        stale.unlink()
     for module, source in text.modules.items():
         inputs.put(f"{module}.py", source)
     file = inputs.put("reward.py", "\n".join(lines).encode())
