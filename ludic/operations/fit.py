@@ -210,8 +210,8 @@ def _fit_sampled(
         run = convert(RunConfig, _earlier(url) | parts["run"] | own)
         train = next_config(url, parts["train"], algorithm, online=True)
         launching = dict(parts["launch"])
-        if launching.get("launcher", "local") == "local":
-            launching = {"eval_every": train.num_steps} | launching
+        if "eval_every" not in launching and launching.get("launcher", "local") == "local" and _has_heldout(run):
+            launching["eval_every"] = train.num_steps  # the first version and the last one
         processes, engine = convert(LaunchConfig, launching), convert(EngineConfig, parts["engine"])
         check_launch(train, processes, engine, run.num_workers)
         root = _open(url, run, train, convert(CodeSettings, parts["code"]))
@@ -253,6 +253,20 @@ def _environment(
 
 _DEFAULTS: Sequence[tuple[str, Any]] = (("question", "question"), ("answer", "answer"), ("columns", []))
 """Options that an environment of questions has anyway."""
+
+
+def _has_heldout(run: RunConfig) -> bool:
+    """Return whether each environment has an example to evaluate; log it if not."""
+    from ludic.environments.registry import make_environment
+
+    for env in run.env:
+        make = make_environment(env, run.env_options.get(env), run.seed)
+        try:
+            make().example(0, "heldout")
+        except ConfigError as error:
+            logger.warning("nothing is evaluated: %s; heldout=0.5 holds out half of the questions", error)
+            return False
+    return True
 
 
 def _earlier(url: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from nbclient import NotebookClient
 import ludic
 from ludic.errors import ConfigError, LudicError
 from ludic.models.tiny import make_tiny_model
+from ludic.operations.fit import _has_heldout
 from ludic.operations.fit_inputs import Inputs, conversations, named_rewards, pairs, rows_of, write_questions
 
 WORDS = ["red", "blue", "green", "yellow", "white", "black", "pink", "brown"]
@@ -70,6 +71,13 @@ def script(folder: Path, text: str, *args: str, name: str = "train.py") -> str:
     return done.stdout
 
 
+def test_readme_and_guide_have_the_same_snippet() -> None:
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+    lines = [line for line in readme_snippet().splitlines() if line]
+    assert len(lines) == 6
+    assert "\n".join(f"    {line}" for line in lines) in readme.replace("\n\n    ", "\n    ")
+
+
 # --- Whole runs ------------------------------------------------------------------------------------------------------
 
 
@@ -85,7 +93,7 @@ def test_the_snippet_runs_as_written_with_and_without_a_main_part(folder: Path, 
     run = ludic.open(folder / "runs" / "mine")
     steps = run.sql("select step, count(*) as n from batches where used group by step order by step")
     assert steps.to_dicts() == [{"step": 1, "n": 4}, {"step": 2, "n": 4}]
-    assert set(run.evaluation().frame("evaluation")["policy_version"]) == {0, 2}
+    assert set(run.evaluation().frame("samples")["policy_version"]) == {0, 2}
     assert run.verify().findings == []
     code = (folder / "runs" / "mine" / "inputs" / "reward.py").read_text()
     assert "ludic.grpo" not in code
@@ -236,7 +244,7 @@ def test_a_run_in_the_background_goes_on_after_the_script(folder: Path) -> None:
     while "trained to step 2 of 2" not in log.read_text():
         assert time.monotonic() - started < 400, log.read_text()
         time.sleep(0.2)
-    assert set(run.evaluation().frame("evaluation")["policy_version"]) == {0, 2}
+    assert set(run.evaluation().frame("samples")["policy_version"]) == {0, 2}
 
 
 # --- Data sets -------------------------------------------------------------------------------------------------------
@@ -403,3 +411,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert "\n" not in str(caught.value)
     assert {path.name for path in folder.iterdir()} - before <= {"runs"}
     assert not (folder / "runs" / "mine").exists()
+
+
+def test_a_data_set_without_held_out_questions_is_not_evaluated(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    env, options = f"qa/{folder}/questions.jsonl", {"scorer": "exact", "heldout_share": 0}
+    run = ludic.RunConfig(model="x", env=(env,), env_options={env: options})
+    assert not _has_heldout(run)
+    assert "questions, none of them held out" in caplog.text
+    assert "heldout=0.5 holds out half of the questions" in caplog.text
+    assert _has_heldout(ludic.RunConfig(model="x", env=("addition",)))
