@@ -31,7 +31,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not in docs/."""
     for source in PAGES:
         _add(files, config, PAGES[source], (ROOT / source).read_text())
-    _add(files, config, "python.md", _python())
+    _add(files, config, "reference.md", _reference())
     for source in (*PAGES, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))):
         for link in _LINK.findall((ROOT / source).read_text()):
             target = _target(source, link[1])
@@ -82,13 +82,16 @@ def _listing(path: Path) -> str:
     return f"{title}````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}\n````\n"
 
 
-def _python() -> str:
+def _reference() -> str:
     """Return the page of all public names: those of ludic, of Run, and of the table of docs/api.md."""
     table = (ROOT / "docs/api.md").read_text().partition("## What your files may import")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(ludic[^`]*)` \| ([^|]*) \|", table, re.MULTILINE)
     methods = re.findall(r"^    \w+ = (\w+)\.(\w+)$", (ROOT / "ludic/run.py").read_text(), re.MULTILINE)
-    parts = ["# Python reference\n\nExamples stand in [Python API](api.md).\n\n## ludic\n"]
-    functions = {"create": "operations.start.create", "open": "run.open_run"}
+    parts = [
+        "# Python reference\n\nExamples stand in [Python API](api.md) and [Train from Python](python.md).\n\n## ludic\n"
+    ]
+    functions = {name: f"operations.fit.{name}" for name in ("grpo", "fit", "sft", "dpo")}
+    functions |= {"create": "operations.start.create", "open": "run.open_run"}
     functions |= {name: f"sql.{module}.{name}" for name, module in _SQL.items()}
     parts += [_entry(f"ludic.{path}", f"ludic.{name}") for name, path in functions.items()]
     parts += [_entry("ludic.run.Run", "ludic.Run", members=["url", "config"])]

@@ -28,10 +28,23 @@ NAMES = [
     "ToolCall",
     "connect",
     "create",
+    "dpo",
+    "fit",
+    "grpo",
     "open",
     "refresh",
     "scan",
+    "sft",
 ]
+_OF_ANY = ["*model", "*root", "*dataset"]
+_OF_QUESTIONS = ["*reward", "*heldout", "*system_prompt"]
+CALLS = {
+    "dpo": [*_OF_ANY, "*dataset_options", "*wait"],
+    "fit": ["*algorithm", *_OF_ANY, *_OF_QUESTIONS, "*dataset_options", "*wait"],
+    "grpo": [*_OF_ANY, *_OF_QUESTIONS, "*dataset_options", "*wait"],
+    "sft": [*_OF_ANY, "*dataset_options", "*wait"],
+}
+"""Functions that train by one call; each takes the settings of a run, a trainer, an engine and processes, too."""
 METHODS = {
     "bisect": ["predicate", "table"],
     "cluster_files": ["system", "config", "*cluster", "*engine", "*algorithm", "**TrainConfig"],
@@ -101,9 +114,9 @@ METHODS = {
 OTHERS = ["config", "parts", "to_dict", "url", "watcher"]
 
 
-def arguments(method: object) -> list[str]:
+def arguments(method: object, first: int = 1) -> list[str]:
     assert callable(method)
-    parameters = list(inspect.signature(method).parameters.values())[1:]
+    parameters = list(inspect.signature(method).parameters.values())[first:]
     own = [each for each in parameters if each.kind is not each.VAR_KEYWORD]
     groups = [f"**{group.__name__}" for group in groups_of(method).values()]
     return [*(f"{'*' * (each.kind is each.KEYWORD_ONLY)}{each.name}" for each in own), *groups]
@@ -112,6 +125,12 @@ def arguments(method: object) -> list[str]:
 def test_the_names_of_the_package_are_these() -> None:
     assert sorted(ludic.__all__) == NAMES
     assert all(getattr(ludic, name) is not None for name in NAMES)
+
+
+def test_the_calls_that_train_take_these() -> None:
+    groups = ["**RunConfig", "**TrainConfig", "**CodeSettings", "**EngineConfig", "**LaunchConfig"]
+    found = {name: arguments(getattr(ludic, name), first=0) for name in CALLS}
+    assert found == {**CALLS, "fit": [*CALLS["fit"], *groups]}
 
 
 def test_the_methods_of_a_run_are_these() -> None:
