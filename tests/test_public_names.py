@@ -3,7 +3,13 @@
 Add to these lists what is new. A change to a line needs an entry in CHANGELOG.md.
 """
 
+import ast
 import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from textwrap import dedent
 
 import ludic
 from ludic.settings import groups_of, is_operation
@@ -140,3 +146,41 @@ def test_every_method_has_a_docstring_and_annotations() -> None:
         parameters = list(inspect.signature(method).parameters.values())[1:]
         assert all(parameter.annotation is not parameter.empty for parameter in parameters), name
         assert inspect.signature(method).return_annotation is not inspect.Signature.empty, name
+
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def importable() -> dict[str, set[str]]:
+    """The table of docs/api.md: the names that users' files may import, by module."""
+    text = (DOCS / "api.md").read_text().partition("## What your files may import")[2].partition("\n## ")[0]
+    found = {}
+    for module, names in re.findall(r"^\| `(ludic[^`]*)` \| ([^|]*) \|", text, re.MULTILINE):
+        found[module] = set(re.findall(r"`([^`]+)`", names))
+    return found
+
+
+def imports_of_the_docs() -> Iterator[tuple[str, str, str]]:
+    """The page, the module and the name of each import in a Python block of README and docs/."""
+    for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
+        blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        indented = re.findall(r"(?:^ {4}.*\n|^\n)+", page.read_text(), re.MULTILINE)
+        for block in (*blocks, *(dedent(each) for each in indented if "from ludic" in each)):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ludic"):
+                    yield from ((page.name, str(node.module), alias.name) for alias in node.names)
+
+
+def test_the_docs_import_only_what_the_list_has() -> None:
+    listed = importable()
+    found = list(imports_of_the_docs())
+    assert len(found) > 20
+    assert [each for each in found if each[2] not in listed.get(each[1], ())] == []
+
+
+def test_what_the_list_has_is_there() -> None:
+    listed = importable()
+    assert len(listed) > 8
+    assert [
+        (module, name) for module in listed for name in listed[module] if not hasattr(import_module(module), name)
+    ] == []
