@@ -89,6 +89,7 @@ def _python() -> str:
     methods = re.findall(r"^    \w+ = (\w+)\.(\w+)$", (ROOT / "ludic/run.py").read_text(), re.MULTILINE)
     parts = ["# Python reference\n\nExamples stand in [Python API](api.md).\n\n## ludic\n"]
     functions = {"create": "operations.start.create", "open": "run.open_run"}
+    functions |= {name: f"operations.fit.{name}" for name in ("fit", "grpo", "sft", "dpo")}
     functions |= {name: f"sql.{module}.{name}" for name, module in _SQL.items()}
     parts += [_entry(f"ludic.{path}", f"ludic.{name}") for name, path in functions.items()]
     parts += [_entry("ludic.run.Run", "ludic.Run", members=["url", "config"])]
