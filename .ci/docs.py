@@ -87,9 +87,7 @@ def _reference() -> str:
     table = (ROOT / "docs/api.md").read_text().partition("## What your files may import")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(ludic[^`]*)` \| ([^|]*) \|", table, re.MULTILINE)
     methods = re.findall(r"^    \w+ = (\w+)\.(\w+)$", (ROOT / "ludic/run.py").read_text(), re.MULTILINE)
-    parts = [
-        "# Python reference\n\nExamples stand in [Python API](api.md) and [Train from Python](python.md).\n\n## ludic\n"
-    ]
+    parts = ["# Python reference\n\nExamples: [Train from Python](fit.md), [Python API](api.md).\n\n## ludic\n"]
     functions = {name: f"operations.fit.{name}" for name in ("grpo", "fit", "sft", "dpo")}
     functions |= {"create": "operations.start.create", "open": "run.open_run"}
     functions |= {name: f"sql.{module}.{name}" for name, module in _SQL.items()}

@@ -33,7 +33,7 @@ SETTINGS = (
 
 
 def readme_snippet() -> str:
-    text = Path(__file__).parents[2].joinpath("docs", "python.md").read_text(encoding="utf-8")
+    text = Path(__file__).parents[2].joinpath("docs", "fit.md").read_text(encoding="utf-8")
     (found,) = [part for part in text.split("```python\n") if 'root="runs/mine")' in part and "report.html" in part]
     return found.partition("```")[0]
 
