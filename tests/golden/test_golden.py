@@ -38,8 +38,12 @@ SINCE_1_4: dict[str, Any] = {"trajectory_id": None, **SINCE_1_5}
 SINCE_1_3: dict[str, Any] = {"engine": None, "kept_tokens": None, **SINCE_1_4}
 SINCE_1_2: dict[str, Any] = {"parent_segment_index": None, "weight_versions": None, **SINCE_1_3}
 STORES = {
-    **{"v1.0": {"extra": {}, **SINCE_1_2}, "v1.1": SINCE_1_2, "v1.2": SINCE_1_3, "v1.3": SINCE_1_4},
-    **{"v1.4": SINCE_1_5, "v1.5": {}},
+    "v1.0": {"extra": {}, **SINCE_1_2},
+    "v1.1": SINCE_1_2,
+    "v1.2": SINCE_1_3,
+    "v1.3": SINCE_1_4,
+    "v1.4": SINCE_1_5,
+    "v1.5": {},
 }
 """What a Rollout of each version had not yet, as it reads now."""
 STEPS_SINCE_1_2 = {"agent_steps": "parse_feedback", "environment_steps": "observation_hash"}
