@@ -194,6 +194,10 @@ class Rollout:
     episode_reward: float | None
     """Reward of the whole episode; None if it was not scored because something failed."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
+    wanted: str | None = None
+    """The wanted answer; None if the example has none, and in rows of sub-agents, whose tasks are others."""
+    correct: bool | None = None
+    """Whether the answer was correct; None if the environment does not say, or the episode failed."""
     terminated: bool
     truncated: bool
     truncation_reason: str | None = None

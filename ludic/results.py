@@ -299,6 +299,7 @@ FORMATS: Mapping[str, Format] = {
     "finish_reason": Format("finish"),
     "truncation_reason": Format("truncation"),
     "episode_reward": Format("reward", "number"),
+    "accuracy": Format("accuracy", "share", 1),
     "advantage": Format("advantage", "signed"),
     "temperature": Format("temperature", "number"),
     "estimate": Format("mean", "number"),

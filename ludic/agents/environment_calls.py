@@ -5,6 +5,8 @@ from dataclasses import replace
 from reprlib import repr as shown
 from typing import Any, SupportsFloat
 
+import numpy as np
+
 from ludic.agents.requests import fails_the_episode
 from ludic.environments.environment import Example, GroupAnswer, SpanReward, Split, Transition, to_score
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
@@ -28,6 +30,8 @@ def example(environments: LimitedEnvironments, index: int, split: Split) -> Exam
         if not isinstance(found, Example):
             raise TypeError(f"example returned {shown(found)}, wanted a ludic.environments.environment.Example")
         check_text("the example_id of an example", found.example_id)
+        if found.wanted is not None:
+            check_text("the wanted answer of an example", found.wanted)
         if not isinstance(found.messages, tuple | list):
             raise TypeError(f"the messages of an example are {shown(found.messages)}, wanted a tuple")
         if found.messages:  # else `reset` returns the first ones
@@ -138,11 +142,18 @@ def checked(transition: Transition, action_length: int) -> Transition:
         reward=finite("reward", transition.reward),
         span_rewards=tuple(_checked_span(span, action_length) for span in transition.span_rewards),
         reward_components={name: finite(name, value) for name, value in transition.reward_components.items()},
+        correct=_checked_correct(transition.correct),
         terminated=bool(transition.terminated),
         truncated=bool(transition.truncated),
         info={name: storable(str(value)) for name, value in transition.info.items()},
         extra={name: value for name, value in transition.extra.items() if value is not None},
     )
+
+
+def _checked_correct(value: object) -> bool | None:
+    if value is not None and not isinstance(value, bool | np.bool_):
+        raise TypeError(f"correct is {shown(value)}, wanted True, False or None")
+    return None if value is None else bool(value)
 
 
 def _checked_span(span: SpanReward, action_length: int) -> SpanReward:

@@ -67,6 +67,7 @@ class Episode:
         self._pending: list[tuple[int, int]] = []
         """Row and index of the agent steps since the last step of the environment."""
         self._components: dict[str, float] = {}
+        self._correct: bool | None = None
         self._extra: dict[str, ExtraValue] = {}
         self._terminated = False
         self._truncation_reason: str | None = None
@@ -180,6 +181,8 @@ class Episode:
             self._add_reward(span.segment_index, span.start + index, reward)
         for name, value in transition.reward_components.items():
             self._components[name] = self._components.get(name, 0.0) + value
+        if transition.correct is not None:
+            self._correct = transition.correct
         self._extra.update(transition.extra)
         self._pending.clear()
         self._terminated = transition.terminated
@@ -243,6 +246,7 @@ class Episode:
             num_turns=len(row.agent_steps),
             episode_reward=None if self.error is not None else self.reward,
             reward_components={} if self.error is not None else self._components,
+            correct=None if self.error is not None else self._correct,
             terminated=self._terminated,
             truncated=is_truncated,
             truncation_reason=self._truncation_reason if is_truncated else None,
@@ -271,6 +275,7 @@ class Episode:
             "request_index": request.request_index,
             "env_name": request.env_name,
             "env_example_id": request.example.example_id,
+            "wanted": request.example.wanted if part.depth == 0 else None,
             "purpose": request.purpose,
             "model": self._model,
             "engine": self._engine,

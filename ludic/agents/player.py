@@ -465,6 +465,7 @@ def merge(transitions: Sequence[Transition]) -> Transition | None:
         observation="\n\n".join(observations) if observations else None,
         reward=sum(each.reward for each in transitions),
         reward_components=components,
+        correct=next((each.correct for each in reversed(transitions) if each.correct is not None), None),
         terminated=any(each.terminated for each in transitions),
         truncated=any(each.truncated for each in transitions),
         info={name: value for each in transitions for name, value in each.info.items()},

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, SupportsFloat, TypeVar, runtime_checkable
 
+import numpy as np
+
 from ludic.records import ExtraValue, Message
 
 RUN_IN = ("loop", "thread", "process")
@@ -32,6 +34,9 @@ class Example:
     """First observation: the conversation that the agent continues."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Data for scoring; never shown to the agent."""
+    wanted: str | None = None
+    """The wanted answer, for people to read; never shown to the agent. Stored with each rollout. None if there is none,
+    such as of a game."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,8 @@ class Score:
     """Score of one answer."""
 
     reward: float
+    correct: bool | None = None
+    """Whether the answer is correct; None if that can't be said, as of a reward without a right answer."""
     span_rewards: tuple[SpanReward, ...] = ()
     """Rewards of parts of the answer, in addition to `reward`; each is stored at the last token of its part."""
     components: Mapping[str, float] = field(default_factory=dict)
@@ -58,9 +65,14 @@ class Score:
 
 
 def to_score(found: object, scorer: str) -> Score:
-    """Return what a scorer returned, a number or a Score, as a Score. Raises TypeError, which names the scorer."""
+    """Return what a scorer returned as a Score. Raises TypeError, which names the scorer.
+
+    found: a Score, a number, or whether the answer is correct, which is the reward 1 or 0.
+    """
     if isinstance(found, Score):
         return found
+    if isinstance(found, bool | np.bool_):
+        return Score(reward=float(found), correct=bool(found))
     if isinstance(found, SupportsFloat):
         return Score(reward=float(found))
     raise TypeError(f"{scorer} returned {found!r}, wanted a number or a Score")
@@ -94,6 +106,8 @@ class Transition:
     span_rewards: tuple[SpanReward, ...] = ()
     """Rewards of parts of the action; see Score."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
+    correct: bool | None = None
+    """Whether the answer is correct, see Score; of an episode of several steps the last one that says so counts."""
     terminated: bool
     truncated: bool = False
     info: Mapping[str, str] = field(default_factory=dict)

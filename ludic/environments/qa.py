@@ -103,6 +103,7 @@ class Questions:
             example_id=_id(row),
             messages=(*self._system, *row.messages),
             data={**row.others, "question": row.question, "answer": row.answer, "columns": row.others},
+            wanted=row.answer or None,
         )
 
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
@@ -304,6 +305,7 @@ def score_math(example: Example, answer: str) -> Score:
         return Score(
             reward=0.0,
             components={"correct": 0.0},
+            correct=False,
             info={"scorer_error": f"math-verify did not end within {MATH_TIMEOUT_S:g} s"},
         )
 
@@ -354,7 +356,7 @@ async def _awaited(found: Awaitable[Any], name: str) -> Score:
 
 
 def _correct(is_right: bool) -> Score:
-    return Score(reward=float(is_right), components={"correct": float(is_right)})
+    return Score(reward=float(is_right), components={"correct": float(is_right)}, correct=is_right)
 
 
 def _whole_number(text: str) -> float | None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, SupportsFloat
 
 import msgspec
+import numpy as np
 
 from ludic.children import describe_end, end_with_parent, start_python
 from ludic.code.files import Files, UserFile
@@ -93,6 +94,7 @@ def transition_of(found: Score | float) -> Transition:
         reward=score.reward,
         span_rewards=score.span_rewards,
         reward_components=score.components,
+        correct=score.correct,
         terminated=True,
         info=score.info,
         extra=score.extra,
@@ -318,9 +320,11 @@ def _encode(message: Any, what: str) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of NumPy or a mapping as what MessagePack has."""
+    """Return a value of NumPy or a mapping as what MessagePack has."""
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, np.bool_):
+        return bool(value)
     if isinstance(value, SupportsFloat):
         return float(value)
     raise NotImplementedError(f"it holds a {type(value).__name__}")

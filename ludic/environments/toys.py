@@ -44,13 +44,14 @@ class Addition:
             example_id=f"{left}+{right}",
             messages=(Message(role="user", content=f"What is {left} + {right}? End with the sum."),),
             data={"sum": left + right},
+            wanted=str(left + right),
         )
 
     def score(self, example: Example, answer: str) -> Score:
         numbers = NUMBER.findall(answer)
         # Compare as text: int() refuses numbers of more than 4,300 digits.
-        correct = float(bool(numbers) and numbers[-1].replace(",", "") == str(example.data["sum"]))
-        return Score(reward=correct, components={"correct": correct, "format": float(bool(numbers))})
+        is_right = bool(numbers) and numbers[-1].replace(",", "") == str(example.data["sum"])
+        return _right_or_wrong(is_right, format=float(bool(numbers)))
 
     def _operands(self, random: Random) -> tuple[int, int]:
         return random_number(random, self.max_digits), random_number(random, self.max_digits)
@@ -78,21 +79,27 @@ class NumberComparison:
             example_id=f"{left}-{right}",
             messages=(Message(role="user", content=f"Which is larger, {left} or {right}? Begin with that number."),),
             data={"larger": max(left, right), "smaller": min(left, right)},
+            wanted=str(max(left, right)),
         )
 
     def score(self, example: Example, answer: str) -> Score:
         number = re.search(r"-?[0-9]+", answer)
         # Compare as text: int() refuses numbers of more than 4,300 digits.
         found = number.group() if number else ""
-        correct = float(found == str(example.data["larger"]))
-        named = correct or float(found == str(example.data["smaller"]))
-        return Score(reward=correct, components={"correct": correct, "format": named})
+        is_right = found == str(example.data["larger"])
+        is_named = is_right or found == str(example.data["smaller"])
+        return _right_or_wrong(is_right, format=float(is_named))
 
     def _two_numbers(self, random: Random) -> tuple[int, int]:
         left = right = random_number(random, self.max_digits)
         while left == right:
             right = random_number(random, self.max_digits)
         return left, right
+
+
+def _right_or_wrong(is_right: bool, **components: float) -> Score:
+    reward = float(is_right)
+    return Score(reward=reward, components={"correct": reward, **components}, correct=is_right)
 
 
 def check_max_digits(max_digits: int) -> None:
@@ -181,13 +188,14 @@ class WordProblems:
             example_id=problem.story,
             messages=(Message(role="user", content=f"{problem.story} {self.ask}".strip()),),
             data={"expression": problem.expression, "result": problem.result},
+            wanted=str(problem.result),
         )
 
     def score(self, example: Example, answer: str) -> Score:
         is_number = NUMBER.fullmatch(answer.strip()) is not None
         # Compare as text: int() refuses numbers of more than 4,300 digits.
-        correct = float(is_number and answer.strip().replace(",", "") == str(example.data["result"]))
-        return Score(reward=correct, components={"correct": correct, "format": float(is_number)})
+        is_right = is_number and answer.strip().replace(",", "") == str(example.data["result"])
+        return _right_or_wrong(is_right, format=float(is_number))
 
     def _problem(self, random: Random) -> _Problem:
         story, expression = random.choice(STORIES)
@@ -240,12 +248,12 @@ class Opposites:
             example_id=word,
             messages=(Message(role="user", content=f"What is the opposite of {word}? Answer with one word."),),
             data={"opposite": opposite},
+            wanted=opposite,
         )
 
     def score(self, example: Example, answer: str) -> Score:
         words = re.findall(r"\w+", answer.lower())
-        correct = float(words[-1:] == [example.data["opposite"]])
-        return Score(reward=correct, components={"correct": correct, "format": float(len(words) == 1)})
+        return _right_or_wrong(words[-1:] == [example.data["opposite"]], format=float(len(words) == 1))
 
 
 # --- Sequential digits -----------------------------------------------------------------------------------
@@ -275,10 +283,12 @@ class SequentialDigits:
 
     def example(self, index: int, split: Split) -> Example:
         (first, last), template = nth(_DIGITS_BY_SPLIT[split], index, self.seed)
+        sequence = "".join(map(str, range(first, last + 1)))
         return Example(
             example_id=f"{first}-{last}/{template}",
             messages=(Message(role="user", content=_COUNT_TEMPLATES[template].format(first=first, last=last)),),
-            data={"sequence": "".join(map(str, range(first, last + 1)))},
+            data={"sequence": sequence},
+            wanted=sequence,
         )
 
     def score(self, example: Example, answer: str) -> Score:
@@ -287,6 +297,7 @@ class SequentialDigits:
         correct = _common_prefix_length(written, sequence)
         return Score(
             reward=correct / len(sequence),
+            correct=correct == len(sequence),
             components={"correct_digits": correct, "written_digits": len(written), "sequence_length": len(sequence)},
         )
 
@@ -329,7 +340,10 @@ class GuessNumber:
         secret = draw(self._draw_secret, str, index, split, self.seed)
         question = f"Guess my number from 0 to {self.highest}."
         return Example(
-            example_id=str(secret), messages=(Message(role="user", content=question),), data={"secret": secret}
+            example_id=str(secret),
+            messages=(Message(role="user", content=question),),
+            data={"secret": secret},
+            wanted=str(secret),
         )
 
     def reset(self, example: Example) -> tuple[Message, ...]:
@@ -339,17 +353,24 @@ class GuessNumber:
     def step(self, action: str) -> Transition:
         numbers = _GUESS.findall(action)
         if not numbers:
-            return Transition(observation="That is no number. Guess again.", reward=NO_NUMBER_REWARD, terminated=False)
+            return _wrong("That is no number. Guess again.", NO_NUMBER_REWARD)
         # Compare as text first: int() refuses numbers of more than 4,300 digits.
         digits = numbers[-1].lstrip("0") or "0"
         guess = int(digits) if len(digits) <= len(str(self.highest)) else self.highest + 1
         if guess == self._secret:
-            return Transition(observation=None, reward=RIGHT_REWARD, terminated=True, reward_components={"found": 1.0})
+            found = {"found": 1.0}
+            return Transition(
+                observation=None, reward=RIGHT_REWARD, terminated=True, reward_components=found, correct=True
+            )
         hint = "higher" if guess < self._secret else "lower"
-        return Transition(observation=f"My number is {hint}. Guess again.", reward=WRONG_REWARD, terminated=False)
+        return _wrong(f"My number is {hint}. Guess again.", WRONG_REWARD)
 
     def _draw_secret(self, random: Random) -> int:
         return random.randint(0, self.highest)
+
+
+def _wrong(observation: str, reward: float) -> Transition:
+    return Transition(observation=observation, reward=reward, terminated=False, correct=False)
 
 
 # --- Tic-tac-toe -----------------------------------------------------------------------------------------

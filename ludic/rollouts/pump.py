@@ -526,10 +526,9 @@ def _scored(agent: Sequence[Rollout], score: Transition) -> list[Rollout]:
     before = _reward_of_steps(agent)
     reward = (agent[0].episode_reward or 0.0) - before + score.reward
     components = {**agent[0].reward_components, **score.reward_components}
-    rows = [
-        replace(row, episode_reward=reward, reward_components=components, extra={**row.extra, **score.extra})
-        for row in agent
-    ]
+    correct = agent[0].correct if score.correct is None else score.correct
+    columns: dict[str, Any] = {"episode_reward": reward, "reward_components": components, "correct": correct}
+    rows = [replace(row, **columns, extra={**row.extra, **score.extra}) for row in agent]
     last = max(range(len(rows)), key=lambda index: [step.turn for step in rows[index].environment_steps[-1:]])
     rows[last] = _with_last_step(rows[last], score.reward - before, score)
     return rows
@@ -572,6 +571,7 @@ def failed(row: Rollout, error: str) -> Rollout:
         error=storable(error),
         episode_reward=None,
         reward_components={},
+        correct=None,
         terminated=False,
         truncated=False,
         truncation_reason=None,

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ludic.defaults import Track, untracked
 from ludic.maintenance.verify import TABLES, Footer, read_footers
-from ludic.results import Frame, Part, Result, Sentence, number, plural, sparkline
+from ludic.results import Frame, Part, Result, Sentence, cell, number, plural, sparkline
 from ludic.sql import connect
 from ludic.sql.reports import read_reports
 from ludic.sql.snapshot import count_rows
@@ -19,6 +19,7 @@ from ludic.store import Root
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
 from ludic.store.tombstones import list_quarantined
+from ludic.training.presets import nearest_algorithm
 
 if TYPE_CHECKING:
     import polars as pl
@@ -177,6 +178,28 @@ def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict[str, str]:
+    """Return a trainer's main settings as texts by title. settings: by name, as in attempts/N.json; may lack some."""
+    if "advantage" not in settings:
+        return {}
+    nearest = nearest_algorithm(settings)
+    changed = {name: value for name, value in nearest[1].items() if name != "filters"} if nearest else {}
+    own = ", ".join(f"{name} {cell(value).plain}" for name, value in changed.items())
+    algorithm = "none of ludic's" if nearest is None else nearest[0] + (f" with {own}" if own else "")
+    schedule, warmup = settings.get("schedule"), settings.get("warmup_steps")
+    rank, alpha = settings.get("lora_rank"), settings.get("lora_alpha")
+    return {
+        "algorithm": algorithm,
+        "advantage": settings["advantage"],
+        "objective": settings.get("objective") or "-",
+        "filters": ", ".join(settings.get("filters") or ()) or "none",
+        "learning rate": f"{number(settings.get('learning_rate'))}, {schedule}"
+        + (f" after {plural(warmup, 'step')} of warm-up" if warmup else ""),
+        "LoRA": "off: all weights are trained" if rank is None else f"rank {rank}, alpha {alpha}",
+        "steps": f"{last_step or 0:,} of {settings.get('num_steps') or 0:,}",
+    }
+
+
 def _folders(stats: Mapping[str, Any]) -> Frame:
     totals = stats["rollouts"]
     notes = {
@@ -200,7 +223,8 @@ def means_frames(name: str, rows: Sequence[Mapping[str, Any]], heading: str = ""
     """Yield a table of means by version, environment or both; nothing without rows."""
     if rows:
         keys = [key for key in ("policy_version", "env_name") if key in rows[0]]
-        columns = (*keys, "num_rollouts", "reward_mean", "response_length_mean", *_FRACTIONS)
+        accuracy = ["accuracy"] if any(row["accuracy"] is not None for row in rows) else []
+        columns = (*keys, "num_rollouts", "reward_mean", *accuracy, "response_length_mean", *_FRACTIONS)
         yield Frame(name, rows, columns, most=len(rows), has_heading=True, heading=heading)
 
 

@@ -1,4 +1,4 @@
-"""One rollout or one group as people read it: conversation, tokens in colours, outcome, and uses in training.
+"""One rollout or one group as people read it: reward and wanted answer, conversation, tokens in colours, training.
 
 Tokens are shown as text by tokenizer.json of the newest published policy that has one; without a tokenizer, as ids.
 """
@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, RenderableType
@@ -128,15 +129,13 @@ def print_found(console: Console, found: Found, look: Look) -> None:
 def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool = True) -> Iterator[RenderableType]:
     """Yield all that is known of a rollout, from top to bottom. legend: explain the colours of its tokens."""
     row, uses = found.rows[0], found.uses
-    yield pairs(_identity(row))
+    yield pairs({name: _shorten(value, look) for name, value in _summary(row, uses).items()})
     if len(found.episode) > 1:
         yield _rule("episode")
         yield episode_tree(found.episode, row["rollout_id"], found.advantages)
     yield _rule("conversation")
     yield from _conversation(row["messages"], look)
     yield from _response(row, reader, uses[0]["advantage"] if uses else None, look, legend=legend)
-    yield _rule("outcome")
-    yield pairs({name: _shorten(value, look) for name, value in _outcome(row).items()})
     if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
         yield _agent_steps(row["agent_steps"], look)
         yield _environment_steps(row["environment_steps"], look)
@@ -148,6 +147,8 @@ def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool
     if found.code:
         yield _rule("code")
         yield pairs(_code_lines(found.code))
+    yield _rule("origin")
+    yield pairs({name: _shorten(value, look) for name, value in _origin(row).items()})
 
 
 def _rule(title: str) -> Rule:
@@ -174,24 +175,47 @@ def _response(
         yield token_table([*head, *tail])
 
 
-def _identity(row: dict[str, Any]) -> dict[str, str]:
+def _summary(row: dict[str, Any], uses: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return what a reader looks at before the text: reward, advantage, the wanted answer, and the episode's end."""
+    components = ", ".join(f"{name} {number(value)}" for name, value in row["reward_components"].items())
+    reward = "not scored" if row["episode_reward"] is None else number(row["episode_reward"])
+    advantage = uses[0]["advantage"] if uses else None
+    flags = [name for name in ("terminated", "truncated", "incomplete_completion", "parse_error") if row[name]]
+    reasons = [f"{name} {row[name]}" for name in ("truncation_reason", "finish_reason") if row[name]]
+    lines = {
+        "rollout": row["rollout_id"],
+        "example": f"{row['env_name']} {row['env_example_id']} ({row['purpose']})",
+        "reward": f"{reward}  ({components})" if components else reward,
+        "advantage": None if advantage is None else f"{advantage:+.6g}",
+        "wanted": row["wanted"],
+        "correct": None if row["correct"] is None else cell(row["correct"]).plain,
+        **{name: cell(row[name]).plain for name in extra_names(list(row)) if row[name] is not None},
+        "end": ", ".join([*flags, *reasons]),
+        "error": row["error"],
+        "length": f"{plural(row['num_turns'], 'turn')}, {row['prompt_length']} prompt tokens, "
+        f"{row['response_length']} response tokens, {row['action_length']} of them sampled",
+    }
+    return {name: value for name, value in lines.items() if value}
+
+
+def _origin(row: dict[str, Any]) -> dict[str, str]:
+    """Return where a row comes from: group, weights, sampling settings, time and file."""
     top = "".join(f", {name} {number(row[name])}" for name in ("top_p", "top_k") if row[name] not in (None, 1))
     last = row["policy_version_last"]
     versions = f"{row['policy_version']}" + (f" to {last}" if last != row["policy_version"] else "")
     lines = {
-        "rollout": row["rollout_id"],
         "group": f"{row['group_id']}, {row['group_index'] + 1} of {row['group_size']}",
         "agent": row["agent_id"] if row["agent_id"] != "agent" else None,
         "delegated by": f"{row['parent_rollout_id']}, depth {row['depth']}" if row["parent_rollout_id"] else None,
         "segment": _segment(row),
-        "example": f"{row['env_name']} {row['env_example_id']} ({row['purpose']})",
         "policy": f"version {versions} of {row['model']}",
         "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
         f"seed {row['seed']}",
         "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC, request {row['request_index']}",
         "file": f"{row['file']}, row group {row['row_group']}, row {row['row']}",
+        "metadata": ", ".join(f"{name} {value}" for name, value in row["metadata"].items()),
     }
-    return {name: value for name, value in lines.items() if value is not None}
+    return {name: value for name, value in lines.items() if value}
 
 
 def _segment(row: dict[str, Any]) -> str | None:
@@ -224,24 +248,6 @@ def _call_text(call: dict[str, Any], look: Look) -> str:
     answer = f"error: {call['error']}" if call["error"] else call["result"]
     arguments, answer = (_shorten(str(text), look) for text in (call["arguments"], answer))
     return printable(f"{call['name']}({arguments}) -> {answer}")
-
-
-def _outcome(row: dict[str, Any]) -> dict[str, str]:
-    components = ", ".join(f"{name} {number(value)}" for name, value in row["reward_components"].items())
-    reward = "not scored" if row["episode_reward"] is None else number(row["episode_reward"])
-    flags = [name for name in ("terminated", "truncated", "incomplete_completion", "parse_error") if row[name]]
-    reasons = [f"{name} {row[name]}" for name in ("truncation_reason", "finish_reason") if row[name]]
-    metadata = ", ".join(f"{name} {value}" for name, value in row["metadata"].items())
-    lines = {
-        "reward": f"{reward}  ({components})" if components else reward,
-        "end": ", ".join([*flags, *reasons]),
-        "length": f"{plural(row['num_turns'], 'turn')}, {row['prompt_length']} prompt tokens, "
-        f"{row['response_length']} response tokens, {row['action_length']} of them sampled",
-        "error": row["error"],
-        "metadata": metadata,
-        **{name: cell(row[name]).plain for name in extra_names(list(row)) if row[name] is not None},
-    }
-    return {name: value for name, value in lines.items() if value}
 
 
 def _agent_steps(steps: list[dict[str, Any]], look: Look) -> Table:
@@ -307,16 +313,22 @@ def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[s
                 "group": first["group_id"],
                 "example": f"{first['env_name']} {first['env_example_id']} ({first['purpose']})",
                 "policy": f"version {first['policy_version']} of {first['model']}",
+                **({"wanted": _shorten(first["wanted"], look)} if first["wanted"] else {}),
             }
         )
     )
-    for part in _conversation(first["messages"][:1], look):
+    for part in _conversation(_prompt_of(first["messages"]), look):
         console.print(part)
     use_of = {use["rollout_id"]: use for use in reversed(uses)}
-    titles = ("", "agent", "rollout (its end)", ">reward", ">advantage", ">tokens", "finish", "training")
-    is_told = {"agent": len({row["agent_id"] for row in rows}) > 1, ">advantage": bool(uses)}
+    titles = ("", "agent", "rollout (its end)", ">reward", "correct", ">advantage", ">tokens", "finish", "training")
+    is_told = {
+        "agent": len({row["agent_id"] for row in rows}) > 1,
+        "correct": any(row["correct"] is not None for row in rows),
+        ">advantage": bool(uses),
+    }
     kept = [title for title in titles if is_told.get(title, True)]
     table = plain_table(*kept)
+    table.collapse_padding = True  # else all columns need more than 80 characters
     table.columns[kept.index("rollout (its end)")].no_wrap = True  # ids are copied
     for row in rows:
         line = dict(zip(titles, _group_line(row, use_of.get(row["rollout_id"])), strict=True))
@@ -329,6 +341,11 @@ def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[s
         console.print(Text(printable(text[:_EXCERPT]) + ("…" if len(text) > _EXCERPT else "")))
 
 
+def _prompt_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages before the first answer."""
+    return list(takewhile(lambda message: message["role"] != "assistant", messages))
+
+
 def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
     ends = row["error"] or row["truncation_reason"] or row["finish_reason"]
     training = "not considered" if use is None else f"step {use['step']}" if use["used"] else use["reason"]
@@ -338,6 +355,7 @@ def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
         "  " * row["depth"] + row["agent_id"],
         row["rollout_id"][-12:],
         number(row["episode_reward"], 4),
+        "-" if row["correct"] is None else cell(row["correct"]).plain,
         "-" if advantage is None else f"{advantage:+.4g}",
         str(row["response_length"]),
         ends or "-",

@@ -25,6 +25,11 @@ def means(keys: str, rows: Folder) -> str:
     return Template(figure("means")).substitute(keys=keys, rows=rows)
 
 
+def texts(rows: Folder) -> str:
+    """Return the SQL of the beginnings of questions and answers of rollouts."""
+    return Template(figure("texts_of_rollouts")).safe_substitute(rows=rows)
+
+
 def read_reports(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, pa.Table]:
     """Return each report by name; rollouts and steps have one row, the others a row per item. Reads no tokens."""
     reports = {

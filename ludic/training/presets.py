@@ -5,6 +5,7 @@ if a name is unknown.
 """
 
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -37,3 +38,27 @@ def load_algorithm(name: str) -> dict[str, Any]:
         raise ConfigError(unknown_name("algorithm", name, names))
     text = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml").read_text(encoding="utf-8")
     return _DEFAULTS | tomllib.loads(text)
+
+
+def nearest_algorithm(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Return the algorithm that a trainer's settings are nearest to, and those DIALS that differ from it.
+
+    settings: by name, as in attempts/N.json, which does not store the name. None if no algorithm has the advantage and
+    the objective.
+    """
+    found = []
+    for name in algorithm_names():
+        preset = load_algorithm(name)
+        if all(preset[dial] == settings.get(dial) for dial in ("advantage", "objective")):
+            changed = {
+                dial: settings[dial]
+                for dial, value in preset.items()
+                if dial in settings and _as_json(settings[dial]) != _as_json(value)
+            }
+            found.append((name, changed))
+    return min(found, key=lambda pair: len(pair[1]), default=None)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as a file of settings gives it back: a tuple as a list."""
+    return list(value) if isinstance(value, tuple) else value

@@ -13,8 +13,8 @@ from ludic.store import Root
 @pytest.fixture
 def verl_file(tmp_path: Path) -> Path:
     records = [
-        peers.verl_record("cc", 1.0, trace=["x" * 300]),
-        peers.verl_record("dd", 0.0),
+        peers.verl_record("cc", 1.0, trace=["x" * 300], acc=True),
+        peers.verl_record("dd", 0.0, acc=False),
         "no json",
     ]
     return peers.write_verl(tmp_path, records)
@@ -26,7 +26,7 @@ def test_a_root_is_started_and_the_losses_are_told(ludic, model_folder: str, ver
     assert result.code == 0
     assert result.out == f"{verl_file}: 2 rollouts in 1 group, of 3 records\n"
     assert result.err.splitlines() == [
-        f"ludic: {verl_file}: kept as metadata: gts (2)",
+        f"ludic: {verl_file}: kept as metadata: acc (2)",
         f"ludic: {verl_file}: not kept: trace (1)",
         f"ludic: {verl_file}: refused, line 3: is no JSON: Expecting value: line 1 column 1 (char 0)",
         f"ludic: {verl_file}: 2 rollouts without logprobs: no importance ratio can be taken; "

@@ -43,6 +43,51 @@ def test_a_rollout_is_shown_with_what_training_made_of_it(ludic, trained: Root, 
     assert "w0-test-0.parquet, row group 0, row 0" in " ".join(lines)
 
 
+def with_answers(root: Root) -> RolloutGroup:
+    """A stored group of four answers to one question: right, wrong, unknown and failed."""
+    asked = (Message(role="system", content="Be brief."), Message(role="user", content="1 + 1?"))
+    said = [(*asked, Message(role="assistant", content=text)) for text in ("2", "3", "two", "")]
+    group = make_group(rewards=[1.0, 0.0, 0.5, None])
+    values = zip(group.rollouts, said, (True, False, None, None), strict=True)
+    rows = tuple(replace(row, messages=messages, wanted="2", correct=correct) for row, messages, correct in values)
+    answered = RolloutGroup(key="sum", rollouts=rows)
+    with RolloutWriter(root, "w7-answers") as writer:
+        writer.append(RolloutBatch(groups=(answered,), metadata=RolloutMetadata(worker_id="w7-answers")))
+    return answered
+
+
+def test_reward_wanted_and_correct_come_before_the_text(ludic, started: Root) -> None:
+    right, wrong, unknown, _ = with_answers(started).rollouts
+    out = ludic("show", started.url, right.rollout_id).out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    before = lines[: next(number for number, line in enumerate(lines) if line.startswith("conversation"))]
+    assert [line for line in before if line.split()[0] in ("reward", "wanted", "correct")] == [
+        "reward 1 (num_cats 1)",
+        "wanted 2",
+        "correct true",
+    ]
+    assert not any(line.startswith(("sampling", "file", "written")) for line in before)
+    assert "correct false" in " ".join(ludic("show", started.url, wrong.rollout_id).out.split())
+    assert "correct" not in ludic("show", started.url, unknown.rollout_id).out
+
+
+def test_a_group_shows_its_question_the_wanted_answer_and_who_gave_it(ludic, started: Root) -> None:
+    group = with_answers(started)
+    out = ludic("show", started.url, group.rollouts[0].group_id).out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["wanted", "2"] in lines
+    assert ["user", "1", "+", "1?"] in lines
+    assert [line[3] for line in lines if len(line) > 4 and line[0] in ("0", "1", "2", "3")] == [
+        *("true", "false", "-", "-"),
+    ]
+
+
+def test_a_group_without_wanted_answers_has_no_column_for_them(ludic, trained: Root, group_id: str) -> None:
+    out = ludic("show", trained.url, group_id).out
+    assert "wanted" not in out
+    assert "correct" not in out
+
+
 def test_a_dropped_rollout_says_which_filter_dropped_it(ludic, trained: Root, rollout_id: Ids) -> None:
     out = ludic("show", trained.url, rollout_id(1, 2)).out
     assert "dropped by drop_zero_variance_groups at step 1 of attempt 1" in out

@@ -33,10 +33,18 @@ from ludic.store import (
 from ludic.store.policies import read_policy
 
 HERE = Path(__file__).parent
-SINCE_1_4: dict[str, Any] = {"trajectory_id": None}
+SINCE_1_5: dict[str, Any] = {"wanted": None, "correct": None}
+SINCE_1_4: dict[str, Any] = {"trajectory_id": None, **SINCE_1_5}
 SINCE_1_3: dict[str, Any] = {"engine": None, "kept_tokens": None, **SINCE_1_4}
 SINCE_1_2: dict[str, Any] = {"parent_segment_index": None, "weight_versions": None, **SINCE_1_3}
-STORES = {"v1.0": {"extra": {}, **SINCE_1_2}, "v1.1": SINCE_1_2, "v1.2": SINCE_1_3, "v1.3": SINCE_1_4, "v1.4": {}}
+STORES = {
+    "v1.0": {"extra": {}, **SINCE_1_2},
+    "v1.1": SINCE_1_2,
+    "v1.2": SINCE_1_3,
+    "v1.3": SINCE_1_4,
+    "v1.4": SINCE_1_5,
+    "v1.5": {},
+}
 """What a Rollout of each version had not yet, as it reads now."""
 STEPS_SINCE_1_2 = {"agent_steps": "parse_feedback", "environment_steps": "observation_hash"}
 """Fields of steps that are null before 1.2."""
@@ -176,7 +184,7 @@ def rewritten(tmp_path: Path, name: str, version: str) -> Root:
 
 
 def test_a_newer_minor_version_reads_the_same(tmp_path, name, expected):
-    root = rewritten(tmp_path, name, "1.5")
+    root = rewritten(tmp_path, name, "1.6")
     reader = RolloutReader(root, ["rollout_id", "group_id"])
     assert reader.poll(None).num_rows == len(list(rows_of(expected, "rollouts")))
     for file, groups in expected["files"].items():
@@ -211,7 +219,24 @@ def test_the_ledger_says_which_rows_were_truncated_since_batches_1_4(root, name)
     rows = read_ledger(root, 1, 2)
     truncated = dict(zip(rows["rollout_id"].to_pylist(), rows["truncated"].to_pylist(), strict=True))
     wanted = {"mixed-r0": False, "mixed-r1": True, "mixed-r2": False}
-    assert truncated == (wanted if name == "v1.4" else dict.fromkeys(wanted))
+    assert truncated == (wanted if name in ("v1.4", "v1.5") else dict.fromkeys(wanted))
+
+
+def test_views_of_groups_and_evaluations_have_wanted_answers_since_rollouts_1_5(root, name):
+    groups = {row["group_id"]: (row["wanted"], row["accuracy"]) for row in ask(root, "from groups")}
+    (episode,) = ask(root, "select wanted, correct from eval_episodes")
+    if name < "v1.5":
+        assert set(groups.values()) == {(None, None)}
+        assert episode == {"wanted": None, "correct": None}
+        return
+    # of three answers one is right, one wrong and one unknown; the failed episode is unknown, and a sub-agent is none
+    assert groups == {
+        "single": ("cat\nnumber 0 🐈", 0.5),
+        "turns": ("6", 1.0),
+        "mixed": (None, None),
+        "newer": (None, None),
+    }
+    assert episode == {"wanted": "", "correct": False}
 
 
 def test_each_trajectory_is_one_in_sql(root):
@@ -237,7 +262,7 @@ METRICS_1_1 = (
 """Columns that metrics 1.0 had not yet."""
 METRICS_1_2 = ("token_imbalance", "preference_margin", "preference_accuracy")
 METRICS_1_3 = ("num_incomplete_completions", "num_zero_variance_groups", "first_error")
-# v1.3 and v1.4 were written with metrics 1.4; its row leaves them null, too.
+# v1.3, v1.4 and v1.5 were written with metrics 1.4; its row leaves them null, too.
 METRICS_1_4 = ("sampler_kl_k1", "ratio_p01", "ratio_p99")
 
 

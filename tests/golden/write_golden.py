@@ -1,4 +1,4 @@
-"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.4.
+"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.5.
 
     PYTHONPATH=<checkout of that time> python tests/golden/write_golden.py tests/golden/v1.0
 
@@ -50,6 +50,8 @@ HAS_MASK = HAS_SEGMENTS and SCHEMA_VERSION != "1.2"
 """The engine and the tokens that top_k and top_p kept came with 1.3."""
 HAS_TRAJECTORIES = HAS_MASK and SCHEMA_VERSION != "1.3"
 """Trajectories came with 1.4, and `truncated` in the ledger."""
+HAS_WANTED = HAS_TRAJECTORIES and SCHEMA_VERSION != "1.4"
+"""Wanted answers, and whether an answer is correct, came with 1.5."""
 NOON = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
 
@@ -107,7 +109,11 @@ def single_turn() -> RolloutGroup:
             Message(role="user", content="Say something about cats."),
             Message(role="assistant", content=answer),
         )
-        columns = {"extra": {"x_judge": "gpt", "x_tags": ["a", "ü"], "x_score": 0.25}} if HAS_EXTRA and index else {}
+        columns: dict[str, Any] = {}
+        if HAS_EXTRA and index:
+            columns["extra"] = {"x_judge": "gpt", "x_tags": ["a", "ü"], "x_score": 0.25}
+        if HAS_WANTED:
+            columns |= {"wanted": "cat\nnumber 0 🐈", "correct": (True, False, None)[index]}
         texts = {"agent_steps": (step,), "environment_steps": (outcome,), "messages": messages}
         rows.append(rollout("single", index, 3, version=3, reward=reward, **texts, **columns))
     return RolloutGroup(key="moar_cats/prompt-1", rollouts=tuple(rows))
@@ -181,6 +187,9 @@ def several_turns() -> RolloutGroup:
         spans["kept_tokens"] = tuple(
             ids[: 2 * sampled] for ids, sampled in zip(parent["kept_tokens"], mask, strict=True)
         )
+    wanted: dict[str, Any] = {"wanted": "6"} if HAS_WANTED else {}
+    if HAS_WANTED:
+        spans["correct"] = True
     first = rollout(
         "turns",
         0,
@@ -194,6 +203,7 @@ def several_turns() -> RolloutGroup:
         environment_steps=environment_steps,
         messages=messages,
         **where,
+        **wanted,
         **spans,
     )
     second = rollout(
@@ -224,6 +234,7 @@ def several_turns() -> RolloutGroup:
         error="TimeoutError: the tool\nnever answered",
         **nothing,
         **where,
+        **wanted,
     )
     return RolloutGroup(key="reasoning_gym/gcd/17", rollouts=(first, second, broken))
 
@@ -233,8 +244,10 @@ def newer_version() -> RolloutGroup:
 
 
 def evaluation() -> RolloutGroup:
+    columns: dict[str, Any] = {"wanted": "", "correct": False} if HAS_WANTED else {}
     return RolloutGroup(
-        key="moar_cats/heldout-0", rollouts=(rollout("heldout", 0, 1, version=3, reward=3.0, purpose="eval"),)
+        key="moar_cats/heldout-0",
+        rollouts=(rollout("heldout", 0, 1, version=3, reward=3.0, purpose="eval", **columns),),
     )
 
 

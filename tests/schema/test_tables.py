@@ -56,8 +56,8 @@ def test_every_kind_of_type_reaches_arrow_with_its_nullability():
 
 
 def test_a_schema_carries_its_table_and_version():
-    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.4"}
-    assert SCHEMA_VERSION == "1.4"
+    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.5"}
+    assert SCHEMA_VERSION == "1.5"
     assert arrow_schema("metrics").metadata[b"ludic.table"] == b"metrics"
 
 
@@ -168,9 +168,9 @@ def test_every_wrong_column_is_listed():
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.4; upgrade ludic"),
-        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.4"),
-        ("one", "its schema version is 'one', wanted a number such as 1.4"),
+        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.5; upgrade ludic"),
+        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.5"),
+        ("one", "its schema version is 'one', wanted a number such as 1.5"),
     ],
 )
 def test_another_major_version_is_refused_by_name(version, message):

@@ -39,8 +39,26 @@ def test_every_figure_is_shown_somewhere() -> None:
 
 def test_means_are_those_of_the_rows_that_the_keys_tell_apart(con_of_rollouts: duckdb.DuckDBPyConnection) -> None:
     rows = con_of_rollouts.sql(means("env_name, policy_version", "rollouts")).fetchall()
-    # (1 + 0) / 2 and 3 / 1, the unscored one aside; lengths (2 + 4) / 2 and (6 + 8) / 2; of version 1 one of two failed
-    assert rows == [("a", 0, 2, 1, 0.5, 3.0, 0.5, 0.0, 0.0, 0.0), ("a", 1, 2, 2, 3.0, 7.0, 0.0, 0.0, 0.0, 0.5)]
+    # (1 + 0) / 2 and 3 / 1, the unscored one aside; one of two is correct, then one of one of which it is known;
+    # lengths (2 + 4) / 2 and (6 + 8) / 2; of version 1 one of two failed
+    assert rows == [
+        ("a", 0, 2, 1, 0.5, 0.5, 3.0, 0.5, 0.0, 0.0, 0.0),
+        ("a", 1, 2, 2, 3.0, 1.0, 7.0, 0.0, 0.0, 0.0, 0.5),
+    ]
+
+
+def test_a_step_is_told_apart_by_environment() -> None:
+    columns = "step, env_name, group_id, episode_reward, response_length, truncated"
+    with duckdb.connect() as con:
+        con.execute(
+            "create table batches as from (values "
+            "(1, 'a', 'g', 1.0, 2, true), (1, 'a', 'g', 0.0, 4, false), "  # a group with a signal
+            "(1, 'a', 'h', 0.5, 6, false), (1, 'a', 'h', 0.5, 8, false), "  # one without
+            "(1, 'b', 'i', 2.0, 10, null), (1, 'b', 'i', null, 20, null), "  # of one scored rollout it can't be said
+            f"(2, 'a', 'j', null, 1, false)) as t({columns})"
+        )
+        rows = con.sql(figure("steps_by_environment")).fetchall()
+    assert rows == [(1, "a", 0.5, 5.0, 0.25, 0.5), (1, "b", 2.0, 15.0, None, None), (2, "a", None, 1.0, 0.0, None)]
 
 
 @pytest.fixture
@@ -53,6 +71,8 @@ def con_of_rollouts() -> Iterator[duckdb.DuckDBPyConnection]:
     )
     con.execute("alter table rollouts add column incomplete_completion boolean default false")
     con.execute("alter table rollouts add column parse_error boolean default false")
+    con.execute("alter table rollouts add column correct boolean")
+    con.execute("update rollouts set correct = episode_reward > 0 where episode_reward is not null")
     yield con
     con.close()
 

@@ -58,6 +58,7 @@ class ReasoningGym:
 
     The answer is the text in the last <answer>...</answer>, or the whole text if there are no such tags, stripped of
     blanks. The component `format` is 1 if there are tags; it does not change the reward.
+    An answer is correct if its reward is 1.
     If the scorer fails or returns no finite number, the score is 0 with info["scorer_error"]; the same holds for an
     answer that the scorer would run as a program (is_harmless). Some scorers give a useless answer 0.01.
     """
@@ -84,18 +85,20 @@ class ReasoningGym:
 
     def example(self, index: int, split: Split) -> Example:
         entry = draw(self._entry, lambda entry: entry["question"], index, split, self.seed)
-        question = entry["question"]
+        question, answer = entry["question"], entry["answer"]
         return Example(
             example_id=sha256(question.encode()).hexdigest()[:16],
             messages=(*self._preamble, Message(role="user", content=question)),
             data={"entry": entry},
+            wanted=None if answer is None else str(answer),
         )
 
     def score(self, example: Example, answer: str) -> Score:
         tagged = _tagged_answer(answer)
         text = answer.strip() if tagged is None else tagged
         reward, info = self._score_text(text, example.data["entry"])
-        return Score(reward=reward, components={"score": reward, "format": float(tagged is not None)}, info=info)
+        components = {"score": reward, "format": float(tagged is not None)}
+        return Score(reward=reward, correct=reward == 1, components=components, info=info)
 
     def _score_text(self, text: str, entry: dict[str, Any]) -> tuple[float, dict[str, str]]:
         if not is_harmless(self.generator, text):

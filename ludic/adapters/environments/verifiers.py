@@ -93,7 +93,13 @@ class Verifiers:
             raise ConfigError(f"the Taskset has {len(self._loaded.tasks)} tasks, none of them in the split {split}")
         number = nth(numbers, index, self._seed)
         task = self._loaded.tasks[number]
-        return Example(example_id=task_digest(task)[:16], messages=plain(first_messages(task)), data={"number": number})
+        answer = getattr(task.data, "answer", None)
+        return Example(
+            example_id=task_digest(task)[:16],
+            messages=plain(first_messages(task)),
+            data={"number": number},
+            wanted=None if answer is None else str(answer),
+        )
 
     def reset(self, example: Example) -> tuple[Message, ...]:
         from ludic.adapters.environments.verifiers_episodes import Episode

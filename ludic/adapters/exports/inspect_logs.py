@@ -208,7 +208,7 @@ def _sample(row: Json, model: str) -> "EvalSample":
         id=f"{row['env_example_id']}{agent}",
         epoch=row["sample_index"] + 1,
         input=messages[:num_before] or "",
-        target=metadata.get("target", ""),
+        target=row["wanted"] or metadata.get("target", ""),
         messages=messages,
         output=_output(row, model, messages, usage),
         scores=_scores(row, messages),

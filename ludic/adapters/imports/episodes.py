@@ -82,6 +82,13 @@ class Episode:
     """Values that are kept as metadata if they are small, and else counted as not kept."""
 
 
+def wanted_text(value: Any) -> str | None:
+    """Return a right answer as text; None for null and an empty list. A list of one is its answer; others are JSON."""
+    if isinstance(value, list | tuple) and len(value) <= 1:
+        return wanted_text(value[0]) if value else None
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
 def rows_of(episode: Episode, get_tokenizer: GetTokenizer) -> Iterator[Row]:
     """Yield the rows of an episode, with tokens, messages and agent steps."""
     for part in episode.rows:

@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import copyfileobj
 from typing import Any
 
-from ludic.adapters.imports.episodes import Conversation, Episode, Texts
+from ludic.adapters.imports.episodes import Conversation, Episode, Texts, wanted_text
 from ludic.adapters.imports.records import Record, Records, RefusedRecordError, open_file, read_records, refusal
 from ludic.errors import ConfigError, one_line
 from ludic.installed import require
@@ -69,11 +69,13 @@ def inspect(record: Record) -> Episode:
     """inspect_ai: one sample of a .eval log, as `read_inspect` gives it.
 
     Source: inspect_ai/log/_log.py, EvalSample and EvalSpec (0.3.285). The samples of several epochs are a group. The
-    reward is the first score, the others are components. A log that ludic wrote gives version and agent too.
+    reward is the first score, the others are components; C and I of the first one say whether the answer is correct. A
+    log that ludic wrote gives version and agent too.
     """
     writer_is_ludic = record.get("log.metadata.writer") == "ludic"
     own = (record.get("metadata") or {}) if writer_is_ludic else {}
-    reward, components = _scored(record.get("scores") or {})
+    scores = record.get("scores") or {}
+    reward, components = _scored(scores)
     example, error = record.text("id"), record.text("error.message")
     generate, messages = record.get("log.generate") or {}, record.get("messages") or []
     columns = {
@@ -84,12 +86,14 @@ def inspect(record: Record) -> Episode:
         "env_example_id": own.get("env_example_id") or example,
         "episode_reward": reward,
         "reward_components": components,
+        "wanted": wanted_text(record.get("target") or None),
+        "correct": {"C": True, "I": False}.get(str(next(iter(scores.values()), None))),
         "finish_reason": _STOP_REASONS.get(_stop_reason(record)),
         "truncation_reason": record.text("limit.type") or own.get("truncation_reason"),
         "error": error,
         **{name: generate.get(name) for name in ("temperature", "top_p", "top_k", "max_tokens", "seed")},
     }
-    unused = {**dict(record.get("metadata") or {}), "target": record.get("target"), "epoch": record.get("epoch")}
+    unused = {**dict(record.get("metadata") or {}), "epoch": record.get("epoch")}
     return Episode(rows=[_inspect_row(record, messages)], columns=columns, group=example, unused=unused)
 
 
@@ -185,6 +189,8 @@ def lm_eval(record: Record) -> Episode:
             "env_example_id": str(record.need("doc_id")[0]),
             "episode_reward": reward,
             "reward_components": components,
+            # The target of a multiple choice is the index of a choice.
+            "wanted": wanted_text(record.get("target")) if isinstance(resps[0][0], str) else None,
         },
         group=record.get("doc_id"),
     )
@@ -254,9 +260,9 @@ def lighteval(record: Record) -> Episode:
             "env_example_id": None if example in (None, "") else str(example),
             "episode_reward": reward,
             "reward_components": components,
+            "wanted": wanted_text(_gold(doc)),
         },
         group=[doc.get("task_name"), example or query],
-        unused={"target": _gold(doc)},
     )
 
 

@@ -22,6 +22,7 @@ from ludic.adapters.imports.episodes import (
     agent_step,
     row_of,
     to_message,
+    wanted_text,
 )
 from ludic.adapters.imports.evaluations import inspect as inspect_ai
 from ludic.adapters.imports.evaluations import lighteval, lm_eval, read_inspect, read_lm_eval
@@ -81,11 +82,14 @@ def jsonl(record: Record) -> Episode:
     that the model was shown, as in OpenAI's chat format), else two texts.
     """
     record.used.update(_REDUNDANT)
-    texts = ("env_name", "env_example_id", "agent_id", "model", "engine", "truncation_reason", "error")
+    texts = ("env_name", "env_example_id", "agent_id", "model", "engine", "wanted", "truncation_reason", "error")
     integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
     components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
     if "episode_reward" not in record.values and components:
         reward = sum(components.values())
+    correct = record.values.get("correct")
+    if isinstance(correct, bool):  # else it is of the user's own, and kept as metadata
+        record.used.add("correct")
     finish_reason = record.text("finish_reason")
     if finish_reason is not None and finish_reason not in FINISH_REASONS:
         raise refusal("finish_reason", finish_reason, ", ".join(FINISH_REASONS))
@@ -99,6 +103,7 @@ def jsonl(record: Record) -> Episode:
             "finish_reason": FINISH_REASONS.get(finish_reason or ""),
             "episode_reward": reward,
             "reward_components": components,
+            "correct": correct if isinstance(correct, bool) else None,
             "weight_versions": _weight_versions(record),
         },
         prompt=record.get("prompt"),
@@ -141,13 +146,18 @@ def verl(record: Record) -> Episode:
     """verl: one line per rollout, of trainer.rollout_data_dir/{global_step}.jsonl, as text without special tokens.
 
     Source: verl/trainer/ppo/ray_trainer.py, _dump_generations and _log_rollout_data (commit b178a3cd, January 2026).
-    score is the sum of token_level_scores. Some forks dump uid, the id of a group. Other fields are gts, the ground
-    truth, and the lists of reward_extra_infos_dict. A step's rollouts count as those of the version of that number.
+    score is the sum of token_level_scores; gts, the ground truth, is the wanted answer. Some forks dump uid, the id of
+    a group. Other fields are the lists of reward_extra_infos_dict. A step's rollouts count as those of the version of
+    that number.
     """
     prompt, _ = record.need("input", "output")
     return Episode(
         rows=[Texts(prompt=prompt, completion=str(record.text("output")))],
-        columns={"policy_version": _step(record), "episode_reward": record.number("score")},
+        columns={
+            "policy_version": _step(record),
+            "episode_reward": record.number("score"),
+            "wanted": wanted_text(record.get("gts")),
+        },
         group=record.get("uid"),
     )
 

@@ -25,12 +25,13 @@ from ludic.results import Frame, Part, Result, number, printable, size
 from ludic.row_files import open_sink
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
 from ludic.show.report.plots import Figure, Series, draw
-from ludic.show.stats import describe_run, means_frames
+from ludic.show.stats import describe_run, describe_trainer, means_frames
 from ludic.show.watch import Watcher
 from ludic.sql.connect import Connections
 from ludic.sql.query import ask
-from ludic.sql.reports import figure, read_reports
+from ludic.sql.reports import figure, means, read_reports
 from ludic.store import Root
+from ludic.store.attempts import newest_attempt
 from ludic.store.files import Folder
 from ludic.store.tables import POPULATIONS
 
@@ -91,7 +92,7 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "root": root.url,
             "made_at": datetime.now(UTC),
             "ludic_version": installed_version(LUDIC),
-            "facts": describe_run({"root": root.url, "run_id": root.run_id, "run": asdict(root.run)}),
+            "facts": _facts(con, root, reports["steps"][0]["last_step"]),
             "troubles": read_troubles(con, root),
             "totals": reports["rollouts"][0],
             "steps": reports["steps"][0],
@@ -101,6 +102,17 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "evaluation": found,
             "comparison": _compare(connections, root, found["versions"] if found else [], sides, measure),
         }
+
+
+def _facts(con: duckdb.DuckDBPyConnection, root: Root, last_step: int | None) -> dict[str, str]:
+    """Return the settings of the run, of its newest trainer, and the engines that sampled."""
+    attempt = newest_attempt(root)
+    engines = [row["engine"] for row in ask(con, root, figure("engines"))]
+    return {
+        **describe_run({"root": root.url, "run_id": root.run_id, "run": asdict(root.run)}),
+        **({"engine": ", ".join(engines)} if engines else {}),
+        **(describe_trainer(attempt.config, last_step) if attempt is not None else {}),
+    }
 
 
 def _compare(
@@ -137,7 +149,9 @@ def _shown(value: Any) -> Any:
 # --- Training: plots of steps, warnings, errors, and the best and the worst groups -----------------------------------
 
 _NUM_GROUPS = 3
-"""Number of best groups, and of worst groups."""
+"""Number of best groups, and of worst groups, of each environment."""
+_FEW_ENVIRONMENTS = 4
+"""With more environments, a report has one best and one worst group of each."""
 _MOST_ERRORS = 8
 
 # Title, unit, note, and columns of the metrics by their names in the figure.
@@ -185,7 +199,46 @@ def step_figures(con: duckdb.DuckDBPyConnection, root: Root) -> list[Figure]:
         draw(title, unit, "step", [_series(name, column, rows) for name, column in columns.items()], note=note)
         for title, unit, note, columns in _FIGURES
     ]
-    return [*figures, _drops(ask(con, root, figure("outcomes_by_step")))]
+    by_environment = _environment_figures(ask(con, root, figure("steps_by_environment")))
+    return [*figures[:2], *by_environment, *_accuracy(con, root), *figures[2:], _drops(_outcomes(con, root))]
+
+
+def _outcomes(con: duckdb.DuckDBPyConnection, root: Root) -> list[dict[str, Any]]:
+    return ask(con, root, figure("outcomes_by_step"))
+
+
+# Title, unit, and column of steps_by_environment.
+_BY_ENVIRONMENT: Sequence[tuple[str, str, str]] = (
+    ("Reward by environment", f"mean of a step's {POPULATIONS['reward_mean']}", "reward_mean"),
+    (
+        "Response length by environment",
+        f"tokens, mean of a step's {POPULATIONS['reward_mean']}",
+        "response_length_mean",
+    ),
+    ("Groups with a signal", "share of a step's groups whose rewards differ", "signal"),
+)
+
+
+def _environment_figures(rows: Sequence[Row]) -> Iterator[Figure]:
+    """Yield plots with a line for each environment; of one environment the share of groups with a signal."""
+    has_several = len({row["env_name"] for row in rows}) > 1
+    for title, unit, column in _BY_ENVIRONMENT if has_several else _BY_ENVIRONMENT[-1:]:
+        yield draw(title, unit, "step", _by_environment(rows, "step", column))
+
+
+def _accuracy(con: duckdb.DuckDBPyConnection, root: Root) -> Iterator[Figure]:
+    """Yield a plot of the share of correct answers, if environments say which ones are."""
+    rows = ask(con, root, means("policy_version, env_name", "rollouts"))
+    if any(row["accuracy"] is not None for row in rows):
+        series = _by_environment(rows, "policy_version", "accuracy")
+        yield draw("Correct answers", "share of a version's rollouts", "version", series)
+
+
+def _by_environment(rows: Sequence[Row], x: str, column: str) -> list[Series]:
+    names = list(dict.fromkeys(row["env_name"] for row in rows))
+    return [
+        Series(name=name, values={row[x]: row[column] for row in rows if row["env_name"] == name}) for name in names
+    ]
 
 
 def _series(name: str, column: str, rows: Sequence[Mapping[str, Any]]) -> Series:
@@ -224,11 +277,14 @@ def training_tables(reports: Mapping[str, Sequence[Row]], errors: Sequence[Row])
 
 
 def read_groups(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, list[dict[str, Any]]]:
-    """Return the best and the worst groups by mean reward, each with its rollouts and two conversations.
+    """Return by heading the best and worst groups of each environment, each with its rollouts and two conversations.
 
     A group of two lists is among the best only. Of equal groups the newest come first.
     """
     groups = ask(con, root, figure("extreme_groups"), {"most": _NUM_GROUPS})
+    names = list(dict.fromkeys(group["env_name"] for group in groups))
+    most = _NUM_GROUPS if len(names) <= _FEW_ENVIRONMENTS else 1
+    groups = [group for group in groups if min(group["best"], group["worst"]) <= most]
     versions = sorted({group["version"] for group in groups})
     params = {"ids": [group["group_id"] for group in groups], "versions": versions}
     rows = ask(con, root, figure("rollouts_of_groups"), params) if groups else []
@@ -237,13 +293,20 @@ def read_groups(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, list[di
     texts = read_conversations(con, root, "rollouts", chosen)
     for group in found:
         group["table"] = _rollouts_of(group["rollouts"])
+        group["wanted"] = shorten(group["wanted"])
         group["shown"] = [
             {"name": name, "row": row, "messages": texts.get(row["rollout_id"], [])}
             for name, row in _extremes(group["rollouts"])
         ]
-    best = [group for group in found if group["best"] <= _NUM_GROUPS]
-    worst = sorted((group for group in found if group not in best), key=lambda group: group["worst"])
-    return {"Best groups": best, "Worst groups": worst}
+    listed = {}
+    for name in names:
+        of = f" of {name}" if len(names) > 1 else ""
+        own = [group for group in found if group["env_name"] == name]
+        listed[f"Best groups{of}"] = [group for group in own if group["best"] <= most]
+        listed[f"Worst groups{of}"] = sorted(
+            (group for group in own if group["best"] > most), key=lambda group: group["worst"]
+        )
+    return listed
 
 
 def _rollouts_of(rows: Sequence[Row]) -> Frame:
@@ -256,10 +319,11 @@ def _rollouts_of(rows: Sequence[Row]) -> Frame:
         use = row["use"]
         return "not considered" if use is None else f"step {use['step']}" if use["used"] else use["reason"]
 
+    correct = ["correct"] if any(row["correct"] is not None for row in rows) else []
     return Frame(
         "rollouts",
         rows,
-        ("rollout_id", "episode_reward", "advantage", "response_length", "ending", "training"),
+        ("rollout_id", "episode_reward", *correct, "advantage", "response_length", "ending", "training"),
         most=len(rows),
         titles={"ending": "end"},
         derived={
@@ -348,7 +412,8 @@ def _both(example: Row, answers: Mapping[str, Mapping[str, Row]]) -> dict[str, A
     prompt = split[0][0] if split[0][0] == split[1][0] else []
     for side, (_, answer) in zip(sides, split, strict=True):
         side["messages"] = answer if prompt else side["messages"]
-    return {**example, "prompt": prompt, "sides": sides}
+    wanted = next((side["wanted"] for side in sides if side.get("wanted") is not None), None)
+    return {**example, "prompt": prompt, "wanted": shorten(wanted), "sides": sides}
 
 
 def _answers(

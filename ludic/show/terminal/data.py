@@ -1,12 +1,12 @@
 """Data of the screens: lists as SQL over the views of a run, single rollouts, and labels.
 
-A list selects few columns and no tokens, so that it opens fast. The user's predicate and order may name every column of
-its relation; they are part of a query that may only read (ludic.sql.query).
+A list selects few columns and no tokens, so that it opens fast; texts are read a page at a time. The user's predicate
+and order may name every column of its relation; they are part of a query that may only read (ludic.sql.query).
 """
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from ludic.show.transcript import Found, TokenReader, load_token_reader
 from ludic.sql.connect import connect, refresh
 from ludic.sql.library import quote
 from ludic.sql.query import result_of, to_frame
-from ludic.sql.reports import figure, means
+from ludic.sql.reports import figure, means, texts
 from ludic.store import Root
 from ludic.store.tables import LABEL, put_label
 
@@ -27,8 +27,12 @@ Table = Literal["rollouts", "evals"]
 Kind = Literal["version", "group", "rollout"]
 
 _FRACTIONS = ("truncated_fraction", "incomplete_fraction", "parse_error_fraction", "error_fraction")
-_FIRST_COLUMNS = ("rollout_id", "episode_reward", "marks")
+TEXTS = ("prompt", "answer")
+"""Columns of texts, which are read for the rows of a page only: messages are most of what is stored."""
+_FIRST_COLUMNS = ("rollout_id", "episode_reward", "correct", "marks")
 _LAST_COLUMNS = (
+    *TEXTS,
+    "wanted",
     "response_length",
     "num_turns",
     "finish_reason",
@@ -39,10 +43,14 @@ _LAST_COLUMNS = (
     "version",
     "env_name",
 )
+_KEPT = ("rollout_id", "episode_reward", *TEXTS, "response_length")
 _TRAINING_COLUMNS = ("step", "advantage", "dropped_by")
 _GROUP_COLUMNS = (
     "group_id",
     "reward_mean",
+    "accuracy",
+    "prompt",
+    "wanted",
     "reward_min",
     "reward_max",
     "reward_std",
@@ -83,17 +91,24 @@ class Listing:
     relation: str
     """SQL of the rows; predicates may name all of its columns."""
     columns: tuple[str, ...]
-    """Columns that are shown; the first ones identify the row, and break ties of the order."""
+    """Columns that are shown; the first one identifies the row, and breaks ties of the order."""
+    kept: tuple[str, ...] = ()
+    """Columns that are shown even if they are the same in all rows."""
     order: Order
     params: Mapping[str, Any] = field(default_factory=dict)
     table: Table = "rollouts"
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Columns of the rows, without texts."""
+        return tuple(name for name in self.columns if name not in TEXTS)
 
     def query(self, where: str, order: Order, limit: int) -> str:
         """Return the SQL of the first rows that a predicate chooses; an empty one chooses all."""
         # The user's texts have their own lines, so that a comment at their end does not hide a parenthesis.
         direction = "desc" if order.descending else "asc"
         return (
-            f"select {', '.join(map(quote_name, self.columns))} from (\n{self.relation}\n) as listed "  # noqa: S608
+            f"select {', '.join(map(quote_name, self.stored))} from (\n{self.relation}\n) as listed "  # noqa: S608
             f"where (\n{where or 'true'}\n) order by (\n{order.by}\n) {direction} nulls last, "
             f"{quote_name(self.columns[0])} limit {limit}"
         )
@@ -119,9 +134,11 @@ def versions(table: Table) -> Listing:
             "num_rollouts",
             "num_groups",
             "reward_mean",
+            "accuracy",
             "response_length_mean",
             *_FRACTIONS,
         ),
+        kept=("version", "env", "num_rollouts", "num_groups", "reward_mean", "response_length_mean"),
         order=Order("version", descending=True),
         table=table,
     )
@@ -134,6 +151,7 @@ def groups(version: int, env: str) -> Listing:
         kind="group",
         relation="select * from groups where version = $version and env = $env",
         columns=_GROUP_COLUMNS,
+        kept=("group_id", "reward_mean", "prompt"),
         order=Order("created_at"),
         params={"version": version, "env": env},
     )
@@ -152,6 +170,7 @@ def rollouts(table: Table, *, title: str = "", with_training: bool = False, **eq
         kind="rollout",
         relation=f"select * from {table}\n{_joined('marks')}{training}where {scope}",  # noqa: S608
         columns=_FIRST_COLUMNS + (_TRAINING_COLUMNS if with_training else ()) + _LAST_COLUMNS,
+        kept=_KEPT + (_TRAINING_COLUMNS if with_training else ()),
         order=Order("created_at"),
         params=equal,
         table=table,
@@ -181,11 +200,14 @@ def answers(env_name: str, example_id: str, but: str) -> Listing:
             "agent_id",
             "temperature",
             "episode_reward",
+            "correct",
+            "answer",
             "response_length",
             "num_turns",
             "finish_reason",
             "marks",
         ),
+        kept=("rollout_id", "found_in", "version", "episode_reward", "answer"),
         order=Order("version", descending=True),
         params={"env_name": env_name, "example_id": example_id, "but": but},
     )
@@ -218,6 +240,15 @@ class RunData:
     def count(self, listing: Listing, where: str) -> int:
         """Return the number of all rows that a predicate chooses."""
         return int(self.ask(listing.count_query(where), listing.params).item())
+
+    def texts(self, listing: Listing, rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, str | None]]:
+        """Return the beginnings of question and answer of rows of a list, by the id of the row."""
+        ids = [row[listing.columns[0]] for row in rows]
+        versions = sorted({row.get("version", listing.params.get("version")) for row in rows})
+        tables: Sequence[Table] = ("rollouts", "evals") if "found_in" in listing.columns else (listing.table,)
+        queries = [figure("texts_of_groups")] if listing.kind == "group" else [texts(table) for table in tables]
+        found = [self.ask(query, {"ids": ids, "versions": versions}) for query in queries]
+        return {row["id"]: row for frame in found for row in frame.to_dicts()}
 
     def ask(self, query: str, params: Mapping[str, Any]) -> pl.DataFrame:
         """Return the rows of a query that may only read."""

@@ -5,7 +5,7 @@ line below the table. Cells are literal text: data of a run is never read as mar
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 import polars as pl
@@ -14,6 +14,8 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.coordinate import Coordinate
+from textual.message import Message
 from textual.screen import ModalScreen, Screen
 from textual.suggester import SuggestFromList
 from textual.widgets import DataTable, Footer, Input, Static
@@ -23,6 +25,7 @@ from ludic.errors import LudicError, one_line
 from ludic.printable import printable
 from ludic.results import Format, column_format
 from ludic.show.terminal.data import (
+    TEXTS,
     Listing,
     Order,
     RunData,
@@ -99,7 +102,7 @@ class ListScreen(Screen[None]):
         yield Static(id="title")
         yield PagedTable()
         yield Static(id="problem")
-        yield Input(id="entry", select_on_focus=False, suggester=SuggestFromList(self.listing.columns))
+        yield Input(id="entry", select_on_focus=False, suggester=SuggestFromList(self.listing.stored))
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
@@ -141,10 +144,32 @@ class ListScreen(Screen[None]):
         is_same = (where, order) == (self.where, self.order)
         position = self.table.position if is_same and self._has_loaded else 0
         self.where, self.order, self._total, self._has_loaded = where, order, total, True
-        self.table.show_rows(frame, position)
+        self.table.show_rows(frame, self._told(frame), position)
         self._say("")
         self._close_entry()
         self._show_title()
+
+    def _told(self, frame: pl.DataFrame) -> list[str]:
+        """Return the columns that say something: not null, nor the same, in all rows."""
+        listing = self.listing
+        names = [name for name in listing.columns if name != "prompt" or "group_id" not in listing.params]
+        return [name for name in names if name in listing.kept or _says_something(frame, name)]
+
+    def on_paged_table_turned(self, event: "PagedTable.Turned") -> None:
+        self._load_texts(event.rows)
+
+    @work(thread=True, exclusive=True, group="texts")
+    def _load_texts(self, rows: Sequence[dict[str, Any]]) -> None:
+        try:
+            texts = self._view.data.texts(self.listing, rows)
+        except LudicError:  # the list was left or filtered, or a file is gone: its rows stay without texts
+            return
+        if not get_current_worker().is_cancelled:
+            self.app.call_from_thread(self._accept_texts, texts)
+
+    def _accept_texts(self, texts: Mapping[str, Mapping[str, str | None]]) -> None:
+        if self.is_mounted:
+            self.table.fill(texts)
 
     def _refuse(self, problem: str) -> None:
         if self.is_mounted:
@@ -179,7 +204,7 @@ class ListScreen(Screen[None]):
         entry = self.query_one("#entry", Input)
         entry.placeholder = _PLACEHOLDERS[what]
         entry.border_title = what
-        entry.border_subtitle = f"columns: {', '.join(self.listing.columns)}"
+        entry.border_subtitle = f"columns: {', '.join(self.listing.stored)}"
         entry.value = self.where if what == "filter" else ""
         entry.display = True
         entry.focus()
@@ -192,6 +217,8 @@ class ListScreen(Screen[None]):
             self.load(order=Order.parse(text) if text else self.listing.order)
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        if event.column_key.value in TEXTS:  # they are read for the rows of a page only
+            return
         by = quote_name(str(event.column_key.value))
         self.load(order=Order(by, descending=not self.order.descending if self.order.by == by else True))
 
@@ -311,13 +338,28 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-([0-9a-f]{12})")
 _MOST = 40
 
 
+def _says_something(frame: pl.DataFrame, name: str) -> bool:
+    if name in TEXTS or frame.height == 0:
+        return True
+    values = frame[name]
+    return values.null_count() < frame.height and (frame.height == 1 or values.n_unique() > 1)
+
+
 class PagedTable(DataTable[Text]):
-    """Rows of a DataFrame, page by page."""
+    """Rows of a DataFrame, page by page. Columns of texts are filled in when a page is there."""
+
+    class Turned(Message):
+        """Another page is shown, whose rows may want texts."""
+
+        def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+            super().__init__()
+            self.rows = rows
 
     def __init__(self) -> None:
         super().__init__(cursor_type="row", zebra_stripes=True)
         self._frame = pl.DataFrame()
-        self._formats: list[Format] = []
+        self._formats: dict[str, Format] = {}
+        """Format of each column that is shown."""
         self._start = 0
 
     @property
@@ -339,14 +381,23 @@ class PagedTable(DataTable[Text]):
         """Return a row by its index; None if there is no such row."""
         return self._frame.row(position, named=True) if 0 <= position < self.num_rows else None
 
-    def show_rows(self, frame: pl.DataFrame, position: int = 0) -> None:
-        """Show other rows, with the cursor at this index."""
+    def show_rows(self, frame: pl.DataFrame, shown: Sequence[str], position: int = 0) -> None:
+        """Show other rows, with the cursor at this index. shown: columns, those of the frame and TEXTS."""
         self._frame = frame
         self.clear(columns=True)
-        self._formats = [_format(frame, name) for name in frame.columns]
-        for name, column in zip(frame.columns, self._formats, strict=True):
-            self.add_column(Text(column.title, justify="right" if column.is_number else "left"), key=name)
+        self._formats = {name: _format(frame, name) for name in shown}
+        for name, column in self._formats.items():
+            title = Text(column.title, justify="right" if column.is_number else "left")
+            self.add_column(title, key=name, width=_MOST if name in TEXTS else None)
         self.go_to(position)
+
+    def fill(self, texts: Mapping[str, Mapping[str, str | None]]) -> None:
+        """Write texts into the rows of the page. texts: of a row, by the value of its first column, and by column."""
+        for number, row in enumerate(self._frame.slice(self._start, PAGE).iter_rows()):
+            for name, value in texts.get(row[0], {}).items():
+                if name in self._formats:
+                    column = list(self._formats).index(name)
+                    self.update_cell_at(Coordinate(number, column), _cell(self._formats[name], value))
 
     def go_to(self, position: int) -> None:
         """Move the cursor to a row by its index over all pages."""
@@ -355,8 +406,10 @@ class PagedTable(DataTable[Text]):
         if start != self._start or not self.row_count:
             self._start = start
             self.clear()
-            page = self._frame.slice(start, PAGE).rows()
-            self.add_rows([_cell(*pair) for pair in zip(self._formats, row, strict=True)] for row in page)
+            page = self._frame.slice(start, PAGE).rows(named=True)
+            self.add_rows([_cell(each, row.get(name, "")) for name, each in self._formats.items()] for row in page)
+            if page and any(name in TEXTS for name in self._formats):
+                self.post_message(self.Turned(page))
         self.move_cursor(row=position - start)
 
     def action_cursor_down(self) -> None:
@@ -398,7 +451,7 @@ class PagedTable(DataTable[Text]):
 
 def _format(frame: pl.DataFrame, name: str) -> Format:
     """Return the format of a column, also of one without values."""
-    kind = frame.schema[name]
+    kind = frame.schema.get(name, pl.String())
     return column_format(name, [0 if kind.is_integer() else 0.0] if kind.is_numeric() else [])
 
 

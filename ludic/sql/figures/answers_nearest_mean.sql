@@ -3,7 +3,7 @@
 -- $version, $env, $evaluation: of the samples; '' stands for those that `ludic eval` did not sample
 with samples as (
     select
-        rollout_id, env_example_id, version, reward, error, sample_index,
+        rollout_id, env_example_id, version, reward, wanted, correct, error, sample_index,
         avg(reward) over (partition by env_example_id) as reward_mean,
         count(*) over (partition by env_example_id) as num_samples
     from eval_episodes

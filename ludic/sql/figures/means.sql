@@ -1,11 +1,12 @@
 -- means: counts, means and fractions of rollouts, by environment, by version or by both
 -- grain: one row per $keys, which are columns | reads: $rows, which is rollouts or evals; see ludic.sql.reports.means
--- NULL: reward_mean if no episode of the row is scored
+-- NULL: reward_mean if no episode of the row is scored; accuracy if of none it is known whether the answer is correct
 select
     $keys,
     count(*) as num_rollouts,
     count(distinct group_id) as num_groups,
     avg(episode_reward) as reward_mean,
+    avg(correct::integer) as accuracy,
     avg(response_length) as response_length_mean,
     avg(truncated::integer) as truncated_fraction,
     avg(incomplete_completion::integer) as incomplete_fraction,

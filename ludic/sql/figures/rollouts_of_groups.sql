@@ -8,7 +8,7 @@ with uses as (
 )
 
 select
-    group_id, group_index, agent_id, depth, rollout_id, version, episode_reward, response_length,
+    group_id, group_index, agent_id, depth, rollout_id, version, episode_reward, correct, response_length,
     coalesce(error, truncation_reason, finish_reason) as ending, use
 from rollouts
 left join uses using (rollout_id)

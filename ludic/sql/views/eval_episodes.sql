@@ -3,7 +3,7 @@
 -- evaluation: what it was sampled with (view evaluations), or the imported file (imports/import-ID.json); sample_index: from 0 for each example
 -- a sample that two processes stored counts once, as the one that was stored first
 -- tokens of tasks that were handed on are shared out among the agents of the episode; other lengths leave them out
--- NULL: evaluation of rows of other writers; reward of an episode that is not scored
+-- NULL: evaluation of rows of other writers; reward of an episode that is not scored; wanted and correct as in rollouts
 with own as (
     select
         case
@@ -27,6 +27,8 @@ with own as (
         max(top_k) as top_k,
         max(max_tokens) as max_tokens,
         max(episode_reward) as reward,
+        max(wanted) as wanted,
+        bool_or(correct) as correct,
         max(error) as error,
         bool_or(terminated) as terminated,
         bool_or(truncated) as truncated,

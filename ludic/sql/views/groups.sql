@@ -1,7 +1,9 @@
 -- groups: rewards, lengths and counts of the episodes of one example
 -- grain: one row per group_id | reads: rollouts
 -- rewards count an episode once, also if it has several rollouts, without those of sub-agents; lengths and num_ count rollouts
--- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a group with one scored episode
+-- accuracy: share of episodes with a correct answer, of those of which it is known
+-- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a group with one scored episode;
+-- wanted and accuracy where no row has wanted or correct
 with episodes as (
     select
         version,
@@ -14,6 +16,8 @@ with episodes as (
         min(policy_version) as policy_version,
         min(created_at) as created_at,
         max(episode_reward) filter (depth = 0) as reward,
+        max(wanted) as wanted,
+        bool_or(correct) filter (depth = 0) as correct,
         count(*) as num_rollouts,
         sum(num_turns) as num_turns,
         sum(response_length) as response_length,
@@ -38,6 +42,8 @@ select
     min(reward) as reward_min,
     max(reward) as reward_max,
     stddev_samp(reward) as reward_std,
+    max(wanted) as wanted,
+    avg(correct::integer) as accuracy,
     sum(num_turns) / sum(num_rollouts) as num_turns_mean,
     sum(response_length) / sum(num_rollouts) as response_length_mean,
     sum(action_length) / sum(num_rollouts) as action_length_mean,

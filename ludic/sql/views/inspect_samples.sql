@@ -9,7 +9,7 @@ select
     sample.evaluation as task_arg_evaluation,
     sample.env_example_id as id,
     sample.sample_index + 1 as epoch,
-    coalesce(first.metadata['target'], '') as target,
+    coalesce(sample.wanted, first.metadata['target'], '') as target,
     sample.reward as score_reward,
     first.reward_components as score_components,
     (sample.num_prompt_tokens + sample.num_sampled_tokens)::bigint as total_tokens,

@@ -195,8 +195,7 @@ def test_lighteval_a_row_is_a_sample_with_its_metrics(run: ludic.Run):
     assert {row["env_name"] for row in rows} == {"sums|0"}
     (counts,) = run.evaluation().samples.to_dicts()
     assert (counts["num_samples"], counts["num_unscored"]) == (3, 1)
-    targets = run.sql("select metadata['target'] as target from evals order by env_example_id")["target"].to_list()
-    assert targets == ['["2"]', '["5"]', '["8"]']
+    assert run.sql("select wanted from evals order by env_example_id")["wanted"].to_list() == ["2", "5", "8"]
 
 
 def test_lighteval_the_answer_to_a_multiple_choice_is_the_likeliest(run: ludic.Run):

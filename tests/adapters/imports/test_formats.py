@@ -88,9 +88,10 @@ def test_verl_equal_prompts_of_a_step_are_a_group(root: Root, bring_in: Import, 
     assert third.response_tokens.tolist() == encode("ee ff")
     assert third.token_rewards.tolist() == [0.0, 0.5]
     assert (first.policy_version, first.env_name, first.temperature, first.max_tokens) == (3, "verl", 0.9, 32)
-    assert first.metadata == {"gts": "cc", "acc": "true", "logprobs": "absent"}
+    assert first.metadata == {"acc": "true", "logprobs": "absent"}
+    assert (first.wanted, first.correct) == ("cc", None)
     assert (report.num_groups, report.num_rollouts, report.num_without_logprobs) == (2, 3, 3)
-    assert report.kept_as_metadata == {"acc": 3, "gts": 3}
+    assert report.kept_as_metadata == {"acc": 3}
 
 
 def test_absent_logprobs_are_zeros_that_say_so_and_a_filter_drops_them(root: Root, bring_in: Import, tmp_path: Path):

@@ -1,17 +1,20 @@
 """What a report shows of a run, its evaluations and comparisons; figures worked by hand."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from eval.conftest import StoreSamples
 from show.report.conftest import HOSTILE, SPELT, StoreRollouts, says
+from strategies import make_group
 
 import ludic
 from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
+from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.show.report.page import gather, render
-from ludic.store import MetricsLog, Root
+from ludic.store import MetricsLog, RolloutWriter, Root
 
 
 def text_of(html: str) -> str:
@@ -70,6 +73,65 @@ def test_the_best_and_the_worst_groups_come_with_their_conversations(root: Root,
     assert re.findall(r"mean reward ([\d.]+)", worst) == ["0.5", "1.5", "2.5"]
     assert "best rollout, reward 7 user question 6 assistant answer 6 worst rollout, reward 6" in best
     assert "question 3" not in text
+
+
+@pytest.mark.slow
+def test_groups_are_listed_by_environment_with_the_wanted_answer(root: Root, store_rollouts: StoreRollouts) -> None:
+    for number, env in enumerate(["dead", "alive"]):
+        for seed in range(4):
+            options = {"messages": says("question", f"answer of {env}"), "env_name": env, "wanted": f"right of {env}"}
+            reward = number * (1.0 + seed)
+            store_rollouts([[reward]], seed=10 * number + seed, correct=bool(number), **options)
+    text = shown(root)
+    sections = re.split(r"((?:Best|Worst) groups of \w+)", text)
+    titles, parts = sections[1::2], sections[2::2]
+    assert {title: re.findall(r"mean reward ([\d.]+)", part) for title, part in zip(titles, parts, strict=True)} == {
+        "Best groups of alive": ["4", "3", "2"],
+        "Worst groups of alive": ["1"],
+        "Best groups of dead": ["0", "0", "0"],
+    }
+    alive = sections[sections.index("Best groups of alive") + 1]
+    assert "wanted answer right of alive one of equal rewards, reward 4, correct user question" in alive
+    assert "wanted answer right of dead one of equal rewards, reward 0, wrong user question" in text
+
+
+@pytest.mark.slow
+def test_many_environments_have_one_best_and_one_worst_group_each(root: Root, store_rollouts: StoreRollouts) -> None:
+    for number in range(5):
+        for seed in range(3):
+            store_rollouts([[float(seed)]], seed=10 * number + seed, env_name=f"env{number}")
+    text = shown(root)
+    assert re.findall(r"mean reward ([\d.]+) , (env\d)", text) == [
+        (reward, f"env{number}") for number in range(5) for reward in ("2", "0")
+    ]
+
+
+@pytest.mark.slow
+def test_correct_answers_are_plotted_by_version_and_environment(trained: Root, breakable: Path) -> None:
+    assert "Correct answers" not in shown(trained)
+    root = Root.open(str(breakable), writable=True)
+    groups = [make_group(rewards=[1.0, 0.0, 0.0, None], env_name=f"env{number}", seed=number) for number in (7, 8)]
+    marks = (True, False, None, None)
+    groups = [
+        replace(group, rollouts=tuple(map(lambda row, mark: replace(row, correct=mark), group.rollouts, marks)))
+        for group in groups
+    ]
+    with RolloutWriter(root, "w7-correct") as writer:
+        writer.append(RolloutBatch(groups=tuple(groups), metadata=RolloutMetadata(worker_id="w7-correct")))
+    text = shown(root)
+    # of the answers that are known, one of two is right
+    assert re.search("Correct answers share of a version[^ ]+ rollouts", text)
+    assert "env7 0.5 0.5 0.5 0.5 0.5 env8 0.5 0.5 0.5 0.5 0.5" in text
+    assert re.search(r"env7 4 0.3333 50.0% ", text)  # the table of environments
+
+
+@pytest.mark.slow
+def test_the_head_of_a_report_says_how_the_run_was_trained(trained: Root) -> None:
+    text = shown(trained)
+    head = text[: text.index("Training", text.index("steps"))]
+    for fact in ("advantage rloo", "objective reinforce", "algorithm rloo", "LoRA off", "steps 1 of 1"):
+        assert fact in head
+    assert re.search(r"filters drop_zero_variance_groups learning rate \S+, constant LoRA", head)
 
 
 @pytest.mark.slow

@@ -1,19 +1,20 @@
 """Lists of the viewer: versions, groups, rollouts and evals; filtered, sorted and paged by keys."""
 
 import asyncio
+from dataclasses import replace
 
 import polars as pl
 import pytest
 from show.terminal.conftest import drive, line, press, settle, shown, write
+from strategies import make_group
 from textual.widgets import Input
 
 from benchmarks.stores import make_store
+from ludic.records import Message, RolloutBatch, RolloutMetadata
 from ludic.show.terminal.app import ViewApp
 from ludic.show.terminal.list_screen import PAGE, ListScreen, PagedTable
 from ludic.show.terminal.rollout_screen import RolloutScreen
 from ludic.store import RolloutWriter, Root
-
-BAD_ENDS = ["truncated", "incomplete", "unparsed", "failed"]
 
 
 def table(app: ViewApp) -> PagedTable:
@@ -41,7 +42,8 @@ def test_the_first_screen_has_the_run_and_its_versions_with_counts_and_rewards(m
 def test_a_list_has_the_titles_of_the_commands_and_its_line_names_the_columns(made: Root):
     async def steps(app, pilot):
         titles = [str(column.label) for column in table(app).columns.values()]
-        assert titles == ["version", "env", "rollouts", "groups", "reward", "tokens", *BAD_ENDS]
+        # one of version 1 failed; nothing was truncated, incomplete or unparsed in any
+        assert titles == ["version", "env", "rollouts", "groups", "reward", "tokens", "failed"]
         await press(pilot, "slash")
         assert "reward_mean" in str(app.screen.query_one(Input).border_subtitle)
         await write(pilot, "truncated_fraction > 1")
@@ -69,6 +71,79 @@ def test_enter_goes_from_versions_to_groups_to_rollouts_to_one_and_escape_back(m
         assert isinstance(app.screen, ListScreen)
 
     drive(made, steps)
+
+
+def titles(app: ViewApp) -> list[str]:
+    return [str(column.label) for column in table(app).columns.values()]
+
+
+def cells(app: ViewApp, title: str) -> list[str]:
+    """A column of the page."""
+    column = titles(app).index(title)
+    return [table(app).get_row_at(row)[column].plain for row in range(table(app).row_count)]
+
+
+@pytest.mark.slow
+def test_lists_show_how_question_and_answer_begin(made: Root):
+    async def steps(app, pilot):
+        await press(pilot, "down", "enter")
+        assert cells(app, "prompt") == ["Say something about cats."] * 2
+        await press(pilot, "enter")
+        assert "prompt" not in titles(app)  # of a group it is one
+        assert all(answer.startswith("[bold red]x[/] ") for answer in cells(app, "answer"))
+        await press(pilot, "escape", "escape", "A")
+        assert cells(app, "prompt") == ["Say something about cats."] * 16
+        await press(pilot, "slash")
+        await write(pilot, "episode_reward = 0.75")
+        await press(pilot, "enter")
+        assert cells(app, "prompt") == ["Say something about cats."]
+        await press(pilot, "escape", "e", "enter")
+        assert len(cells(app, "answer")) == 2
+
+    drive(made, steps)
+
+
+@pytest.mark.slow
+def test_columns_that_are_the_same_in_all_rows_are_left_out(made: Root):
+    async def steps(app, pilot):
+        await press(pilot, "A")
+        # version and error differ; num_turns, finish_reason, agent, environment and others are the same in all
+        assert titles(app) == ["rollout", "reward", "prompt", "answer", "tokens", "error", "example", "version"]
+        await press(pilot, "slash")
+        await write(pilot, "num_turns = 2 and version = 0")  # a predicate may name them
+        await press(pilot, "enter")
+        assert titles(app) == ["rollout", "reward", "prompt", "answer", "tokens", "example"]
+
+    drive(made, steps)
+
+
+@pytest.mark.slow
+def test_wanted_answers_stand_beside_the_answers(run_copy: Root):
+    asked = (Message(role="system", content="Be brief."), Message(role="user", content="1 + 1?\nQuick."))
+    group = make_group(rewards=[1.0, 0.0], seed=7, policy_version=5)
+    rows = tuple(
+        replace(row, messages=(*asked, Message(role="assistant", content=said)), wanted="2", correct=said == "2")
+        for row, said in zip(group.rollouts, ("2", "3"), strict=True)
+    )
+    with RolloutWriter(run_copy, "w7-sums") as writer:
+        writer.append(
+            RolloutBatch(groups=(replace(group, rollouts=rows),), metadata=RolloutMetadata(worker_id="w7-sums"))
+        )
+
+    async def steps(app, pilot):
+        assert cells(app, "accuracy") == ["50.0%", "-", "-"]
+        await press(pilot, "enter")
+        assert (cells(app, "prompt"), cells(app, "wanted")) == (["1 + 1?\\nQuick."], ["2"])
+        await press(pilot, "enter")
+        assert list(zip(cells(app, "answer"), cells(app, "correct"), strict=True)) == [("2", "true"), ("3", "false")]
+        await press(pilot, "enter")
+        before, _ = shown(app).split("conversation", 1)
+        assert [line.split() for line in before.splitlines() if line.split()[:1] in (["wanted"], ["correct"])] == [
+            ["wanted", "2"],
+            ["correct", "true"],
+        ]
+
+    drive(run_copy, steps)
 
 
 @pytest.mark.slow
