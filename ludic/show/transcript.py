@@ -16,6 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 from tokenizers import Tokenizer
 
+from ludic.printable import left_out
 from ludic.records import Rollout
 from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
 from ludic.schema import extra_names
@@ -137,6 +138,9 @@ def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool
     yield from _response(row, reader, uses[0]["advantage"] if uses else None, look, legend=legend)
     yield _rule("outcome")
     yield pairs({name: _shorten(value, look) for name, value in _outcome(row).items()})
+    if row["traceback"]:
+        yield _rule("traceback" if row["error"] else "traceback of a tool")
+        yield Text(printable(row["traceback"]), style="red")
     if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
         yield _agent_steps(row["agent_steps"], look)
         yield _environment_steps(row["environment_steps"], look)
@@ -418,7 +422,7 @@ def _headline(row: Row, advantage: float | None) -> str:
 
 def _end_of(row: Row) -> str:
     if row["error"]:
-        return f"failed: {_excerpt(row['error'])}"
+        return f"failed: {left_out(row['error'], _TREE_EXCERPT)}"
     flags = [name.replace("_", " ") for name in ("parse_error", "incomplete_completion") if row[name]]
     return ", ".join(["terminated" if row["terminated"] else row["truncation_reason"] or "not ended", *flags])
 
