@@ -13,11 +13,17 @@ _MOST_LISTED = 20
 """Names that a message lists beside similar ones."""
 
 
+DETAIL_INDENT = "    "
+"""What the command line prints before each line of a `detail`."""
+
+
 class LudicError(Exception):
     """Base class of all errors that ludic raises on purpose."""
 
     exit_code = 1
     """Exit status of a command that it ends."""
+    detail: str | None = None
+    """Lines that the command line prints after the message, such as the traceback of a user's code."""
 
 
 class SchemaError(LudicError, ValueError):
@@ -114,6 +120,9 @@ class JudgeError(LudicError, RuntimeError):
 class ScorerError(LudicError, RuntimeError):
     """A scorer in a process of its own raised an error, or its process ended."""
 
+    failure_traceback: str | None = None
+    """Traceback of the user's code in that process; None if its process ended."""
+
 
 class ToolError(LudicError, RuntimeError):
     """A tool call was refused or failed; the message is for the model that made the call."""
@@ -121,6 +130,13 @@ class ToolError(LudicError, RuntimeError):
 
 class StalledError(LudicError, TimeoutError):
     """No rollouts arrived for longer than the time limit."""
+
+
+class AllFailedError(StalledError):
+    """Every rollout of the last batches failed, such as by a mistake in a user's code."""
+
+    exit_code = 94
+    """`ludic run` does not start a process again that ends with this status, and ends."""
 
 
 class Interruption(BaseException):

@@ -20,6 +20,14 @@ def shortened(text: str, most: int | None) -> tuple[str, int]:
     return (f"{text[:most]}\n[cut: {num_cut:,} more characters]" if num_cut else text), num_cut
 
 
+def left_out(text: str, most: int) -> str:
+    """Replace what exceeds `most` characters in the middle of a text by how many characters are left out."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[len(text) - half :]}"
+
+
 def printable(text: str) -> str:
     """Return the text with its control characters, and those that hide or reorder text, spelt out."""
     return CONTROL.sub(lambda match: _spell(ord(match[0])), text)

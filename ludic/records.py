@@ -206,6 +206,8 @@ class Rollout:
     parse_error: bool = False
     error: str | None = None
     """Error of an environment or a tool; a row with an error is stored and counted, never trained on."""
+    traceback: str | None = None
+    """Traceback of the user's code that raised the error; without an error, of the first tool call that raised one."""
     agent_steps: Sequence[AgentStep] = ()
     environment_steps: Sequence[EnvironmentStep] = ()
     messages: Sequence[Message] = ()

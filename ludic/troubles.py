@@ -92,6 +92,20 @@ def find_sampling_troubles(calls: Sequence[Row], run: RunConfig) -> Iterator[Tro
             yield trouble
 
 
+def find_some_failures(calls: Sequence[Row], run: RunConfig) -> Iterator[Trouble]:
+    """Find the environments in which some of the newest rollouts failed; `find_sampling_troubles` tells if most did.
+
+    calls: rows of workers, oldest first.
+    """
+    for env_name in sorted({row["env_name"] for row in calls}):
+        rows = _newest([row for row in calls if row["env_name"] == env_name], run.groups_per_batch)
+        num_errors, num_rollouts = _sum(rows, "num_errors"), _sum(rows, "num_rollouts")
+        first = next((row["first_error"] for row in rows if row["first_error"]), None)
+        if first and num_errors <= _MOST * num_rollouts:
+            text = f"{num_errors:,} of {num_rollouts:,} rollouts failed in {env_name}; the first error: "
+            yield Trouble(f"some failures in {env_name}", f"{text}{_on_one_line(first)}")
+
+
 def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trouble]:
     """Find steps that learn nothing, and filters that drop most rollouts.
 

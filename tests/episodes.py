@@ -1,6 +1,7 @@
 """Run scripted episodes, and look at their rows as the store would."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,11 @@ class Script:
         if isinstance(transition, Exception):
             raise transition
         return transition
+
+
+def without_place(error: str | None) -> str | None:
+    """The error of a row without the file and the line of a test that it names at its end."""
+    return error and re.sub(r" \(\w+\.py:\d+, in [\w<>]+\)$", "", error)
 
 
 def go_on(observation: str = "go on", reward: float = 0.25, **options: Any) -> Transition:

@@ -15,6 +15,7 @@ from ludic.troubles import (
     find_mismatch,
     find_sampling_troubles,
     find_shortage,
+    find_some_failures,
     find_training_troubles,
     find_truncated_support,
     warn_of_rows,
@@ -249,3 +250,11 @@ def test_a_mismatch_needs_equal_weights_and_more_than_rounding() -> None:
 def test_a_truncated_support_explains_a_mismatch() -> None:
     run = RunConfig(model="m", env=("cats",), top_p=0.8, keep_sampling_mask=False)
     assert texts(find_mismatch([mismatched()], run, {"objective": "reinforce"})) == []
+
+
+def test_some_failures_are_told_with_the_first_error_and_most_failures_only_once() -> None:
+    some = [call(num_errors=4, first_error="KeyError: 'x' (own.py:3, in score)"), call(env_name="dogs", num_errors=0)]
+    assert texts(find_some_failures(some, RUN)) == [
+        "4 of 32 rollouts failed in cats; the first error: KeyError: 'x' (own.py:3, in score)"
+    ]
+    assert texts(find_some_failures([call(num_errors=32, first_error="KeyError: 'x'")], RUN)) == []

@@ -55,11 +55,11 @@ def own_max_steps(environment: Any) -> int | None:
 
 
 async def step(held: HeldEnvironment, action: str) -> Transition:
-    """Apply an action and return the transition, as the environment gave it. Raises EpisodeFailedError."""
+    """Apply an action and return the transition, its numbers as plain floats. Raises EpisodeFailedError."""
     with fails_the_episode():
         transition = await held.call("step", action)
-        if not isinstance(transition, Transition):
-            raise TypeError(f"step returned {shown(transition)}, wanted a ludic.environments.environment.Transition")
+        _check_transition("step returned {}", transition)
+        transition = checked(transition, len(action), held.named("step"))
         if transition.observation is None and not (transition.terminated or transition.truncated):
             raise ValueError("step returned no observation, wanted one since the episode goes on")
         return transition
@@ -69,6 +69,8 @@ async def reset_agents(held: HeldEnvironment, example: Example) -> dict[str, tup
     """Begin an episode and return the first messages of each agent. Raises EpisodeFailedError."""
     with fails_the_episode():
         first = await held.call("reset", _own(example))
+        if not isinstance(first, Mapping):
+            raise TypeError(f"reset returned {shown(first)}, wanted messages by agent id")
         if not first:
             raise ValueError("reset returned no agent, wanted at least one")
         _check_texts("the id of an agent", first)
@@ -81,7 +83,10 @@ async def reset_agents(held: HeldEnvironment, example: Example) -> dict[str, tup
 async def next_agents(held: HeldEnvironment, playing: Collection[str]) -> tuple[str, ...]:
     """Return who moves now. playing: agents for which the episode is not over. Raises EpisodeFailedError."""
     with fails_the_episode():
-        ids = tuple(await held.call("next_agents"))
+        found = await held.call("next_agents")
+        if isinstance(found, str) or not isinstance(found, Iterable):
+            raise TypeError(f"next_agents returned {shown(found)}, wanted the ids of the agents who move")
+        ids = tuple(found)
         if not ids or len(set(ids)) < len(ids) or not set(ids) <= set(playing):
             wanted = f"one or more of the agents that still play, {', '.join(map(repr, playing))}"
             raise ValueError(f"next_agents returned {ids!r}, wanted {wanted}")
@@ -91,28 +96,38 @@ async def next_agents(held: HeldEnvironment, playing: Collection[str]) -> tuple[
 async def step_agents(
     held: HeldEnvironment, actions: Mapping[str, str], agent_ids: Collection[str]
 ) -> dict[str, Transition]:
-    """Apply actions and return the transitions, as the environment gave them. agent_ids: all agents.
+    """Apply actions and return the transitions, their numbers as plain floats. agent_ids: all agents.
 
     Raises EpisodeFailedError.
     """
     with fails_the_episode():
         transitions = await held.call("step", actions)
+        if not isinstance(transitions, Mapping):
+            raise TypeError(f"step returned {shown(transitions)}, wanted a Transition by agent id")
         if not set(actions) <= set(transitions) <= set(agent_ids):
             wanted = f"one for each of {', '.join(map(repr, actions))}, and none for others than {', '.join(agent_ids)}"
             raise ValueError(f"step returned transitions for {', '.join(map(repr, transitions))}; wanted {wanted}")
-        return dict(transitions)
+        for agent_id, transition in transitions.items():
+            _check_transition(f"step returned {{}} for agent {agent_id!r}", transition)
+        return {
+            agent_id: checked(transition, len(actions.get(agent_id, "")), "step")
+            for agent_id, transition in transitions.items()
+        }
 
 
 async def score_task(held: HeldEnvironment, agent_id: str, task: str, answer: str) -> Transition:
     """Return the score of a task as the transition that ends it. Raises EpisodeFailedError."""
     with fails_the_episode():
-        return transition_of(await held.call("score_task", agent_id, task, answer))
+        score = to_score(await held.call("score_task", agent_id, task, answer), "score_task")
+        return checked(transition_of(score), len(answer), "score_task")
 
 
 async def score_group(held: HeldEnvironment, example: Example, answers: Sequence[GroupAnswer]) -> list[Transition]:
     """Return the score of each answer as a transition without span rewards. Raises EpisodeFailedError."""
     with fails_the_episode():
         given = await held.call("score_group", example, answers)
+        if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+            raise TypeError(f"score_group returned {shown(given)}, wanted a number or a Score for each answer")
         scores = [to_score(score, "score_group") for score in given]
         if len(scores) != len(answers):
             raise ValueError(
@@ -120,7 +135,7 @@ async def score_group(held: HeldEnvironment, example: Example, answers: Sequence
             )
         if any(score.span_rewards for score in scores):
             raise ValueError("score_group returned span_rewards, which only score and step can give")
-        return [checked(transition_of(score), 0) for score in scores]
+        return [checked(transition_of(score), 0, "score_group") for score in scores]
 
 
 def _own(example: Example) -> Example:
@@ -128,21 +143,30 @@ def _own(example: Example) -> Example:
     return replace(example, data=dict(example.data) if isinstance(example.data, dict) else example.data)
 
 
-def checked(transition: Transition, action_length: int) -> Transition:
-    """Convert bools and NumPy numbers to plain types. Raises ValueError if a number is not finite.
+def _check_transition(text: str, found: object) -> None:
+    """Raise TypeError unless it is a Transition. text: says what returned it, with {} in its place."""
+    if not isinstance(found, Transition):
+        raise TypeError(f"{text.format(shown(found))}, wanted a ludic.environments.environment.Transition")
 
-    So an environment's mistake fails one rollout; the store would refuse the whole batch.
+
+def checked(transition: Transition, action_length: int, method: str) -> Transition:
+    """Convert bools and NumPy numbers to plain types. Raises TypeError or ValueError, which name the method.
+
+    So an environment's mistake fails one rollout; the store would refuse the whole batch. method: what returned it.
     """
     if transition.observation is not None:
-        check_text("observation", transition.observation)
-    _check_texts("a name in reward_components", transition.reward_components)
-    _check_texts("a name in info", transition.info)
+        check_text(f"the observation that {method} returned", transition.observation)
+    _check_texts(f"a name in reward_components that {method} returned", transition.reward_components)
+    _check_texts(f"a name in info that {method} returned", transition.info)
     return replace(
         transition,
-        reward=finite("reward", transition.reward),
-        span_rewards=tuple(_checked_span(span, action_length) for span in transition.span_rewards),
-        reward_components={name: finite(name, value) for name, value in transition.reward_components.items()},
-        correct=_checked_correct(transition.correct),
+        reward=finite(f"the reward that {method} returned", transition.reward),
+        span_rewards=tuple(_checked_span(span, action_length, method) for span in transition.span_rewards),
+        reward_components={
+            name: finite(f"component {name!r} that {method} returned", value)
+            for name, value in transition.reward_components.items()
+        },
+        correct=_checked_correct(transition.correct, method),
         terminated=bool(transition.terminated),
         truncated=bool(transition.truncated),
         info={name: storable(str(value)) for name, value in transition.info.items()},
@@ -150,28 +174,34 @@ def checked(transition: Transition, action_length: int) -> Transition:
     )
 
 
-def _checked_correct(value: object) -> bool | None:
+def _checked_correct(value: object, method: str) -> bool | None:
     if value is not None and not isinstance(value, bool | np.bool_):
-        raise TypeError(f"correct is {shown(value)}, wanted True, False or None")
+        raise TypeError(f"correct that {method} returned is {shown(value)}, wanted True, False or None")
     return None if value is None else bool(value)
 
 
-def _checked_span(span: SpanReward, action_length: int) -> SpanReward:
+def _checked_span(span: SpanReward, action_length: int, method: str) -> SpanReward:
     if not 0 <= span.start < span.end <= action_length:
         raise ValueError(
-            f"a span is {span.start} to {span.end}, wanted a part of the action's {action_length} characters"
+            f"a span that {method} returned is {span.start} to {span.end}, wanted a part of the action's "
+            f"{action_length} characters"
         )
-    return replace(span, reward=finite("the reward of a span", span.reward))
+    return replace(span, reward=finite(f"the reward of a span that {method} returned", span.reward))
 
 
 def checked_messages(where: str, messages: Iterable[Message]) -> tuple[Message, ...]:
     """Return messages that can be rendered and stored. Raises TypeError or ValueError, naming `where`."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages or (), Iterable):
+        raise TypeError(f"{where} returned {shown(messages)}, wanted a tuple of ludic.records.Message")
     messages = tuple(messages or ())
     if not messages:
         raise ValueError(f"{where} returned no message, wanted at least one")
     for message in messages:
         if not isinstance(message, Message):
-            raise TypeError(f"{where} returned {message!r}, wanted a ludic.records.Message")
+            raise TypeError(
+                f"{where} returned the message {shown(message)}, wanted a ludic.records.Message, such as "
+                "Message(role='user', content='...')"
+            )
         check_text(f"the role of a message of {where}", message.role)
         check_text(f"a message of {where}", message.content)
         check_text(f"the name in a message of {where}", message.name or "")
@@ -181,7 +211,7 @@ def checked_messages(where: str, messages: Iterable[Message]) -> tuple[Message, 
 def check_text(name: str, text: object) -> None:
     """Raise TypeError or ValueError unless it is text that UTF-8 can hold; the store would refuse the whole batch."""
     if not isinstance(text, str):
-        raise TypeError(f"{name} is {text!r}, wanted a str")
+        raise TypeError(f"{name} is {shown(text)}, wanted a str")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -195,9 +225,10 @@ def _check_texts(name: str, texts: Iterable[object]) -> None:
 
 def finite(name: str, value: SupportsFloat) -> float:
     """Return a number as a float. Raises TypeError or ValueError unless a float32 can hold it."""
-    if isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}, wanted a number")
-    number = float(value)
+    try:
+        number = float("no number" if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {shown(value)}, wanted a number") from None
     # NaN fails this comparison.
     if not abs(number) <= LARGEST_REWARD:
         raise ValueError(f"{name} is {number}, wanted a finite float32")

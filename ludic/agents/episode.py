@@ -75,6 +75,8 @@ class Episode:
         """Other facts of the rows."""
         self.reward = 0.0
         self.error: str | None = None
+        self.traceback: str | None = None
+        """Of the user's code that raised the error, or else of the first tool that failed."""
 
     @property
     def is_over(self) -> bool:
@@ -254,6 +256,7 @@ class Episode:
             incomplete_completion="length" in reasons,
             parse_error=any(step.parse_error for step in row.agent_steps),
             error=self.error,
+            traceback=self.traceback,
             agent_steps=tuple(row.agent_steps),
             environment_steps=tuple(row.environment_steps),
             messages=row.messages,

@@ -32,11 +32,10 @@ from ludic.agents.tools.registry import environment_tools
 from ludic.agents.tools.toolbox import Tool, Toolbox
 from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kinds import PROTOCOL, find
-from ludic.code.run import describe
+from ludic.code.run import failure_of, without_place
 from ludic.environments.environment import Transition
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
 from ludic.errors import ConfigError, LudicError, ToolError
-from ludic.printable import storable
 from ludic.records import Message, Rollout, new_id
 from ludic.schema.validation import TRUNCATION_REASONS
 from ludic.waits import GRACE_S
@@ -66,7 +65,7 @@ async def run_episode(
             early.watch(time_limit)
             try:
                 if request.error is not None:
-                    raise EpisodeFailedError(request.error)
+                    raise EpisodeFailedError(request.error, request.traceback)
                 play.held = await calls.make(make_environment)
                 await protocol(play)
             finally:
@@ -74,7 +73,7 @@ async def run_episode(
     except LimitReachedError as error:
         play.end(error.reason, str(error))
     except EpisodeFailedError as error:
-        play.fail(str(error))
+        play.fail(str(error), error.traceback)
     except TimeoutError:
         if not time_limit.expired():
             raise
@@ -100,7 +99,8 @@ class Play:
         self.engine_error: LudicError | None = None
         """Error of the engine in a task that was handed on, which is not the agent's to read."""
         self._why = "the protocol ended before a model was called"
-        """Why there are no rows, should there be none."""
+        self._traceback: str | None = None
+        """Why there are no rows, should there be none, and the traceback of a user's code that is the reason."""
         self._episode_id = new_id()
         self._players: list[Player] = []
         """Agents of the environment."""
@@ -160,12 +160,12 @@ class Play:
             if not player.is_over:
                 player.end(reason, explanation)
 
-    def fail(self, error: str) -> None:
-        """End the episode of all agents for which it is not over, with an error."""
-        self._why = error
+    def fail(self, error: str, traceback: str | None = None) -> None:
+        """End the episode of all agents for which it is not over, with an error. traceback: of a user's code."""
+        self._why, self._traceback = error, traceback
         for player in self._all_players():
             if not player.is_over:
-                player.fail(error)
+                player.fail(error, traceback)
 
     async def settle(self) -> None:
         """Stop the agents that are still asked, and wait until what they were answered is in their rows.
@@ -185,7 +185,8 @@ class Play:
         rows = [row for player in self._players for row in player.rollouts()]
         if not rows:
             first = self._players[0] if self._players else self._new_player()
-            first.fail(first.error or self._why)
+            if first.error is None:
+                first.fail(self._why, self._traceback)
             return [first.failed_rollout()]
         for child, root in self._children:
             if root is not None:
@@ -256,12 +257,13 @@ async def _answer(child: Player, environment: SubTask) -> str:
         child.end(error.reason, str(error))
         raise ToolError(f"the agent gave no answer: {error}") from error
     except EpisodeFailedError as error:
-        child.fail(str(error))
+        child.fail(str(error), error.traceback)
     except Exception as error:
-        child.fail(storable(describe(error)))
+        failure = failure_of(error)
+        child.fail(failure.error, failure.traceback)
         raise
     if child.error is not None:
-        raise ToolError(f"the agent failed: {child.error}")
+        raise ToolError(f"the agent failed: {without_place(child.error)}")
     assert environment.answer is not None, "the task is over"
     return environment.answer
 
@@ -318,7 +320,7 @@ async def play_alone(player: Player, step: Callable[[str], Awaitable[Transition]
         try:
             player.take(await step(action))
         except EpisodeFailedError as error:
-            return player.fail(str(error))
+            return player.fail(str(error), error.traceback)
     return None
 
 
@@ -339,7 +341,7 @@ async def several_agents(play: Play) -> None:
                 player = players[agent_id]
                 (player.take if agent_id in acting else player.hear)(transition)
         except EpisodeFailedError as error:
-            return play.fail(str(error))
+            return play.fail(str(error), error.traceback)
     return None
 
 

@@ -8,6 +8,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ludic.agents.agent import Agent, PromptBuilder
 from ludic.agents.contexts import Context, text_after_thinking
 from ludic.agents.environment_calls import check_text, checked, checked_messages, finite
 from ludic.agents.episode import Episode, Part
+from ludic.agents.parsers import Parsed
 from ludic.agents.requests import (
     EpisodeFailedError,
     EpisodeLimits,
@@ -26,6 +28,7 @@ from ludic.agents.requests import (
     fails_the_episode,
 )
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.code.run import Failure
 from ludic.engines.engine import Completion, GenerationRequest, check_completion
 from ludic.environments.environment import SpanReward, Transition
 from ludic.errors import ConfigError, ModelError
@@ -202,13 +205,13 @@ class Player:
         else:
             self._add(transition)
 
-    def fail(self, error: str) -> None:
-        """End the episode with an error; a step that is not complete has no reward."""
+    def fail(self, error: str, traceback: str | None = None) -> None:
+        """End the episode with an error; a step that is not complete has no reward. traceback: of a user's code."""
         if self._step is not None and not self._step.transitions:
             self._episode.add_failed_step(self._step.observation, self._step.action, error)
             self._step = None
         self._record_step()
-        self._episode.error = error
+        self._episode.error, self._episode.traceback = error, traceback
 
     def end(self, reason: str, explanation: str) -> None:
         """End the episode by a limit; one in which nothing was sampled has failed."""
@@ -230,6 +233,7 @@ class Player:
         self._episode.reward += other._episode.reward
         if self._episode.error is None and other.error is not None:
             self._episode.error = f"the episode failed: {other.error}"
+            self._episode.traceback = other._episode.traceback
 
     def failed_rollout(self) -> Rollout:
         """Return the row of an episode that failed before its first call, without messages if they have no prompt."""
@@ -243,7 +247,7 @@ class Player:
 
     def _checked(self, transition: Transition, action: str) -> Transition:
         with fails_the_episode():
-            transition = checked(transition, len(action))
+            transition = checked(transition, len(action), "step")
         if transition.observation is None:
             return transition
         observation, num_cut = shortened(transition.observation, self.limits.max_observation_characters)
@@ -307,9 +311,14 @@ class Player:
         return [*results, *(replace(call, error=error) for call in calls[limit:])]
 
     async def _run_tool(self, call: ToolCall) -> ToolCall:
+        toolbox, also = self._agent.toolbox, self.external.names
         if call.name in self.external:
-            return await self.external.run(call)
-        return await self._agent.toolbox.run(call, also=self.external.names)
+            toolbox, also = self.external, ()
+        return await toolbox.run(call, also=also, note=self._note_failed_tool)
+
+    def _note_failed_tool(self, failure: Failure) -> None:
+        """Keep the traceback of the first tool that failed; the model reads its error, and the episode goes on."""
+        self._episode.traceback = self._episode.traceback or failure.traceback
 
     async def _view(self) -> Sequence[Message]:
         """Return what the next call sees. Raises EpisodeFailedError for an error of the context, not of the engine."""
@@ -337,6 +346,8 @@ class Player:
         try:
             with fails_the_episode():
                 parsed = self._agent.parser.parse(call.said)
+                if not isinstance(parsed, Parsed):
+                    raise TypeError(f"parse returned {shown(parsed)}, wanted a ludic.agents.parsers.Parsed")
                 check_text(
                     "the parser's action or feedback", parsed.feedback if parsed.action is None else parsed.action
                 )

@@ -10,12 +10,11 @@ from itertools import cycle, product
 from types import TracebackType
 from typing import Any
 
-from ludic.code.run import as_error, describe
+from ludic.code.run import as_error, failure_of
 from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example
 from ludic.errors import ConfigError, EngineError, ModelError
-from ludic.printable import storable
 from ludic.records import Purpose
 
 
@@ -35,6 +34,8 @@ class EpisodeRequest:
     purpose: Purpose = "train"
     error: str | None = None
     """Why the environment gave no example; the episode fails with it, and `example` is empty."""
+    traceback: str | None = None
+    """Of the environment's code, with `error`."""
 
 
 def repeat(request: EpisodeRequest, n: int, seed: int) -> tuple[EpisodeRequest, ...]:
@@ -161,6 +162,11 @@ ENGINE_ERRORS = (ModelError, ConfigError, EngineError)
 class EpisodeFailedError(Exception):
     """An environment, a parser or a context raised an error, or returned what can't be stored; the text says which."""
 
+    def __init__(self, error: str, traceback: str | None = None) -> None:
+        """error, traceback: columns of the rows; see ludic.code.run.Failure."""
+        super().__init__(error)
+        self.traceback = traceback
+
 
 class LimitReachedError(Exception):
     """A limit ends the episode."""
@@ -172,7 +178,7 @@ class LimitReachedError(Exception):
 
 
 class fails_the_episode:  # noqa: N801
-    """Raise EpisodeFailedError for what the block raises, see `as_error`; its text is one line that UTF-8 can hold.
+    """Raise EpisodeFailedError for what the block raises, see `as_error` and `failure_of`.
 
     An episode enters about ten of these, and a generator would cost three times as much.
     """
@@ -191,4 +197,5 @@ class fails_the_episode:  # noqa: N801
     ) -> None:
         failure = None if error is None else as_error(error, in_coroutine=True)
         if failure is not None and not isinstance(failure, self._passing):
-            raise EpisodeFailedError(storable(describe(failure))) from failure
+            found = failure_of(failure)
+            raise EpisodeFailedError(found.error, found.traceback) from failure

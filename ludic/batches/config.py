@@ -67,6 +67,9 @@ class BatchConfig:
     """Maximum tokens in one forward pass of a rank; a longer sequence gets its own pass."""
     rollout_timeout_s: Seconds | None = 1800.0
     """Seconds without new rollouts before the trainer stops with an error; None waits forever."""
+    max_failed_batches: Count | None = 2
+    """Batches' worth of groups after which the trainer, and with it `ludic run`, stops with the traceback if every
+    rollout of them failed; None never stops for that. Not used offline."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""

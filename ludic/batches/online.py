@@ -7,6 +7,7 @@ up to rollout_timeout_s.
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from ludic.batches.config import BatchConfig
 from ludic.batches.reading import Vetting
 from ludic.batches.source import Demand, Plan, own_rules, recall_history
 from ludic.code.kept import keep_code
-from ludic.errors import StalledError, StoreError
+from ludic.errors import AllFailedError, StalledError, StoreError
 from ludic.sql.planner import LossUnit, Planner, Shortage
 from ludic.store import Cursor, RolloutReader, Root, count_uses
 from ludic.store.ledger import recall_requests, recall_sources
@@ -50,6 +51,7 @@ class OnlineSource:
         self._num_ready_groups = 0
         self._failure: StoreError | None = None
         """Error of the last poll; None if it succeeded."""
+        self._failed = FailedGroups()
         self._is_fresh = True
         self._is_closed = False
 
@@ -84,6 +86,7 @@ class OnlineSource:
         while not (self._stop.is_set() or self._is_closed):
             with wait.polling():
                 has_new = self._poll(trainer_version)
+            self._check_failures(step)
             if has_new or shortage is None:
                 wait.heard_something()
                 rows = self._planner.plan(
@@ -117,6 +120,7 @@ class OnlineSource:
         """
         try:
             rows = self._reader.poll(window_of(self._config, trainer_version))
+            self._failed.add(rows)
             if rows is not None:
                 self._add(rows)
             scores = self._scores.poll()
@@ -134,6 +138,19 @@ class OnlineSource:
         self._planner.add(rows)
         self._num_ready_groups = self._planner.num_pending_groups
         self._demand.note_arrivals(rows, self._num_ready_groups)
+
+    def _check_failures(self, step: int) -> None:
+        """Raise AllFailedError if every rollout of the last `max_failed_batches` batches failed."""
+        most, num_groups = self._config.max_failed_batches, self._failed.num_groups
+        if most is None or num_groups < most * self._root.run.groups_per_batch:
+            return
+        error = AllFailedError(
+            f"{self._root.url}: step {step} has nothing to train on: each of the {self._failed.num_rollouts} rollouts "
+            f"of the newest {num_groups} groups failed, most by {self._failed.error}; correct it and start again, with "
+            "--update-code if a file of yours has changed (max_failed_batches sets how many batches may fail)"
+        )
+        error.detail = self._failed.traceback
+        raise error
 
     def _consume(self, step: int, rows: pa.Table, window: range | None) -> Plan:
         """Move the reader behind a plan's rows."""
@@ -176,6 +193,35 @@ def window_of(config: BatchConfig, trainer_version: int) -> range | None:
     """Return the policy versions that may be trained on, with the next one, which workers may already use; or None."""
     most = config.max_off_policy_steps
     return None if most is None else range(max(0, trainer_version - most), trainer_version + 2)
+
+
+class FailedGroups:
+    """Counts the groups that were read since the newest poll with a rollout that did not fail.
+
+    What the first poll reads was sampled before this trainer began, perhaps by code that was corrected since, and does
+    not count.
+    """
+
+    def __init__(self) -> None:
+        self.num_groups = self.num_rollouts = 0
+        self.error: str | None = None
+        """The most frequent error among the newest rows."""
+        self.traceback: str | None = None
+        self._is_first = True
+
+    def add(self, rows: pa.Table | None) -> None:
+        """Count the groups of a poll. rows: columns group_id, error and traceback; None if it found none."""
+        is_first, self._is_first = self._is_first, False
+        if rows is None:
+            return
+        if is_first or rows["error"].null_count:
+            self.num_groups = self.num_rollouts = 0
+            return
+        self.num_groups += len(rows["group_id"].unique())
+        self.num_rollouts += rows.num_rows
+        errors = rows["error"].to_pylist()
+        ((self.error, _),) = Counter(errors).most_common(1)
+        self.traceback = rows["traceback"][errors.index(self.error)].as_py()
 
 
 class _Wait:

@@ -17,7 +17,7 @@ from typing import Any
 from ludic.children import protect_children_of_libraries
 from ludic.cli.commands import COMMANDS, GROUPS
 from ludic.cli.settings import JSON, exit_with_settings, parse
-from ludic.errors import LudicError, similar_names
+from ludic.errors import DETAIL_INDENT, LudicError, similar_names
 from ludic.installed import LUDIC, installed_version
 from ludic.launch.process import stop_on_signals
 from ludic.masking import mask
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout.flush()  # here, where a closed pipe is handled
         sys.exit(code)
     except LudicError as error:
-        fail(str(error), error.exit_code)
+        fail(str(error), error.exit_code, error.detail)
     except BrokenPipeError:
         # The reader of our output has closed the pipe, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -74,12 +74,17 @@ class _PrintableFormatter(logging.Formatter):
         return printable(mask(super().format(record)))
 
 
-def fail(message: str, exit_code: int = 1) -> None:
-    """Print the message's first lines as one line on stderr, and exit. Only rank 0 prints; all ranks exit."""
+def fail(message: str, exit_code: int = 1, detail: str | None = None) -> None:
+    """Print the message's first lines as one line on stderr, and exit. Only rank 0 prints; all ranks exit.
+
+    detail: further lines, which are printed indented.
+    """
     lines = [line.strip() for line in mask(message).splitlines() if line.strip()]
     more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
     if os.environ.get("RANK", "0") == "0":
-        print(printable(f"ludic: {' '.join(lines[:_MOST_LINES])}{more}"), file=sys.stderr)
+        text = f"ludic: {' '.join(lines[:_MOST_LINES])}{more}"
+        text += f"\n{textwrap.indent(mask(detail), DETAIL_INDENT, lambda line: True)}" if detail else ""
+        print(printable(text), file=sys.stderr)
     sys.exit(exit_code)
 
 

@@ -1,4 +1,4 @@
-"""Run a user's Python file as a module, and describe in one line where the code in it failed.
+"""Run a user's Python file as a module, and say where the code in it failed: in one line, and as a traceback.
 
 The text that ludic.code.files has read is what runs, even if the file has changed since.
 """
@@ -6,18 +6,28 @@ The text that ludic.code.files has read is what runs, even if the file has chang
 import importlib.abc
 import importlib.util
 import linecache
+import os
+import re
 import signal
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
 from ludic.code.files import UserFile
-from ludic.errors import Interruption, StopNowInterrupt, one_line
+from ludic.errors import Interruption, ScorerError, StopNowInterrupt, one_line
+from ludic.masking import mask
+from ludic.printable import left_out, storable
+
+_MOST_TRACEBACK = 4_000
+"""Characters of a traceback; the middle of a longer one is left out."""
 
 _beside: dict[str, UserFile] = {}
 """Modules imported by users' files that were run, by module name."""
@@ -150,3 +160,82 @@ def describe_failure(path: Path, error: Exception) -> str:
 def describe(error: Exception) -> str:
     """Return the error's class and message on one line, such as: KeyError: 'reward'."""
     return f"{type(error).__name__}: {one_line(error)}"
+
+
+# --- Failures of users' code while it runs ----------------------------------------------------------------
+
+
+_PLACE = re.compile(r" \([^()]+:\d+, in [^()]+\)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Error of a user's code, as texts that can be stored: without secrets, in UTF-8."""
+
+    error: str
+    """One line, such as: IndexError: list index out of range (rewards.py:12, in score)."""
+    traceback: str | None
+    """Traceback as Python prints it, from the first frame of the user's code on; None if there is no such frame."""
+
+
+def failure_of(error: Exception) -> Failure:
+    """Describe an error of a user's code, with the file and the line of its innermost frame.
+
+    Frames of ludic and of Python are not a user's; frames of installed packages are if there are no others. An error
+    that ludic raises because of another one has the frames of that cause.
+    """
+    if isinstance(error, ScorerError) and error.failure_traceback is not None:
+        return Failure(error=storable(describe(error)), traceback=error.failure_traceback)
+    found = traceback.TracebackException(type(error), error, error.__traceback__, lookup_lines=False)
+    place = _trim(found)
+    if place is None:
+        return Failure(error=storable(describe(error)), traceback=None)
+    where = f"({Path(place.filename).name}:{place.lineno}, in {place.name})"
+    text = mask("".join(found.format()).rstrip())
+    return Failure(error=storable(f"{describe(error)} {where}"), traceback=storable(left_out(text, _MOST_TRACEBACK)))
+
+
+def place_of(error: str) -> str:
+    """Return the end of a Failure's line with the file and the line; empty if it names none."""
+    found = _PLACE.search(error)
+    return found[0] if found else ""
+
+
+def without_place(error: str) -> str:
+    """Return the line of a Failure without the file and the line that it names, for a model to read."""
+    return _PLACE.sub("", error)
+
+
+def _trim(found: traceback.TracebackException) -> traceback.FrameSummary | None:
+    """Leave out the frames before the user's, also of causes; returns the innermost frame of the user's code."""
+    for each in found.exceptions or ():
+        _trim(each)
+    cause = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    of_cause = None if cause is None else _trim(cause)
+    frames = list(found.stack)
+    foreign = [not _is_of_ludic_or_python(frame.filename) for frame in frames]
+    if not any(foreign):
+        found.stack.clear()
+        return of_cause
+    found.stack[:] = frames[foreign.index(True) :]
+    others = [frame for frame, is_foreign in zip(frames, foreign, strict=True) if is_foreign]
+    own = [frame for frame in others if not _is_installed(frame.filename)]
+    return (own or others)[-1]
+
+
+def _is_of_ludic_or_python(file: str) -> bool:
+    if file.startswith("<"):  # generated code, such as the __init__ of a dataclass; but not a cell of a notebook
+        return not file.startswith("<ipython")
+    ludic, python = _folders()
+    return file.startswith(ludic) or (file.startswith(python) and not _is_installed(file))
+
+
+def _is_installed(file: str) -> bool:
+    return f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file
+
+
+@cache
+def _folders() -> tuple[str, tuple[str, ...]]:
+    """Return the folder of ludic's code, and those of Python's own, with a separator at the end."""
+    python = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    return f"{Path(__file__).parents[1]}{os.sep}", tuple(f"{folder}{os.sep}" for folder in python)

@@ -9,7 +9,9 @@ called. With `run_in = "process"` the scores of an environment with a question a
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from reprlib import repr as shown
 from typing import Any, Literal, Protocol, SupportsFloat, TypeVar, runtime_checkable
 
 import numpy as np
@@ -74,8 +76,9 @@ def to_score(found: object, scorer: str) -> Score:
     if isinstance(found, bool | np.bool_):
         return Score(reward=float(found), correct=bool(found))
     if isinstance(found, SupportsFloat):
-        return Score(reward=float(found))
-    raise TypeError(f"{scorer} returned {found!r}, wanted a number or a Score")
+        with suppress(TypeError, ValueError):  # such as an array of several numbers
+            return Score(reward=float(found))
+    raise TypeError(f"{scorer} returned {shown(found)}, wanted a number or a Score")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,16 +58,16 @@ class TimeLimit:
         if self.timeout_s is None:
             with outside_of_loops(), only_exceptions():
                 return function()
-        began = time.monotonic()
+        began, interruption = time.monotonic(), None
         with self._announced(what), blocking():
             try:
                 with outside_of_loops(), _interrupted_after(self.timeout_s), only_exceptions():
                     answer = function()
                 if time.monotonic() - began <= self.timeout_s:
                     return answer
-            except Interruption:
-                pass
-        raise self._error(what)
+            except Interruption as raised:
+                interruption = raised
+        raise self._error(what) from interruption  # whose traceback says where the user's code was
 
     async def wait(self, what: str, awaitable: Awaitable[T]) -> T:
         """Return the result of a coroutine, which is cancelled at the limit. Raises TimeLimitError, as `call` does.
@@ -205,14 +205,17 @@ class HeldEnvironment:
         """Return what a method returns, awaited if it is a coroutine. Raises TimeLimitError, and what it raises."""
         if method in ("reset", "score_group"):
             self._example_id = args[0].example_id
-        named = "score" if method == "step" and isinstance(self.environment, SingleTurn) else method
         function = partial(getattr(self.environment, method), *args, **options)
-        with self._limits.counted(named, f" on example {self._example_id!r}") as what:
+        with self._limits.counted(self.named(method), f" on example {self._example_id!r}") as what:
             if self._thread is not None:
                 result = await self._in_thread(self._thread, what, function)
             else:
                 result = self._limits.limit.call(what, function)
             return await self._awaited(what, result)
+
+    def named(self, method: str) -> str:
+        """Return the name that a method has in the user's class: the step of a question and a score is its `score`."""
+        return "score" if method == "step" and isinstance(self.environment, SingleTurn) else method
 
     def close(self) -> None:
         """End the thread of the episode."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from ludic.children import describe_end, end_with_parent, start_python
 from ludic.code.files import Files, UserFile
-from ludic.code.run import describe, only_exceptions
+from ludic.code.run import failure_of, only_exceptions
 from ludic.environments.environment import (
     Example,
     GroupAnswer,
@@ -137,6 +137,8 @@ class _Result(msgspec.Struct):
     scores: list[Any] = []
     """Fields of each Score."""
     error: str | None = None
+    traceback: str | None = None
+    """Of the user's code, if it raised the error."""
 
 
 class ScorerProcesses:
@@ -181,7 +183,7 @@ class ScorerProcesses:
                 raise
             self._free.append(process)
         if result.error is not None:
-            raise ScorerError(result.error)
+            raise _error(result.error, result.traceback)
         return [_to_score(fields) for fields in result.scores]
 
     async def _take(self) -> "_Process":
@@ -196,7 +198,7 @@ class ScorerProcesses:
             async with asyncio.timeout(_START_LIMIT_S):
                 result = msgspec.msgpack.decode(await process.start(self._start), type=_Result)
             if result.error is not None:
-                raise ScorerError(f"environment {self._name} can't be made in a process: {result.error}")
+                raise _error(f"environment {self._name} can't be made in a process: {result.error}", result.traceback)
         except BaseException as error:
             self._drop(process)
             if isinstance(error, _EndedError | TimeoutError):
@@ -214,6 +216,12 @@ class ScorerProcesses:
         if self._turns is None or self._turns[0] is not loop:
             self._turns = loop, Turns(MOST_PROCESSES)
         return self._turns[1]
+
+
+def _error(text: str, failure_traceback: str | None) -> ScorerError:
+    error = ScorerError(text)
+    error.failure_traceback = failure_traceback
+    return error
 
 
 class _EndedError(Exception):
@@ -365,7 +373,8 @@ def main() -> None:
                     call = msgspec.msgpack.decode(message, type=_Call)
                     result = _encode(_Result(_scores(environment, call, loop)), "score")
         except Exception as error:
-            result = msgspec.msgpack.encode(_Result(error=describe(error)))
+            failure = failure_of(error)
+            result = msgspec.msgpack.encode(_Result(error=failure.error, traceback=failure.traceback))
         _send(target, result)
 
 

@@ -44,6 +44,7 @@ from ludic.eval.suite import labelled
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_model, vocabulary_of
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.rollouts.failures import FailureLog
 from ludic.rollouts.pump import EngineCalls, Finished, Pump, RunEpisode
 from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
@@ -251,6 +252,7 @@ class _Sampler:
     ) -> None:
         self.root, self.claims, self.stop, self.in_flight, self.report = root, claims, stop, in_flight, report
         self._opened, self._weights = opened, weights
+        self._failures = FailureLog(logger)
 
     def sample(self, version: int, *, wait: bool) -> None:
         """Sample until all is stored or `stop` is set. wait: for blocks that others sample, and may not finish."""
@@ -272,6 +274,7 @@ class _Sampler:
     def store(self, block: _Block) -> RolloutBatch | None:
         """Store a complete block and release it; returns None if another process was first, whose samples count."""
         batch = block.batch
+        self._failures.take(rollout for group in batch.groups for rollout in group.rollouts)
         is_stored = _store(self.root, batch)
         self.claims.release(block.name)
         return batch if is_stored else None

@@ -9,10 +9,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 
 from ludic.children import start_python
-from ludic.errors import LudicError, SlotTakenError
+from ludic.errors import DETAIL_INDENT, AllFailedError, LudicError, SlotTakenError
 from ludic.launch.process import KILL_AFTER_S, SUPERVISED, stop_within_s
 from ludic.store.local import open_to_append
 from ludic.temporary import in_temporary, private_folder
@@ -31,6 +32,9 @@ _TIME = re.compile(r"^\d\d:\d\d:\d\d ")
 """Time at the start of a logged line, which differs between deaths."""
 _REASON = re.compile(r"^(?:\d\d:\d\d:\d\d )?(?:ludic: |\[rank\d+\]: )")
 """Start of a line with the reason of a death; torchrun's report, which is always the same, comes after it."""
+_PREFIX = re.compile(r"^(?:\d\d:\d\d:\d\d )?ludic: ")
+_RANK_GAVE_UP = re.compile(rf"^\s*exitcode\s*: {AllFailedError.exit_code}\b")
+"""Line of torchrun's report on the rank that failed first."""
 _LETTER = re.compile(r"[^\W\d_]")
 _LOOK_EVERY_S = 2.0
 
@@ -117,8 +121,15 @@ class Child:
         return self._replaced
 
     def restart(self, environment: dict[str, str]) -> None:
-        """Restart it. Raises ChildError after 3 deaths in a row, soon after the start or with the same last words."""
+        """Restart it. Raises ChildError after 3 deaths in a row, soon after the start or with the same last words.
+
+        Raises ChildError at once if it ended with an AllFailedError, with that error's detail.
+        """
         code = self.process.returncode
+        if self._has_given_up():
+            failure = ChildError(f"{self.name}: {_PREFIX.sub('', self.last_words())}")
+            failure.detail = self._detail()
+            raise failure
         self._count_death()
         if self._is_dying():
             how = "soon after its start" if self._quick_deaths >= _MOST_DEATHS else "with the same last words"
@@ -131,6 +142,12 @@ class Child:
         self.num_restarts += 1
         self.start(environment)
         logger.warning("%s ended with %s; started again", self.name, code)
+
+    def _has_given_up(self) -> bool:
+        if self.process.returncode == AllFailedError.exit_code:
+            return True
+        # Of ranks, torchrun reports the status, and ends with another one.
+        return any(map(_RANK_GAVE_UP.search, self._lines()))
 
     def _is_dying(self) -> bool:
         return max(self._quick_deaths, self._deaths_alike) >= _MOST_DEATHS
@@ -160,12 +177,23 @@ class Child:
         return f"{self._last_line()} ({self.log} has more)"
 
     def _last_line(self) -> str:
-        lines: list[str] = []
-        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:  # deleted, perhaps with the root
-            log.seek(self._log_start)
-            lines = log.read().decode(errors="replace").splitlines()[::-1]
+        lines = self._lines()[::-1]
         chosen = next(filter(_REASON.search, lines), None) or next(filter(_LETTER.search, lines), "(no output)")
         return chosen.strip()
+
+    def _detail(self) -> str | None:
+        """Return the indented lines after the line with the reason; None if there are none."""
+        lines = self._lines()
+        start = max((index + 1 for index, line in enumerate(lines) if _REASON.search(line)), default=len(lines))
+        found = list(takewhile(lambda line: line.startswith(DETAIL_INDENT), lines[start:]))
+        return "\n".join(line.removeprefix(DETAIL_INDENT) for line in found) or None
+
+    def _lines(self) -> list[str]:
+        """Return the lines of the log since the last start."""
+        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:  # deleted, perhaps with the root
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace").splitlines()
+        return []
 
 
 def make_log_folder(folder: Path) -> None:

@@ -37,6 +37,7 @@ class TrainConfigValues(TypedDict, total=False):
     training_unit: Literal["episode", "turn"]
     max_tokens_per_micro_batch: int
     rollout_timeout_s: float | None
+    max_failed_batches: int | None
     objective: (
         Literal["reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo", "sft", "dpo", "ipo", "orpo"]
         | Mapping[str, Any]

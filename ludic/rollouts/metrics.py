@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ludic.printable import left_out
 from ludic.records import GROUP_CLOSED, Rollout, RolloutBatch, RolloutGroup
 
 _MOST_CHARACTERS = 500
-"""Maximum characters of an error in a metrics row; rows are read often."""
+"""Characters of an error in a metrics row, both ends; rows are read often, and the end names file and line."""
 
 
 def stream_metrics(
@@ -45,7 +46,7 @@ def stream_metrics(
             "num_parse_errors": sum(rollout.parse_error for rollout in rollouts),
             "num_errors": len(errors),
             "num_zero_variance_groups": sum(map(_has_equal_rewards, groups)),
-            "first_error": errors[0][:_MOST_CHARACTERS] if errors else None,
+            "first_error": left_out(errors[0], _MOST_CHARACTERS) if errors else None,
             "step_s": step_s,
             "wait_s": wait_s,
             "tokens_per_s": num_tokens / step_s,

@@ -478,7 +478,9 @@ async def score_together(environments: LimitedEnvironments, request: EpisodeRequ
             held.close()
     except EpisodeFailedError as error:
         why = f"score_group of environment {request.env_name} failed: {error}"
-        return [[row if row.error is not None else failed(row, why) for row in rows] for rows in episodes]
+        return [
+            [row if row.error is not None else failed(row, why, error.traceback) for row in rows] for rows in episodes
+        ]
     tasks_have_scores = isinstance(held.environment, TaskScorer)
     changed: dict[str, Rollout] = {}
     for agent, score in zip(agents, scores, strict=True):
@@ -564,11 +566,12 @@ def _with_score_of_root(
     return replace(row, episode_reward=(row.episode_reward or 0.0) + difference)
 
 
-def failed(row: Rollout, error: str) -> Rollout:
+def failed(row: Rollout, error: str, traceback: str | None = None) -> Rollout:
     """Return the row of an episode that has failed after its end, with its tokens and steps."""
     return replace(
         row,
         error=storable(error),
+        traceback=traceback,
         episode_reward=None,
         reward_components={},
         correct=None,

@@ -72,7 +72,7 @@ class GroupSampler:
         If the environment fails to give the example, the request says why, and its episodes fail.
         """
         env_name = self.env_of(group_number)
-        example, error = self._example(env_name, self._example_index(group_number), split)
+        example, failed = self._example(env_name, self._example_index(group_number), split)
         keep_mask = self.run.keep_sampling_mask
         return EpisodeRequest(
             env_name=env_name,
@@ -88,17 +88,18 @@ class GroupSampler:
             group_id=new_id(),
             request_index=group_number * self.run.group_size,
             purpose="train" if split == "train" else "eval",
-            error=error,
+            error=None if failed is None else str(failed),
+            traceback=None if failed is None else failed.traceback,
         )
 
-    def _example(self, env_name: str, index: int, split: Split) -> tuple[Example, str | None]:
+    def _example(self, env_name: str, index: int, split: Split) -> tuple[Example, EpisodeFailedError | None]:
         """Return an example and None; or an empty one, and why the environment has none of this index."""
         environments = self.environments[env_name]
         try:
             example = calls.example(environments, index, split)
         except EpisodeFailedError as error:
             environments.count_example(str(error))
-            return Example(example_id=f"index {index}", messages=()), str(error)
+            return Example(example_id=f"index {index}", messages=()), error
         environments.count_example()
         return example, None
 

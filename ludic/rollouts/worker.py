@@ -26,6 +26,7 @@ from ludic.errors import ConfigError, EngineError, StoreError
 from ludic.printable import storable
 from ludic.records import GroupEvent, GroupEventKind, RolloutBatch, RolloutMetadata
 from ludic.rollouts.config import WorkerConfig
+from ludic.rollouts.failures import FailureLog
 from ludic.rollouts.follower import PolicyFollower, SwapTimes
 from ludic.rollouts.metrics import stream_metrics
 from ludic.rollouts.pump import BegunGroup, Finished, Pump
@@ -149,6 +150,7 @@ class _Store:
         """earlier: files of earlier lives."""
         self.stop, self.writer = stop, writer
         self._log, self._check_slot = log, check_slot
+        self._failures = FailureLog(logger)
         self._warn = warn_of_rows(logger, partial(find_sampling_troubles, run=root.run))
         self._num_appended = 0
         """Groups that were appended, or are about to be, and are in no file that counts as read."""
@@ -189,6 +191,7 @@ class _Store:
         _persist(self.stop, partial(self.writer.flush, wait=False))
         if batch is None:
             return
+        self._failures.take(rollout for group in batch.groups for rollout in group.rollouts)
         for row in stream_metrics(batch, **metrics, swap=times.take(metrics["policy_version"])):
             _persist(self.stop, partial(self._log.write, **row))
             self._warn(row)

@@ -28,6 +28,7 @@ from ludic.troubles import (
     find_mismatch,
     find_sampling_troubles,
     find_shortage,
+    find_some_failures,
     find_training_troubles,
     find_truncated_support,
 )
@@ -96,6 +97,7 @@ class RunStatus(Result):
         """Yield the troubles of the run that its newest metrics show."""
         run, config = self.root.run, self.trainer.config if self.trainer else {}
         yield from find_sampling_troubles(self.newest_calls, run)
+        yield from find_some_failures(self.newest_calls, run)
         # Steps of earlier trainers had other settings: sft, say, learns without advantages.
         own_steps = [row for row in self.steps if self.trainer and row["attempt_id"] == self.trainer.attempt_id]
         yield from find_truncated_support(run, config)

@@ -17,6 +17,7 @@ from rich.text import Text
 from rich.tree import Tree
 from tokenizers import Tokenizer
 
+from ludic.printable import left_out
 from ludic.records import Rollout
 from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
 from ludic.schema import extra_names
@@ -136,6 +137,9 @@ def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool
     yield _rule("conversation")
     yield from _conversation(row["messages"], look)
     yield from _response(row, reader, uses[0]["advantage"] if uses else None, look, legend=legend)
+    if row["traceback"]:
+        yield _rule("traceback" if row["error"] else "traceback of a tool")
+        yield Text(printable(row["traceback"]), style="red")
     if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
         yield _agent_steps(row["agent_steps"], look)
         yield _environment_steps(row["environment_steps"], look)
@@ -436,7 +440,7 @@ def _headline(row: Row, advantage: float | None) -> str:
 
 def _end_of(row: Row) -> str:
     if row["error"]:
-        return f"failed: {_excerpt(row['error'])}"
+        return f"failed: {left_out(row['error'], _TREE_EXCERPT)}"
     flags = [name.replace("_", " ") for name in ("parse_error", "incomplete_completion") if row[name]]
     return ", ".join(["terminated" if row["terminated"] else row["truncation_reason"] or "not ended", *flags])
 

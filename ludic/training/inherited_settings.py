@@ -77,7 +77,7 @@ _FREE = frozenset(
         *("scorers", "reward_scorer", "mixed_scorers", "wait_for_scores_s"),
         # Machine, files and logs.
         *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
-        *("async_checkpoint", "keep_policies", "rollout_timeout_s", "lease_s", "log_to", "max_shard_size"),
+        *("async_checkpoint", "keep_policies", "rollout_timeout_s", "max_failed_batches", "lease_s", "log_to"),
         *(
             "publish_lora",
             "publish_dtype",
@@ -85,6 +85,7 @@ _FREE = frozenset(
             "reference_offload",
             "reference_cache",
             "keep_token_stats",
+            "max_shard_size",
         ),
     ]
 )

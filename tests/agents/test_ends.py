@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from chat_models import scripted_agent
-from episodes import EXAMPLE, Script, end, go_on, run_episode
+from episodes import EXAMPLE, Script, end, go_on, run_episode, without_place
 
 from ludic.agents.parsers import make_parser
 from ludic.agents.play import MAX_STEPS
@@ -181,6 +181,7 @@ ENDS = {
 def test_each_end_gives_its_row(name: str) -> None:
     case = ENDS[name]
     (row,) = run_episode(scripted_agent(case.script, **case.agent), Script(case.transitions), **case.limits)
+    row = replace(row, error=without_place(row.error))
     assert {column: getattr(row, column) for column in case.row} == case.row
     feedback = {step.parse_feedback for step in row.agent_steps if step.parse_feedback} or {None}
     steps = [
@@ -238,7 +239,7 @@ def test_a_parser_that_fails_keeps_what_was_sampled() -> None:
             raise RuntimeError("no grammar")
 
     (row,) = run_episode(scripted_agent(["a"], parser=Broken()), Script([end()]))
-    assert (row.error, row.num_turns, row.environment_steps) == ("RuntimeError: no grammar", 1, ())
+    assert (without_place(row.error), row.num_turns, row.environment_steps) == ("RuntimeError: no grammar", 1, ())
     assert row.agent_steps[0].action is None
 
 
@@ -264,7 +265,7 @@ def test_a_reset_that_fails_gives_the_examples_prompt() -> None:
         raise RuntimeError("no sandbox left")
 
     (row,) = run_episode(scripted_agent([]), make)
-    assert (row.error, row.messages) == ("RuntimeError: no sandbox left", EXAMPLE.messages)
+    assert (without_place(row.error), row.messages) == ("RuntimeError: no sandbox left", EXAMPLE.messages)
     assert row.prompt_length > 0
 
 
@@ -296,13 +297,13 @@ def test_a_format_reward_falls_at_the_completion_that_earned_it() -> None:
 @pytest.mark.parametrize(
     ("transition", "error"),
     [
-        (go_on("half \ud83d"), "ValueError: observation holds half a surrogate pair, wanted text that UTF-8 can hold"),
-        (go_on(5), "TypeError: observation is 5, wanted a str"),  # type: ignore[arg-type]
+        (go_on("half \ud83d"), "ValueError: the observation that step returned holds half a surrogate pair"),
+        (go_on(5), "TypeError: the observation that step returned is 5, wanted a str"),  # type: ignore[arg-type]
     ],
 )
 def test_an_observation_that_can_not_be_stored_fails_its_episode_only(transition: Transition, error: str) -> None:
     (row,) = run_episode(scripted_agent(["a"]), Script([transition]))
-    assert row.error == error
+    assert (row.error or "").startswith(error)
 
 
 def test_facts_that_can_not_be_stored_are_replaced() -> None:

@@ -86,7 +86,10 @@ def test_a_rewritten_action_has_its_rewards_at_the_end() -> None:
 def test_a_part_that_is_not_there_fails_the_episode(start: int, stop: int) -> None:
     transition = end(span_rewards=(SpanReward(start=start, end=stop, reward=1.0),))
     (row,) = run_episode(scripted_agent(["abc"]), Script([transition]))
-    assert row.error == f"ValueError: a span is {start} to {stop}, wanted a part of the action's 3 characters"
+    assert (
+        row.error
+        == f"ValueError: a span that step returned is {start} to {stop}, wanted a part of the action's 3 characters"
+    )
 
 
 def test_a_question_and_a_score_may_give_them_too() -> None:

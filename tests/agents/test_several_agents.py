@@ -129,7 +129,7 @@ def test_an_agent_that_is_over_is_not_asked_again() -> None:
         ([["a"]], {"b": end()}, "step returned transitions for 'b'; wanted one for each of 'a'"),
         ([["a"]], {"a": end(), "c": end()}, "none for others than a, b"),
         ([["a"]], KeyError("no"), "KeyError: 'no'"),
-        ([["a"]], {"a": end(float("nan"))}, "reward is nan"),
+        ([["a"]], {"a": end(float("nan"))}, "the reward that step returned is nan"),
     ],
 )
 def test_a_mistake_of_the_environment_fails_the_episode_of_all(

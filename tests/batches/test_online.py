@@ -5,18 +5,20 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
+from strategies import make_batch
 from tiny_runs import create_root, cursor_of_ledger, fill, groups_left, query, train_config
 
 from ludic.batches.online import OnlineSource
 from ludic.batches.source import batch_rules
-from ludic.errors import ConfigError, StalledError
+from ludic.errors import AllFailedError, ConfigError, StalledError
 from ludic.maintenance.compact import compact
 from ludic.sql.planner import Planner
-from ludic.store import Cursor, latest_policy, read_attempt, start_attempt, write_ledger
+from ludic.store import Cursor, RolloutWriter, latest_policy, read_attempt, start_attempt, write_ledger
 from ludic.store.ledger import recall_sources
 from ludic.store.records import CheckpointInfo
 from ludic.training.publisher import Publisher
@@ -338,3 +340,69 @@ def test_duplicates_are_no_groups_that_wait_and_no_arrivals(new_root, open_sourc
     assert source.count_ready_groups(publisher.version) == 1
     with pytest.raises(StalledError, match="1 of 2 groups are ready; filters drop 4 of 8 rollouts, duplicate_request"):
         next_plan(source, 1)
+
+
+# --- Runs of which everything fails ------------------------------------------------------------------------
+
+FAILED = {
+    "error": "KeyError: 'x' (own.py:3, in score)",
+    "traceback": "Traceback\n  own.py",
+    "episode_reward": None,
+    "reward_components": {},
+    "terminated": False,
+}
+
+
+def fill_failed(root, num_groups, *, worker_id="w0-bad", seed=50, also_good=False):
+    """Append groups whose rollouts all failed; with `also_good`, all but the first rollout of the first group."""
+    batch = make_batch(worker_id=worker_id, num_groups=num_groups, group_size=root.run.group_size, seed=seed)
+    rollouts = [[replace(rollout, **FAILED) for rollout in group.rollouts] for group in batch.groups]
+    if also_good:
+        rollouts[0][0] = batch.groups[0].rollouts[0]
+    groups = [replace(group, rollouts=tuple(of_group)) for group, of_group in zip(batch.groups, rollouts, strict=True)]
+    with RolloutWriter(root, worker_id) as writer:
+        writer.append(replace(batch, groups=tuple(groups)))
+
+
+def test_a_run_of_which_everything_fails_ends_after_two_batches_with_the_traceback(new_root, open_source, begin_plan):
+    root = new_root()  # a batch is 2 groups of 4
+    source, _ = open_source(root, rollout_timeout_s=60)
+    plan = begin_plan(source, 1)
+    fill_failed(root, 3)
+    time.sleep(0.2)
+    assert not plan.done()
+    fill_failed(root, 1, worker_id="w1-bad", seed=70)
+    with pytest.raises(
+        AllFailedError, match=r"each of the 16 rollouts of the newest 4 groups failed, most by KeyError: 'x' \(own.py:3"
+    ) as caught:
+        plan.result(timeout=60)
+    assert caught.value.detail == FAILED["traceback"]
+
+
+def test_one_good_rollout_lets_a_run_go_on(new_root, open_source):
+    root = new_root()
+    source, _ = open_source(root)
+    source.count_ready_groups(0)
+    fill_failed(root, 8, also_good=True)
+    with pytest.raises(StalledError, match="without new rollouts"):
+        next_plan(source, 1)
+
+
+@pytest.mark.parametrize(("num_groups", "most"), [(3, 1), (8, None)])
+def test_the_setting_says_how_many_batches_may_fail(new_root, open_source, num_groups, most):
+    root = new_root()
+    source, _ = open_source(root, max_failed_batches=most, rollout_timeout_s=0.5)
+    source.count_ready_groups(0)
+    fill_failed(root, num_groups)
+    with pytest.raises(StalledError) as caught:
+        next_plan(source, 1)
+    assert isinstance(caught.value, AllFailedError) == (most is not None)
+
+
+def test_what_had_failed_before_a_restart_does_not_count(new_root, open_source):
+    root = new_root()
+    fill_failed(root, 8)
+    source, _ = open_source(root)
+    assert source.count_ready_groups(0) == 8
+    good = fill(root, num_files=1, groups_per_file=2, seed=3)
+    assert groups_of(next_plan(source, 1)) >= set(good)

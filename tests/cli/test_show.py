@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from chat_models import hermes_call, scripted_agent
 from episodes import Script, end, run_episode
-from strategies import make_group
+from strategies import make_batch, make_group
 
 from ludic.agents.delegation import SubAgent
 from ludic.maintenance.compact import compact
@@ -252,3 +252,20 @@ def test_the_middle_of_a_long_rollout_is_left_out_unless_asked_for(ludic, starte
     full = "".join(ludic("show", started.url, rollout.rollout_id, "--full").out.split("\n"))
     assert "MIDDLE" in full
     assert "left out" not in full
+
+
+def test_a_failed_rollout_shows_the_traceback_of_the_users_code(ludic, started: Root) -> None:
+    batch = make_batch(worker_id="w0-bad", num_groups=1, group_size=2)
+    error = f"KeyError: {'x' * 200} (own.py:3, in score)"
+    trace = 'Traceback (most recent call last):\n  File "/home/me/own.py", line 3, in score\nKeyError'
+    rows = tuple(
+        replace(row, error=error, traceback=trace, episode_reward=None, reward_components={}, terminated=False)
+        for row in batch.groups[0].rollouts
+    )
+    with RolloutWriter(started, "w0-bad") as writer:
+        writer.append(replace(batch, groups=(replace(batch.groups[0], rollouts=rows),)))
+    out = ludic("show", started.url, rows[0].rollout_id).out
+    lines = [line.strip() for line in out.splitlines()]
+    at = lines.index("Traceback (most recent call last):")
+    assert lines[at : at + 3] == [line.strip() for line in trace.splitlines()]
+    assert "(own.py:3, in score)" in " ".join(out.split())

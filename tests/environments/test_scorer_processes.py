@@ -190,3 +190,13 @@ def test_an_environment_of_several_steps_has_no_processes(tmp_path: Path) -> Non
 def test_no_process_starts_before_it_is_needed(files: Files) -> None:
     processes = ScorerProcesses("own.py:Own", {}, 0, files)
     assert processes._all == set()
+
+
+def test_the_traceback_of_the_process_is_kept(files: Files) -> None:
+    (row,) = sample(make_environment("own.py:Own", files=files), ["raise"])
+    line = OWN.splitlines().index('            raise KeyError("own")') + 1
+    assert row.error == f"ScorerError: KeyError: 'own' (own.py:{line}, in score)"
+    lines = (row.traceback or "").splitlines()
+    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "KeyError: 'own'")
+    assert lines[1].endswith(f'own.py", line {line}, in score')
+    assert lines[2] == '    raise KeyError("own")'

@@ -33,7 +33,7 @@ from ludic.store import (
 from ludic.store.policies import read_policy
 
 HERE = Path(__file__).parent
-SINCE_1_5: dict[str, Any] = {"wanted": None, "correct": None}
+SINCE_1_5: dict[str, Any] = {"wanted": None, "correct": None, "traceback": None}
 SINCE_1_4: dict[str, Any] = {"trajectory_id": None, **SINCE_1_5}
 SINCE_1_3: dict[str, Any] = {"engine": None, "kept_tokens": None, **SINCE_1_4}
 SINCE_1_2: dict[str, Any] = {"parent_segment_index": None, "weight_versions": None, **SINCE_1_3}

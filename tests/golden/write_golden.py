@@ -51,7 +51,7 @@ HAS_MASK = HAS_SEGMENTS and SCHEMA_VERSION != "1.2"
 HAS_TRAJECTORIES = HAS_MASK and SCHEMA_VERSION != "1.3"
 """Trajectories came with 1.4, and `truncated` in the ledger."""
 HAS_WANTED = HAS_TRAJECTORIES and SCHEMA_VERSION != "1.4"
-"""Wanted answers, and whether an answer is correct, came with 1.5."""
+"""Wanted answers, whether an answer is correct, and tracebacks came with 1.5."""
 NOON = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
 
@@ -235,6 +235,7 @@ def several_turns() -> RolloutGroup:
         **nothing,
         **where,
         **wanted,
+        **({"traceback": 'File "tools.py", line 3, in gcd 🐈\n    wait()'} if HAS_WANTED else {}),
     )
     return RolloutGroup(key="reasoning_gym/gcd/17", rollouts=(first, second, broken))
 

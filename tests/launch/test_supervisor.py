@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.errors import SlotTakenError
+from ludic.errors import AllFailedError, SlotTakenError
 from ludic.launch.local import was_replaced
 from ludic.launch.process import stop_variables
 from ludic.launch.supervisor import Child, ChildError, finish, supervise
@@ -259,3 +259,24 @@ def test_a_child_aside_that_is_done_is_not_started_again(aside, tmp_path: Path) 
     evaluator = aside(0, until=lambda: num_lives(tmp_path, "evaluator") and time.monotonic() - began > 1.5)
     finish(evaluator, environment={}, tick=lambda: None)
     assert num_lives(tmp_path, "evaluator") == 1
+
+
+# --- Who asks not to be started again ------------------------------------------------------------------------
+
+HOPELESS = f"""
+import sys
+from ludic.cli.main import fail
+fail("step 1: each rollout failed", {AllFailedError.exit_code}, "Traceback (most recent call last):\\n\\n  File own.py")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(), ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")])
+def test_a_process_that_says_that_all_fails_ends_the_run_at_once_with_its_traceback(tmp_path: Path, ranks) -> None:
+    (tmp_path / "hopeless.py").write_text(HOPELESS)
+    child = Child(name="trainer", args=lambda: [*ranks, "hopeless"], log=tmp_path / "trainer.log")
+    with pytest.raises(ChildError) as ended:
+        supervise(child, [], environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)
+    assert str(ended.value) == f"trainer: step 1: each rollout failed ({tmp_path / 'trainer.log'} has more)"
+    assert ended.value.detail == "Traceback (most recent call last):\n\n  File own.py"
+    assert child.num_restarts == 0

@@ -100,9 +100,15 @@ BAD = {
         "def reset(self, example):\n    return (Message(role='user', content='ab ' * 3_300_000),)\n",
         "a prompt of .* tokens|exceed",
     ),
-    "rewards_nan": Bad("def step(self, action):\n    return self.reply(reward=math.nan)\n", "reward is nan"),
-    "rewards_too_much": Bad("def step(self, action):\n    return self.reply(reward=1e300)\n", "reward is 1e"),
-    "rewards_a_text": Bad("def step(self, action):\n    return self.reply(reward='1')\n", "reward is '1', wanted"),
+    "rewards_nan": Bad(
+        "def step(self, action):\n    return self.reply(reward=math.nan)\n", "reward that step returned is nan"
+    ),
+    "rewards_too_much": Bad(
+        "def step(self, action):\n    return self.reply(reward=1e300)\n", "reward that step returned is 1e"
+    ),
+    "rewards_a_text": Bad(
+        "def step(self, action):\n    return self.reply(reward='1')\n", "reward that step returned is '1', wanted"
+    ),
     "rewards_nothing": Bad("def step(self, action):\n    return self.reply(reward=None)\n", "TypeError"),
     "says_half_a_character": Bad(
         "def step(self, action):\n    return self.reply(observation='\\ud800', terminated=False)\n", "surrogate"
@@ -114,7 +120,7 @@ BAD = {
     "spans_more_than_said": Bad(
         "def step(self, action):\n    from ludic.environments.environment import SpanReward\n"
         "    return self.reply(span_rewards=(SpanReward(start=0, end=10**6, reward=1.0),))\n",
-        "a span is 0 to 1000000",
+        "a span that step returned is 0 to 1000000",
     ),
     "has_a_column_of_its_own": Bad("def step(self, action):\n    return self.reply(extra={'x_mine': 1})\n", "x_mine"),
     "takes_the_alarm": Bad(step("signal.signal(signal.SIGALRM, signal.SIG_DFL)"), None),

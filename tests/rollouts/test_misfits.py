@@ -65,4 +65,4 @@ def test_a_protocols_reward_that_is_no_number_fails_its_episode_only(tmp_path: P
     )
     rows = rows_of_three(end(float("nan")), protocol=f"{tmp_path}/own.py:own")
     assert [row.error is None for row in rows] == [True, False, True]
-    assert rows[1].error == "ValueError: reward is nan, wanted a finite float32"
+    assert rows[1].error == "ValueError: the reward that step returned is nan, wanted a finite float32"

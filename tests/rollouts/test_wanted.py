@@ -132,7 +132,7 @@ def test_correct_must_be_a_truth_value() -> None:
         type("Own", (Question,), {"found": {"a": Score(reward=1.0, correct=0.5)}})(),  # type: ignore[arg-type]
         scripted_agent(["a"]),
     )
-    assert row.error == "TypeError: correct is 0.5, wanted True, False or None"
+    assert row.error == "TypeError: correct that score returned is 0.5, wanted True, False or None"
     assert (row.wanted, row.correct, row.episode_reward) == (SECRET, None, None)
 
 

@@ -6,13 +6,13 @@ that the model reads. Arguments are checked against the tool's JSON schema first
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from ludic.code.run import describe, only_exceptions
+from ludic.code.run import Failure, describe, failure_of, only_exceptions
 from ludic.errors import ConfigError, ToolError, unknown_name
 from ludic.printable import shortened, storable
 from ludic.records import ToolCall
@@ -83,10 +83,13 @@ class Toolbox:
         """Schemas of all tools, for the `tools` of a chat template."""
         return [dict(tool.schema) for tool in self._tools.values()]
 
-    async def run(self, call: ToolCall, *, also: Sequence[str] = ()) -> ToolCall:
+    async def run(
+        self, call: ToolCall, *, also: Sequence[str] = (), note: Callable[[Failure], None] = lambda failure: None
+    ) -> ToolCall:
         """Return the call with either its result or its error. Raises only if this task is cancelled.
 
-        also: names of further tools that the model has, for the error if it calls an unknown one.
+        also: names of further tools that the model has, for the error if it calls an unknown one. note: called with
+        what the tool's code raised, unless it is a ToolError.
         """
         try:
             tool, arguments = self._prepare(call, also)
@@ -94,6 +97,7 @@ class Toolbox:
         except ToolError as error:
             return replace(call, result=None, error=self._cut(str(error)))
         except Exception as error:
+            note(failure_of(error))
             return replace(call, result=None, error=self._cut(describe(error)))
         return replace(call, result=result, error=None)
 

@@ -1,0 +1,90 @@
+"""`ludic run` with an environment that raises: it ends with file and line, and goes on once the file is corrected."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ludic
+from ludic.demos.words import open_demo
+
+OWN = """\
+from ludic.environments.environment import Example
+from ludic.records import Message
+
+
+class Own:
+    def example(self, index, split):
+        return Example(example_id=f"{split}-{index}", messages=(Message(role="user", content="love cats"),))
+
+    def score(self, example, answer):
+        return reward(index_of(example), answer)
+
+
+def index_of(example):
+    return int(example.example_id.split("-")[1])
+
+
+def reward(index, answer):
+    return REWARD
+"""
+FAILS, SOME_FAIL = OWN.replace("REWARD", "[1.0][7]"), OWN.replace("REWARD", "[1.0][7 if index % 4 else 0]")
+WORKS = OWN.replace("REWARD", "float(len(answer))")
+SETTINGS = ["--group-size", "4", "--groups-per-batch", "2", "--max-tokens", "8", "--accept-incomplete"]
+SETTINGS += ["--learning-rate", "0.003", "--num-workers", "1"]
+
+
+def run(root: Path, *args: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "ludic", "run", str(root), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_run_of_which_everything_fails_ends_and_goes_on_after_the_fix(tmp_path: Path) -> None:
+    model = open_demo(str(tmp_path / "demo")).run.model
+    own, root = tmp_path / "own.py", tmp_path / "run"
+    own.write_text(FAILS)
+    began = time.monotonic()
+    first = run(root, "--model", model, "--env", f"{own}:Own", *SETTINGS, "--num-steps", "2")
+    errors = first.stderr.splitlines()
+    assert first.returncode == 1
+    assert time.monotonic() - began < 240  # half a minute on a machine with nothing else to do
+    (said,) = (index for index, line in enumerate(errors) if line.startswith("ludic: "))
+    assert errors[said].startswith(f"ludic: trainer: {root}: step 1 has nothing to train on: each of the ")
+    assert "failed, most by IndexError: list index out of range (own.py:18, in reward); correct it" in errors[said]
+    assert [line.removeprefix("    ") for line in errors[said + 1 :]] == [
+        "Traceback (most recent call last):",
+        f'  File "{own}", line 10, in score',
+        "    return reward(index_of(example), answer)",
+        "           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+        f'  File "{own}", line 18, in reward',
+        "    return [1.0][7]",
+        "           ~~~~~^^^",
+        "IndexError: list index out of range",
+    ]
+    assert "started again" not in first.stderr
+    assert "own.py:18, in reward" in (root / "logs" / "worker-0.log").read_text()
+
+    rollout_id, error = ludic.open(str(root)).sql("select rollout_id, error from rollouts limit 1").row(0)
+    assert error == "IndexError: list index out of range (own.py:18, in reward)"
+    shown = subprocess.run(
+        [sys.executable, "-m", "ludic", "show", str(root), rollout_id], capture_output=True, text=True, check=True
+    )
+    assert "line 18, in reward" in shown.stdout
+    panel = subprocess.run(
+        [sys.executable, "-m", "ludic", "watch", str(root), "--once"], capture_output=True, text=True, check=True
+    )
+    assert "own.py:18, in reward" in " ".join(panel.stdout.replace("\u2502", " ").split())
+
+    own.write_text(WORKS)
+    second = run(root, "--update-code")
+    assert second.returncode == 0, second.stderr
+    assert "trained to step 2" in second.stdout
+
+
+def test_a_run_with_some_good_rollouts_goes_on(tmp_path: Path) -> None:
+    model = open_demo(str(tmp_path / "demo")).run.model
+    (tmp_path / "own.py").write_text(SOME_FAIL)  # three groups of four
+    settings = [*SETTINGS, "--num-steps", "3", "--max-failed-batches", "8"]
+    done = run(tmp_path / "run", "--model", model, "--env", f"{tmp_path}/own.py:Own", *settings)
+    assert done.returncode == 0, done.stderr
+    assert "trained to step 3" in done.stdout
