@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 from ludic.errors import ConfigError
+from ludic.foreign_settings import answer, answer_word
 from ludic.masking import mask
 from ludic.printable import printable
 from ludic.renamed_settings import close_names
@@ -126,6 +127,8 @@ def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting], known: 
     end = args.index("--") if "--" in args else len(args)
     for arg in args[:end]:
         match = _FLAG.match(arg)
+        if foreign := answer_word(arg, table, _flag):
+            raise WrongUsageError(f"{arg.partition('=')[0]} is {foreign}")
         if match is None or arg.lower() in ("-inf", "-nan"):
             found.append(_value(arg))
             continue
@@ -137,12 +140,18 @@ def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting], known: 
             found.append(name)
             continue
         if not arg.startswith("--") or name not in {*known, *switches}:
+            if foreign := answer(name.removeprefix("no-").replace("-", "_"), table, _flag):
+                raise WrongUsageError(f"{match[1]} is {foreign}")
             raise WrongUsageError(f"there is no option {match[1]}{_did_you_mean(name, known)}")
         if match[2] and name in lists:  # --betas=0.9 0.95
             found += [f"--{name}", _value(match[2][1:])]
         else:
             found.append(f"--{name}{match[2] or ''}")
     return [*found, *args[end:]]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _value(arg: str) -> str:

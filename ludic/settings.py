@@ -35,6 +35,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ludic.errors import ConfigError, unknown_name
+from ludic.foreign_settings import answer
 from ludic.masking import SERVER_LOGIN
 from ludic.renamed_settings import close_names
 from ludic.values import (
@@ -745,7 +746,9 @@ def overridden(settings: Any, names: Collection[str], overrides: Mapping[str, An
 
 
 def unknown(name: str, known: Collection[str], what: str = "setting") -> str:
-    """Describe a name that is not known, with the name that it may mean: its current one, else a similar one."""
+    """Describe an unknown name with what it may mean: a setting of another program, a former or a similar name."""
+    if foreign := answer(name, known):
+        return f"{what} {name!r} is {foreign}"
     return unknown_name(
         what, name, known, close=close_names(name, known), elsewhere="docs/settings.md and `--help all` list them"
     )

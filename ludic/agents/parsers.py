@@ -79,7 +79,7 @@ def _make_stage(stage: str, files: Files) -> Parser:
     if stage.startswith("json:"):
         return typed_json(stage.removeprefix("json:"), files)
     make = find(PARSER, stage, files)
-    return make() if own_code_of(stage) is None else _Own(stage, build_own(PARSER, stage, make, "parse"))
+    return make() if own_code_of(PARSER, stage) is None else _Own(stage, build_own(PARSER, stage, make, "parse"))
 
 
 @dataclass(frozen=True, slots=True)

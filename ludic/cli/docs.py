@@ -1,6 +1,7 @@
 """Write what follows from the operations: `python -m ludic.cli.docs`, or check that it is there with --check.
 
-docs/settings.md has a table of every setting, docs/api.md one of the methods of `Run` and their commands.
+docs/settings.md has a table of every setting, docs/api.md one of the methods of `Run` and their commands,
+docs/coming_from.md those of the settings of other programs.
 ludic/operations/typed.py has the types of the operations' `**settings`, for editors and type checkers.
 """
 
@@ -17,6 +18,7 @@ from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
+from ludic.foreign_settings import PAGE, PROGRAMS, Program
 from ludic.operations.fit import fit
 from ludic.run import Run
 from ludic.settings import Setting, describe, groups_in, groups_of, is_operation, settings_of
@@ -198,17 +200,28 @@ def _type_of(kind: Any) -> str:
     return names.get(kind) or (kind.__name__ if kind in (str, int, float, bool) else "Any")
 
 
+# --- docs/coming_from.md ---------------------------------------------------------------------------------------------
+
+
+def foreign_table(program: Program) -> str:
+    """Return the table of another program's settings, with those of ludic."""
+    lines = [f"| {program.name} | ludic | |", "| --- | --- | --- |"]
+    for each in program.settings:
+        cells = [", ".join(f"`{name}`" for name in names.split()) for names in (each.names, each.ours)]
+        lines.append(f"| {cells[0]} | {cells[1] or 'none'} | {each.note} |")
+    return "\n".join(lines) + "\n"
+
+
 # --- All pages -------------------------------------------------------------------------------------------------------
 
 
 def write(folder: Path, *, check: bool) -> list[str]:
     """Write all pages below a folder, or only compare them; returns the names of pages that were stale."""
-    api = folder / "docs/api.md"
-    before, _, rest = api.read_text(encoding="utf-8").partition(_BEGIN)
-    after = rest.partition(_END)[2]
+    api, coming_from = folder / "docs/api.md", folder / PAGE
     pages = {
         folder / "docs/settings.md": page(),
-        api: f"{before}{_BEGIN}{methods_table()}{_END}{after}",
+        api: _with_tables(api, [methods_table()]),
+        coming_from: _with_tables(coming_from, [foreign_table(program) for program in PROGRAMS]),
         folder / "ludic/operations/typed.py": formatted(typed()),
     }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
@@ -216,6 +229,13 @@ def write(folder: Path, *, check: bool) -> list[str]:
         if not check:
             path.write_text(pages[path], encoding="utf-8")
     return [str(path) for path in stale]
+
+
+def _with_tables(path: Path, tables: Sequence[str]) -> str:
+    """Return a page with these tables in the places that it marks for them, in their order."""
+    first, *others = path.read_text(encoding="utf-8").split(_BEGIN)
+    parts = [f"{_BEGIN}{table}{_END}{rest.partition(_END)[2]}" for table, rest in zip(tables, others, strict=True)]
+    return "".join([first, *parts])
 
 
 if __name__ == "__main__":

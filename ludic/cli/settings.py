@@ -8,12 +8,13 @@ import inspect
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_origin
 
 from ludic.errors import ConfigError
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
+from ludic.foreign_settings import answer, dotted_names
 from ludic.paths import local_path
 from ludic.run_config import RunConfig
 from ludic.settings import MissingSettingsError, Setting, SettingsError, settings_of, unknown, without_tables
@@ -101,8 +102,10 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     of_others: dict[str, Setting] = {}
     if table.keys() & _EXPERIMENT:
         of_others = {each.name: each for config in (RunConfig, TrainConfig) for each in settings_of(config)}
+    all_settings = {**of_others, **table}
+    _check_tables(values, all_settings, path)
     found = {}
-    for name, value in without_tables(values, {**of_others, **table}, where=f"{path}: ").items():
+    for name, value in without_tables(values, all_settings, where=f"{path}: ").items():
         if name == "algorithm" and of_others:
             _check_algorithm(value, path)
         elif name not in table and name not in of_others:
@@ -112,6 +115,17 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
             if name in table:
                 found[name] = converted
     return found
+
+
+def _check_tables(values: Mapping[str, Any], settings: Mapping[str, Setting], path: Path) -> None:
+    """Raise ConfigError for a table of another program's file, such as [trainer.optim], that no setting of ludic is."""
+    for name, value in values.items():
+        each = settings.get(name)
+        if each is not None and (each.is_choice or any(get_origin(kind) is Mapping for kind in each.kinds)):
+            continue
+        for dotted in dotted_names(name, value):
+            if dotted != name and (foreign := answer(dotted, settings)):
+                raise ConfigError(f"{path}: {dotted} is {foreign}")
 
 
 def _check_algorithm(name: Any, path: Path) -> None:

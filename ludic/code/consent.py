@@ -19,8 +19,17 @@ from typing import Any
 
 import platformdirs
 
-from ludic.code.files import Files, file_of, python_file_of
-from ludic.code.kinds import KINDS, QUESTIONS, SCORER_OPTIONS, own_code_of, parser_stages
+from ludic.code.files import Files, file_of
+from ludic.code.kinds import (
+    KINDS,
+    PARSER,
+    QUESTIONS,
+    SCORER,
+    SCORER_OPTIONS,
+    own_code_of,
+    parser_stages,
+    scorer_names,
+)
 from ludic.errors import ConfigError
 from ludic.run_config import RunConfig
 
@@ -83,7 +92,8 @@ def sampling_uses(run: RunConfig, of_root: RunConfig | None = None) -> list[Code
     ]
     scorers = [CodeUse(role="scorer", setting=name) for name in _own_scorers(run)]
     tools = [CodeUse(role="tool", setting=name) for name in dict.fromkeys(run.tools)]
-    parsers = [CodeUse(role="parser", setting=own) for own in map(own_code_of, parser_stages(run.parser)) if own]
+    in_stages = [own_code_of(PARSER, stage) for stage in parser_stages(run.parser)]
+    parsers = [CodeUse(role="parser", setting=own) for own in in_stages if own]
     others: list[tuple[str, str]] = [("context", run.context), ("protocol", run.protocol or "")]
     others += [("sub-agent", name) for name in run.sub_agents]
     named = [CodeUse(role=role, setting=setting) for role, setting in dict.fromkeys(others) if file_of(setting)]
@@ -93,8 +103,9 @@ def sampling_uses(run: RunConfig, of_root: RunConfig | None = None) -> list[Code
 def _own_scorers(run: RunConfig) -> list[str]:
     """Return the users' functions that options of environments qa/SOURCE name, each once."""
     options = [run.env_options.get(name) for name in run.env if name.startswith(QUESTIONS)]
-    scorers = [each.get(option) for each in options if isinstance(each, Mapping) for option in SCORER_OPTIONS]
-    return list(dict.fromkeys(name for name in scorers if isinstance(name, str) and python_file_of(name)))
+    values = [each.get(option) for each in options if isinstance(each, Mapping) for option in SCORER_OPTIONS]
+    names = [name for value in values for name in scorer_names(value) if isinstance(name, str)]
+    return list(dict.fromkeys(own for own in (own_code_of(SCORER, name) for name in names) if own))
 
 
 def has_consent(use: CodeUse, files: Files) -> bool:

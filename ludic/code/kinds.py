@@ -4,6 +4,7 @@
     NAME:ARGUMENT           a part of ludic that is made with an argument: tag:answer, window:8
     PREFIX/NAME             an environment of another package: reasoning_gym/leg_counting
     path/to/file.py:name    what has that name in a file of yours
+    NAME:path/to/file.py:name    a part of ludic that is made with yours: json:moves.py:Move, trl:rewards.py:accuracy
     path/to/file.sql        SQL of yours
 
 Each kind is one value below. To add a part to ludic, write it, and name it in its kind. Parts are imported when they
@@ -117,12 +118,19 @@ SCORER = Kind(
         "numeric": "ludic.environments.qa:score_numeric",
         "math": "ludic.environments.qa:score_math",
         "regex": "ludic.environments.qa:score_regex",
+        f"trl:{_FUNCTION}": "ludic.adapters.scorers:Trl",
+        f"verl:{_FUNCTION}": "ludic.adapters.scorers:Verl",
     },
     own=(_FUNCTION,),
     noun="function",
 )
 """Scorers of questions, of which each scores an answer."""
-GROUP_SCORER = Kind(role="group_scorer", own=(_FUNCTION,), noun="function")
+GROUP_SCORER = Kind(
+    role="group_scorer",
+    built_in={f"trl:{_FUNCTION}": "ludic.adapters.scorers:Trl"},
+    own=(_FUNCTION,),
+    noun="function",
+)
 ROLLOUT_SCORER = Kind(role="scorer", own=(_FUNCTION,), noun="function")
 """Scorers of `ludic score`, of which each scores a stored rollout."""
 PARSER = Kind(
@@ -229,10 +237,20 @@ def parser_stages(spec: str) -> list[str]:
     return stages
 
 
-def own_code_of(stage: str) -> str | None:
-    """Return the path/to/file.py:Name in a stage, also that of json:path/to/file.py:Name; None if there is none."""
-    name = stage.removeprefix("json:")
-    return name if is_own(PARSER, name) else None
+def own_code_of(kind: Kind, name: str) -> str | None:
+    """Return the path/to/file.py:Name in a name, also that of json:path/to/file.py:Name; None if there is none."""
+    own = name.partition(":")[2] if is_made_with_own(kind, name) else name
+    return own if is_own(kind, own) else None
+
+
+def is_made_with_own(kind: Kind, name: str) -> bool:
+    """Return whether a name is of a part of ludic that is made with a users' part, such as trl:rewards.py:accuracy."""
+    return ":" in name and any(".py:" in form and _head(form) == _head(name) for form in kind.built_in)
+
+
+def scorer_names(option: Any) -> list[Any]:
+    """Return the names in an option of SCORER_OPTIONS: one name, a list of names, or a mapping of names to weights."""
+    return [option] if isinstance(option, str) else [*option] if isinstance(option, list | tuple | Mapping) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,23 +6,25 @@ every worker that reads the same rows. ludic does not copy the data into the roo
 SHA-256 is recorded at each start, a change is logged, and the option sha256 refuses any other content.
 """
 
+import asyncio
 import inspect
 import logging
 import re
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from hashlib import sha256 as sha256_of
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
-from ludic.code.files import Files, python_file_of
-from ludic.code.kinds import GROUP_SCORER, SCORER, find
+from ludic.code.files import Files
+from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names
 from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split, to_score
 from ludic.environments.limits import TimeLimit
 from ludic.environments.qa_rows import Columns, Row, Rows, Source
 from ludic.environments.splits import is_heldout, nth
-from ludic.errors import ConfigError, TimeLimitError
+from ludic.errors import ConfigError, ScorerError, TimeLimitError
 from ludic.installed import require
 from ludic.records import Message
 
@@ -42,12 +44,12 @@ class Questions:
         /,
         *,
         seed: int = 0,
-        question: str = "question",
-        answer: str | None = "answer",
+        question: str | None = None,
+        answer: str | None = "",
         answer_pattern: str | None = None,
         columns: Sequence[str] = (),
         system_prompt: str | None = None,
-        scorer: str = "exact",
+        scorer: str | Sequence[str] | Mapping[str, float] = "exact",
         group_scorer: str | None = None,
         run_in: str = RUN_IN[0],
         tolerance: float = 0.0,
@@ -60,31 +62,32 @@ class Questions:
     ) -> None:
         """Read and check the source.
 
-        files: users' files to run instead of those on disk. question, answer: columns; a dot leads into a struct. An
-        answer of None is for questions without one, which need a scorer of your own. answer_pattern: regular
-        expression; its first group in the answer's column is the answer. columns: further columns, for a scorer of your
-        own, also as they are in example.data["columns"]. scorer: exact, numeric, math, regex, or
-        path/to/file.py:function.
-        group_scorer: path/to/file.py:function, which then scores all answers to a question together. run_in: where the
-        scorers run: loop, thread or process. tolerance: of numeric. heldout_share: share of held-out questions, from 0
-        to 1; None is a quarter, and 1 leaves none to train on. heldout: instead, a split of the dataset, or another
-        file, that holds them. split, config, revision: of a dataset. sha256: the only content that is accepted. Raises
-        ConfigError.
+        files: users' files to run instead of those on disk. question, answer: columns; a dot leads into a struct.
+        Unless given they are question and answer, or those of the program whose scorer is named. An answer of None is
+        for questions without one, which need a scorer of your own. answer_pattern: regular expression; its first group
+        in the answer's column is the answer. columns: further columns, for a scorer of your own, also as they are in
+        example.data["columns"]. scorer: exact, numeric, math, regex, path/to/file.py:function, or trl: or verl: before
+        it; or several, as a list or as a mapping of scorers to weights. group_scorer: path/to/file.py:function, or trl:
+        before it, which then scores all answers to a question together. run_in: where the scorers run: loop, thread or
+        process. tolerance: of numeric. heldout_share: share of held-out questions, from 0 to 1; None is a quarter, and
+        1 leaves none to train on. heldout: instead, a split of the dataset, or another file, that holds them. split,
+        config, revision: of a dataset. sha256: the only content that is accepted. Raises ConfigError.
         """
         self._seed = seed
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
         self.run_in = run_in
-        self._scorers = QuestionScorers(files, scorer=scorer, group_scorer=group_scorer, tolerance=tolerance)
+        self._scorers = QuestionScorers(
+            files, scorer=scorer, group_scorer=group_scorer, tolerance=tolerance, question=question, answer=answer
+        )
         if group_scorer is not None:
             self.score_group = self._scorers.score_group
-        if answer is None and python_file_of(scorer) is None:
-            raise ConfigError(f"answer is None, and the scorer {scorer} compares with an answer; name its column")
         chosen = Columns(
-            question=question,
-            answer=answer,
+            question=self._scorers.question,
+            answer=self._scorers.answer,
             answer_pattern=_pattern(answer_pattern),
-            problem_of=partial(problem_of, scorer),
+            problem_of=self._scorers.problem_of,
             others=_names(columns),
+            with_row=self._scorers.want_rows,
         )
         here = Source(name=source, split=split, config=config, revision=revision)
         _check_digest(here, sha256)
@@ -186,16 +189,44 @@ def _names(columns: Iterable[Any]) -> tuple[str, ...]:
 
 
 # --- Scorers ---------------------------------------------------------------------------------------------
-# Scorers of `qa/SOURCE`: exact, numeric, math (the package math-verify), regex, or a user's function.
+# Scorers of `qa/SOURCE`: exact, numeric, math (the package math-verify), regex, or a user's function, which may have
+# the signature of another program (ludic/adapters/scorers.py). Several are a rubric.
 #
 # An answer may be any text; a useless one scores 0. The run's parser cuts the final answer out of a completion
 # (--parser boxed, tag:answer); `numeric` takes the last number of a text, and `math` looks for the answer itself.
 
-Scorer = Callable[[Example, str], Score | Awaitable[Score]]
-"""Returns the score of an answer, or a coroutine that does. example.data["answer"] is the right answer."""
+Scorer = Callable[[Example, str], Any]
+"""Returns the score of an answer, a Score or a number, or a coroutine that does; None leaves the answer unscored.
+example.data["answer"] is the right answer."""
 
 GroupScorer = Callable[[Example, Sequence[GroupAnswer]], Any]
 """Returns the scores of all answers to a question, or a coroutine that does; see environment.GroupScorer."""
+
+
+class ForeignScorer(Protocol):
+    """Users' function with the signature of another program, as a scorer: `PROGRAM:path/to/file.py:function`.
+
+    Made from path/to/file.py:function, the users' files, and the columns of question and answer. It finds all columns
+    of the row in example.data under the name ROW.
+    """
+
+    question: str
+    """Column of the question unless the option names another."""
+    answer: str | None
+    """Column of the right answer unless the option names another; None if the program has no such column."""
+
+    def score(self, example: Example, answer: str) -> Any:
+        """As Scorer."""
+        ...
+
+
+class ForeignGroupScorer(ForeignScorer, Protocol):
+    """One that also scores all answers to a question in one call."""
+
+    def score_group(self, example: Example, answers: Sequence[GroupAnswer]) -> Any:
+        """As GroupScorer."""
+        ...
+
 
 MATH_TIMEOUT_S = 5.0
 """Seconds for one comparison of math-verify; an answer that needs longer, such as 9**9**9**9, scores 0."""
@@ -208,20 +239,6 @@ _NUMBER = re.compile(
 )
 
 
-def make_scorer(name: str, tolerance: float, files: Files) -> Scorer:
-    """Return a scorer by its name, or the function of path/to/file.py:function.
-
-    tolerance: of `numeric`. files: users' files to run instead of those on disk. Raises ConfigError.
-    """
-    score: Callable[..., Any] = find(SCORER, name, files)
-    if python_file_of(name) is not None:
-        return partial(_call_users, score, name)
-    if name == "math":
-        require("math_verify", "math", "scorer math")
-        _quiet_math_verify()
-    return partial(score, tolerance=tolerance) if name == "numeric" else score
-
-
 class QuestionScorers:
     """The scorers of an environment of questions; `score_group` is there only if one is named."""
 
@@ -230,33 +247,160 @@ class QuestionScorers:
         files: Files,
         /,
         *,
-        scorer: str = "exact",
+        scorer: str | Sequence[str] | Mapping[str, float] = "exact",
         group_scorer: str | None = None,
         tolerance: float = 0.0,
+        question: str | None = None,
+        answer: str | None = "",
         **others: Any,
     ) -> None:
         """The options of Questions; others are not for scorers. Raises ConfigError."""
-        if tolerance != 0 and scorer != "numeric":
-            raise ConfigError(f"tolerance is {tolerance!r}, which the scorer {scorer} does not take; numeric does")
+        weights = _weights(scorer)
+        self._names = [*weights]
+        if tolerance != 0 and "numeric" not in weights:
+            named = ", ".join(weights)
+            raise ConfigError(f"tolerance is {tolerance!r}, which the scorer {named} does not take; numeric does")
         if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
             raise ConfigError(f"tolerance is {tolerance!r}, wanted a number of at least 0")
-        self.score: Scorer = make_scorer(scorer, tolerance, files)
+        makers = [_foreign(SCORER, name) for name in weights]
+        makers += [_foreign(GROUP_SCORER, group_scorer)] if group_scorer is not None else []
+        first = next((each for each in makers if each is not None), None)
+        self.want_rows = first is not None
+        """Whether a scorer needs all columns of a row."""
+        self.question: str = question or ("question" if first is None else first.func.question)
+        self.answer: str | None = answer if answer != "" else "answer" if first is None else first.func.answer
+        comparing = (name for name in weights if _foreign(SCORER, name) is None and not is_own(SCORER, name))
+        if self.answer is None and (needing := next(comparing, None)):
+            raise ConfigError(f"the scorer {needing} needs a right answer; name its column with the option answer")
+        scorers = {name: self._make(name, tolerance, files) for name in weights}
+        self.score: Callable[[Example, str], Score | Awaitable[Score]]
+        if isinstance(scorer, str):
+            self.score = partial(_score_alone, scorers[scorer], scorer)
+        else:
+            self.score = Rubric(scorers, weights).score
         if group_scorer is not None:
-            self.score_group: GroupScorer = make_group_scorer(group_scorer, files)
+            make = _foreign(GROUP_SCORER, group_scorer)
+            self.score_group: GroupScorer = (
+                find(GROUP_SCORER, group_scorer, files)
+                if make is None
+                else make(files, self.question, self.answer).score_group
+            )
+
+    def _make(self, name: str, tolerance: float, files: Files) -> Scorer:
+        """Return a scorer by its name. Raises ConfigError."""
+        make = _foreign(SCORER, name)
+        if make is not None:
+            foreign: ForeignScorer = make(files, self.question, self.answer)
+            return foreign.score
+        score: Callable[..., Any] = find(SCORER, name, files)
+        if name == "math":
+            require("math_verify", "math", "scorer math")
+            _quiet_math_verify()
+        return partial(score, tolerance=tolerance) if name == "numeric" else score
+
+    def problem_of(self, answer: str) -> str | None:
+        """Return what is wrong with a right answer for one of these scorers; None if nothing is."""
+        if "numeric" in self._names and _whole_number(answer) is None:
+            return "the scorer numeric wants a number, which answer_pattern can cut out of a text"
+        return _problem_of_pattern(answer) if "regex" in self._names else None
 
 
-def make_group_scorer(name: str, files: Files) -> GroupScorer:
-    """Return the function of path/to/file.py:function. files: as of make_scorer. Raises ConfigError."""
-    return find(GROUP_SCORER, name, files)
+def _foreign(kind: Kind, name: str) -> Any:
+    """Return the maker of a ForeignScorer, a partial of its class; None if the name is of no such scorer."""
+    return find(kind, name) if is_made_with_own(kind, name) else None
 
 
-def problem_of(scorer: str, answer: str) -> str | None:
-    """Return what is wrong with a right answer for this scorer; None if nothing is."""
-    if scorer == "numeric" and _whole_number(answer) is None:
-        return "the scorer numeric wants a number, which answer_pattern can cut out of a text"
-    if scorer == "regex":
-        return _problem_of_pattern(answer)
-    return None
+def _weights(option: Any) -> dict[str, float]:
+    """Return the weights of the scorers in the option `scorer`, by name. Raises ConfigError."""
+    names = scorer_names(option)
+    weights = {**option} if isinstance(option, Mapping) else dict.fromkeys(names, 1.0)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"scorer is {option!r}, wanted a name, a list of names, or names with their weights, such as "
+            '{"rewards.py:accuracy": 1.0, "rewards.py:length": 0.1}'
+        )
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
+            raise ConfigError(f"the weight of scorer {name} is {weight!r}, wanted a number; 0 only measures")
+    short = [_short_name(name) for name in names]
+    if twice := next((name for name in short if short.count(name) > 1), None):
+        raise ConfigError(f"two scorers are called {twice}; each is a component of the reward, so rename one of them")
+    return weights
+
+
+def _short_name(name: str) -> str:
+    """Return the name of a scorer as a component of the reward: accuracy of trl:rewards.py:accuracy."""
+    return name.rpartition(":")[2]
+
+
+class Rubric:
+    """Several scorers with weights: the reward is the sum of their scores times their weights.
+
+    Each score is a component under the name of its function, without its weight; weight 0 is a metric. What a scorer
+    names itself is a component NAME.PART. A scorer that returns None is left out, as TRL does.
+    """
+
+    def __init__(self, scorers: Mapping[str, Scorer], weights: Mapping[str, float]) -> None:
+        self._scorers, self._weights = scorers, weights
+
+    def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
+        """Return the score of an answer. Raises ScorerError if no scorer scores it."""
+        found: list[Any] = []
+        try:
+            for score in self._scorers.values():
+                found.append(score(example, answer))
+        except BaseException:
+            for each in filter(inspect.iscoroutine, found):
+                each.close()
+            raise
+        return self._sum_later(found) if any(map(inspect.isawaitable, found)) else self._sum(found)
+
+    async def _sum_later(self, found: Sequence[Any]) -> Score:
+        waiting = [each for each in found if inspect.isawaitable(each)]
+        # Those that fail late fail within this call, not after it.
+        results = iter(await asyncio.gather(*waiting, return_exceptions=True))
+        ended = [next(results) if inspect.isawaitable(each) else each for each in found]
+        for each in ended:
+            if isinstance(each, BaseException):
+                raise each
+        return self._sum(ended)
+
+    def _sum(self, found: Sequence[Any]) -> Score:
+        scores = {
+            name: to_score(each, f"scorer {name}")
+            for name, each in zip(self._scorers, found, strict=True)
+            if each is not None
+        }
+        if not scores:
+            raise ScorerError(f"the answer is not scored: {', '.join(self._scorers)} returned None")
+        whole = Score(reward=sum(self._weights[name] * score.reward for name, score in scores.items()))
+        for name, score in scores.items():
+            short, weight = _short_name(name), self._weights[name]
+            spans = tuple(replace(span, reward=weight * span.reward) for span in score.span_rewards)
+            parts = {f"{short}.{part}": value for part, value in score.components.items()}
+            whole = replace(
+                whole,
+                span_rewards=(*whole.span_rewards, *spans),
+                components={**whole.components, short: score.reward, **parts},
+                info={**whole.info, **{f"{short}.{key}": text for key, text in score.info.items()}},
+                extra={**whole.extra, **score.extra},
+            )
+        return whole
+
+
+def _score_alone(scorer: Scorer, name: str, example: Example, answer: str) -> Score | Awaitable[Score]:
+    found = scorer(example, answer)
+    return _awaited(found, name) if inspect.isawaitable(found) else _one_score(found, name)
+
+
+async def _awaited(found: Awaitable[Any], name: str) -> Score:
+    return _one_score(await found, name)
+
+
+def _one_score(found: Any, name: str) -> Score:
+    if found is None:
+        raise ScorerError(f"scorer {name} returned None, so the answer is not scored; wanted a number or a Score")
+    return to_score(found, f"scorer {name}")
 
 
 def _problem_of_pattern(pattern: str) -> str | None:
@@ -342,17 +486,6 @@ def _quiet_math_verify() -> None:
 
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(is_other)
-
-
-def _call_users(
-    function: Callable[[Example, str], Any], name: str, example: Example, answer: str
-) -> Score | Awaitable[Score]:
-    found = function(example, answer)
-    return _awaited(found, name) if inspect.isawaitable(found) else to_score(found, f"scorer {name}")
-
-
-async def _awaited(found: Awaitable[Any], name: str) -> Score:
-    return to_score(await found, f"scorer {name}")
 
 
 def _correct(is_right: bool) -> Score:

@@ -24,6 +24,8 @@ from ludic.records import Message
 Kind = Literal["jsonl", "parquet", "folder", "hub"]
 
 ROLES = ("system", "user", "assistant")
+ROW = "row"
+"""Name in Row.others of all columns of the row, by name."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _ROWS_PER_READ = 1000
 _SHOWN = 80
@@ -42,12 +44,13 @@ class Columns:
     """Returns what is wrong with a right answer; None if nothing is."""
     others: tuple[str, ...] = ()
     """Further columns, for a scorer."""
+    with_row: bool = False
+    """Keep all columns of the row as well, under the name ROW. A right answer may then have any type."""
 
     @property
     def names(self) -> list[str]:
-        """Every column, each once."""
-        answer = () if self.answer is None else (self.answer,)
-        return list(dict.fromkeys((self.question, *answer, *self.others)))
+        """Every column that is named, each once."""
+        return list(dict.fromkeys(name for name in (self.question, self.answer, *self.others) if name is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +71,13 @@ class Row:
 class Rows:
     """All rows of a source, in its order."""
 
-    def __init__(self, name: str, texts: Sequence[tuple[str, str, str]]) -> None:
-        """texts: of each row its messages and its other columns as JSON, and its answer between them."""
+    def __init__(self, name: str, texts: Sequence[tuple[str, str, str]], columns: Sequence[str] = ()) -> None:
+        """texts: of each row its messages and its other columns as JSON, and its answer between them.
+
+        columns: those of any row, which are None in a row that lacks them, as a dataset has it.
+        """
         self.name = name
+        self._columns = columns
         questions, answers, others = zip(*texts, strict=True)
         self._questions = pa.array(questions, pa.large_string())
         self._answers = pa.array(answers, pa.large_string())
@@ -82,6 +89,8 @@ class Rows:
     def __getitem__(self, number: int) -> Row:
         messages = _decoded(self._questions[number].as_py())
         others = msgspec.json.decode(self._others[number].as_py())
+        if ROW in others and self._columns:
+            others[ROW] = {**dict.fromkeys(self._columns), **others[ROW]}
         return Row(messages=messages, answer=self._answers[number].as_py(), others=others)
 
     def questions(self) -> Iterator[str]:
@@ -147,11 +156,15 @@ class Source:
     def read(self, columns: Columns) -> Rows:
         """Read and check all rows. Raises ConfigError, which names the row at fault."""
         self._check_options()
+        texts = []
+        present: dict[str, None] = {}
         with _readable(self.name):
-            texts = [_texts(row, columns, f"{self.label}, {where}") for where, row in self._rows(columns)]
+            for where, row in self._rows(columns):
+                texts.append(_texts(row, columns, f"{self.label}, {where}"))
+                present.update(dict.fromkeys(row) if columns.with_row else ())
         if not texts:
             raise ConfigError(f"{self.label} has no rows, wanted at least one question")
-        return Rows(self.label, texts)
+        return Rows(self.label, texts, [*present])
 
     def first_row(self) -> Mapping[str, Any]:
         """Return the first row with all its columns. Raises ConfigError if there is none, or as `read`."""
@@ -259,8 +272,8 @@ def _parquet_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Ma
 
 
 def _roots(columns: Columns | None, present: Sequence[str]) -> list[str]:
-    """Return those columns of a table that the names need, by name or by the begin of a dotted name; None needs all."""
-    if columns is None:
+    """Return those columns of a table that the names need, by name or by the begin of a dotted name; or all."""
+    if columns is None or columns.with_row:
         return [*present]
     return [name for name in present if any(each == name or each.startswith(f"{name}.") for each in columns.names)]
 
@@ -281,21 +294,23 @@ def _choose_split(loaded: Any, split: str | None, name: str) -> Any:
 
 def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, str, str]:
     """Check a row; return its messages as JSON, its answer, and its other columns as JSON."""
-    messages = _messages(_value(row, columns.question, where), f"{where}, column {columns.question!r}")
-    answer = ""
-    if columns.answer is not None:
-        answer = _answer(_value(row, columns.answer, where), columns, f"{where}, column {columns.answer!r}")
-    others = {name: _value(row, name, where) for name in columns.others}
+    messages = _messages(value_in(row, columns.question, where), f"{where}, column {columns.question!r}")
+    others = {name: value_in(row, name, where) for name in columns.others}
+    others |= {ROW: row} if columns.with_row else {}
     try:
+        answer = "" if columns.answer is None else _answer(value_in(row, columns.answer, where), columns, where)
         return _encoded(messages), answer, _encoded(others)
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        names = [*row] if columns.with_row else columns.others
         raise ConfigError(
-            f"{where}: the columns {', '.join(columns.others)} hold {one_line(error)}; wanted what JSON can hold"
+            f"{where}: the columns {', '.join(names)} hold {one_line(error)}; wanted what JSON can hold"
         ) from error
 
 
-def _value(row: Mapping[str, Any], name: str, where: str) -> Any:
-    """Return the value of a column, or of a dotted path below one."""
+def value_in(row: Mapping[str, Any], name: str, where: str) -> Any:
+    """Return the value of a column, or of a dotted path below one. Raises ConfigError if there is none."""
     if name in row:
         return row[name]
     value: Any = row
@@ -325,6 +340,9 @@ def _message(value: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _answer(value: Any, columns: Columns, where: str) -> str:
+    where = f"{where}, column {columns.answer!r}"
+    if columns.with_row and not isinstance(value, str):
+        value = _encoded(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"{where} is {_show(value)}, wanted a text or a number")
     text = _checked_text(str(value), where)

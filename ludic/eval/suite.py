@@ -9,13 +9,14 @@ import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from ludic.code.consent import QUESTIONS, SCORER_OPTIONS
 from ludic.code.files import MAX_BYTES, python_file_of
-from ludic.code.kinds import own_code_of, parser_stages
+from ludic.code.kinds import PARSER, SCORER, own_code_of, parser_stages
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.eval.config import EvalConfig, MeasureConfig
 from ludic.eval.numbers import check_measures
@@ -231,8 +232,8 @@ class Paths:
     def _options(self, env: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if not env.startswith(QUESTIONS):
             return dict(options)
-        known = {
-            **{key: self._code_of(key) for key in SCORER_OPTIONS},
+        known: dict[str, Callable[[Any], Any]] = {
+            **{key: partial(self._scorers, key) for key in SCORER_OPTIONS},
             "heldout": lambda name: self._source("heldout", name) if env.endswith(_DATA) else name,
         }
         return {key: known[key](value) if key in known else value for key, value in options.items()}
@@ -241,7 +242,7 @@ class Paths:
         if not isinstance(parser, str):
             return parser
         stages = parser_stages(parser)
-        found = [own_code_of(stage) for stage in stages]
+        found = [own_code_of(PARSER, stage) for stage in stages]
         new = [
             stage.removesuffix(own) + self._code("parser", own) if own else stage
             for stage, own in zip(stages, found, strict=True)
@@ -253,6 +254,15 @@ class Paths:
 
     def _code_of(self, key: str) -> Callable[[Any], Any]:
         return lambda value: self._code(key, value)
+
+    def _scorers(self, key: str, option: Any) -> Any:
+        """Return one name, a list of names, or a mapping of names to weights, with the paths of their files."""
+        if isinstance(option, Mapping):
+            return {self._scorers(key, name): weight for name, weight in option.items()}
+        if isinstance(option, list):
+            return [self._scorers(key, name) for name in option]
+        own = own_code_of(SCORER, option) if isinstance(option, str) else None
+        return option if own is None else option.removesuffix(own) + self._code(key, own)
 
     def _code(self, key: str, setting: Any) -> Any:
         """Return path/to/file.py:name with the file's path; any other setting stays as it is."""

@@ -194,8 +194,16 @@ def test_a_file_that_can_not_be_kept_twice_is_read_from_where_it_was(owned, fold
     assert find_files(owned, [ENVIRONMENT], update=True).files["cats.py"] == read_user_file(folder / "cats.py")
 
 
-def test_both_scorers_of_questions_are_users_code():
-    options = {"qa/a.jsonl": {"scorer": "one.py:score", "group_scorer": "two.py:together"}}
-    run = RunConfig(model="m", env=("qa/a.jsonl",), env_options=options)
-    scorers = [use.setting for use in sampling_uses(run) if use.role == "scorer"]
-    assert scorers == ["one.py:score", "two.py:together"]
+@pytest.mark.parametrize(
+    ("options", "own"),
+    [
+        ({"scorer": "one.py:score", "group_scorer": "two.py:together"}, ["one.py:score", "two.py:together"]),
+        ({"scorer": "trl:one.py:score", "group_scorer": "trl:two.py:score"}, ["one.py:score", "two.py:score"]),
+        ({"scorer": ["exact", "verl:one.py:score", "one.py:score"]}, ["one.py:score"]),
+        ({"scorer": {"regex": 1, "one.py:a": 0.5, "trl:one.py:b": 0}}, ["one.py:a", "one.py:b"]),
+        ({"scorer": 7, "group_scorer": [7]}, []),
+    ],
+)
+def test_all_scorers_of_questions_are_users_code(options, own):
+    run = RunConfig(model="m", env=("qa/a.jsonl",), env_options={"qa/a.jsonl": options})
+    assert [use.setting for use in sampling_uses(run) if use.role == "scorer"] == own

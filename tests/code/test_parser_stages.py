@@ -2,7 +2,7 @@
 
 import pytest
 
-from ludic.code.kinds import own_code_of, parser_stages
+from ludic.code.kinds import PARSER, own_code_of, parser_stages
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from ludic.code.kinds import own_code_of, parser_stages
 )
 def test_stages_and_the_users_code_in_them(spec: str, stages: list[str], own: list[str]) -> None:
     assert parser_stages(spec) == stages
-    assert [name for name in map(own_code_of, stages) if name is not None] == own
+    assert [name for name in (own_code_of(PARSER, stage) for stage in stages) if name is not None] == own

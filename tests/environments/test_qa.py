@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ludic.environments.environment import Environment
 from ludic.environments.registry import make_environment, source_of
 from ludic.environments.splits import is_heldout
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, ScorerError
 
 SUMS = [
     {"question": f"What is {number} plus {number}?", "answer": str(2 * number), "level": number % 3}
@@ -241,7 +241,7 @@ def test_a_users_group_scorer_is_the_score_group_of_the_questions(jsonl, tmp_pat
     environment = make(jsonl(SUMS[0]), group_scorer=f"{tmp_path}/group.py:shortest", heldout_share=0)
     assert environment.score_group(None, ["a", "b"]) == [0.0, 0.0]
     assert not hasattr(make(jsonl(SUMS[0]), heldout_share=0), "score_group")
-    with pytest.raises(ConfigError, match=r"group_scorer 'exact' is unknown; your own is path/to/file\.py:function"):
+    with pytest.raises(ConfigError, match=r"group_scorer 'exact' is unknown; .* your own is path/to/file\.py:function"):
         make(jsonl(SUMS[0]), group_scorer="exact", heldout_share=0)
 
 
@@ -255,7 +255,7 @@ def test_a_users_scorer_may_be_a_coroutine(jsonl, tmp_path):
 @pytest.mark.parametrize(
     ("scorer", "message"),
     [
-        ("nice", "scorer 'nice' is unknown; there are exact, numeric, math, regex; your own is path/to/file"),
+        ("nice", "scorer 'nice' is unknown; there are exact, numeric, math, regex, trl:.*; your own is path/to/file"),
         ("gone.py:score", r"scorer gone\.py:score: there is no file .*gone\.py"),
         ("{folder}/mine.py:lenght", r"mine\.py has no function 'lenght'"),
         ("{folder}/wrong.py:score", r"wrong\.py, line 1, failed: ZeroDivisionError"),
@@ -267,6 +267,90 @@ def test_a_scorer_that_cannot_be_used_is_refused(jsonl, tmp_path, scorer, messag
     (tmp_path / "wrong.py").write_text("1 / 0\n")
     with pytest.raises(ConfigError, match=message):
         make(jsonl(SUMS[0]), scorer=scorer.format(folder=tmp_path))
+
+
+RUBRIC = """
+import asyncio
+
+from ludic.environments.environment import Score, SpanReward
+
+def short(example, answer):
+    return -len(answer)
+
+async def praise(example, answer):
+    await asyncio.sleep(0)
+    spans = (SpanReward(start=0, end=1, reward=4.0),)
+    return Score(reward=2.0, components={"warmth": 3.0}, info={"why": "kind"}, span_rewards=spans)
+
+async def undecided(example, answer):
+    return None
+
+def nothing(example, answer):
+    pass
+
+def broken(example, answer):
+    raise KeyError("level")
+"""
+
+
+@pytest.fixture
+def rubric(jsonl, tmp_path) -> Callable[..., Any]:
+    """rubric(answer, names): the transition of an answer to "What is 2 plus 2?", scored by these scorers."""
+    (tmp_path / "rubric.py").write_text(RUBRIC)
+
+    def score(answer: str, names: Any) -> Any:
+        environment = make(jsonl(SUMS[2]), scorer=names, heldout_share=0)
+        environment.reset(environment.example(0, "train"))
+        found = environment.step(answer)
+        return asyncio.run(found) if asyncio.iscoroutine(found) else found
+
+    return score
+
+
+def test_the_reward_of_several_scorers_is_the_sum_by_their_weights(rubric, tmp_path):
+    file = f"{tmp_path}/rubric.py"
+    # 1 * 1 - 0.25 * 1 + 0.5 * 2 + 0 * ...
+    transition = rubric("4", {"exact": 1, f"{file}:short": 0.25, f"{file}:praise": 0.5, "numeric": 0})
+    assert transition.reward == 1 - 0.25 + 1
+    components = {"exact": 1, "exact.correct": 1, "short": -1, "praise": 2, "praise.warmth": 3}
+    assert transition.reward_components == {**components, "numeric": 1, "numeric.correct": 1}
+    assert transition.info == {"praise.why": "kind"}
+    assert [span.reward for span in transition.span_rewards] == [2.0]
+    assert rubric("4", ["exact", f"{file}:short"]).reward == 0  # 1 - 1: each has weight 1
+
+
+def test_a_scorer_that_returns_none_is_left_out_of_the_sum(rubric, tmp_path):
+    file = f"{tmp_path}/rubric.py"
+    transition = rubric("5", {f"{file}:undecided": 3, f"{file}:short": 1})
+    assert (transition.reward, transition.reward_components) == (-1, {"short": -1})
+    with pytest.raises(ScorerError, match=r"the answer is not scored: .*:undecided, .*:nothing returned None"):
+        rubric("5", [f"{file}:undecided", f"{file}:nothing"])
+    with pytest.raises(ScorerError, match=r"rubric\.py:nothing returned None, so the answer is not scored; wanted"):
+        rubric("5", f"{file}:nothing")
+
+
+def test_an_error_of_one_scorer_fails_the_answer(rubric, tmp_path):
+    with pytest.raises(KeyError, match="level"):
+        rubric("5", [f"{tmp_path}/rubric.py:praise", f"{tmp_path}/rubric.py:broken"])
+
+
+@pytest.mark.parametrize(
+    ("scorer", "message"),
+    [
+        ([], r"scorer is \[\], wanted a name, a list of names, or names with their weights, such as"),
+        (7, "scorer is 7, wanted a name"),
+        ({"exact": "1"}, "the weight of scorer exact is '1', wanted a number; 0 only measures"),
+        ({"exact": True}, "the weight of scorer exact is True"),
+        (["{file}:short", "trl:{file}:short"], "two scorers are called short; .* rename one of them"),
+        (["exact", "nice"], "scorer 'nice' is unknown"),
+    ],
+)
+def test_a_list_or_weights_that_can_not_be_used_are_refused(jsonl, tmp_path, scorer, message):
+    (tmp_path / "rubric.py").write_text(RUBRIC)
+    if isinstance(scorer, list):
+        scorer = [name.format(file=tmp_path / "rubric.py") for name in scorer]
+    with pytest.raises(ConfigError, match=message):
+        make(jsonl(SUMS[0]), scorer=scorer)
 
 
 @pytest.mark.parametrize(
