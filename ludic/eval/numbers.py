@@ -111,10 +111,12 @@ def nothing_stored(con: duckdb.DuckDBPyConnection, root: Root, chosen: Chosen) -
     named = (("version", chosen.versions), ("environment", chosen.envs), ("evaluation", chosen.evaluations))
     wanted = [f"{what} {', '.join(map(str, values))}" for what, values in named if values is not None]
     stored = [f"version {version} of {env}" for version, env in con.execute(_STORED).fetchall()]
+    if not stored:
+        return f"{root.url} has no evaluation; `ludic eval {root.url}` samples one"
     more = f" and {len(stored) - _MOST_NAMED} more" if len(stored) > _MOST_NAMED else ""
     return (
         f"{root.url} has no evaluation{' of ' if wanted else ''}{' and '.join(wanted)}; it has "
-        f"{', '.join(stored[:_MOST_NAMED]) or 'none'}{more}; `ludic eval {root.url}` samples one"
+        f"{', '.join(stored[:_MOST_NAMED])}{more}; `ludic eval {root.url}` samples one"
     )
 
 

@@ -172,6 +172,33 @@ def test_torchruns_report_below_the_reason_does_not_make_deaths_alike(fail, tmp_
     assert child.last_words().startswith("ludic: step 5 failed (")
 
 
+REPORT = "Root Cause (first observed failure):\\n  rank      : 0 (local_rank: 0)\\n  exitcode  : 78 (pid: 5)\\n===="
+
+
+@pytest.mark.parametrize(("code", "report"), [(78, ""), (2, ""), (1, REPORT)])
+def test_a_mistake_that_a_new_start_would_meet_again_gets_one_life(fail, tmp_path: Path, code: int, report: str):
+    (tmp_path / "failing.py").write_text(
+        FAILING.replace("sys.exit(1)", f'print("12:00:01 ludic: no key ***\\n{report}")\nsys.exit({code})')
+    )
+    message, lives = fail("nothing")
+    log = tmp_path / "trainer.log"
+    assert message == (
+        f"trainer ended with {code} and is not started again: 12:00:01 ludic: no key *** ({log} has more)"
+    )
+    assert lives == 1
+
+
+def test_each_death_is_told_with_its_last_words_without_secrets(fail, tmp_path: Path, caplog) -> None:
+    words = "{number} of https://me:hidden@host failed"
+    (tmp_path / "failing.py").write_text(FAILING.replace("{number} failed", words))
+    fail("changing", most_lives=2)
+    log = tmp_path / "trainer.log"
+    assert caplog.messages[0] == (
+        "trainer ended with 1; started again; its last words: ludic: step 1 of https://***@host failed "
+        f"({log} has more)"
+    )
+
+
 @pytest.mark.parametrize(
     ("log", "words"),
     [
@@ -251,6 +278,18 @@ def test_a_child_aside_that_keeps_dying_never_ends_the_run(aside, tmp_path: Path
     with pytest.raises(ChildError, match="evaluator died 3 times soon after its start: another worker took slot 0"):
         finish(evaluator, environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)
     assert num_lives(tmp_path, "evaluator") == before + 3
+
+
+@pytest.mark.slow
+def test_a_child_aside_with_a_lasting_mistake_has_one_life_beside_the_others(aside, tmp_path: Path, caplog) -> None:
+    began = time.monotonic()
+    evaluator = aside(78, until=lambda: num_lives(tmp_path, "evaluator") and time.monotonic() - began > 1.5)
+    said = f"evaluator ended with 78 and is not started again: another worker took slot 0 ({evaluator.log} has more)"
+    assert [record.message for record in caplog.records] == [f"{said}; the others go on"]
+    assert num_lives(tmp_path, "evaluator") == 1
+    with pytest.raises(ChildError, match="evaluator ended with 78 and is not started again"):
+        finish(evaluator, environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)
+    assert num_lives(tmp_path, "evaluator") == 2
 
 
 @pytest.mark.slow
