@@ -110,8 +110,8 @@ def _why_not_from_hub(model_id: str, error: Exception) -> str:
         return f"the Hub has no such model, or it is private; {_ADVICE}, or set HF_TOKEN"
     if isinstance(error, LocalEntryNotFoundError):
         return (
-            "the Hub's cache has no such model, and the Hub can't be reached from here; fetch it where there is a "
-            f"network (hf download {model_id}), or {_ADVICE}"
+            f"the Hub's cache lacks it while the Hub can't be reached; run `hf download {model_id}` where there is a "
+            "network, or give the model as an absolute path"
         )
     return f"the Hub did not give such a model ({one_line(error)}); {_ADVICE}"
 

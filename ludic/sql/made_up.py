@@ -74,7 +74,7 @@ def _plan(planner: Planner, group_size: int, env_name: str) -> pa.Table | None:
     try:
         return planner.plan(step=1, attempt_id=1, trainer_version=0, at_least=1)
     except QueryError as error:
-        raise QueryError(f"tried on made-up rows: {error}") from error
+        raise QueryError(f"{error} (tried on made-up rows, in groups such as {', '.join(_GROUPS)})") from error
 
 
 def _is_zero(ledger: pa.Table) -> bool:
