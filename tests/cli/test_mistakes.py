@@ -91,7 +91,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory, model_folder: str) -> Path:
     for name, text in FILES.items():
         (folder / name).write_text(text)
     (folder / "empty_folder").mkdir()
-    shutil.copytree(model_folder, folder / "base_model")
+    for name in ("base_model", "big_model"):
+        shutil.copytree(model_folder, folder / name)
+    with (folder / "big_model" / "model.safetensors").open("r+b") as file:
+        file.truncate(shutil.disk_usage(folder).free // 4)  # sparse; a checkpoint takes three times as much
     (folder / "base_model" / "chat_template.jinja").unlink()
     return folder
 
