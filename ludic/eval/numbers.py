@@ -214,6 +214,15 @@ def check_measures(config: MeasureConfig, n: int) -> None:
         measure.bind({**defaults, **config.params})
 
 
+def try_measures(root: Root, config: MeasureConfig, n: int) -> None:
+    """Run measures over no samples, before any is made. Raises as `check_measures` does, and QueryError for bad SQL."""
+    check_measures(config, n)
+    with Connections() as connections:
+        for measure, defaults in _chosen_measures(config, n):
+            params = {**defaults, **config.params}
+            run_measure(connections.to(root), measure, params, over="select * from main.eval_episodes limit 0")
+
+
 def _chosen_measures(config: MeasureConfig, fewest: int) -> list[tuple[SqlText, Mapping[str, Any]]]:
     """Return the measures of the settings, or the usual ones, each with defaults of its parameters.
 
