@@ -31,14 +31,14 @@ from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
 from ludic.installed import require
 from ludic.launch.config import LaunchConfig
-from ludic.launch.local import VLLM, check_launch, plan_gpus
+from ludic.launch.local import VLLM, check_launch, gpu_plan
 from ludic.launch.roots import check_option_names, rules_of, uses_of
 from ludic.models.first_model import first_config, first_tokenizer, local_folder, write_files
 from ludic.paths import is_url
 from ludic.rollouts.sampler import check_sampling_code
 from ludic.sql.made_up import try_rules
 from ludic.store import Root, RunConfig, latest_policy
-from ludic.store.weights import weight_files
+from ludic.store.weights import read_identity, weight_files
 from ludic.training.config import OffPolicy, TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,8 @@ def _check_settings(start: Start) -> str:
     if start.processes.launcher != "local":
         return f"{start.train.num_steps} steps on {start.processes.launcher}"
     num_workers = start.processes.workers_of(start.run.num_workers)
-    plan = plan_gpus(start.train, start.processes, start.engine, num_workers + (start.processes.eval_every is not None))
+    num_engines = num_workers + (start.processes.eval_every is not None)
+    plan = gpu_plan(start.train, start.processes, start.engine, num_engines)
     if plan is None and start.train.model.device == "cuda":
         raise ConfigError("device is cuda, and this machine shows no GPU; leave it out, or set device to cpu")
     where = "the CPU" if plan is None or start.train.model.device == "cpu" else "GPUs"
@@ -221,7 +222,7 @@ class _Model:
         if root is None or run.model != root.run.model:
             return self._stack.enter_context(local_folder(run.model, with_weights=False))
         folder = self._stack.enter_context(first_config(root))
-        if root.path not in folder.parents and not (folder / "tokenizer.json").exists():
+        if read_identity(root) is not None:  # then the folder is a copy, with the configuration alone
             write_files(first_tokenizer(root), folder)
         return folder
 
