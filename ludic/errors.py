@@ -24,6 +24,13 @@ class LudicError(Exception):
     """Exit status of a command that it ends."""
     detail: str | None = None
     """Lines that the command line prints after the message, such as the traceback of a user's code."""
+    is_lasting = False
+    """Whether a new start would meet the same error, as with a mistake in the settings or in the user's code."""
+
+
+LASTING_EXIT_CODE = 78
+"""Exit status of a process of a run that a lasting error ends, so that it is not started again; sysexits.h calls it
+EX_CONFIG."""
 
 
 class SchemaError(LudicError, ValueError):
@@ -73,17 +80,23 @@ class OwnedError(LudicError, RuntimeError):
 class ConfigError(LudicError, ValueError):
     """A setting is out of range, unknown, or contradicts another."""
 
+    is_lasting = True
+
 
 class ConsentError(LudicError, PermissionError):
     """A root names code that the user of this machine has not agreed to run; none of it was run."""
+
+    is_lasting = True
 
 
 class QueryError(LudicError, ValueError):
     """A SQL query, an advantage file or a filter could not be run."""
 
+    is_lasting = True
+
 
 class ModelError(LudicError, ValueError):
-    """A model folder or a tokenizer could not be loaded."""
+    """A model folder or a tokenizer could not be loaded. Not lasting: a worker restarts with newer weights."""
 
 
 class HalfLoadedError(ModelError):
@@ -135,8 +148,7 @@ class StalledError(LudicError, TimeoutError):
 class AllFailedError(StalledError):
     """Every rollout of the last batches failed, such as by a mistake in a user's code."""
 
-    exit_code = 94
-    """`ludic run` does not start a process again that ends with this status, and ends."""
+    is_lasting = True
 
 
 class Interruption(BaseException):

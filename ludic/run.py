@@ -39,6 +39,7 @@ class Run(Result):
     work = start.work
     train = start.train
     launch = start.launch
+    check = start.check
     serve = machines.serve
     scale = machines.scale
     cluster_files = machines.cluster_files

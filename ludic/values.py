@@ -6,6 +6,7 @@ Raises ConfigError for URLs with secrets. Imports nothing slow, since `ludic COM
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -121,7 +122,7 @@ def _fit_mapping(value: Any, source: Source) -> Mapping[str, Any]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise MisfitError(f"a JSON object ({error})") from None
+            raise MisfitError(f"a JSON object such as '{{\"name\": 1}}' ({error})") from None
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise MisfitError
     return value
@@ -142,8 +143,20 @@ def _fit_int(value: Any, source: Source) -> int:
         try:
             return int(value)
         except ValueError:
-            raise MisfitError from None
+            return _whole(value)
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _misfit()
+
+
+def _whole(text: str) -> int:
+    """Return a whole number that is written like 1e3 or 2.0. Raises MisfitError."""
+    try:
+        found = Decimal(text)
+    except InvalidOperation:
+        raise MisfitError from None
+    # A larger exponent would take minutes to write out, and is beyond every range.
+    if not found.is_finite() or abs(found.adjusted()) > _MOST_DIGITS or found != found.to_integral_value():
+        raise MisfitError
+    return int(found)
 
 
 def _fit_float(value: Any, source: Source) -> float:
@@ -162,6 +175,7 @@ def _fit_path(value: Any, source: Source) -> Path:
 
 
 _BOOLS = ("true", "false")
+_MOST_DIGITS = 30
 SCALARS: Mapping[Any, Callable[[Any, Source], Any]] = {
     str: _fit_text,
     bool: _fit_bool,

@@ -51,6 +51,7 @@ _RUN = Command(
     ),
     methods=("launch",),
 )
+_CHECK = Command("operations.start:check", (*_RUN.first, "server_url", "log_to"))
 _CREATE = Command(
     "operations.start:create",
     (
@@ -136,6 +137,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = MappingProxyType(
             "sql": Command("operations.look:write_sql", methods=("sql", "sql_stream")),
         },
         "Start": {
+            "check": _CHECK,
             "create": _CREATE,
             "worker": Command("operations.start:worker", methods=("work",)),
             "train": _TRAIN,

@@ -1,7 +1,8 @@
 """The `ludic` command: run a subcommand with settings from flags and a TOML file; report errors in one line.
 
 Results go to stdout, progress and logs to stderr. Exits with 0 for success, 1 for a reported failure, 2 for wrong
-usage. What a command prints follows from its operation's result (ludic.results).
+usage; a process of `ludic run` exits with LASTING_EXIT_CODE for a failure that a new start would meet again. What a
+command prints follows from its operation's result (ludic.results).
 """
 
 import errno
@@ -17,9 +18,9 @@ from typing import Any
 from ludic.children import protect_children_of_libraries
 from ludic.cli.commands import COMMANDS, GROUPS
 from ludic.cli.settings import JSON, exit_with_settings, parse
-from ludic.errors import DETAIL_INDENT, LudicError, similar_names
+from ludic.errors import DETAIL_INDENT, LASTING_EXIT_CODE, LudicError, similar_names
 from ludic.installed import LUDIC, installed_version
-from ludic.launch.process import stop_on_signals
+from ludic.launch.process import is_supervised, stop_on_signals
 from ludic.masking import mask
 from ludic.printable import printable
 from ludic.settings import RUN, SettingsError, arguments, opens_its_root, takes_a_root
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout.flush()  # here, where a closed pipe is handled
         sys.exit(code)
     except LudicError as error:
-        fail(str(error), error.exit_code, error.detail)
+        code = LASTING_EXIT_CODE if error.is_lasting and is_supervised() else error.exit_code
+        fail(str(error), code, error.detail)
     except BrokenPipeError:
         # The reader of our output has closed the pipe, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

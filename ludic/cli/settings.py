@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, similar_names
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
 from ludic.foreign_settings import answer, dotted_names
 from ludic.paths import local_path
@@ -92,6 +92,8 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     try:
         text = path.read_text()
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise ConfigError(_no_file(path)) from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -126,6 +128,14 @@ def _check_tables(values: Mapping[str, Any], settings: Mapping[str, Setting], pa
         for dotted in dotted_names(name, value):
             if dotted != name and (foreign := answer(dotted, settings)):
                 raise ConfigError(f"{path}: {dotted} is {foreign}")
+
+
+def _no_file(path: Path) -> str:
+    folder = path.absolute().parent
+    files = sorted(each.name for suffix in ("toml", "json") for each in folder.glob(f"*.{suffix}"))
+    close = similar_names(path.name, files)
+    advice = f"did you mean {' or '.join(close)}?" if close else "--config wants a TOML or JSON file of settings"
+    return f"{path}: there is no such file in {folder}; {advice}"
 
 
 def _check_algorithm(name: Any, path: Path) -> None:

@@ -84,17 +84,27 @@ def prepare_code(root: Root, uses: Sequence[CodeUse], settings: CodeSettings, ch
 
     check: loads the files; if it raises, no consent and no file is stored. Raises ConsentError, ConfigError.
     """
-    found = find_files(root, uses, update=settings.update_code)
-    _check_paths(root, uses, found)
-    new = [use for use in uses if not _is_consented(use, found.files) and _agrees(root, use, found, settings)]
-    others = [use for use in uses if use not in new]
-    # The texts that were checked for consent, should the root have changed since the first look.
-    files = {**found.files, **trusted_files(root, others, update=settings.update_code)}
+    new, files = _agreed(root, uses, settings)
     check(files)
     _give_all(new, files, root.url, root.run_id)
     for use in new:
         logger.info("%s may run %s %r from now on", root.url, use.role, use.setting)
     keep_files(root, files)
+
+
+def files_to_check(root: Root, uses: Sequence[CodeUse], settings: CodeSettings) -> Files:
+    """Return the files that `prepare_code` checks, and store nothing. Raises ConsentError, ConfigError."""
+    return _agreed(root, uses, settings)[1]
+
+
+def _agreed(root: Root, uses: Sequence[CodeUse], settings: CodeSettings) -> tuple[list[CodeUse], dict[str, UserFile]]:
+    """Return the uses that the settings give consent to, and the files of all uses."""
+    found = find_files(root, uses, update=settings.update_code)
+    _check_paths(root, uses, found)
+    new = [use for use in uses if not _is_consented(use, found.files) and _agrees(root, use, found, settings)]
+    others = [use for use in uses if use not in new]
+    # The texts that were checked for consent, should the root have changed since the first look.
+    return new, {**found.files, **trusted_files(root, others, update=settings.update_code)}
 
 
 def gives_consent(root: Root, uses: Sequence[CodeUse]) -> bool:

@@ -340,6 +340,8 @@ def unknown(
     kind: Kind, name: str, *, known: Iterable[str] | None = None, listed: Sequence[str] | None = None
 ) -> LudicError:
     """Return the error about a name that no part has. known, listed: as in errors.unknown_name, if not kind.names()."""
+    if name.endswith(".py") and any(".py:" in form for form in kind.own):
+        return _unnamed(kind, name)
     names = kind.names()
     return kind.error(
         unknown_name(
@@ -389,6 +391,23 @@ def _read(kind: Kind, name: str, files: Files) -> UserFile:
         return files[path] if path in files else read_user_file(local_path(path, f"the file of {kind.role} {name}"))
     except OSError as error:
         raise kind.error(f"{kind.role} {name}: {error}") from error
+
+
+def _unnamed(kind: Kind, path: str) -> LudicError:
+    """Return the error about a Python file of which no part is named; the file is read, and does not run."""
+    form = next(form for form in kind.own if ".py:" in form)
+    try:
+        tree = ast.parse(read_user_file(local_path(path, f"the file of {kind.role} {path}")).source, path)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return kind.error(f"{kind.role} {path}: {error}; wanted {form}")
+    wanted = ast.ClassDef if form == _CLASS else ast.FunctionDef | ast.AsyncFunctionDef
+    names = [node.name for node in tree.body if isinstance(node, wanted) and not node.name.startswith("_")]
+    what = "class" if form == _CLASS else "function"
+    if not names:
+        return kind.error(f"{kind.role} {path} names no {what}, and the file defines none; wanted {form}")
+    return kind.error(
+        f"{kind.role} {path} names no {what} of the file; write {' or '.join(f'{path}:{each}' for each in names)}"
+    )
 
 
 def _missing(kind: Kind, name: str, defined: list[str]) -> LudicError:

@@ -29,6 +29,9 @@ from ludic.printable import left_out, storable
 _MOST_TRACEBACK = 4_000
 """Characters of a traceback; the middle of a longer one is left out."""
 
+_LIBRARIES = re.compile(rf"^{re.escape(str(Path(__file__).parents[1]))}/|/(site|dist)-packages/|^<|/lib/python3")
+"""Matches the files of ludic, of installed packages and of Python."""
+
 _beside: dict[str, UserFile] = {}
 """Modules imported by users' files that were run, by module name."""
 
@@ -155,6 +158,18 @@ def describe_failure(path: Path, error: Exception) -> str:
     ]
     where = f"{path}, line {lines[-1]}," if lines else str(path)
     return f"{where} failed: {describe(error)}"
+
+
+def describe_at(error: Exception) -> str:
+    """Describe an error with the file and the line that raised it, such as: KeyError: 'reward' (mine.py, line 7).
+
+    The line is the innermost one outside of ludic and of installed packages, if there is one.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not _LIBRARIES.search(each.filename)]
+    if not own:
+        return describe(error)
+    return f"{describe(error)} ({own[-1].filename}, line {own[-1].lineno})"
 
 
 def describe(error: Exception) -> str:

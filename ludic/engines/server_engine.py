@@ -37,7 +37,7 @@ from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import Server, check_url
 from ludic.engines.server_loading import Wanted, Weights
 from ludic.engines.server_pool import ServerPool
-from ludic.errors import ConfigError, ModelError
+from ludic.errors import ConfigError, ModelError, NoServerError
 from ludic.masking import SERVER_LOGIN, keep_secret
 from ludic.models.lora import base_of_adapter
 from ludic.models.weight_files import check_folder, eos_token_ids, load_config, load_generation_config
@@ -49,6 +49,7 @@ REQUEST_TIMEOUT_S = 1800.0
 """Default time in which a server should answer a request, in seconds; then it is sent again."""
 
 _FLOAT32_HEAD = """'{"head_dtype": "float32"}'"""
+_NO_URL = "engine server needs the URL of a server; set --server-url http://HOST:8000"
 _T = TypeVar("_T")
 
 
@@ -77,7 +78,7 @@ class ServerEngine:
         for `ludic serve` itself.
         """
         if not urls:
-            raise ConfigError("engine server needs the URL of a server; set --server-url http://HOST:8000")
+            raise ConfigError(_NO_URL)
         addresses = [check_url(url) for url in dict.fromkeys(urls)]
         self._config = load_config(folder)
         _check(folder, self._config)
@@ -149,6 +150,20 @@ class ServerEngine:
             return future.result()
         finally:
             future.cancel()
+
+
+async def find_silent(urls: Sequence[str]) -> dict[str, str]:
+    """Return why servers do not answer, by the URLs of those. Raises ConfigError for a bad URL, or if there is none."""
+    if not urls:
+        raise ConfigError(_NO_URL)
+    silent: dict[str, str] = {}
+    async with httpx2.AsyncClient(headers=_authorization(), trust_env=False) as client:
+        for url in dict.fromkeys(urls):
+            try:
+                await Server(check_url(url), client, REQUEST_TIMEOUT_S).check_health()
+            except NoServerError as error:
+                silent[url] = str(error)
+    return silent
 
 
 def _authorization() -> dict[str, str]:

@@ -110,7 +110,19 @@ def prefix_of(name: str) -> str:
 
 def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
     family, within = find_family(prefix), name.removeprefix(prefix)
-    if not family.is_known(within):
+    try:
+        with only_exceptions():
+            is_known = family.is_known(within)
+    except LudicError:
+        raise
+    except Exception as error:  # a package that lacks one of its own dependencies
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        advice = f"; pip install {missing.partition('.')[0]}" if missing else ""
+        package = prefix.rstrip("/")
+        raise ConfigError(
+            f"environment {name}: the package {package} can't be imported: {describe(error)}{advice}"
+        ) from error
+    if not is_known:
         raise _unknown(name)
     return partial(family.make, within)
 

@@ -42,9 +42,12 @@ class Side:
 def parse_sides(texts: Sequence[int | str], root: Root | None = None) -> list[Side]:
     """Parse sides: ROOT@VERSION, ROOT (its newest version with samples), or a VERSION or @VERSION of the root before.
 
-    VERSION is a number or latest. root: that of a first side without one. Raises ConfigError for fewer than two sides,
+    VERSION is a number or latest. root: that of a first side without one; its newest version with samples is the
+    baseline of a single side that is another root's. Raises ConfigError for fewer than two sides,
     MissingRootError for a root that is not there.
     """
+    if len(texts) == 1 and root is not None and _split(str(texts[0]))[0]:
+        texts = [LATEST, *texts]
     if len(texts) < 2:
         raise ConfigError(
             f"there is nothing to compare {texts[0] if texts else 'nothing'} with; wanted two or more sides"
@@ -124,6 +127,7 @@ def compare(
     warnings: list[str] = []
     with ExitStack() as stack:
         connections = connections or stack.enter_context(Connections())
+        _check_any(connections, [baseline, *others])
         first, *rest = (_open(connections, side) for side in (baseline, *others))
         for other in rest:
             for name in _common_envs(first, other, env):
@@ -140,6 +144,15 @@ def compare(
     for row, p_value in zip(rows, statistics.holm([row["p_value"] for row in rows]), strict=True):
         row["p_holm"] = p_value
     return Compared(rows=rows, examples=examples, warnings=warnings)
+
+
+def _check_any(connections: Connections, sides: Sequence[Side]) -> None:
+    """Raise ConfigError if several roots have no evaluation at all."""
+    count = "select count(*) from (select 1 from eval_episodes limit 1)"
+    urls = dict.fromkeys(side.root.url for side in sides if not connections.to(side.root).sql(count).fetchall()[0][0])
+    if len(urls) > 1:
+        commands = " and ".join(f"`ludic eval {url}`" for url in urls)
+        raise ConfigError(f"{' and '.join(urls)} have no evaluations to compare; {commands} sample them")
 
 
 def _open(connections: Connections, side: Side) -> _Opened:

@@ -111,10 +111,12 @@ def nothing_stored(con: duckdb.DuckDBPyConnection, root: Root, chosen: Chosen) -
     named = (("version", chosen.versions), ("environment", chosen.envs), ("evaluation", chosen.evaluations))
     wanted = [f"{what} {', '.join(map(str, values))}" for what, values in named if values is not None]
     stored = [f"version {version} of {env}" for version, env in con.execute(_STORED).fetchall()]
+    if not stored:
+        return f"{root.url} has no evaluation; `ludic eval {root.url}` samples one"
     more = f" and {len(stored) - _MOST_NAMED} more" if len(stored) > _MOST_NAMED else ""
     return (
         f"{root.url} has no evaluation{' of ' if wanted else ''}{' and '.join(wanted)}; it has "
-        f"{', '.join(stored[:_MOST_NAMED]) or 'none'}{more}; `ludic eval {root.url}` samples one"
+        f"{', '.join(stored[:_MOST_NAMED])}{more}; `ludic eval {root.url}` samples one"
     )
 
 
@@ -210,6 +212,15 @@ def check_measures(config: MeasureConfig, n: int) -> None:
     check_measure_parameters([measure for measure, _ in measures], config.params)
     for measure, defaults in measures:
         measure.bind({**defaults, **config.params})
+
+
+def try_measures(root: Root, config: MeasureConfig, n: int) -> None:
+    """Run measures over no samples, before any is made. Raises as `check_measures` does, and QueryError for bad SQL."""
+    check_measures(config, n)
+    with Connections() as connections:
+        for measure, defaults in _chosen_measures(config, n):
+            params = {**defaults, **config.params}
+            run_measure(connections.to(root), measure, params, over="select * from main.eval_episodes limit 0")
 
 
 def _chosen_measures(config: MeasureConfig, fewest: int) -> list[tuple[SqlText, Mapping[str, Any]]]:

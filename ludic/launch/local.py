@@ -180,9 +180,19 @@ def _environment(num_processes: int, processes: LaunchConfig) -> dict[str, str]:
 
 
 def plan_gpus(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> GpuPlan | None:
+    """Assign this machine's GPUs, as `gpu_plan` does, and log who gets which."""
+    plan = gpu_plan(config, processes, engine, num_workers)
+    if plan is not None:
+        logger.info("GPUs: %s", plan.describe())
+        for line in plan.describe_shared():
+            logger.info("%s", line)
+    return plan
+
+
+def gpu_plan(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> GpuPlan | None:
     """Assign this machine's GPUs to the trainer and the workers; None if there is none. Raises ConfigError."""
     is_spread = engine.engine == VLLM or engine.tensor_parallel > 1
-    plan = assign_gpus(
+    return assign_gpus(
         visible_gpus(),
         ranks=0 if config.model.device == "cpu" else processes.ranks,
         num_workers=num_workers,
@@ -190,11 +200,6 @@ def plan_gpus(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig
         workers=parse_gpus(processes.worker_gpus),
         gpus_per_worker=engine.tensor_parallel if is_spread else None,
     )
-    if plan is not None:
-        logger.info("GPUs: %s", plan.describe())
-        for line in plan.describe_shared():
-            logger.info("%s", line)
-    return plan
 
 
 def limit_memory(engine: EngineConfig, plan: GpuPlan | None, worker: int) -> EngineConfig:

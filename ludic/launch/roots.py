@@ -4,12 +4,13 @@ Raises ConfigError if the settings differ from those of an existing run, ModelEr
 from the run's first model.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ludic.batches.source import batch_rules, names_in_root
-from ludic.code.consent import CodeSettings, sampling_uses
+from ludic.code.consent import CodeSettings, CodeUse, sampling_uses
 from ludic.code.files import NO_FILES, Files
 from ludic.code.kept import create_root, prepare_code
 from ludic.errors import ConfigError, MissingRootError, unknown_name
@@ -21,17 +22,25 @@ from ludic.store.weights import copy_kept, keep_model
 from ludic.training.config import TrainConfig
 
 
-def create_run(url: str, run: RunConfig, train: TrainConfig, code: CodeSettings) -> Root:
+def create_run(
+    url: str,
+    run: RunConfig,
+    train: TrainConfig,
+    code: CodeSettings,
+    check: Callable[[Files], object] | None = None,
+) -> Root:
     """Start a run, or open the existing one with these settings, and check that its code works.
 
-    A new run uses the code files of the user who starts it; code of an existing root runs only with consent.
+    A new run uses the code files of the user who starts it; code of an existing root runs only with consent. check:
+    runs the code that was consented to, from these files instead of those on disk; None loads it.
     Raises ConfigError, QueryError, ModelError or ConsentError; then no root is made.
     """
-    if not is_there(url):
-        _check_option_names(run)
-        _check_code(run, train, NO_FILES)
+    is_new = not is_there(url)
+    if is_new:
+        check_option_names(run)
+        (check or partial(_check_code, run, train))(NO_FILES)
     root = open_or_start(url, run)
-    prepare_run_code(root, train, code)
+    prepare_run_code(root, train, code, None if is_new else check)
     return root
 
 
@@ -44,10 +53,16 @@ def is_there(url: str) -> bool:
     return True
 
 
-def prepare_run_code(root: Root, train: TrainConfig, code: CodeSettings) -> None:
-    """Check all code of a run and its trainer, and record the consent that `code` gives."""
-    uses = [*sampling_uses(root.run), *rules_of(root.run, train).uses(names_in_root(root))]
-    prepare_code(root, uses, code, partial(_check_code, root.run, train))
+def prepare_run_code(
+    root: Root, train: TrainConfig, code: CodeSettings, check: Callable[[Files], object] | None = None
+) -> None:
+    """Check all code of a run and its trainer, and record the consent that `code` gives. check: as of create_run."""
+    prepare_code(root, uses_of(root, train), code, check or partial(_check_code, root.run, train))
+
+
+def uses_of(root: Root, train: TrainConfig) -> list[CodeUse]:
+    """Return the code that workers and the trainer of a run use."""
+    return [*sampling_uses(root.run), *rules_of(root.run, train).uses(names_in_root(root))]
 
 
 def rules_of(run: RunConfig, train: TrainConfig) -> BatchRules:
@@ -55,7 +70,7 @@ def rules_of(run: RunConfig, train: TrainConfig) -> BatchRules:
     return batch_rules(train.batch, run.groups_per_batch, run.seed, loss_unit=train.loss.loss_unit)
 
 
-def _check_option_names(config: RunConfig) -> None:
+def check_option_names(config: RunConfig) -> None:
     """Raise ConfigError for options of an environment that the run does not name; they would have no effect."""
     for name in config.env_options:
         if name not in config.env:

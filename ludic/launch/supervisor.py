@@ -1,4 +1,8 @@
-"""Start and watch processes on this machine, and restart them when they die."""
+"""Start and watch processes on this machine, and restart those that die.
+
+A process that ends with LASTING_EXIT_CODE, or as wrong usage, is not started again: a new start would meet the same
+mistake.
+"""
 
 import contextlib
 import logging
@@ -13,8 +17,10 @@ from itertools import takewhile
 from pathlib import Path
 
 from ludic.children import start_python
-from ludic.errors import DETAIL_INDENT, AllFailedError, LudicError, SlotTakenError
+from ludic.errors import DETAIL_INDENT, LASTING_EXIT_CODE, LudicError, SlotTakenError
 from ludic.launch.process import KILL_AFTER_S, SUPERVISED, stop_within_s
+from ludic.masking import mask
+from ludic.settings import SettingsError
 from ludic.store.local import open_to_append
 from ludic.temporary import in_temporary, private_folder
 
@@ -32,15 +38,15 @@ _TIME = re.compile(r"^\d\d:\d\d:\d\d ")
 """Time at the start of a logged line, which differs between deaths."""
 _REASON = re.compile(r"^(?:\d\d:\d\d:\d\d )?(?:ludic: |\[rank\d+\]: )")
 """Start of a line with the reason of a death; torchrun's report, which is always the same, comes after it."""
-_PREFIX = re.compile(r"^(?:\d\d:\d\d:\d\d )?ludic: ")
-_RANK_GAVE_UP = re.compile(rf"^\s*exitcode\s*: {AllFailedError.exit_code}\b")
-"""Line of torchrun's report on the rank that failed first."""
+_LASTING = (LASTING_EXIT_CODE, SettingsError.exit_code)
+_LASTING_RANK = re.compile(rf"^\s*exitcode\s*: {LASTING_EXIT_CODE}\b")
+"""Line of torchrun's report, whose own exit status does not tell how its ranks ended."""
 _LETTER = re.compile(r"[^\W\d_]")
 _LOOK_EVERY_S = 2.0
 
 
 class ChildError(LudicError, RuntimeError):
-    """A process died repeatedly."""
+    """A process died repeatedly, or of a mistake that a new start would meet again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +69,8 @@ class Child:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of this process, besides those of all children."""
     is_aside: bool = False
-    """Whether the others go on without it: an exit with 0 is its end, and repeated deaths only delay its next start."""
+    """Whether the others go on without it: an exit with 0 or by a lasting mistake is its end, and repeated deaths only
+    delay its next start."""
     num_restarts: int = 0
     _quick_deaths: int = 0
     _deaths_alike: int = 0
@@ -76,6 +83,8 @@ class Child:
     """Value of `progress` at the last start."""
     _replaced: bool | None = None
     """Result of `was_replaced`; None before it is called."""
+    _is_given_up: bool = False
+    """Whether it stood aside and a lasting mistake ended it."""
     _looked: float = 0.0
     _process: subprocess.Popen | None = field(default=None, repr=False)
 
@@ -105,7 +114,7 @@ class Child:
         """Return True if it has ended and is to be restarted now."""
         if self.is_aside:
             is_resting = self._is_dying() and time.monotonic() - self._started < _REST_S
-            return self.process.returncode != 0 and not is_resting
+            return self.process.returncode != 0 and not is_resting and not self._is_given_up
         if not self._is_replaced():
             return True
         if time.monotonic() - self._looked < _LOOK_EVERY_S:
@@ -121,15 +130,15 @@ class Child:
         return self._replaced
 
     def restart(self, environment: dict[str, str]) -> None:
-        """Restart it. Raises ChildError after 3 deaths in a row, soon after the start or with the same last words.
+        """Restart it, and log how it ended.
 
-        Raises ChildError at once if it ended with an AllFailedError, with that error's detail.
+        Raises ChildError after a mistake that a new start would meet again, and after 3 deaths in a row, soon after
+        the start or with the same last words.
         """
         code = self.process.returncode
-        if self._has_given_up():
-            failure = ChildError(f"{self.name}: {_PREFIX.sub('', self.last_words())}")
-            failure.detail = self._detail()
-            raise failure
+        if self._is_mistaken():
+            self._give_up(f"{self.name} ended with {code} and is not started again: {self.last_words()}")
+            return
         self._count_death()
         if self._is_dying():
             how = "soon after its start" if self._quick_deaths >= _MOST_DEATHS else "with the same last words"
@@ -138,16 +147,22 @@ class Child:
             if not self.is_aside:
                 raise ChildError(said)
             logger.warning("%s; it is started each %g s, and the others go on", said, _REST_S)
+        words = self.last_words()
         self.kill_rest()
         self.num_restarts += 1
         self.start(environment)
-        logger.warning("%s ended with %s; started again", self.name, code)
+        logger.warning("%s ended with %s; started again; its last words: %s", self.name, code, words)
 
-    def _has_given_up(self) -> bool:
-        if self.process.returncode == AllFailedError.exit_code:
-            return True
-        # Of ranks, torchrun reports the status, and ends with another one.
-        return any(map(_RANK_GAVE_UP.search, self._lines()))
+    def _is_mistaken(self) -> bool:
+        return self.process.returncode in _LASTING or any(map(_LASTING_RANK.search, self._lines()))
+
+    def _give_up(self, said: str) -> None:
+        if not self.is_aside:
+            error = ChildError(said)
+            error.detail = self._detail()
+            raise error
+        self._is_given_up = True
+        logger.warning("%s; the others go on", said)
 
     def _is_dying(self) -> bool:
         return max(self._quick_deaths, self._deaths_alike) >= _MOST_DEATHS
@@ -173,8 +188,8 @@ class Child:
             self.process.stdin.close()
 
     def last_words(self) -> str:
-        """Return the log line that gives the reason of its last death, and the path of the log."""
-        return f"{self._last_line()} ({self.log} has more)"
+        """Return the log line that gives the reason of its last death, without secrets, and the path of the log."""
+        return f"{mask(self._last_line())} ({self.log} has more)"
 
     def _last_line(self) -> str:
         lines = self._lines()[::-1]
@@ -227,10 +242,10 @@ def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, st
 def finish(child: Child, *, environment: dict[str, str], tick: Callable[[], None]) -> None:
     """Run a child aside to its end, in a new life, after the others; does nothing if it has ended with 0.
 
-    Raises ChildError if it dies repeatedly, and KeyboardInterrupt after stopping it.
+    Raises ChildError as `Child.restart` does, and KeyboardInterrupt after stopping it.
     """
     if child._process is None or child.process.returncode != 0:
-        alone = replace(child, is_aside=False, _quick_deaths=0, _deaths_alike=0)
+        alone = replace(child, is_aside=False, _quick_deaths=0, _deaths_alike=0, _is_given_up=False)
         supervise(alone, [], environment=environment, tick=tick)
 
 

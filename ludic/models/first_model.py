@@ -97,7 +97,23 @@ def _snapshot(model_id: str, revision: str | None, with_weights: bool) -> Path:
                 break
         return folder
     except (OSError, ValueError) as error:  # all errors of the Hub's client derive from these
-        raise ModelError(f"{_absent(model_id)}, nor such a model on the Hub ({one_line(error)}); {_ADVICE}") from error
+        raise ModelError(f"{_absent(model_id)}, and {_why_not_from_hub(model_id, error)}") from error
+
+
+def _why_not_from_hub(model_id: str, error: Exception) -> str:
+    """Say why the Hub gave no model, and what to do."""
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return f"the Hub wants your consent to its terms: agree at https://huggingface.co/{model_id}, and set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"the Hub has no such model, or it is private; {_ADVICE}, or set HF_TOKEN"
+    if isinstance(error, LocalEntryNotFoundError):
+        return (
+            f"the Hub's cache lacks it while the Hub can't be reached; run `hf download {model_id}` where there is a "
+            "network, or give the model as an absolute path"
+        )
+    return f"the Hub did not give such a model ({one_line(error)}); {_ADVICE}"
 
 
 def _absent(source: str) -> str:

@@ -68,6 +68,21 @@ def add_adapters(
     model.eval()
 
 
+def try_adapters(folder: str, *, source: str, rank: int, alpha: int, targets: Sequence[str]) -> int:
+    """Add adapters to a model of a folder's config.json without memory; returns the number of adapted layers.
+
+    Raises ModelError as `add_adapters` does.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from ludic.models.weight_files import load_config
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(load_config(folder))
+        add_adapters(model, source=source, rank=rank, alpha=alpha, targets=targets)
+    return len(_adapted_layers(model))
+
+
 def has_adapters(model: PreTrainedModel) -> bool:
     return bool(_adapted_layers(model))
 

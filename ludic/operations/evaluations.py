@@ -59,6 +59,7 @@ def evaluate(
         model: Folder, Hugging Face id or URL of the model to evaluate, for a root that is created; for another root,
             another location of the run's first model.
     """
+    from ludic.eval.numbers import check_measures, try_measures
     from ludic.eval.suite import read_suite
     from ludic.launch.here import evaluate_here, open_to_evaluate
     from ludic.launch.process import interruptible_unless, is_supervised
@@ -70,11 +71,15 @@ def evaluate(
     config = convert(EvalConfig, {"versions": _as_text(versions)} | parts["samples"])
     if suite is not None and (measure.measures or measure.params):
         raise SettingsError(f"measures and params do not apply beside a suite; write them into {suite}")
+    if suite is None:
+        check_measures(measure, config.n)  # before a root is made
     with interruptible_unless(stop) as stopped:
         if isinstance(run, str):
             root = open_to_evaluate(run, config, model, code, None if suite is None else str(suite))
         else:
             root = run.root.writable()
+        if suite is None:
+            try_measures(root, measure, config.n)
         entries = [] if suite is None else read_suite(suite, config, measure.confidence)
         configs = {entry.label: entry.config for entry in entries} or {"": config}
         options: dict[str, Any] = {"engine": engine, "device": device, "model": model, "report": report}

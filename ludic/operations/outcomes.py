@@ -1,11 +1,32 @@
-"""Results of operations that have no home below: what was sampled and trained."""
+"""Results of operations that have no home below: what was checked, sampled and trained."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ludic.results import Part, Result
 from ludic.show.evaluations import Evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Checked(Result):
+    """What checks found before a run starts."""
+
+    root: str
+    """URL or path of the root."""
+    rows: Sequence[Mapping[str, str]]
+    """One row for each check, with `check`, `state` (ok, look, wrong or left out) and `found`."""
+
+    def parts(self) -> Iterator[Part]:
+        """A line for each check."""
+        width = max(len(row["state"]) for row in self.rows)
+        for row in self.rows:
+            yield f"{row['state']:<{width}}  {row['check']}: {row['found']}"
+
+    @property
+    def failure(self) -> str | None:
+        num_wrong = sum(row["state"] == "wrong" for row in self.rows)
+        return f"{num_wrong} of {len(self.rows)} checks found a mistake" if num_wrong else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,7 +1,9 @@
 """Start a run: create it, sample rollouts for it, train on them, or run all of its processes."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
-from ludic.errors import ConfigError, MissingRootError
+from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
 from ludic.launch.config import LaunchConfig
 from ludic.rollouts.config import WorkerConfig
 from ludic.run_config import RunConfig
@@ -32,8 +34,10 @@ from ludic.training.presets import algorithm_names
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
-    from ludic.operations.outcomes import Sampled, Trained
+    from ludic.launch.before import Start
+    from ludic.operations.outcomes import Checked, Sampled, Trained
     from ludic.operations.typed import (
+        CheckSettings,
         CreateSettings,
         LaunchSettings,
         RunSettings,
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from ludic.records import RolloutBatch
     from ludic.run import Run
     from ludic.store import Root
+
+logger = logging.getLogger(__name__)
 
 Algorithm = Annotated[str | None, Shown(f"{{{','.join(algorithm_names())}}}")]
 """Type of a parameter for the name of a preset; settings that are given override the preset's."""
@@ -111,27 +117,71 @@ def run(
         root: Folder or URL of the run; created if it does not exist.
         algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
     """
-    from ludic.launch.local import check_launch
+    from functools import partial
+
+    from ludic.launch.before import check_code, check_start
     from ludic.launch.process import interrupt_on_sigterm
     from ludic.launch.roots import create_run
+
+    interrupt_on_sigterm()
+    start, code = _start_of(str(root), algorithm, settings)
+    check_start(start)
+    made = create_run(start.url, start.run, start.train, code, partial(check_code, start))
+    return _launch(made, start.train, start.processes, start.engine, start.run.model, code)
+
+
+@operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
+def check(
+    run: "Run | str",
+    *,
+    algorithm: Algorithm = None,
+    **settings: Unpack["CheckSettings"],
+) -> "Checked":
+    """Check what a run needs, before it starts: packages, model, servers, disk, environments, SQL.
+
+    Starts nothing and makes no root. `ludic run` with the same settings makes the same checks first. Users' code runs
+    only with consent, as there: an example of each environment is made, and for questions a made-up answer is scored.
+    Raises ConfigError for settings that contradict each other.
+
+    Args:
+        run: Folder or URL of the run, which need not exist.
+        algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
+    """
+    from ludic.launch.before import checks, code_checks, consented_files, try_all
+    from ludic.operations.outcomes import Checked
+
+    start, code = _start_of(run if isinstance(run, str) else run.url, algorithm, settings)
+    with checks(start) as of_settings:
+        rows = try_all(of_settings)
+    try:
+        rows = try_all(code_checks(start, consented_files(start, code)), rows)
+    except LudicError as error:
+        rows.append({"check": "code", "state": "wrong", "found": one_line(error)})
+    return Checked(root=start.url, rows=rows)
+
+
+def _start_of(url: str, algorithm: str | None, settings: Mapping[str, Any]) -> "tuple[Start, CodeSettings]":
+    """Return what is to start; settings that are not given are those that the root holds. Raises ConfigError."""
+    from ludic.launch.before import Start
     from ludic.store import Root
     from ludic.training.inherited_settings import next_config
 
-    interrupt_on_sigterm()
-    url = str(root)
     parts = split(
         settings, run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
     )
-    try:
-        earlier = given(asdict(Root.open(url).run), f"earlier settings of {url}", "stored")
-    except MissingRootError:
-        earlier = {}
-    config = convert(RunConfig, earlier | parts["run"])
-    train = next_config(url, parts["train"], algorithm, online=True)
-    processes, engine = convert(LaunchConfig, parts["launch"]), convert(EngineConfig, parts["engine"])
-    check_launch(train, processes, engine, config.num_workers)
-    code = convert(CodeSettings, parts["code"])
-    return _launch(create_run(url, config, train, code), train, processes, engine, config.model, code)
+    root, earlier = None, {}
+    with suppress(MissingRootError):
+        root = Root.open(url)
+        earlier = given(asdict(root.run), f"earlier settings of {url}", "stored")
+    start = Start(
+        url=url,
+        run=convert(RunConfig, earlier | parts["run"]),
+        train=next_config(url, parts["train"], algorithm, online=True),
+        processes=convert(LaunchConfig, parts["launch"]),
+        engine=convert(EngineConfig, parts["engine"]),
+        root=root,
+    )
+    return start, convert(CodeSettings, parts["code"])
 
 
 @operation(train=TrainConfig, code=CodeSettings, launch=LaunchConfig)
@@ -157,16 +207,21 @@ def launch(
         engine: Engine of the workers, by name, path/to/file.py:ClassName, or its settings.
         model: Location of the run's first model, if it is not where run.json says.
     """
-    from ludic.launch.local import check_launch
+    from dataclasses import replace
+    from functools import partial
+
+    from ludic.launch.before import Start, check_code, check_start
     from ludic.launch.roots import prepare_run_code
 
     parts = split(settings, train=TrainConfig, code=CodeSettings, launch=LaunchConfig)
     train = train_config(run.root, config, algorithm, parts["train"], online=True)
     processes = convert(LaunchConfig, parts["launch"])
     engine = EngineConfig(engine=engine) if isinstance(engine, str) else engine
-    check_launch(train, processes, engine, run.config.num_workers)
     code = convert(CodeSettings, parts["code"])
-    prepare_run_code(run.root, train, code)
+    config_here = run.config if model is None else replace(run.config, model=model)
+    start = Start(url=run.url, run=config_here, train=train, processes=processes, engine=engine, root=run.root)
+    check_start(start)
+    prepare_run_code(run.root, train, code, partial(check_code, start))
     return _launch(run.root, train, processes, engine, model, code)
 
 
@@ -231,9 +286,11 @@ def worker(
     from ludic.operations.outcomes import Sampled
 
     parts = split(settings, worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
+    config = convert(WorkerConfig, parts["worker"])
+    _note_slot(config.slot, run.config.num_workers)
     num_groups = work(
         run.root.writable(),
-        convert(WorkerConfig, parts["worker"]),
+        config,
         stop_on_signals(),
         engine=convert(EngineConfig, parts["engine"]),
         device=device,
@@ -242,6 +299,16 @@ def worker(
         guard=True,
     )
     return Sampled(root=run.url, num_groups=num_groups)
+
+
+def _note_slot(slot: int | None, num_workers: int) -> None:
+    """Say that a slot is beyond the run's schedule, which may be a mistake; Ray's workers use such slots."""
+    if slot is not None and slot >= num_workers:
+        logger.warning(
+            "slot %d is beyond num_workers (%d): this worker samples groups of its own, beside those of the schedule; "
+            "a worker of the schedule has --slot 0%s",
+            *(slot, num_workers, "" if num_workers == 1 else f" to {num_workers - 1}"),
+        )
 
 
 @operation(worker=WorkerConfig, code=CodeSettings)

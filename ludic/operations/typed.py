@@ -13,6 +13,42 @@ if TYPE_CHECKING:
     from ludic.training.config import Cispo, Dpo, Dppo, Gmpo, Gspo, Ipo, Orpo, PpoClip, Reinforce, Sapo, Sft, Vespo
 
 
+class RunConfigValues(TypedDict, total=False):
+    model: str
+    env: Sequence[str]
+    env_options: Mapping[str, Any]
+    group_size: int
+    close_groups_at: int | None
+    groups_per_batch: int
+    steps_per_version: int
+    batches_ahead: int | None
+    num_workers: int
+    temperature: float
+    top_p: float
+    top_k: int | None
+    max_tokens: int
+    keep_sampling_mask: bool | None
+    sweep: Mapping[str, Any]
+    curriculum: int | None
+    accept_incomplete: bool
+    max_steps: int | None
+    max_sequence_tokens: int | None
+    max_observation_characters: int | None
+    parser: str
+    format_reward: float
+    context: str
+    tools: Sequence[str]
+    tool_format: str
+    protocol: str | None
+    sub_agents: Sequence[str]
+    max_depth: int
+    max_children: int
+    max_child_tokens: int | None
+    float32_head: bool
+    seed: int
+    extra_columns: Mapping[str, str]
+
+
 class TrainConfigValues(TypedDict, total=False):
     num_steps: int
     advantage: str
@@ -110,23 +146,9 @@ class TrainConfigValues(TypedDict, total=False):
     log_to: Literal["none", "tensorboard", "wandb"]
 
 
-class MeasureConfigValues(TypedDict, total=False):
-    measures: Sequence[str]
-    params: Mapping[str, Any]
-    confidence: float
-
-
 class CodeSettingsValues(TypedDict, total=False):
     trust_code: bool
     update_code: bool
-
-
-class ExpiryRuleValues(TypedDict, total=False):
-    folder: str
-    keep_versions: int | None
-    before: int | None
-    older_than: str | None
-    where: str | None
 
 
 class EngineConfigValues(TypedDict, total=False):
@@ -157,40 +179,18 @@ class LaunchConfigValues(TypedDict, total=False):
     ray_cpus: int
 
 
-class RunConfigValues(TypedDict, total=False):
-    model: str
-    env: Sequence[str]
-    env_options: Mapping[str, Any]
-    group_size: int
-    close_groups_at: int | None
-    groups_per_batch: int
-    steps_per_version: int
-    batches_ahead: int | None
-    num_workers: int
-    temperature: float
-    top_p: float
-    top_k: int | None
-    max_tokens: int
-    keep_sampling_mask: bool | None
-    sweep: Mapping[str, Any]
-    curriculum: int | None
-    accept_incomplete: bool
-    max_steps: int | None
-    max_sequence_tokens: int | None
-    max_observation_characters: int | None
-    parser: str
-    format_reward: float
-    context: str
-    tools: Sequence[str]
-    tool_format: str
-    protocol: str | None
-    sub_agents: Sequence[str]
-    max_depth: int
-    max_children: int
-    max_child_tokens: int | None
-    float32_head: bool
-    seed: int
-    extra_columns: Mapping[str, str]
+class MeasureConfigValues(TypedDict, total=False):
+    measures: Sequence[str]
+    params: Mapping[str, Any]
+    confidence: float
+
+
+class ExpiryRuleValues(TypedDict, total=False):
+    folder: str
+    keep_versions: int | None
+    before: int | None
+    older_than: str | None
+    where: str | None
 
 
 class ServeConfigValues(TypedDict, total=False):
@@ -211,6 +211,12 @@ class WorkerConfigValues(TypedDict, total=False):
     slot: int | None
     num_groups: int | None
     follow_budget: bool
+
+
+class CheckSettings(
+    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
+):
+    """Settings of `start.check`."""
 
 
 class ClusterFilesSettings(TrainConfigValues, total=False):

@@ -6,6 +6,7 @@ Settings given now override an algorithm's preset, and this overrides earlier se
 
 import contextlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from ludic.training.presets import load_algorithm
 if TYPE_CHECKING:
     from ludic.batches.replay import ReplaySource
 
+logger = logging.getLogger(__name__)
+
 # --- The next trainer --------------------------------------------------------------------------------------------
 
 
@@ -38,8 +41,23 @@ def next_config(
     preset = load_algorithm(algorithm) if algorithm is not None else {}
     given = without_tables(given, {each.name: each for each in settings_of(TrainConfig)})
     earlier = earlier_settings(root_url, given, online=online)
-    earlier = as_given(earlier, f"earlier settings of {root_url}", "stored")
-    return to_config({**earlier, **preset, **given})
+    stored = as_given(earlier, f"earlier settings of {root_url}", "stored")
+    config = to_config({**stored, **preset, **given})
+    if given.get("replay_batches") is None:
+        _log_changes(root_url, earlier, config)
+    return config
+
+
+def _log_changes(root_url: str, earlier: Mapping[str, Any], config: TrainConfig) -> None:
+    """Say which settings differ from those of the run's last trainer, besides the number of steps."""
+    mine = json.loads(json.dumps(config.flat()))
+    changes = [
+        f"{name} {earlier[name]!r} becomes {mine[name]!r}"
+        for name in mine
+        if name in earlier and earlier[name] != mine[name] and name != "num_steps"
+    ]
+    if changes:
+        logger.warning("%s goes on with other settings than its last trainer had: %s", root_url, ", ".join(changes))
 
 
 def to_config(settings: Mapping[str, Any]) -> TrainConfig:

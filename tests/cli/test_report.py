@@ -33,9 +33,9 @@ def test_a_file_is_replaced_only_if_asked(ludic: Any, started: Root, tmp_path: P
     ("flags", "code", "message"),
     [
         (("--versions", "first"), 2, "versions has 'first', wanted a number, latest, or a range such as"),
-        (("--versions", "7"), 1, "has no evaluation; it has none; `ludic eval "),
+        (("--versions", "7"), 1, "has no evaluation; `ludic eval "),
         (("--compare", "0"), 1, "there is nothing to compare 0 with; wanted two or more sides"),
-        (("--compare", "0", "1"), 1, "has no evaluation of version 0; it has none"),
+        (("--compare", "0", "1"), 1, "has no evaluation; `ludic eval "),
         (("--output", "s3://bucket/report.html"), 1, "output is s3://bucket/report.html, a URL; wanted a path"),
     ],
 )

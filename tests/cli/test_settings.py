@@ -133,7 +133,9 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml: .*No such file"):
+    with pytest.raises(
+        ConfigError, match=r"none\.toml: there is no such file in /.*; --config wants a TOML or JSON file"
+    ):
         parsed("here", "--config", str(tmp_path / "none.toml"))
 
 

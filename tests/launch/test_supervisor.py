@@ -1,5 +1,6 @@
 """Processes that `ludic run` starts again: when, and when no more."""
 
+import re
 import signal
 import socket
 import time
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.errors import AllFailedError, SlotTakenError
+from ludic.errors import LASTING_EXIT_CODE, SlotTakenError
 from ludic.launch.local import was_replaced
 from ludic.launch.process import stop_variables
 from ludic.launch.supervisor import Child, ChildError, finish, supervise
@@ -172,6 +173,33 @@ def test_torchruns_report_below_the_reason_does_not_make_deaths_alike(fail, tmp_
     assert child.last_words().startswith("ludic: step 5 failed (")
 
 
+REPORT = "Root Cause (first observed failure):\\n  rank      : 0 (local_rank: 0)\\n  exitcode  : 78 (pid: 5)\\n===="
+
+
+@pytest.mark.parametrize(("code", "report"), [(78, ""), (2, ""), (1, REPORT)])
+def test_a_mistake_that_a_new_start_would_meet_again_gets_one_life(fail, tmp_path: Path, code: int, report: str):
+    (tmp_path / "failing.py").write_text(
+        FAILING.replace("sys.exit(1)", f'print("12:00:01 ludic: no key ***\\n{report}")\nsys.exit({code})')
+    )
+    message, lives = fail("nothing")
+    log = tmp_path / "trainer.log"
+    assert message == (
+        f"trainer ended with {code} and is not started again: 12:00:01 ludic: no key *** ({log} has more)"
+    )
+    assert lives == 1
+
+
+def test_each_death_is_told_with_its_last_words_without_secrets(fail, tmp_path: Path, caplog) -> None:
+    words = "{number} of https://me:hidden@host failed"
+    (tmp_path / "failing.py").write_text(FAILING.replace("{number} failed", words))
+    fail("changing", most_lives=2)
+    log = tmp_path / "trainer.log"
+    assert caplog.messages[0] == (
+        "trainer ended with 1; started again; its last words: ludic: step 1 of https://***@host failed "
+        f"({log} has more)"
+    )
+
+
 @pytest.mark.parametrize(
     ("log", "words"),
     [
@@ -254,6 +282,18 @@ def test_a_child_aside_that_keeps_dying_never_ends_the_run(aside, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_a_child_aside_with_a_lasting_mistake_has_one_life_beside_the_others(aside, tmp_path: Path, caplog) -> None:
+    began = time.monotonic()
+    evaluator = aside(78, until=lambda: num_lives(tmp_path, "evaluator") and time.monotonic() - began > 1.5)
+    said = f"evaluator ended with 78 and is not started again: another worker took slot 0 ({evaluator.log} has more)"
+    assert [record.message for record in caplog.records] == [f"{said}; the others go on"]
+    assert num_lives(tmp_path, "evaluator") == 1
+    with pytest.raises(ChildError, match="evaluator ended with 78 and is not started again"):
+        finish(evaluator, environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)
+    assert num_lives(tmp_path, "evaluator") == 2
+
+
+@pytest.mark.slow
 def test_a_child_aside_that_is_done_is_not_started_again(aside, tmp_path: Path) -> None:
     began = time.monotonic()
     evaluator = aside(0, until=lambda: num_lives(tmp_path, "evaluator") and time.monotonic() - began > 1.5)
@@ -266,7 +306,7 @@ def test_a_child_aside_that_is_done_is_not_started_again(aside, tmp_path: Path) 
 HOPELESS = f"""
 import sys
 from ludic.cli.main import fail
-fail("step 1: each rollout failed", {AllFailedError.exit_code}, "Traceback (most recent call last):\\n\\n  File own.py")
+fail("step 1: each rollout failed", {LASTING_EXIT_CODE}, "Traceback (most recent call last):\\n\\n  File own.py")
 """
 
 
@@ -277,6 +317,7 @@ def test_a_process_that_says_that_all_fails_ends_the_run_at_once_with_its_traceb
     child = Child(name="trainer", args=lambda: [*ranks, "hopeless"], log=tmp_path / "trainer.log")
     with pytest.raises(ChildError) as ended:
         supervise(child, [], environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)
-    assert str(ended.value) == f"trainer: step 1: each rollout failed ({tmp_path / 'trainer.log'} has more)"
+    words = f"ludic: step 1: each rollout failed ({tmp_path / 'trainer.log'} has more)"
+    assert re.fullmatch(rf"trainer ended with \d+ and is not started again: {re.escape(words)}", str(ended.value))
     assert ended.value.detail == "Traceback (most recent call last):\n\n  File own.py"
     assert child.num_restarts == 0

@@ -25,7 +25,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from ludic.code.consent import CodeSettings
 from ludic.distributed import BACKENDS
-from ludic.errors import AllFailedError, FencedError, LudicError, OwnedError
+from ludic.errors import FencedError, LudicError, OwnedError, one_line
 from ludic.launch.here import train_here
 from ludic.launch.local import newest_checkpoint, predecessor, worker_child
 from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
@@ -162,14 +162,18 @@ class Deaths:
         self._number = 0
 
     def count(self, failures: Sequence[BaseException]) -> None:
-        """Take the errors of an attempt's ranks. Raises ChildError after 3 failures without a new checkpoint, and
-        at once for an AllFailedError."""
+        """Take the errors of an attempt's ranks.
+
+        Raises ChildError after 3 failures without a new checkpoint, and after a mistake that a new start would meet
+        again.
+        """
         if any(kind.__name__ in _LOSSES for failure in failures for kind in type(failure).__mro__):
             logger.warning("a rank of the trainer was lost; starting again from the root")
             return
-        if hopeless := next((failure for failure in failures if isinstance(failure, AllFailedError)), None):
-            error = ChildError(f"the trainer: {hopeless}")
-            error.detail = hopeless.detail
+        mistake = next((each for each in failures if isinstance(each, LudicError) and each.is_lasting), None)
+        if mistake is not None:
+            error = ChildError(f"the trainer failed and is not started again: {one_line(mistake)}")
+            error.detail = mistake.detail
             raise error
         now = self._progress()
         self._number = self._number + 1 if now == self._last else 1

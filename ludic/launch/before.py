@@ -1,0 +1,408 @@
+"""Checks before a run starts: `ludic check`, and the first seconds of `ludic run`.
+
+They find, before a root is made or a process started, what would end a process again and again: a missing package, a
+server that does not answer, a model without a chat template, LoRA targets that it lacks, a full disk, SQL that gives no
+number, an environment that fails. Each check returns what it found, or raises a LudicError that says what to do.
+`checks` run no users' code; `code_checks` do, and so come after consent.
+"""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from ludic.agents import environment_calls as calls
+from ludic.agents.requests import EpisodeFailedError
+from ludic.code.consent import CodeSettings
+from ludic.code.files import NO_FILES, Files
+from ludic.code.kept import files_to_check
+from ludic.code.run import describe_at
+from ludic.engines.config import EngineConfig
+from ludic.environments import event_loops
+from ludic.environments.environment import Example, MultiAgentEnvironment
+from ludic.environments.limits import LimitedEnvironments, TimeLimit
+from ludic.environments.single_turn import SingleTurn
+from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
+from ludic.installed import require
+from ludic.launch.config import LaunchConfig
+from ludic.launch.local import VLLM, check_launch, gpu_plan
+from ludic.launch.roots import check_option_names, rules_of, uses_of
+from ludic.models.first_model import first_config, first_tokenizer, local_folder, write_files
+from ludic.paths import is_url
+from ludic.rollouts.sampler import check_sampling_code
+from ludic.sql.made_up import try_rules
+from ludic.store import Root, RunConfig, latest_policy
+from ludic.store.weights import read_identity, weight_files
+from ludic.training.config import OffPolicy, TrainConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a check found that is no error."""
+
+    text: str
+    is_doubtful: bool = False
+    """Whether a person should look at it: the run starts, and is logged a warning."""
+
+
+Check = Callable[[], Found | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A run that is about to start."""
+
+    url: str
+    run: RunConfig
+    train: TrainConfig
+    processes: LaunchConfig
+    engine: EngineConfig
+    root: Root | None
+    """None if there is no root yet."""
+
+
+def check_start(start: Start) -> None:
+    """Run all checks that run no users' code; log what is doubtful. Raises LudicError at the first mistake."""
+    with checks(start) as found:
+        _run(found)
+
+
+def consented_files(start: Start, code: CodeSettings) -> Files:
+    """Return the users' files that a run would use, and store nothing. Raises ConsentError, ConfigError."""
+    return NO_FILES if start.root is None else files_to_check(start.root, uses_of(start.root, start.train), code)
+
+
+def check_code(start: Start, files: Files) -> None:
+    """Run the checks of users' code; log what is doubtful. Raises LudicError at the first mistake.
+
+    files: contents that replace those on disk.
+    """
+    _run(code_checks(start, files))
+
+
+def try_all(checks: Mapping[str, Check], rows: Sequence[Mapping[str, str]] = ()) -> list[Mapping[str, str]]:
+    """Run all checks; returns rows of earlier ones, and for each a row with `check`, `state` and `found`.
+
+    state: ok, look (a person should look at it), wrong, or left out, for the same mistake as an earlier one.
+    """
+    tried = list(rows)
+    for name, check in checks.items():
+        try:
+            found = check()
+        except LudicError as error:
+            text, state = one_line(error), "wrong"
+            if any(row["found"] == text for row in tried):
+                text, state = "the same mistake as above", "left out"
+        else:
+            text = found.text if isinstance(found, Found) else found
+            state = "look" if isinstance(found, Found) and found.is_doubtful else "ok"
+        tried.append({"check": name, "state": state, "found": text})
+    return tried
+
+
+def _run(checks: Mapping[str, Check]) -> None:
+    for name, check in checks.items():
+        found = check()
+        if isinstance(found, Found) and found.is_doubtful:
+            logger.warning("%s: %s", name, found.text)
+
+
+@contextmanager
+def checks(start: Start) -> Iterator[Mapping[str, Check]]:
+    """Give the checks that run no users' code, by name, in order; a copy of a remote model lasts for the block."""
+    with ExitStack() as stack:
+        model = _Model(start, stack)
+        yield {
+            "settings": partial(_check_settings, start),
+            "packages": partial(_check_packages, start),
+            "model": model.check,
+            "chat template": model.check_template,
+            "adapters": model.check_adapters,
+            "server": partial(_check_server, start),
+            "disk": model.check_disk,
+        }
+
+
+def code_checks(start: Start, files: Files = NO_FILES) -> Mapping[str, Check]:
+    """Return the checks that run users' code, by name, in order. files: contents that replace those on disk."""
+    limit = TimeLimit(timeout_s=start.processes.env_timeout_s)
+    code = _Code(start, files, limit)
+    of_environments = {
+        f"environment {name}": partial(code.check_environment, name) for name in dict.fromkeys(start.run.env)
+    }
+    return {"code": code.check, **of_environments, "SQL": code.check_sql}
+
+
+# --- Settings, packages, servers ---------------------------------------------------------------------------------
+
+
+def _check_settings(start: Start) -> str:
+    check_launch(start.train, start.processes, start.engine, start.run.num_workers)
+    check_option_names(start.run)
+    if start.processes.launcher != "local":
+        return f"{start.train.num_steps} steps on {start.processes.launcher}"
+    num_workers = start.processes.workers_of(start.run.num_workers)
+    num_engines = num_workers + (start.processes.eval_every is not None)
+    plan = gpu_plan(start.train, start.processes, start.engine, num_engines)
+    if plan is None and start.train.model.device == "cuda":
+        raise ConfigError("device is cuda, and this machine shows no GPU; leave it out, or set device to cpu")
+    where = "the CPU" if plan is None or start.train.model.device == "cpu" else "GPUs"
+    return f"{start.train.num_steps} steps on {where}, workers: {num_workers}, ranks: {start.processes.ranks}"
+
+
+def _check_packages(start: Start) -> str:
+    needed = []
+    if start.engine.engine == VLLM:
+        from ludic.engines.vllm_options import check_installed
+
+        check_installed()
+        needed.append("vllm")
+    if start.train.log_to != "none":
+        require(start.train.log_to, "telemetry", f"log_to is {start.train.log_to}")
+        needed.append(start.train.log_to)
+    if start.processes.launcher == "ray":
+        require("ray", "ray", "launcher is ray")
+        needed.append("ray")
+    return f"{', '.join(needed)} can be imported" if needed else "none are needed beyond those of ludic"
+
+
+def _check_server(start: Start) -> Found | str:
+    if start.engine.engine != "server":
+        return f"none, the engine is {start.engine.engine}"
+    from ludic.engines.server_engine import find_silent
+
+    silent: dict[str, str] = {}
+
+    async def find() -> None:
+        silent.update(await find_silent(start.engine.server_url))
+
+    event_loops.run(find())
+    urls = dict.fromkeys(start.engine.server_url)
+    if not silent:
+        return f"{', '.join(urls)} answers"
+    why = "; ".join(silent.values())
+    if len(silent) < len(urls):
+        return Found(f"{why}; the others sample without it", is_doubtful=True)
+    if start.root is not None and latest_policy(start.root) is None:
+        # `ludic serve` waits for the first version, which the run publishes.
+        return Found(f"{why}; workers wait for a server, such as of `ludic serve {start.url}`", is_doubtful=True)
+    made = (
+        "`ludic serve ROOT`, for a root that `ludic create` has made"
+        if start.root is None
+        else f"`ludic serve {start.url}`"
+    )
+    raise ConfigError(f"no server answers ({why}); start one ({made}, or docs/engines.md), or correct --server-url")
+
+
+# --- The model and the disk --------------------------------------------------------------------------------------
+
+_WORD_BYTES = {"bfloat16": 2, "float16": 2}
+_OPTIMIZER_BYTES = 12
+"""Bytes of a trained weight in a checkpoint: the weight and two moments of AdamW, in float32."""
+
+
+class _Model:
+    """The run's first model, by its small files; weights are measured and not read."""
+
+    def __init__(self, start: Start, stack: ExitStack) -> None:
+        self._start, self._stack = start, stack
+
+    @cached_property
+    def folder(self) -> Path:
+        """Local folder with the configuration and the tokenizer. Raises ModelError if there is no such model."""
+        root, run = self._start.root, self._start.run
+        if root is None or run.model != root.run.model:
+            return self._stack.enter_context(local_folder(run.model, with_weights=False))
+        folder = self._stack.enter_context(first_config(root))
+        if read_identity(root) is not None:  # then the folder is a copy, with the configuration alone
+            write_files(first_tokenizer(root), folder)
+        return folder
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        try:
+            found = json.loads((self.folder / "config.json").read_text())
+        except FileNotFoundError:
+            raise ModelError(
+                f"{self._start.run.model}: {self.folder} holds no config.json; wanted a Hugging Face folder of a model"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{self.folder / 'config.json'} can't be read: {error}; fetch the model again") from error
+        return found if isinstance(found, dict) else {}
+
+    def check(self) -> str:
+        return f"{self._start.run.model}, {self.config.get('model_type', 'of an unknown type')}"
+
+    def check_template(self) -> str:
+        """Look for the template's files first: transformers takes seconds to import."""
+        if any(self.folder.glob("chat_template*")) or any(self.folder.glob("additional_chat_templates/*")):
+            return "there is one"
+        with suppress(OSError, ValueError):
+            if json.loads((self.folder / "tokenizer_config.json").read_text()).get("chat_template"):
+                return "there is one"
+        from ludic.models.chat import load_tokenizer, render_prompt
+        from ludic.records import Message
+
+        tokenizer = load_tokenizer(str(self.folder))
+        tokenizer.name_or_path = self._start.run.model
+        render_prompt(tokenizer, [Message(role="user", content="made up")])
+        return "the tokenizer has one"
+
+    def check_adapters(self) -> str:
+        """Add the adapters to the model without its weights; only targets that the user names may be wrong."""
+        settings = self._start.train.model
+        if settings.lora_rank is None or not settings.lora_targets:
+            return "none" if settings.lora_rank is None else "on all linear layers but the head"
+        from ludic.models.lora import try_adapters
+
+        rank, alpha, targets = settings.lora_rank, settings.lora_alpha, settings.lora_targets
+        layers = try_adapters(str(self.folder), source=self._start.run.model, rank=rank, alpha=alpha, targets=targets)
+        return f"on {layers} layers"
+
+    @property
+    def _num_weights(self) -> int | None:
+        """Number of weights, at least; None if their files are not on this machine."""
+        model = self._start.run.model
+        folder = self.folder if is_url(model) or not Path(model).expanduser().is_dir() else Path(model).expanduser()
+        sizes = [(folder / name).stat().st_size for name in weight_files(folder)]
+        stored = self.config.get("dtype") or self.config.get("torch_dtype")
+        return sum(sizes) // _WORD_BYTES.get(str(stored), 4) or None
+
+    def check_disk(self) -> Found | str:
+        """Compare the free space with a checkpoint and two versions, and with all that are kept."""
+        url, settings = self._start.url, self._start.train
+        if is_url(url):
+            return f"{url} is no folder of this machine"
+        place = Path(url).absolute()
+        while not place.exists():
+            place = place.parent
+        try:
+            free = shutil.disk_usage(place).free
+        except OSError as error:
+            raise StoreError(f"{place} can't be read: {error.strerror or error}") from error
+        if not os.access(place, os.W_OK):
+            raise StoreError(f"{place} can't be written by this user; choose another folder for the root")
+        if self._num_weights is None:
+            return f"{_size(free)} are free at {place}"
+        adapters = settings.model.lora_rank is not None
+        word = 2 if (settings.model.publish_dtype or settings.model.dtype) == "bfloat16" else 4
+        version = 0 if settings.model.publish_lora == "adapter" else self._num_weights * word
+        checkpoint = 0 if adapters else self._num_weights * _OPTIMIZER_BYTES
+        least = checkpoint + 2 * version
+        if free < least:
+            raise ConfigError(
+                f"{_size(free)} are free at {place}, and one checkpoint and two versions of {self._start.run.model} "
+                f"take {_size(least)}; free some space, or choose another folder for the root"
+            )
+        kept = (settings.checkpoint.keep_checkpoints, settings.checkpoint.keep_policies)
+        most = checkpoint * ((kept[0] or 0) + 1) + version * ((kept[1] or 0) + 1)
+        text = f"{_size(free)} are free at {place}; checkpoints and versions take up to {_size(most)}"
+        if None in kept:
+            each = f"each checkpoint takes {_size(checkpoint)}, each version {_size(version)}"
+            return f"{_size(free)} are free at {place}; {each}"
+        advice = "; lower keep_checkpoints or keep_policies" if free < most else ""
+        return Found(text + advice, is_doubtful=free < most)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.1f} MB"
+
+
+# --- Users' code -------------------------------------------------------------------------------------------------
+
+_MADE_UP_ANSWERS = ("42", "This is a made-up answer.")
+
+
+class _Code:
+    """Environments, the agent's parts and SQL, as a worker and a trainer load them."""
+
+    def __init__(self, start: Start, files: Files, limit: TimeLimit) -> None:
+        self._start, self._files, self._limit = start, files, limit
+        self._has_agents = bool(start.run.sub_agents)
+        """Whether an episode may have rows of several agents, who are compared with each other."""
+
+    @cached_property
+    def _environments(self) -> Mapping[str, LimitedEnvironments]:
+        return check_sampling_code(self._start.run, self._files, self._limit)
+
+    def check(self) -> str:
+        run = self._start.run
+        return f"{', '.join(self._environments)} and the parser {run.parser} load"
+
+    def check_environment(self, name: str) -> Found | str:
+        """Ask for an example, and if it is a question for the scores of made-up answers."""
+        found: list[Found | str] = []
+
+        async def look() -> None:
+            found.append(await self._look(name, self._environments[name]))
+
+        event_loops.run(look())
+        return found[0]
+
+    async def _look(self, name: str, environments: LimitedEnvironments) -> Found | str:
+        with _told(f"environment {name}"):
+            held = await calls.make(environments)
+            example = calls.example(environments, 0, "train")
+        try:
+            self._has_agents |= isinstance(held.environment, MultiAgentEnvironment)
+            if not isinstance(held.environment, SingleTurn):
+                return f"gives example {example.example_id!r}"
+            errors: dict[str, str] = {}
+            rewards: list[float] = []
+            for answer in _answers(example):
+                try:
+                    with _told(f"environment {name}"):
+                        await calls.reset(held, example)
+                        rewards.append((await calls.step(held, answer)).reward)
+                except ConfigError as error:
+                    errors[answer] = str(error)
+        finally:
+            held.close()
+        if not rewards:
+            answer, why = next(iter(errors.items()))
+            raise ConfigError(f"{why}, for the made-up answer {answer!r}; correct it, then start again")
+        said = f"gives example {example.example_id!r}, whose made-up answer scores {rewards[0]:g}"
+        for answer, why in errors.items():
+            return Found(f"{said}; but for the made-up answer {answer!r}: {why}", is_doubtful=True)
+        return said
+
+    def check_sql(self) -> str:
+        start = self._start
+        rules = replace(rules_of(start.run, start.train), files=self._files)
+        return try_rules(
+            rules,
+            start.run.extra_columns,
+            group_size=start.run.group_size,
+            env_name=start.run.env[0],
+            is_weighted=isinstance(start.train.loss.objective, OffPolicy) and not self._has_agents,
+        )
+
+
+def _answers(example: Example) -> list[str]:
+    """Return made-up answers, the right one first if the example has one that is a text."""
+    with suppress(Exception):  # data is the user's own
+        right = example.data.get("answer")
+        if isinstance(right, str):
+            return [right, *_MADE_UP_ANSWERS]
+    return list(_MADE_UP_ANSWERS)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Raise ConfigError, with file and line of a user's mistake, for what fails an episode."""
+    try:
+        yield
+    except EpisodeFailedError as error:
+        cause = error.__cause__
+        text = describe_at(cause) if isinstance(cause, Exception) and not isinstance(cause, LudicError) else str(error)
+        raise ConfigError(f"{what}: {text}") from error
+    except (TypeError, ValueError) as error:  # of `checked`: the reward is no number
+        raise ConfigError(f"{what}: {error}") from error
