@@ -1,4 +1,4 @@
-.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect unit integration faults readers clusters soak durations mutants check format bench notebooks clean
+.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect unit integration faults readers clusters soak durations mutants check format docs bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,7 +6,7 @@ BIN := .venv/bin
 WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
 # Beside .venv, which is complete before they are begun.
-OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed
+OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed .venv/docs/installed
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 # Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and shown.
@@ -31,7 +31,7 @@ test: .venv/installed  ## run the quick tests, in four minutes
 
 # Targets that run one test at a time go side by side, the longest first; so do installations, beside the first tests.
 test-all: .venv/clusters  ## run everything, as CI does, in less than an hour
-	$(MAKE) --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) check faults
+	$(MAKE) --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) check docs faults
 	$(MAKE) integration
 	$(MAKE) --jobs 3 --output-sync=target vllm-servers vllm-runs vllm-engines clusters readers inspect
 	$(MAKE) unit
@@ -98,6 +98,9 @@ format: .venv/installed  ## format the code, write the generated docs
 	$(BIN)/python -m ludic.cli.docs
 	$(BIN)/python -m ludic.store docs/storage.md
 
+docs: .venv/docs/installed  ## make the documentation site, build/site/index.html, with every link checked
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet --strict
+
 bench: .venv/installed  ## measure against what a user would pick instead
 	$(BIN)/python -m benchmarks
 
@@ -136,6 +139,12 @@ clean:  ## remove what the other targets made
 		below = path('purelib').replace('.venv/inspect', '.venv'); \
 		Path(path('purelib'), 'below.pth').write_text(f'import site; site.addsitedir({below!r})')"
 	$(BIN)/pip --python .venv/inspect/bin/python install --quiet inspect-ai==0.3.285 pandas==3.1.1
+	touch $@
+
+# It reads the package as text, and needs nothing of it.
+.venv/docs/installed: .venv/demo
+	$(PYTHON) -m venv .venv/docs
+	.venv/docs/bin/pip install --quiet mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11
 	touch $@
 
 # What the tests, the checks and the notebooks need besides the package.

@@ -71,7 +71,7 @@ def _row(pairs: list[tuple[float, float]]) -> list[str]:
 
 
 def _start(folder: Path, quick: bool) -> "subprocess.Popen[str]":
-    command = [folder / ".venv/bin/python", __file__, "--measure", *(["--quick"] if quick else [])]
+    command = [str(folder / ".venv/bin/python"), __file__, "--measure", *(["--quick"] if quick else [])]
     return subprocess.Popen(
         command,
         cwd=folder,

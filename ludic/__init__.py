@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ludic.operations.fit import dpo, fit, grpo, sft
     from ludic.records import (
         AgentStep,
         EnvironmentStep,
@@ -36,9 +37,13 @@ _HOMES = {
     "ToolCall": "ludic.records",
     "connect": "ludic.sql.connect",
     "create": "ludic.run",
+    "dpo": "ludic.operations.fit",
+    "fit": "ludic.operations.fit",
+    "grpo": "ludic.operations.fit",
     "open": "ludic.run",
     "refresh": "ludic.sql.connect",
     "scan": "ludic.sql.scan",
+    "sft": "ludic.operations.fit",
     "Root": "ludic.store.root",
     "RunConfig": "ludic.run_config",
 }
@@ -60,9 +65,13 @@ __all__ = [
     "ToolCall",
     "connect",
     "create",
+    "dpo",
+    "fit",
+    "grpo",
     "open",
     "refresh",
     "scan",
+    "sft",
 ]
 
 

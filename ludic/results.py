@@ -36,7 +36,7 @@ SHOWN_ITEMS = 6
 _NARROW = 8
 """Columns of a table from which on they stand closer."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_NOTEBOOK_COLUMNS = 100
+NOTEBOOK_COLUMNS = 100
 _PRE = (
     # Jupyter would break lines within words.
     '<pre style="word-break:normal;line-height:normal;'
@@ -93,19 +93,28 @@ class Result:
         from rich.console import Console
 
         file = io.StringIO()
-        self.print_to(Console(file=file, width=_NOTEBOOK_COLUMNS, color_system=None, force_jupyter=False, **_LITERAL))
+        self.print_to(Console(file=file, width=NOTEBOOK_COLUMNS, color_system=None, force_jupyter=False, **_LITERAL))
         return "\n".join([*file.getvalue().rstrip("\n").splitlines(), *map(printable, self.remarks)])
 
     def _repr_html_(self) -> str:
         """Return the text as HTML; rich escapes every character of HTML in it."""
-        from rich.console import Console
 
-        options: dict[str, Any] = {"width": _NOTEBOOK_COLUMNS, "force_jupyter": False, "no_color": False, **_LITERAL}
-        console = Console(record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor", **options)
-        self.print_to(console)
-        for remark in self.remarks:
-            print_part(console, remark)
-        return console.export_html(inline_styles=True, code_format=_PRE)
+        def print_all(console: "Console") -> None:
+            self.print_to(console)
+            for remark in self.remarks:
+                print_part(console, remark)
+
+        return to_html(print_all)
+
+
+def to_html(print_to: Callable[["Console"], None]) -> str:
+    """Return what a function prints to a console as HTML for a notebook."""
+    from rich.console import Console
+
+    options: dict[str, Any] = {"width": NOTEBOOK_COLUMNS, "force_jupyter": False, "no_color": False, **_LITERAL}
+    console = Console(record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor", **options)
+    print_to(console)
+    return console.export_html(inline_styles=True, code_format=_PRE)
 
 
 @dataclass(frozen=True, slots=True)

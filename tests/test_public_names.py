@@ -3,7 +3,13 @@
 Add to these lists what is new. A change to a line needs an entry in CHANGELOG.md.
 """
 
+import ast
 import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from textwrap import dedent
 
 import ludic
 from ludic.settings import groups_of, is_operation
@@ -22,10 +28,23 @@ NAMES = [
     "ToolCall",
     "connect",
     "create",
+    "dpo",
+    "fit",
+    "grpo",
     "open",
     "refresh",
     "scan",
+    "sft",
 ]
+_OF_ANY = ["*model", "*root", "*dataset"]
+_OF_QUESTIONS = ["*reward", "*heldout", "*system_prompt"]
+CALLS = {
+    "dpo": [*_OF_ANY, "*dataset_options", "*wait"],
+    "fit": ["*algorithm", *_OF_ANY, *_OF_QUESTIONS, "*dataset_options", "*wait"],
+    "grpo": [*_OF_ANY, *_OF_QUESTIONS, "*dataset_options", "*wait"],
+    "sft": [*_OF_ANY, "*dataset_options", "*wait"],
+}
+"""Functions that train by one call; each takes the settings of a run, a trainer, an engine and processes, too."""
 METHODS = {
     "bisect": ["predicate", "table"],
     "cluster_files": ["system", "config", "*cluster", "*engine", "*algorithm", "**TrainConfig"],
@@ -95,9 +114,9 @@ METHODS = {
 OTHERS = ["config", "parts", "to_dict", "url", "watcher"]
 
 
-def arguments(method: object) -> list[str]:
+def arguments(method: object, first: int = 1) -> list[str]:
     assert callable(method)
-    parameters = list(inspect.signature(method).parameters.values())[1:]
+    parameters = list(inspect.signature(method).parameters.values())[first:]
     own = [each for each in parameters if each.kind is not each.VAR_KEYWORD]
     groups = [f"**{group.__name__}" for group in groups_of(method).values()]
     return [*(f"{'*' * (each.kind is each.KEYWORD_ONLY)}{each.name}" for each in own), *groups]
@@ -106,6 +125,12 @@ def arguments(method: object) -> list[str]:
 def test_the_names_of_the_package_are_these() -> None:
     assert sorted(ludic.__all__) == NAMES
     assert all(getattr(ludic, name) is not None for name in NAMES)
+
+
+def test_the_calls_that_train_take_these() -> None:
+    groups = ["**RunConfig", "**TrainConfig", "**CodeSettings", "**EngineConfig", "**LaunchConfig"]
+    found = {name: arguments(getattr(ludic, name), first=0) for name in CALLS}
+    assert found == {**CALLS, "fit": [*CALLS["fit"], *groups]}
 
 
 def test_the_methods_of_a_run_are_these() -> None:
@@ -121,3 +146,41 @@ def test_every_method_has_a_docstring_and_annotations() -> None:
         parameters = list(inspect.signature(method).parameters.values())[1:]
         assert all(parameter.annotation is not parameter.empty for parameter in parameters), name
         assert inspect.signature(method).return_annotation is not inspect.Signature.empty, name
+
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def importable() -> dict[str, set[str]]:
+    """The table of docs/api.md: the names that users' files may import, by module."""
+    text = (DOCS / "api.md").read_text().partition("## What your files may import")[2].partition("\n## ")[0]
+    found = {}
+    for module, names in re.findall(r"^\| `(ludic[^`]*)` \| ([^|]*) \|", text, re.MULTILINE):
+        found[module] = set(re.findall(r"`([^`]+)`", names))
+    return found
+
+
+def imports_of_the_docs() -> Iterator[tuple[str, str, str]]:
+    """The page, the module and the name of each import in a Python block of README and docs/."""
+    for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
+        blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        indented = re.findall(r"(?:^ {4}.*\n|^\n)+", page.read_text(), re.MULTILINE)
+        for block in (*blocks, *(dedent(each) for each in indented if "from ludic" in each)):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ludic"):
+                    yield from ((page.name, str(node.module), alias.name) for alias in node.names)
+
+
+def test_the_docs_import_only_what_the_list_has() -> None:
+    listed = importable()
+    found = list(imports_of_the_docs())
+    assert len(found) > 20
+    assert [each for each in found if each[2] not in listed.get(each[1], ())] == []
+
+
+def test_what_the_list_has_is_there() -> None:
+    listed = importable()
+    assert len(listed) > 8
+    assert [
+        (module, name) for module in listed for name in listed[module] if not hasattr(import_module(module), name)
+    ] == []

@@ -17,6 +17,7 @@ from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
+from ludic.operations.fit import fit
 from ludic.run import Run
 from ludic.settings import Setting, describe, groups_in, groups_of, is_operation, settings_of
 
@@ -131,7 +132,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 def typed() -> str:
     """Return the module: a TypedDict for each dataclass, and one for each operation that takes settings by name."""
-    operations = {inspect.unwrap(command.load()) for command in COMMANDS.values()} | {*methods().values()}
+    operations = (
+        {inspect.unwrap(command.load()) for command in COMMANDS.values()}
+        | {*methods().values()}
+        | {inspect.unwrap(fit)}
+    )
     with_settings = sorted((each for each in operations if groups_of(each)), key=lambda each: each.__name__)
     owners: dict[type, None] = {}
     classes = []

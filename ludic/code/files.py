@@ -89,7 +89,7 @@ def read_user_file(path: Path) -> UserFile:
     """
     path = path.absolute()
     source = _read(path)
-    modules = _modules_beside(path, source) if path.suffix == ".py" else {}
+    modules = modules_beside(path, source) if path.suffix == ".py" else {}
     imports = {name: UserFile(path=path.with_name(f"{name}.py"), source=text) for name, text in modules.items()}
     return UserFile(path=path, source=source, imports=imports)
 
@@ -106,12 +106,12 @@ def _read(path: Path) -> bytes:
     return source
 
 
-def _modules_beside(path: Path, source: bytes) -> dict[str, bytes]:
+def modules_beside(path: Path, source: bytes) -> dict[str, bytes]:
     """Return the texts, by name, of modules in the same folder that a file imports, directly or through each other."""
     found: dict[str, bytes] = {}
     unread = [source]
     while unread:
-        for name in _imported_names(unread.pop()):
+        for name in imported_names(unread.pop()):
             beside = path.with_name(f"{name}.py")
             if name not in found and name != path.stem and beside.is_file():
                 found[name] = _read(beside)
@@ -119,7 +119,7 @@ def _modules_beside(path: Path, source: bytes) -> dict[str, bytes]:
     return found
 
 
-def _imported_names(source: bytes) -> Iterator[str]:
+def imported_names(source: bytes) -> Iterator[str]:
     """Yield the top-level names of non-standard modules that a text imports anywhere; none if it can't be parsed."""
     try:
         nodes = list(ast.walk(ast.parse(source)))

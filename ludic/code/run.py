@@ -78,14 +78,25 @@ def _spec(module_name: str, file: UserFile) -> ModuleSpec:
 
 
 def _make_importable(name: str, file: UserFile) -> None:
-    """Let later imports of `name` find this file. Raises ImportError if that name already belongs to another module."""
+    """Let later imports of `name` find this file. Raises ImportError if that name already belongs to another module.
+
+    A program that calls ludic may have imported the same text itself; then its module stays.
+    """
     loader = getattr(sys.modules.get(name), "__loader__", None)
+    if not isinstance(loader, _TextLoader) and name not in _beside and _has_text(sys.modules.get(name), file.source):
+        return
     loaded = loader.file if isinstance(loader, _TextLoader) else _beside.get(name)
     if (name in sys.modules and loaded is None) or (loaded is not None and loaded.source != file.source):
         raise ImportError(f"module {name} of {file.path} has the name of another module that is in use; rename it")
     _beside[name] = file
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+
+
+def _has_text(module: ModuleType | None, source: bytes) -> bool:
+    """Return whether a module was imported from a file that holds this text."""
+    path = Path(getattr(module, "__file__", None) or "")
+    return path.is_file() and path.read_bytes() == source
 
 
 @contextmanager

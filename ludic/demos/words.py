@@ -14,7 +14,6 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -30,7 +29,7 @@ from ludic.records import Rollout
 from ludic.results import sparkline
 from ludic.rollouts.sampler import GroupSampler
 from ludic.sql import connect
-from ludic.sql.library import load_advantage, run_query
+from ludic.sql.library import run_query
 from ludic.store import Root, RunConfig, fetch_policy, latest_policy
 from ludic.store.catalogue import MODEL
 from ludic.store.weights import identify, keep_model
@@ -121,7 +120,6 @@ def teach_words(url: str, num_steps: int) -> None:
     ludic.Run(root).launch(demo_config(num_steps), swap="completion")
     _print_answers(console, root)
     _print_curve(console, root)
-    _print_query(console, root)
     _print_next(console, root)
 
 
@@ -174,13 +172,6 @@ def save(figure: Figure, root: Root) -> Path:
     return path
 
 
-def _print_query(console: Console, root: Root) -> None:
-    console.print("\nThe advantages that the trainer used, ludic/sql/advantages/rloo.sql:")
-    console.print(
-        Syntax(load_advantage("rloo").text, "sql", theme="ansi_dark", background_color="default", word_wrap=True)
-    )
-
-
 def program() -> str:
     """Return the command that the user types: `ludic` only if the shell finds it."""
     called = Path(sys.argv[0])
@@ -202,7 +193,10 @@ def _print_next(console: Console, root: Root) -> None:
     query = "select step, count(*), avg(episode_reward), avg(off_policy_steps) from batches group by all order by all"
     print_next(
         console,
-        f'sql {root.url} "{query}"',
         f"show {root.url} {rollout_id}",
         f'sample {root.url} --prompt "write a story about cats in the garden" --n 4',
+        f'sql {root.url} "{query}"',
+        f"report {root.url} --output report.html",
     )
+    guide = "docs/guide.md: your own environment, your own model, and a run that does not learn"
+    console.print(f"  {guide}", highlight=False, soft_wrap=True)

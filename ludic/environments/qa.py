@@ -43,7 +43,7 @@ class Questions:
         *,
         seed: int = 0,
         question: str = "question",
-        answer: str = "answer",
+        answer: str | None = "answer",
         answer_pattern: str | None = None,
         columns: Sequence[str] = (),
         system_prompt: str | None = None,
@@ -60,9 +60,11 @@ class Questions:
     ) -> None:
         """Read and check the source.
 
-        files: users' files to run instead of those on disk. question, answer: columns; a dot leads into a struct.
-        answer_pattern: regular expression; its first group in the answer's column is the answer. columns: further
-        columns, for a scorer of your own. scorer: exact, numeric, math, regex, or path/to/file.py:function.
+        files: users' files to run instead of those on disk. question, answer: columns; a dot leads into a struct. An
+        answer of None is for questions without one, which need a scorer of your own. answer_pattern: regular
+        expression; its first group in the answer's column is the answer. columns: further columns, for a scorer of your
+        own, also as they are in example.data["columns"]. scorer: exact, numeric, math, regex, or
+        path/to/file.py:function.
         group_scorer: path/to/file.py:function, which then scores all answers to a question together. run_in: where the
         scorers run: loop, thread or process. tolerance: of numeric. heldout_share: share of held-out questions, from 0
         to 1; None is a quarter, and 1 leaves none to train on. heldout: instead, a split of the dataset, or another
@@ -75,6 +77,8 @@ class Questions:
         self._scorers = QuestionScorers(files, scorer=scorer, group_scorer=group_scorer, tolerance=tolerance)
         if group_scorer is not None:
             self.score_group = self._scorers.score_group
+        if answer is None and python_file_of(scorer) is None:
+            raise ConfigError(f"answer is None, and the scorer {scorer} compares with an answer; name its column")
         chosen = Columns(
             question=question,
             answer=answer,
@@ -98,8 +102,8 @@ class Questions:
         return Example(
             example_id=_id(row),
             messages=(*self._system, *row.messages),
-            data={**row.others, "question": row.question, "answer": row.answer},
-            wanted=row.answer,
+            data={**row.others, "question": row.question, "answer": row.answer, "columns": row.others},
+            wanted=row.answer or None,
         )
 
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:

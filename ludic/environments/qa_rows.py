@@ -34,7 +34,8 @@ class Columns:
     """Names of the columns; a dot leads into a struct or an object, as in reward_model.ground_truth."""
 
     question: str
-    answer: str
+    answer: str | None
+    """None for questions without a right answer, which only a scorer of one's own can score."""
     answer_pattern: re.Pattern[str] | None
     """Its first group, or else the whole match, is the answer; its last match counts. None takes the whole column."""
     problem_of: Callable[[str], str | None]
@@ -45,7 +46,8 @@ class Columns:
     @property
     def names(self) -> list[str]:
         """Every column, each once."""
-        return list(dict.fromkeys((self.question, self.answer, *self.others)))
+        answer = () if self.answer is None else (self.answer,)
+        return list(dict.fromkeys((self.question, *answer, *self.others)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ class Row:
 
     messages: tuple[Message, ...]
     answer: str
+    """The right answer; empty if there is no column of answers."""
     others: Mapping[str, Any]
 
     @property
@@ -150,8 +153,23 @@ class Source:
             raise ConfigError(f"{self.label} has no rows, wanted at least one question")
         return Rows(self.label, texts)
 
-    def _rows(self, columns: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield each row, and where it is."""
+    def first_row(self) -> Mapping[str, Any]:
+        """Return the first row with all its columns. Raises ConfigError if there is none, or as `read`."""
+        return next(self.all_rows())
+
+    def all_rows(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows with all their columns, unchecked. Raises ConfigError if there is none, or as `read`."""
+        self._check_options()
+        is_empty = True
+        with _readable(self.name):
+            for _, row in self._rows(None):
+                is_empty = False
+                yield row
+        if is_empty:
+            raise ConfigError(f"{self.label} has no rows, wanted at least one")
+
+    def _rows(self, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield each row, and where it is. columns: those to read; None reads all."""
         if self.kind == "jsonl":
             return _jsonl_rows(Path(self.name))
         if self.kind == "parquet":
@@ -168,7 +186,7 @@ class Source:
                     + ("it is for a dataset on the Hub" if option != "split" else "a file has no splits")
                 )
 
-    def _dataset_rows(self, columns: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _dataset_rows(self, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         require("datasets", "datasets", f"questions of {self.name}")
         dataset = _choose_split(self._load_dataset(), self.split, self.name)
         present = _roots(columns, dataset.column_names)
@@ -228,7 +246,7 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield f"line {number}", row
 
 
-def _parquet_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _parquet_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         with pq.ParquetFile(path) as file:
             present = _roots(columns, file.schema_arrow.names)
@@ -240,8 +258,10 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Mapping[s
         raise ConfigError(f"{path} is not a Parquet file that can be read: {one_line(error)}") from error
 
 
-def _roots(columns: Columns, present: Sequence[str]) -> list[str]:
-    """Return those columns of a table that the names need, by name or by the begin of a dotted name."""
+def _roots(columns: Columns | None, present: Sequence[str]) -> list[str]:
+    """Return those columns of a table that the names need, by name or by the begin of a dotted name; None needs all."""
+    if columns is None:
+        return [*present]
     return [name for name in present if any(each == name or each.startswith(f"{name}.") for each in columns.names)]
 
 
@@ -262,7 +282,9 @@ def _choose_split(loaded: Any, split: str | None, name: str) -> Any:
 def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, str, str]:
     """Check a row; return its messages as JSON, its answer, and its other columns as JSON."""
     messages = _messages(_value(row, columns.question, where), f"{where}, column {columns.question!r}")
-    answer = _answer(_value(row, columns.answer, where), columns, f"{where}, column {columns.answer!r}")
+    answer = ""
+    if columns.answer is not None:
+        answer = _answer(_value(row, columns.answer, where), columns, f"{where}, column {columns.answer!r}")
     others = {name: _value(row, name, where) for name in columns.others}
     try:
         return _encoded(messages), answer, _encoded(others)

@@ -128,6 +128,15 @@ class ExpiryRuleValues(TypedDict, total=False):
     where: str | None
 
 
+class EngineConfigValues(TypedDict, total=False):
+    engine: str
+    max_batch: int
+    tensor_parallel: int
+    gpu_memory: float | None
+    server_url: Sequence[str]
+    engine_options: Mapping[str, Any]
+
+
 class LaunchConfigValues(TypedDict, total=False):
     in_flight: int | None
     swap: Literal["token", "completion", "episode"]
@@ -181,15 +190,6 @@ class RunConfigValues(TypedDict, total=False):
     float32_head: bool
     seed: int
     extra_columns: Mapping[str, str]
-
-
-class EngineConfigValues(TypedDict, total=False):
-    engine: str
-    max_batch: int
-    tensor_parallel: int
-    gpu_memory: float | None
-    server_url: Sequence[str]
-    engine_options: Mapping[str, Any]
 
 
 class ServeConfigValues(TypedDict, total=False):
@@ -302,6 +302,43 @@ class ExportSettings(TypedDict, total=False):
     step: int | None
     version: int | None
     model: str | None
+
+
+class FitSettings(TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False):
+    """Settings of `fit.fit`."""
+
+    env: Sequence[str]
+    env_options: Mapping[str, Any]
+    group_size: int
+    close_groups_at: int | None
+    groups_per_batch: int
+    steps_per_version: int
+    batches_ahead: int | None
+    num_workers: int
+    temperature: float
+    top_p: float
+    top_k: int | None
+    max_tokens: int
+    keep_sampling_mask: bool | None
+    sweep: Mapping[str, Any]
+    curriculum: int | None
+    accept_incomplete: bool
+    max_steps: int | None
+    max_sequence_tokens: int | None
+    max_observation_characters: int | None
+    parser: str
+    format_reward: float
+    context: str
+    tools: Sequence[str]
+    tool_format: str
+    protocol: str | None
+    sub_agents: Sequence[str]
+    max_depth: int
+    max_children: int
+    max_child_tokens: int | None
+    float32_head: bool
+    seed: int
+    extra_columns: Mapping[str, str]
 
 
 class LaunchSettings(TrainConfigValues, CodeSettingsValues, LaunchConfigValues, total=False):

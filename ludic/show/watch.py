@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ludic.errors import SchemaError, StoreError
 from ludic.records import RolloutBatch
-from ludic.results import printable
+from ludic.results import NOTEBOOK_COLUMNS, printable, to_html
 from ludic.rollouts.metrics import mean_reward
 from ludic.show.status import WINDOW, Row, RunStatus, Trainer, draw
 from ludic.store import Attempt, MetricsTail, Root, latest_policy, read_attempt
@@ -127,35 +127,61 @@ _LOGGED_CALLS = 16
 
 _TICK_S = 0.1
 _INTERVAL_S = 0.5
+_NOTEBOOK_INTERVAL_S = 2.0
+"""Seconds between two looks: each sends the whole panel to the browser."""
 
 Update = Callable[[], None]
 """Refreshes a view if the last look is old enough; may be called often. Raises MissingRootError."""
 
 
 def open_view(watcher: Watcher) -> AbstractContextManager[Update]:
-    """Follow a run while the block lasts: in a panel if stderr is a terminal, else in the log."""
+    """Follow a run while the block lasts: in a panel in a terminal or a notebook, else in the log."""
     console = Console(stderr=True)
+    if console.is_jupyter:
+        return notebook_panel(watcher)
     return live_panel(watcher, console) if console.is_terminal else step_log(watcher)
 
 
 @contextmanager
 def live_panel(watcher: Watcher, console: Console, interval_s: float = _INTERVAL_S) -> Iterator[Update]:
     """Show a panel that follows a run; StoreError and SchemaError are shown below the last frame."""
+    with Live(console=console, refresh_per_second=4) as live:
+        look = _look_and_draw(watcher, lambda: console.width, live.update)
+        look()
+        yield _at_most_every(interval_s, look)
+        look()
+
+
+@contextmanager
+def notebook_panel(watcher: Watcher, interval_s: float = _NOTEBOOK_INTERVAL_S) -> Iterator[Update]:
+    """Show the panel as an output of the notebook's cell, which is replaced at each look."""
+    from IPython.display import HTML, display
+
+    output = display(HTML(""), display_id=True)
+
+    def show(frame: RenderableType) -> None:
+        output.update(HTML(to_html(lambda console: console.print(frame))))
+
+    look = _look_and_draw(watcher, lambda: NOTEBOOK_COLUMNS, show)
+    look()
+    yield _at_most_every(interval_s, look)
+    look()
+
+
+def _look_and_draw(watcher: Watcher, width: Callable[[], int], show: Callable[[RenderableType], None]) -> Update:
+    """Return a function that looks at the run and shows its panel."""
     last: RunStatus | None = None
 
     def look() -> None:
         nonlocal last
         try:
             last = watcher.look()
-            live.update(draw(last, console.width))
+            show(draw(last, width()))
         except (StoreError, SchemaError) as error:
-            shown = draw(last, console.width) if last else Text("nothing seen yet")
-            live.update(Group(shown, Text(f"looking again: {printable(str(error))}", style="bold red")))
+            shown = draw(last, width()) if last else Text("nothing seen yet")
+            show(Group(shown, Text(f"looking again: {printable(str(error))}", style="bold red")))
 
-    with Live(console=console, refresh_per_second=4) as live:
-        look()
-        yield _at_most_every(interval_s, look)
-        look()
+    return look
 
 
 @contextmanager

@@ -713,13 +713,14 @@ def _foreign(folder: str, about: str) -> Row[FileName]:
 
 
 UNFINISHED = _foreign(SCRATCH, "files that are not complete yet, of a local root")
+INPUTS = _foreign("inputs", "the data set and the rewards that `ludic.fit` was given")
 LOGS = _foreign("logs", "output of local processes")
 TENSORBOARD = _foreign("tensorboard", "events for TensorBoard")
 DELTA_LOGS = {
     folder: _foreign(f"{folder}/_delta_log", "log of a Delta export") for folder in (ROLLOUTS.folder, EVALS.folder)
 }
 ICEBERG = _foreign("iceberg", "catalogue of an Iceberg export")
-FOREIGN = (UNFINISHED, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG)
+FOREIGN = (UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG)
 """What lies in a root and is not the run's: not checked, copied or counted."""
 
 ROWS: tuple[Row[Any], ...] = (

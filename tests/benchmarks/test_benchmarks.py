@@ -158,3 +158,12 @@ def test_requests_to_the_s3_server_are_counted_by_client_kind_and_folder():
     listing = described("GET", "/bucket", "list-type=2&prefix=run%2Frollouts%2Fversion%3D7%2F")
     assert listing == Request("trainer", "LIST", "rollouts")
     assert described("POST", "/bucket", "delete=") == Request("trainer", "DELETE", "")
+
+
+@pytest.mark.slow
+def test_two_checkouts_are_measured_in_turns():
+    args = ["--other", ".", "--quick", "--rounds", "2", "--only", "store_size", "planner"]
+    printed = run_python("-m", "benchmarks.beside", *args)
+    assert all(words in printed for words in ("store_size, write", "planner, 16 groups wait", "here of there"))
+    (size,) = (line for line in printed.splitlines() if "store_size, bytes" in line)
+    assert "1.00" in size or "0.99" in size  # ids are random, and so a few bytes

@@ -1,0 +1,449 @@
+"""Train a model by one call: from a data set and a reward, from conversations, or from pairs.
+
+The call writes what a run needs, a file of questions and a file with the rewards (ludic.operations.fit_inputs), and
+starts the same processes as `ludic run` or `ludic train`. So every command works on its root.
+"""
+
+import json
+import logging
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from ludic.code.consent import CodeSettings, sampling_uses
+from ludic.engines.config import EngineConfig
+from ludic.errors import ConfigError, MissingRootError
+from ludic.launch.config import LaunchConfig
+from ludic.operations.start import Algorithm, RootUrl
+from ludic.run_config import RunConfig
+from ludic.settings import SettingsError, convert, flat, given, operation, settings_of, split, unknown
+from ludic.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from ludic.operations.fit_inputs import Inputs
+    from ludic.operations.typed import FitSettings
+    from ludic.run import Run
+    from ludic.store import Root
+
+logger = logging.getLogger("ludic.run")
+
+Reward = Callable[..., Any] | str | Sequence[Callable[..., Any]] | Mapping[str, Any]
+"""A function, the name of a scorer, a list of functions, or by name functions or pairs of function and weight."""
+
+_GROUPS: Mapping[str, Any] = {
+    "run": RunConfig,
+    "train": TrainConfig,
+    "code": CodeSettings,
+    "engine": EngineConfig,
+    "launch": LaunchConfig,
+}
+_SFT_LEARNING_RATE = 2e-5
+"""Of supervised training unless it is given: of full fine-tuning, as in TRL."""
+
+
+@operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
+def fit(
+    *,
+    algorithm: Algorithm,
+    model: str | PathLike[str],
+    root: RootUrl,
+    dataset: Any = None,
+    reward: Reward | None = None,
+    heldout: "float | str | PathLike[str] | None" = None,
+    system_prompt: str | None = None,
+    dataset_options: Mapping[str, Any] | None = None,
+    wait: bool = True,
+    **settings: Unpack["FitSettings"],
+) -> "Run":
+    """Train a model on a data set, and return the run.
+
+    Another call with the same root continues the run. A reward that has changed since is stored in the root and used
+    from then on; changed settings of the trainer are logged, and settings that a run can't change are refused. The call
+    is the consent to run the rewards. Ctrl-C stops all processes after a checkpoint and raises KeyboardInterrupt.
+    settings: fields of RunConfig, TrainConfig, EngineConfig and LaunchConfig (docs/settings.md); trust_code and
+    update_code. Raises ConfigError, ModelError, ChildError if a process dies repeatedly, OwnedError if the run is
+    trained elsewhere.
+
+    Args:
+        algorithm: Preset of docs/algorithms.md. sft trains on conversations, dpo, ipo and orpo on pairs, without
+            workers; all others on answers that workers sample.
+        model: Folder, Hugging Face id or URL of the first weights.
+        root: Folder or URL of the run.
+        dataset: File *.jsonl or *.parquet, folder or name of a Hugging Face dataset, list of dicts, table of pandas,
+            Polars or Arrow, or datasets.Dataset. Questions are in prompt, question or messages. sft takes messages, or
+            prompt and completion; pairs are prompt, chosen and rejected. None trains in the environment that the
+            setting env names.
+        reward: Function of `completion`, or of `completions` for all answers to a question, and of columns by name;
+            several as a list, or as a dict of names to functions or to (function, weight). A weight of 0 only measures.
+            Or the name of a scorer, such as exact (docs/environments.md).
+        heldout: Share of the questions that are held out of training, or a file with them; None is a quarter.
+        system_prompt: First message of every prompt.
+        dataset_options: More options of the data set, as those of qa/FILE (docs/environments.md), such as
+            {"split": "train"}.
+        wait: Return when training has ended; False starts it in the background and returns at once.
+    """
+    from ludic.training.presets import load_algorithm
+
+    names = [*(each.name for owner in _GROUPS.values() for each in settings_of(owner)), *_OWN]
+    for name in settings:
+        if name not in names:
+            raise ConfigError(unknown(name, names))
+    if algorithm is None:
+        raise ConfigError("algorithm is None, wanted a name of docs/algorithms.md, such as grpo")
+    url, parts = fspath(root), split(settings, **_GROUPS)
+    options = dict(dataset_options or {})
+    if system_prompt is not None:
+        options["system_prompt"] = system_prompt
+    load_algorithm(algorithm)  # refuses an unknown name
+    if algorithm in _STORED:
+        if reward is not None:
+            raise SettingsError(f"reward does not apply to {algorithm}, which trains on the answers of the data set")
+        if heldout is not None or system_prompt is not None:
+            raise SettingsError(f"heldout and system_prompt do not apply to {algorithm}; put them into the data set")
+        return _fit_stored(url, algorithm, str(model), dataset, options, parts, wait=wait)
+    if heldout is not None:
+        is_share = isinstance(heldout, int | float)
+        options |= {"heldout_share" if is_share else "heldout": heldout if is_share else fspath(heldout)}  # type: ignore[arg-type]
+    return _fit_sampled(url, algorithm, str(model), dataset, reward, options, parts, wait=wait)
+
+
+_STORED = ("sft", "dpo", "ipo", "orpo")
+"""Algorithms that train on the answers of the data set."""
+_OWN = ("algorithm", "model", "root", "dataset", "reward", "heldout", "system_prompt", "dataset_options", "wait")
+
+
+def grpo(
+    *,
+    model: str | PathLike[str],
+    root: RootUrl,
+    dataset: Any = None,
+    reward: Reward | None = None,
+    heldout: "float | str | PathLike[str] | None" = None,
+    system_prompt: str | None = None,
+    dataset_options: Mapping[str, Any] | None = None,
+    wait: bool = True,
+    **settings: Unpack["FitSettings"],
+) -> "Run":
+    """Train a model by GRPO on questions and a reward, and return the run: `ludic.fit(algorithm="grpo", ...)`.
+
+    def reward(completion: str, answer: str) -> float:  # columns of the data set, by name
+        return float(completion.strip() == answer)
+
+    run = ludic.grpo(model="Qwen/Qwen3-0.6B", dataset="questions.jsonl", reward=reward, root="runs/mine")
+    """
+    return fit(
+        algorithm="grpo",
+        model=model,
+        root=root,
+        dataset=dataset,
+        reward=reward,
+        heldout=heldout,
+        system_prompt=system_prompt,
+        dataset_options=dataset_options,
+        wait=wait,
+        **settings,
+    )
+
+
+def sft(
+    *,
+    model: str | PathLike[str],
+    root: RootUrl,
+    dataset: Any,
+    dataset_options: Mapping[str, Any] | None = None,
+    wait: bool = True,
+    **settings: Unpack["FitSettings"],
+) -> "Run":
+    """Train a model on conversations, and return the run: `ludic.fit(algorithm="sft", ...)`.
+
+    dataset: rows with `messages`, of which all answers are trained on, or with `prompt` and `completion`. Makes one
+    pass over them unless epochs or num_steps is given.
+    """
+    options: Any = {"dataset_options": dataset_options, "wait": wait}
+    return fit(algorithm="sft", model=model, root=root, dataset=dataset, **options, **settings)
+
+
+def dpo(
+    *,
+    model: str | PathLike[str],
+    root: RootUrl,
+    dataset: Any,
+    dataset_options: Mapping[str, Any] | None = None,
+    wait: bool = True,
+    **settings: Unpack["FitSettings"],
+) -> "Run":
+    """Train a model on pairs of answers, and return the run: `ludic.fit(algorithm="dpo", ...)`.
+
+    dataset: rows with `prompt`, `chosen` and `rejected`. The reference is the model unless `reference` is given. Makes
+    one pass over them unless epochs or num_steps is given.
+    """
+    options: Any = {"dataset_options": dataset_options, "wait": wait}
+    return fit(algorithm="dpo", model=model, root=root, dataset=dataset, **options, **settings)
+
+
+# --- Rollouts that workers sample ------------------------------------------------------------------------------------
+
+
+def _fit_sampled(
+    url: str,
+    algorithm: str,
+    model: str,
+    dataset: Any,
+    reward: Reward | None,
+    options: dict[str, Any],
+    parts: Mapping[str, dict[str, Any]],
+    *,
+    wait: bool,
+) -> "Run":
+    from ludic.launch.local import check_launch
+    from ludic.launch.local import launch as launch_all
+    from ludic.operations.fit_inputs import Inputs
+    from ludic.run import Run
+    from ludic.training.inherited_settings import next_config
+
+    inputs = Inputs.of(url)
+    with inputs.kept_if_run():
+        own = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
+        run = convert(RunConfig, _earlier(url) | parts["run"] | own)
+        train = next_config(url, parts["train"], algorithm, online=True)
+        launching = dict(parts["launch"])
+        if "eval_every" not in launching and launching.get("launcher", "local") == "local" and _has_heldout(run):
+            launching["eval_every"] = train.num_steps  # the first version and the last one
+        processes, engine = convert(LaunchConfig, launching), convert(EngineConfig, parts["engine"])
+        check_launch(train, processes, engine, run.num_workers)
+        root = _open(url, run, train, convert(CodeSettings, parts["code"]))
+    _tell_changes(root, train)
+    if not wait:
+        _start_in_background("run", root, inputs, flat(train) | flat(processes) | asdict(engine) | {"model": model})
+        return Run(root)
+    # Nodes of a cluster have no consents of this user, who has agreed to all code of the root by now.
+    launch_all(root, train, processes, engine, model=model, code=CodeSettings(trust_code=True))
+    return Run(root)
+
+
+def _environment(
+    inputs: "Inputs", dataset: Any, reward: Reward | None, options: dict[str, Any], run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings env and env_options of the data set and the rewards; {} if `run` names an environment."""
+    from ludic.operations.fit_inputs import named_rewards, write_questions, write_rewards
+
+    if dataset is None:
+        if "env" not in run:
+            raise SettingsError('dataset is None; give one and a reward, or an environment: env="moar_cats"')
+        if reward is not None or options:
+            raise SettingsError("reward, heldout, system_prompt and dataset_options are for a dataset, which is None")
+        return {"env": (run["env"],)} if isinstance(run["env"], str) else {}
+    if "env" in run:
+        raise SettingsError(f"dataset and env ({run['env']}) are both given; choose one")
+    if reward is None:
+        raise SettingsError("reward is None; give a function of completion and of columns of the data set")
+    questions = write_questions(inputs, dataset, options)
+    options = {"question": questions.question, "answer": questions.answer} | options
+    if isinstance(reward, str):
+        options = {"scorer": reward} | options
+    else:
+        options |= write_rewards(inputs, named_rewards(reward), questions)
+    options = {name: each for name, each in options.items() if (name, each) not in _DEFAULTS}
+    others = dict(run.get("env_options", {}))
+    return {"env": (questions.env,), "env_options": others | {questions.env: options}}
+
+
+_DEFAULTS: Sequence[tuple[str, Any]] = (("question", "question"), ("answer", "answer"), ("columns", []))
+"""Options that an environment of questions has anyway."""
+
+
+def _has_heldout(run: RunConfig) -> bool:
+    """Return whether each environment has an example to evaluate; log it if not."""
+    from ludic.environments.registry import make_environment
+
+    for env in run.env:
+        make = make_environment(env, run.env_options.get(env), run.seed)
+        try:
+            make().example(0, "heldout")
+        except ConfigError as error:
+            logger.warning("nothing is evaluated: %s; heldout=0.5 holds out half of the questions", error)
+            return False
+    return True
+
+
+def _earlier(url: str) -> dict[str, Any]:
+    """Return the settings of an existing run; {} if there is none."""
+    from ludic.store import Root
+
+    try:
+        return given(asdict(Root.open(url).run), f"earlier settings of {url}", "stored")
+    except MissingRootError:
+        return {}
+
+
+def _open(url: str, run: RunConfig, train: TrainConfig, code: CodeSettings) -> "Root":
+    """Start the run, or open it and store the rewards as they are now. Raises ConfigError for other settings."""
+    from ludic.launch.roots import create_run, is_there, open_or_start, prepare_run_code
+
+    if not is_there(url):
+        return create_run(url, run, train, code)
+    root = open_or_start(url, run)
+    _renew_rewards(root)
+    prepare_run_code(root, train, code)
+    return root
+
+
+def _renew_rewards(root: "Root") -> None:
+    """Give consent to the questions and the rewards that the call named, and store the rewards' text if it is new."""
+    from ludic.code.consent import give_consent
+    from ludic.code.files import file_of, read_user_file
+    from ludic.code.kept import find_files, keep_files
+    from ludic.code.kinds import KINDS, find
+    from ludic.operations.fit_inputs import GROUP_SCORER, SCORER
+
+    named = sampling_uses(root.run)
+    rewards = [use for use in named if use.setting.endswith((f":{SCORER}", f":{GROUP_SCORER}"))]
+    if not rewards:
+        return
+    path = file_of(rewards[0].setting)
+    assert path is not None
+    file = read_user_file(Path(path))
+    for use in rewards:
+        find(KINDS[use.role], use.setting, {path: file})
+    kept = find_files(root, rewards[:1])
+    if path in kept.kept and not kept.files[path].is_same_text(file):
+        logger.warning("the rewards have changed since the run last started; the new text runs from now on")
+    files = {path: file}
+    for use in [*rewards, *(use for use in named if use.role == "environment" and file_of(use.setting) is None)]:
+        give_consent(use, files, root=root.url, run_id=root.run_id)
+    keep_files(root, files)
+
+
+def _tell_changes(root: "Root", train: TrainConfig) -> None:
+    """Log the settings of the trainer that differ from those of the run's last trainer."""
+    from ludic.store import newest_attempt_id, read_attempt
+
+    attempt_id = newest_attempt_id(root)
+    if not attempt_id:
+        return
+    before = read_attempt(root, attempt_id).config
+    now = _as_json(train.flat())
+    changed = [
+        f"{name} was {before.get(name)!r} and is {each!r}" for name, each in now.items() if before.get(name) != each
+    ]
+    if changed:
+        logger.warning("settings that differ from those of the last start: %s", "; ".join(changed))
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as JSON has them: tuples are lists."""
+    found: dict[str, Any] = json.loads(json.dumps(values))
+    return found
+
+
+# --- Rows of the data set --------------------------------------------------------------------------------------------
+
+
+def _fit_stored(
+    url: str,
+    algorithm: str,
+    model: str,
+    dataset: Any,
+    options: Mapping[str, Any],
+    parts: Mapping[str, dict[str, Any]],
+    *,
+    wait: bool,
+) -> "Run":
+    """Import the data set as rollouts, and train on them without workers."""
+    from ludic.adapters.imports.importing import import_files
+    from ludic.launch.roots import is_there, open_or_start
+    from ludic.operations.fit_inputs import Inputs
+    from ludic.operations.start import train as train_here
+    from ludic.run import Run
+    from ludic.training.inherited_settings import next_config
+
+    if others := {**parts["launch"], **parts["engine"]}:
+        raise SettingsError(f"{next(iter(others))} does not apply to {algorithm}, which trains without workers")
+    if "env" in parts["run"]:
+        raise SettingsError(f"env does not apply to {algorithm}, which trains on the rows of a data set")
+    inputs = Inputs.of(url)
+    with inputs.kept_if_run():
+        run = convert(RunConfig, _earlier(url) | parts["run"] | {"model": model, "env": (algorithm,)})
+        own: dict[str, Any] = {"offline": True} | parts["train"]
+        if not is_there(url):
+            defaults = {"learning_rate": _SFT_LEARNING_RATE} if algorithm == "sft" else {}
+            own = {**defaults, **({} if "num_steps" in own else {"epochs": 1}), **own}
+        if algorithm in ("dpo", "ipo"):
+            own = {"reference": model} | own
+        train = next_config(url, own, algorithm)
+        file = _write_records(inputs, algorithm, dataset, options, is_sft=algorithm == "sft")
+        if is_there(url):
+            _refuse_other_rows(url, file)
+        root = open_or_start(url, run)
+    for report in import_files(root, [str(file)], "jsonl", env=algorithm):
+        if report.refused:
+            first = report.refused[0]
+            logger.warning(
+                "%d rows are left out; the first is row %d: %s", len(report.refused), first.line - 1, first.reason
+            )
+    _tell_changes(root, train)
+    if not wait:
+        _start_in_background("train", root, inputs, flat(train))
+    else:
+        train_here(Run(root), train, **parts["code"])
+    return Run(root)
+
+
+def _write_records(inputs: "Inputs", algorithm: str, dataset: Any, options: Mapping[str, Any], *, is_sft: bool) -> Path:
+    from ludic.operations.fit_inputs import conversations, pairs, read_rows
+
+    if dataset is None:
+        raise SettingsError(f"dataset is None; {algorithm} trains on its rows")
+    if unknown_ones := options.keys() - {"split", "config", "revision"}:
+        raise SettingsError(f"dataset_options has {min(unknown_ones)}; {algorithm} takes split, config and revision")
+    rows, where = read_rows(dataset, options)
+    records = conversations(rows, where) if is_sft else pairs(rows, where)
+    return inputs.put_rows("rows", records, where)
+
+
+def _refuse_other_rows(url: str, file: Path) -> None:
+    """Raise ConfigError if a run holds the rows of another data set, which it would train on too."""
+    from ludic.store import Root
+    from ludic.store.catalogue import IMPORTS
+
+    root = Root.open(url)
+    for name in IMPORTS.listed(root):
+        begun = IMPORTS.read(root, *name)
+        if begun is not None and Path(begun.file).name != file.name:
+            raise ConfigError(f"{url} holds the rows of another data set ({begun.file}); choose another root")
+
+
+# --- In the background -----------------------------------------------------------------------------------------------
+
+
+_started: list["subprocess.Popen[bytes]"] = []
+"""Processes that go on when this one ends."""
+
+
+def _start_in_background(command: str, root: "Root", inputs: "Inputs", settings: Mapping[str, Any]) -> None:
+    """Start `ludic run` or `ludic train`, which outlives this process."""
+    from ludic.children import start_python
+    from ludic.launch.local import log_folder
+    from ludic.launch.supervisor import make_log_folder
+    from ludic.store.local import open_to_append
+
+    data = json.dumps(dict(settings), indent=1).encode()
+    file = inputs.put("settings.json", data)
+    log = log_folder(root) / f"{command}.log"
+    make_log_folder(log.parent)
+    with open_to_append(log) as out:
+        process = start_python(
+            ["-m", "ludic", command, root.url, "--config", str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _started.append(process)
+    logger.warning(
+        "%s trains in process %d; `ludic watch %s` shows it, `kill %d` stops it, and %s is its log",
+        *(root.url, process.pid, root.url, process.pid, log),
+    )

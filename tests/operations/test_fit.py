@@ -1,0 +1,422 @@
+"""One call trains: the snippet of README as a script, the cells of a notebook, data sets, rewards, and mistakes."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+
+import nbformat
+import polars as pl
+import pyarrow as pa
+import pytest
+from nbclient import NotebookClient
+
+import ludic
+from ludic.errors import ConfigError, LudicError
+from ludic.models.tiny import make_tiny_model
+from ludic.operations.fit import _has_heldout
+from ludic.operations.fit_inputs import Inputs, conversations, named_rewards, pairs, rows_of, write_questions
+
+WORDS = ["red", "blue", "green", "yellow", "white", "black", "pink", "brown"]
+QUESTIONS = [{"question": f"say the word {a} {b}", "answer": a} for a in WORDS for b in WORDS]
+MODEL = "Qwen/Qwen3-0.6B"
+"""The snippet's model: a tiny one stands in the Hub's cache under this name."""
+SETTINGS = (
+    'num_steps=2, max_tokens=2, group_size=2, groups_per_batch=2, accept_incomplete=True, device="cpu", '
+    'eval_options={"num_examples": 4}'
+)
+"""Added to the calls, so that they end in seconds."""
+
+
+def readme_snippet() -> str:
+    text = Path(__file__).parents[2].joinpath("docs", "python.md").read_text(encoding="utf-8")
+    (found,) = [part for part in text.split("```python\n") if 'root="runs/mine")' in part and "report.html" in part]
+    return found.partition("```")[0]
+
+
+def with_settings(text: str) -> str:
+    return text.replace('root="runs/mine")', f'root="runs/mine", {SETTINGS})')
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the Hub with the model, as a download leaves it."""
+    folder = tmp_path_factory.mktemp("hub")
+    home = folder / f"models--{MODEL.replace('/', '--')}"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text("0" * 40)
+    words = [f"{a}{b}{c}" for a in "abcd" for b in "aeiou" for c in "klmn"]
+    make_tiny_model(str(home / "snapshots" / ("0" * 40)), [*words, "say the word", *WORDS])
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with questions.jsonl, for processes that have no network."""
+    (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in QUESTIONS))
+    for name, value in {"HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def script(folder: Path, text: str, *args: str, name: str = "train.py") -> str:
+    """What a script prints."""
+    (folder / name).write_text(dedent(text))
+    done = subprocess.run([sys.executable, name, *args], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_readme_and_guide_have_the_same_snippet() -> None:
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+    lines = [line for line in readme_snippet().splitlines() if line]
+    assert len(lines) == 6
+    assert "\n".join(f"    {line}" for line in lines) in readme.replace("\n\n    ", "\n    ")
+
+
+# --- Whole runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_guard", [False, True])
+def test_the_snippet_runs_as_written_with_and_without_a_main_part(folder: Path, has_guard: bool) -> None:
+    text = with_settings(readme_snippet())
+    if has_guard:
+        head, call = text.split("run = ludic.grpo", 1)
+        text = f'{head}if __name__ == "__main__":\n' + indent(f"run = ludic.grpo{call}", "    ")
+    script(folder, 'print("once")\n' + text)
+    assert "training" in (folder / "report.html").read_text(encoding="utf-8")
+    run = ludic.open(folder / "runs" / "mine")
+    steps = run.sql("select step, count(*) as n from batches where used group by step order by step")
+    assert steps.to_dicts() == [{"step": 1, "n": 4}, {"step": 2, "n": 4}]
+    assert set(run.evaluation().frame("samples")["policy_version"]) == {0, 2}
+    assert run.verify().findings == []
+    code = (folder / "runs" / "mine" / "inputs" / "reward.py").read_text()
+    assert "ludic.grpo" not in code
+    assert "once" not in code
+    assert not any("once" in log.read_text() for log in (folder / "runs" / "mine" / "logs").iterdir())
+
+
+CELLS = (
+    """
+    import re
+    import ludic
+    from dataclasses import dataclass
+    NAMES = ["red"]
+    PATTERN = re.compile("r.d")
+    """,
+    """
+    @dataclass
+    class Judge:
+        bonus: float = 0.5
+        def value(self, text):
+            return self.bonus * bool(PATTERN.search(text))
+
+    def helper(text): return Judge().value(text) + (text in NAMES)
+    """,
+    f"""
+    questions = [{{"prompt": f"say the word {{a}} {{b}}", "answer": a}} for a in {WORDS} for b in {WORDS}]
+    def reward(completion, answer): return 1 + helper(completion)
+    def train(steps, reward):
+        return ludic.grpo(model="{MODEL}", dataset=questions, reward=reward, root="runs/mine", {SETTINGS},
+                          **{{"num_steps": steps}})
+    """.replace("num_steps=2, ", ""),
+    "run = train(2, reward); run",
+    "run = train(2, reward); run.sql('select max(step) as s, max(attempt_id) as a from batches').rows()",
+    "def reward(completion, answer): return 7 + helper(completion)",
+    "run = train(8, reward); run.sql('select min(episode_reward), max(episode_reward) from rollouts').rows()",
+    "engine = object()\ndef reward(completion): return engine.ask(completion)",
+    "try:\n    train(9, reward)\nexcept ludic.errors.ConfigError as error:\n    print(error)",
+)
+
+
+@pytest.mark.slow
+def test_cells_of_a_notebook_resume_and_take_a_changed_reward(folder: Path) -> None:
+    cells = [nbformat.v4.new_code_cell(dedent(cell)) for cell in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(folder)}}).execute()
+    found = [
+        [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", [])]
+        for cell in notebook.cells
+    ]
+    panel = [each["data"] for each in notebook.cells[3].outputs if "step" in each.get("data", {}).get("text/html", "")]
+    assert panel, found[3]
+    assert "[(2, 1)]" in found[4][-1]  # nothing was left to do
+    assert "the rewards have changed" in "".join(found[6])
+    assert "num_steps was 2 and is 8" in "".join(found[6])
+    low, high = eval(found[6][-1])[0]
+    assert 1 <= low <= 2.5
+    assert high >= 7
+    assert "'engine', which a function uses, is of type object" in "".join(found[8])
+    run = ludic.open(folder / "runs" / "mine")
+    assert len(list((folder / "runs" / "mine" / "code").glob("*.json"))) == 2  # the list of texts was renewed once
+    assert run.verify().findings == []
+
+
+@pytest.mark.slow
+def test_several_rewards_are_components_and_one_may_see_the_group(folder: Path) -> None:
+    script(
+        folder,
+        f"""
+        import ludic
+        def right(completion: str, answer: str) -> float:
+            return float(answer in completion)
+        async def length(completion):
+            return len(completion)
+        def rank(completions, question):
+            assert question.startswith("say the word")
+            return [index for index, _ in enumerate(completions)]
+        rewards = {{"right": right, "length": (length, 0), "rank": (rank, 0.5)}}
+        ludic.grpo(model="{MODEL}", dataset="questions.jsonl", reward=rewards, root="runs/mine",
+                   heldout=0.5, system_prompt="say", eval_every=None, {SETTINGS.partition(", eval_options")[0]})
+        """,
+    )
+    run = ludic.open(folder / "runs" / "mine")
+    rows = run.sql("select episode_reward, reward_components as c, group_index, messages from rollouts").to_dicts()
+    assert rows
+    for row in rows:
+        parts = {each["key"]: each["value"] for each in row["c"]} if isinstance(row["c"], list) else row["c"]
+        assert parts["rank"] == row["group_index"]
+        assert row["episode_reward"] == pytest.approx(parts["right"] + 0.5 * parts["rank"])
+        assert parts["length"] == len(row["messages"][-1]["content"])
+        assert row["messages"][0]["content"] == "say"
+    assert run.root.folders("evals") == []
+
+
+@pytest.mark.slow
+def test_conversations_and_pairs_are_trained_on_without_workers(folder: Path) -> None:
+    out = script(
+        folder,
+        f"""
+        import json
+        import ludic
+        words = {WORDS}
+        def figures(run):
+            rows = run.sql("select step, loss from metrics where kind = 'train' order by step").rows()
+            used = run.sql("select count(distinct group_id) as n, count(*) as m from batches where used").rows()
+            return rows, used[0]
+        settings = dict(model="{MODEL}", device="cpu", learning_rate=1e-2)
+        rows = [{{"prompt": f"say the word {{a}}", "completion": a}} for a in words]
+        run = ludic.sft(dataset=rows, root="runs/sft", epochs=4, **settings)
+        answers = [run.sample(f"say the word {{a}}", temperature=0, max_tokens=4)[0].text for a in words]
+        def chat_of(a):
+            return [{{"role": "user", "content": "say"}}, {{"role": "assistant", "content": a}}]
+        chats = [{{"messages": chat_of(a)}} for a in words]
+        chat = ludic.sft(dataset=chats, root="runs/chat", **settings)
+        both = [(a, b) for a in words for b in words[:2] if a != b]
+        pairs = [{{"prompt": f"say the word {{a}}", "chosen": a, "rejected": b}} for a, b in both]
+        dpo = ludic.dpo(dataset=pairs, root="runs/dpo", **settings)
+        again = ludic.dpo(dataset=pairs, root="runs/dpo", **settings)
+        try:
+            ludic.dpo(dataset=pairs[:2], root="runs/dpo", **settings)
+        except ludic.errors.ConfigError as error:
+            refused = str(error)
+        print(json.dumps([figures(run), answers, figures(chat), figures(dpo), refused]))
+        """,  # noqa: S608
+    )
+    sft, answers, chat, dpo, refused = json.loads(out.splitlines()[-1])
+    assert [step for step, _ in sft[0]] == [1, 2, 3, 4]
+    assert sft[0][-1][1] < sft[0][0][1]
+    assert sft[1] == [8, 4 * 8]
+    assert len(answers) == 8
+    assert (len(chat[0]), chat[1]) == (1, [8, 8])
+    # 14 pairs of two rows, 8 pairs a step; before the first step policy and reference agree: -log(1/2).
+    assert dpo[1] == [14, 28]
+    assert len(dpo[0]) == 2
+    assert dpo[0][0][1] == pytest.approx(0.6931, abs=1e-3)
+    assert dpo[0][1][1] != dpo[0][0][1]
+    assert "runs/dpo holds the rows of another data set" in refused
+
+
+@pytest.mark.slow
+def test_a_run_in_the_background_goes_on_after_the_script(folder: Path) -> None:
+    started = time.monotonic()
+    script(
+        folder, with_settings(readme_snippet().partition("run.report")[0]).replace(SETTINGS, f"{SETTINGS}, wait=False")
+    )
+    assert time.monotonic() - started < 120
+    run = ludic.open(folder / "runs" / "mine")
+    log = folder / "runs" / "mine" / "logs" / "run.log"
+    while "trained to step 2 of 2" not in log.read_text():
+        assert time.monotonic() - started < 400, log.read_text()
+        time.sleep(0.2)
+    assert set(run.evaluation().frame("samples")["policy_version"]) == {0, 2}
+
+
+# --- Data sets -------------------------------------------------------------------------------------------------------
+
+
+class Hub:
+    """Stands for a datasets.Dataset: `to_list` is all that is asked of one."""
+
+    def to_list(self) -> list[dict[str, Any]]:
+        return [{"a": 1, "b": None}]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        [{"a": 1}, {"b": "x"}],
+        pl.DataFrame({"a": [1, None], "b": [None, "x"]}),
+        pa.table({"a": [1, None], "b": [None, "x"]}),
+    ],
+)
+def test_rows_of_lists_and_tables_have_all_columns(dataset: Any) -> None:
+    assert rows_of(dataset) == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
+
+
+def test_rows_of_pandas_and_datasets() -> None:
+    pd = pytest.importorskip("pandas")
+    assert rows_of(pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    assert rows_of(Hub()) == [{"a": 1, "b": None}]
+    with pytest.raises(ConfigError, match=r"dataset has the splits train, test; give one, such as dataset\['train'\]"):
+        rows_of({"train": Hub(), "test": Hub()})
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ([], r"dataset has no rows"),
+        ([3], r"dataset, row 0 is 3, wanted a dict"),
+        (7, r"dataset is 7, wanted a file"),
+        ({"question": ["a"]}, r"dataset is {'question': \['a'\]}, wanted a file"),
+        (
+            [{"text": "a"}],
+            r"the data set has the columns text, and none of prompt, question, messages.*dataset_options",
+        ),
+        ([{"prompt": object()}], r"the data set, row 0: .*object.*; wanted what JSON can hold"),
+        ("absent.jsonl", r"absent.jsonl can't be read"),
+    ],
+)
+def test_data_sets_that_are_none_are_refused(tmp_path: Path, dataset: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        write_questions(Inputs(url=str(tmp_path), folder=tmp_path / "inputs"), dataset, {})
+
+
+def test_the_question_and_the_answer_are_found_by_their_names(tmp_path: Path) -> None:
+    inputs = Inputs(url=str(tmp_path), folder=tmp_path)
+
+    def found(row: Mapping[str, Any], **options: Any) -> tuple[str, str | None]:
+        questions = write_questions(inputs, [row], options)
+        assert questions.columns == tuple(row)
+        return questions.question, questions.answer
+
+    assert found({"question": "q", "answer": 7}) == ("question", "answer")
+    assert found({"prompt": "q", "question": "r"}) == ("prompt", None)
+    assert found({"messages": [{"role": "user", "content": "q"}], "answer": [1]}) == ("messages", None)
+    assert found({"text": "q", "answer": "a"}, question="text") == ("text", "answer")
+
+
+def messages(*texts: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, texts, strict=False)]
+
+
+def trained(record: Mapping[str, Any]) -> list[tuple[str, str, bool | None]]:
+    return [(each["role"], each["content"], each.get("trainable")) for each in record["messages"]]
+
+
+def test_rows_become_conversations() -> None:
+    rows = [{"messages": messages("q", "a")}, {"prompt": "q", "completion": "a"}]
+    first, second = conversations(rows, "x")
+    assert trained(first) == [("user", "q", None), ("assistant", "a", None)]
+    assert trained(second) == [("user", "q", False), ("assistant", "a", True)]
+    assert (first["group_id"], second["group_id"], second["episode_reward"]) == ("0", "1", 1.0)
+    with pytest.raises(ConfigError, match=r"x, row 0 has the columns text; wanted messages, or prompt and completion"):
+        list(conversations([{"text": "a"}], "x"))
+
+
+def test_rows_become_pairs_also_without_a_prompt_of_their_own() -> None:
+    long = messages("q", "a", "r")
+    rows: list[dict[str, Any]] = [
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"chosen": [*long, *messages("", "yes")[1:]], "rejected": [*long, *messages("", "no")[1:]]},
+    ]
+    found = [(each["group_id"], each["episode_reward"], trained(each)) for each in pairs(rows, "x")]
+    begun = [("user", "q", False), ("assistant", "a", False), ("user", "r", False)]
+    assert found == [
+        ("0", 1.0, [("user", "q", False), ("assistant", "a", True)]),
+        ("0", 0.0, [("user", "q", False), ("assistant", "b", True)]),
+        ("1", 1.0, [*begun, ("assistant", "yes", True)]),
+        ("1", 0.0, [*begun, ("assistant", "no", True)]),
+    ]
+    with pytest.raises(
+        ConfigError, match=r"x, row 0 has no prompt, and chosen and rejected do not begin with the same"
+    ):
+        list(pairs([{"chosen": "a", "rejected": "b"}], "x"))
+
+
+# --- Mistakes --------------------------------------------------------------------------------------------------------
+
+
+def reward(completion: str) -> float:
+    return 1.0
+
+
+def test_rewards_get_names_and_weights() -> None:
+    assert named_rewards(reward) == {"reward": (reward, 1.0)}
+    assert named_rewards([reward, len]) == {"reward": (reward, 1.0), "len": (len, 1.0)}
+    assert named_rewards({"a": (reward, 0), "b": reward}) == {"a": (reward, 0.0), "b": (reward, 1.0)}
+    with pytest.raises(
+        ConfigError, match=r"reward a is \(<function .*, 'x'\), wanted a function, or \(function, weigh"
+    ):
+        named_rewards({"a": (reward, "x")})
+    with pytest.raises(ConfigError, match=r"two rewards have the same name"):
+        named_rewards([reward, reward])
+
+
+GOOD = {"model": MODEL, "dataset": "questions.jsonl", "reward": "exact", "root": "runs/mine"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"learning_rat": 1e-6}, r"setting 'learning_rat' is unknown; did you mean 'learning_rate'\?"),
+        ({"rewrad": 1}, r"setting 'rewrad' is unknown; did you mean 'reward'\?"),
+        ({"num_steps": 0}, r"num_steps is 0, wanted at least 1"),
+        ({"algorithm": "grop"}, r"algorithm 'grop' is unknown; did you mean 'grpo'"),
+        ({"dataset": None}, r"dataset is None; give one and a reward, or an environment"),
+        ({"reward": None}, r"reward is None; give a function"),
+        ({"env": "moar_cats"}, r"dataset and env \(moar_cats\) are both given; choose one"),
+        ({"env": "moar_cats", "dataset": None}, r"reward, heldout, .* are for a dataset, which is None"),
+        ({"reward": 3}, r"reward is 3, wanted a function, a list"),
+        ({"reward": "exat"}, r"scorer 'exat' is unknown; did you mean 'exact'"),
+        ({"dataset": "absent.jsonl"}, r"absent.jsonl can't be read"),
+        ({"dataset": [{"prompt": "q"}]}, r"answer is None, and the scorer exact compares with an answer"),
+        ({"dataset_options": {"splt": 1}}, r"got an unexpected keyword argument 'splt'"),
+        ({"heldout": 1.5}, r"heldout_share is 1.5, wanted a number from 0 to 1"),
+        ({"model": "absent/model"}, r"absent/model: there is no such folder"),
+        ({"offline": True}, r"`ludic run` trains on rollouts that its workers sample"),
+        ({"algorithm": "sft"}, r"reward does not apply to sft"),
+        (
+            {"algorithm": "sft", "reward": None, "num_workers": 2, "local_workers": 2},
+            r"local_workers does not apply to s",
+        ),
+        (
+            {"algorithm": "dpo", "reward": None},
+            r"questions.jsonl, row 0 has the columns question, answer; wanted prompt",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(folder)
+    before = {path.name for path in folder.iterdir()}
+    with pytest.raises(LudicError, match=said) as caught:
+        ludic.fit(**{"algorithm": "grpo", **GOOD, **changed})
+    assert "\n" not in str(caught.value)
+    assert {path.name for path in folder.iterdir()} - before <= {"runs"}
+    assert not (folder / "runs" / "mine").exists()
+
+
+def test_a_data_set_without_held_out_questions_is_not_evaluated(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    env, options = f"qa/{folder}/questions.jsonl", {"scorer": "exact", "heldout_share": 0}
+    run = ludic.RunConfig(model="x", env=(env,), env_options={env: options})
+    assert not _has_heldout(run)
+    assert "questions, none of them held out" in caplog.text
+    assert "heldout=0.5 holds out half of the questions" in caplog.text
+    assert _has_heldout(ludic.RunConfig(model="x", env=("addition",)))
