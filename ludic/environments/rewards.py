@@ -26,7 +26,8 @@ Reward = Callable[..., Any]
 class Rubric:
     """Named rewards with weights; `score` and `score_group` are scorers of questions.
 
-    The reward is the sum of the values times their weights, and the components are the values.
+    The reward is the sum of the values times their weights, and the components are the values. An answer is correct if
+    all rewards that say so, by True or False or a Score, say that it is.
     """
 
     def __init__(self, rewards: Mapping[str, tuple[Reward, float]]) -> None:
@@ -50,8 +51,10 @@ class Rubric:
         scores = [to_score(value, part.what) for part, value in zip(self._alone, found, strict=True)]
         weighted = [(part, score) for part, score in zip(self._alone, scores, strict=True) if part.weight]
         components = {part.name: score.reward for part, score in zip(self._alone, scores, strict=True)}
+        known = [score.correct for score in scores if score.correct is not None]
         return Score(
             reward=sum(part.weight * score.reward for part, score in weighted),
+            correct=all(known) if known else None,
             components={name: value for score in scores for name, value in score.components.items()} | components,
             info={name: text for score in scores for name, text in score.info.items()},
             extra={name: value for score in scores for name, value in score.extra.items()},

@@ -15,6 +15,7 @@ from ludic.code.kept import create_root
 from ludic.environments.environment import Example, GroupAnswer, Score, Transition
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
+from ludic.environments.rewards import Rubric
 from ludic.environments.single_turn import SingleTurn
 from ludic.models.chat import decode
 from ludic.records import Message, Rollout
@@ -319,3 +320,16 @@ def test_a_generator_wants_its_answer(name: str) -> None:
 @pytest.mark.slow
 def test_a_generator_with_many_right_answers_wants_none() -> None:
     assert make_environment("reasoning_gym/graph_color")().example(0, "train").wanted is None
+
+
+def test_an_answer_is_correct_if_all_rewards_that_say_so_agree() -> None:
+    def verdict(*values: Any) -> bool | None:
+        rewards = {f"r{number}": (lambda completion, value=value: value, 1.0) for number, value in enumerate(values)}
+        score = Rubric(rewards).score(Example(example_id="e", messages=(), data={"columns": {}}), "text")
+        assert isinstance(score, Score)
+        return score.correct
+
+    assert verdict(1.0, 0.5) is None
+    assert verdict(True, 0.0) is True
+    assert verdict(True, False, 1.0) is False
+    assert verdict(Score(reward=0.0, correct=True)) is True
