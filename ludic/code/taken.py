@@ -9,8 +9,8 @@ Workers run the text. It holds what the functions need, and nothing of what star
     a package       an import
 
 A constant that the program has computed, such as a text or a list of numbers, is taken with its value. Another object
-of a script is made by its own assignment; one of a notebook, or of a function around the function, is refused. Nothing
-is pickled. Raises ConfigError.
+of a script is created by its own assignment; one of a notebook, or of a function around the function, is refused.
+Nothing is pickled. Raises ConfigError.
 """
 
 import __future__
@@ -340,7 +340,7 @@ class _Text:
 
 
 class _Missing:
-    """Stands for the value of a name that the script has not bound yet."""
+    """Marks a name that the script has not bound yet."""
 
 
 _MISSING = _Missing()

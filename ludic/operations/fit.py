@@ -41,7 +41,7 @@ _GROUPS: Mapping[str, Any] = {
     "launch": LaunchConfig,
 }
 _SFT_LEARNING_RATE = 2e-5
-"""Of supervised training unless it is given: of full fine-tuning, as in TRL."""
+"""Default learning rate of sft: that of full fine-tuning in TRL."""
 
 
 @operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)

@@ -1,4 +1,4 @@
-"""What `ludic.fit` is given, a data set and rewards, as the files that workers and `ludic import` read.
+"""Write the data set and the rewards of `ludic.fit` as files that workers and `ludic import` read.
 
 The files are in inputs/ of a local root, else in a folder of this user's cache:
 
@@ -260,7 +260,7 @@ def write_rewards(inputs: Inputs, rewards: Rewards, questions: Questions) -> dic
         f"{GROUP_SCORER} = _rubric.score_group",
         "",
     ]
-    # A module that an earlier call, or whoever gave away the root, left there would be taken for one of the rewards'.
+    # The rewards would import a module that an earlier call, or another user, left there.
     for stale in [*inputs.folder.glob("*.py")]:
         stale.unlink()
     for module, source in text.modules.items():

@@ -1,3 +1,4 @@
+import importlib
 import inspect
 import sys
 
@@ -52,6 +53,18 @@ def test_a_module_beside_a_file_may_not_hide_one_that_is_in_use(tmp_path):
     (tmp_path / "cats.py").write_text("import pytest\n")
     (tmp_path / "pytest.py").write_text("")
     with pytest.raises(ImportError, match=r"module pytest of .* rename it"):
+        load_file(read_user_file(tmp_path / "cats.py"))
+
+
+def test_a_module_that_the_program_imported_from_the_same_text_stays(tmp_path, monkeypatch):
+    (tmp_path / "cats.py").write_text("import imported_before\nFOUND = imported_before\n")
+    (tmp_path / "imported_before.py").write_text("A = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("imported_before")
+    file = read_user_file(tmp_path / "cats.py")
+    assert load_file(file).FOUND is module
+    (tmp_path / "imported_before.py").write_text("A = 2\n")
+    with pytest.raises(ImportError, match=r"imported_before of .* has the name of another module that is in use"):
         load_file(read_user_file(tmp_path / "cats.py"))
 
 

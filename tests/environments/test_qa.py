@@ -223,6 +223,21 @@ def broken(example, answer):
 """
 
 
+def test_columns_are_also_given_as_they_are_in_the_file(write):
+    rows = [{"question": "2 + 2?", "answer": 4, "level": 1}]
+    data = make(write(rows), columns=["answer", "level"], heldout_share=0).example(0, "train").data
+    assert (data["answer"], data["columns"]) == ("4", {"answer": 4, "level": 1})
+
+
+def test_questions_without_an_answer_are_for_a_scorer_of_ones_own(write, tmp_path):
+    (tmp_path / "mine.py").write_text("def length(example, answer):\n    return len(answer)\n")
+    name = write([{"question": "Say something.", "level": 1}])
+    environment = make(name, answer=None, scorer=f"{tmp_path}/mine.py:length", heldout_share=0)
+    assert reward(environment, "four") == 4
+    with pytest.raises(ConfigError, match=r"answer is None, and the scorer exact compares with an answer; name its"):
+        make(name, answer=None, heldout_share=0)
+
+
 def test_a_users_scorer_gets_the_example_and_the_columns_it_asks_for(jsonl, tmp_path):
     (tmp_path / "qa_words.py").write_text("ENDING = '.'\n")
     (tmp_path / "mine.py").write_text(USERS_SCORER)

@@ -82,23 +82,37 @@ def test_readme_and_guide_have_the_same_snippet() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_guard", [False, True])
-def test_the_snippet_runs_as_written_with_and_without_a_main_part(folder: Path, has_guard: bool) -> None:
-    text = with_settings(readme_snippet())
-    if has_guard:
-        head, call = text.split("run = ludic.grpo", 1)
-        text = f'{head}if __name__ == "__main__":\n' + indent(f"run = ludic.grpo{call}", "    ")
-    script(folder, 'print("once")\n' + text)
+def test_the_snippet_runs_as_written(folder: Path) -> None:
+    script(folder, 'print("once")\n' + with_settings(readme_snippet()))
     assert "training" in (folder / "report.html").read_text(encoding="utf-8")
     run = ludic.open(folder / "runs" / "mine")
     steps = run.sql("select step, count(*) as n from batches where used group by step order by step")
     assert steps.to_dicts() == [{"step": 1, "n": 4}, {"step": 2, "n": 4}]
     assert set(run.evaluation().frame("samples")["policy_version"]) == {0, 2}
     assert run.verify().findings == []
+    check_that_only_the_script_started_a_run(folder)
+
+
+def check_that_only_the_script_started_a_run(folder: Path) -> None:
     code = (folder / "runs" / "mine" / "inputs" / "reward.py").read_text()
-    assert "ludic.grpo" not in code
-    assert "once" not in code
+    assert "def reward" in code
+    for left_out in ("ludic.grpo", "once", "__main__"):
+        assert left_out not in code
     assert not any("once" in log.read_text() for log in (folder / "runs" / "mine" / "logs").iterdir())
+
+
+@pytest.mark.slow
+def test_with_a_main_part_and_in_the_background_it_goes_on_after_the_script(folder: Path) -> None:
+    head, call = with_settings(readme_snippet().partition("run.report")[0]).split("run = ludic.grpo", 1)
+    call = f"ludic.grpo{call}".replace(SETTINGS, f"{SETTINGS}, wait=False")
+    script(folder, f'print("once")\n{head}if __name__ == "__main__":\n{indent(call, "    ")}')
+    log = folder / "runs" / "mine" / "logs" / "run.log"
+    while "trained to step 2 of 2" not in log.read_text():
+        assert "ludic: " not in log.read_text()
+        time.sleep(0.2)
+    run = ludic.open(folder / "runs" / "mine")
+    assert set(run.evaluation().frame("samples")["policy_version"]) == {0, 2}
+    check_that_only_the_script_started_a_run(folder)
 
 
 CELLS = (
@@ -230,21 +244,6 @@ def test_conversations_and_pairs_are_trained_on_without_workers(folder: Path) ->
     assert dpo[0][0][1] == pytest.approx(0.6931, abs=1e-3)
     assert dpo[0][1][1] != dpo[0][0][1]
     assert "runs/dpo holds the rows of another data set" in refused
-
-
-@pytest.mark.slow
-def test_a_run_in_the_background_goes_on_after_the_script(folder: Path) -> None:
-    started = time.monotonic()
-    script(
-        folder, with_settings(readme_snippet().partition("run.report")[0]).replace(SETTINGS, f"{SETTINGS}, wait=False")
-    )
-    assert time.monotonic() - started < 120
-    run = ludic.open(folder / "runs" / "mine")
-    log = folder / "runs" / "mine" / "logs" / "run.log"
-    while "trained to step 2 of 2" not in log.read_text():
-        assert time.monotonic() - started < 400, log.read_text()
-        time.sleep(0.2)
-    assert set(run.evaluation().frame("samples")["policy_version"]) == {0, 2}
 
 
 # --- Data sets -------------------------------------------------------------------------------------------------------
