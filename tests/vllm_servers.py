@@ -17,7 +17,7 @@ from ludic.engines import server_http
 RECOMMENDED = tuple(server_http.FLAGS.partition(" MODEL ")[2].split())
 """Flags of the command that ludic's errors recommend."""
 FLAGS = (*RECOMMENDED, "--max-logprobs", "-1")
-_START_WITHIN_S = 180.0
+_START_WITHIN_S = 400.0
 
 
 class VllmServer:

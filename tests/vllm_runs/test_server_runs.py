@@ -97,7 +97,7 @@ def test_a_run_goes_on_when_its_server_is_killed_and_started_again(tmp_path: Pat
     assert ludic.open(url).verify().findings == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_when_one_of_two_servers_is_killed_the_other_takes_its_requests(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", seed=1)
     with running_servers(folder, tmp_path, count=2) as [first, second]:
@@ -147,7 +147,7 @@ def ludic_serve(root: Root, log: Path) -> Iterator[VllmServer]:
         server.kill()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_ludic_serve_follows_the_run_restarts_vllm_and_ends_with_it(tmp_path: Path) -> None:
     folder, other = make_model(tmp_path / "model", seed=1), make_model(tmp_path / "other", seed=2)
     root = create_root(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
