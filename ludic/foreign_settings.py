@@ -42,6 +42,7 @@ class Program:
 
 _BATCH = "per_device_train_batch_size * gradient_accumulation_steps * processes / num_generations"
 _ENVIRONMENT_STEPS = "max_steps of ludic is the most steps of an episode"
+_TOOL_CALLS = "tokens limit the calls of tools; max_steps counts the steps of the environment"
 
 TRL = Program(
     name="TRL",
@@ -69,6 +70,7 @@ TRL = Program(
         Foreign("top_p", "top_p"),
         Foreign("top_k", "top_k", "TRL's 0 is None"),
         Foreign("min_p repetition_penalty generation_kwargs", "", "the trainer could not compute their probabilities"),
+        Foreign("max_tool_calling_iterations", "max_sequence_tokens", _TOOL_CALLS),
         Foreign("use_vllm", "engine", 'engine = "vllm"'),
         Foreign("vllm_mode", "engine", 'colocate is engine = "vllm"; server is engine = "server" with server_url'),
         Foreign("vllm_server_base_url vllm_server_host vllm_server_port", "server_url", "such as http://node1:8000"),
@@ -199,7 +201,7 @@ VERL = Program(
         Foreign(
             "actor_rollout_ref.rollout.multi_turn.tool_config_path", "tools", "path/to/file.py:function for each tool"
         ),
-        Foreign("actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "max_steps"),
+        Foreign("actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "max_sequence_tokens", _TOOL_CALLS),
         Foreign("actor_rollout_ref.rollout.multi_turn.format", "tool_format"),
         Foreign("actor_rollout_ref.rollout.calculate_log_probs", "", "the sampler's logprobs are always stored"),
         Foreign("actor_rollout_ref.rollout.free_cache_engine", "", "trainer and workers run at the same time"),

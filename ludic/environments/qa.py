@@ -262,6 +262,8 @@ class QuestionScorers:
             raise ConfigError(f"tolerance is {tolerance!r}, which the scorer {named} does not take; numeric does")
         if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
             raise ConfigError(f"tolerance is {tolerance!r}, wanted a number of at least 0")
+        if group_scorer is not None and not isinstance(group_scorer, str):
+            raise ConfigError(f"group_scorer is {group_scorer!r}, wanted path/to/file.py:function")
         makers = [_foreign(SCORER, name) for name in weights]
         makers += [_foreign(GROUP_SCORER, group_scorer)] if group_scorer is not None else []
         first = next((each for each in makers if each is not None), None)

@@ -2,9 +2,11 @@
 
 import ast
 import inspect
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from ludic.agents.parsers import make_parser
 from ludic.code.consent import CodeUse, sampling_uses
 from ludic.code.files import UserFile, file_of
 from ludic.code.kinds import ENVIRONMENT, KINDS, MEASURE, PARSER, ROLLOUT_SCORER, TOOL, Kind, check, find, find_own
+from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, LudicError
 from ludic.installed import is_installed
 from ludic.run_config import RunConfig
@@ -181,6 +184,36 @@ def test_no_file_runs_that_consent_does_not_ask_for(kind: Kind, form: str, tmp_p
     uses = [CodeUse(role=kind.role, setting=name)]
     if kind is PARSER:
         uses = sampling_uses(RunConfig(model="m", env=("moar_cats",), parser=name))
+    files = {str(Path(file).absolute()) for use in uses for file in [file_of(use.setting)] if file}
+    assert not Path("ran").exists() or Path("ran").read_text() in files
+
+
+@pytest.mark.parametrize(
+    "scorer",
+    [
+        "trl:{}:Own",
+        "verl:{}:Own",
+        ["exact", "trl:{}:Own"],
+        {"{}:Own": 1, "exact": 0},
+        "trl:trl:{}:Own",
+        "json:{}:Own",
+        "trl: {}:Own",
+        [["{}:Own"]],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("option", ["scorer", "group_scorer"])
+def test_no_scorer_runs_that_consent_does_not_ask_for(option: str, scorer: Any, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "import pathlib\npathlib.Path('ran').write_text(__file__)\ndef Own(completions): ...\n"
+    for name in ("evil.py", "trl:evil.py", "json:evil.py", " evil.py"):
+        (tmp_path / name).write_text(code)
+    (tmp_path / "rows.jsonl").write_text('{"question": "a", "prompt": "a", "answer": "b"}')
+    spelled = json.loads(json.dumps(scorer).replace("{}", "evil.py"))
+    options = {option: spelled, "answer": "answer", "heldout_share": 0}
+    with suppress(LudicError):
+        make_environment("qa/rows.jsonl", options)
+    uses = sampling_uses(RunConfig(model="m", env=("qa/rows.jsonl",), env_options={"qa/rows.jsonl": options}))
     files = {str(Path(file).absolute()) for use in uses for file in [file_of(use.setting)] if file}
     assert not Path("ran").exists() or Path("ran").read_text() in files
 

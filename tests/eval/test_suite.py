@@ -64,6 +64,19 @@ def test_an_entry_takes_what_it_does_not_say_from_the_top(folder: Path) -> None:
     assert (two.measure.measures, two.measure.params) == (("pass_at_k",), {"k": 2})
 
 
+@pytest.mark.parametrize(
+    ("scorer", "read_as"),
+    [
+        ('"trl:score.py:short"', "trl:suites/score.py:short"),
+        ('["exact", "score.py:short"]', ["exact", "suites/score.py:short"]),
+        ('{exact = 1, "score.py:short" = 0.5}', {"exact": 1, "suites/score.py:short": 0.5}),
+    ],
+)
+def test_each_scorer_of_a_suite_is_beside_it(folder: Path, scorer: str, read_as: Any) -> None:
+    (entry,) = read(folder, f'[[entries]]\nname = "q"\nquestions = "sums.jsonl"\noptions = {{scorer = {scorer}}}')
+    assert entry.config.env_options["qa/suites/sums.jsonl"]["scorer"] == read_as
+
+
 def test_paths_are_relative_to_the_suite(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[[entries]]\nname = "q"\nquestions = "sums.jsonl"\noptions = {scorer = "score.py:short"}'
     (entry,) = read(folder, text)
