@@ -387,11 +387,9 @@ class _Code:
 
 
 def _answers(example: Example) -> list[str]:
-    """Return made-up answers, the right one first if the example has one that is a text."""
-    with suppress(Exception):  # data is the user's own
-        right = example.data.get("answer")
-        if isinstance(right, str):
-            return [right, *_MADE_UP_ANSWERS]
+    """Return made-up answers, the right one first if the example has one."""
+    if example.wanted:
+        return [example.wanted, *_MADE_UP_ANSWERS]
     return list(_MADE_UP_ANSWERS)
 
 
