@@ -22,7 +22,7 @@ Path("ran").touch()
 class Env:
     def example(self, index, split):
         prompt = Message(role="user", content="how many")
-        return Example(example_id=f"{split}-{index}", messages=(prompt,), data={"answer": "7"})
+        return Example(example_id=f"{split}-{index}", messages=(prompt,), wanted="7")
 
     def score(self, example, answer):
         return Score(reward=float(answer))
