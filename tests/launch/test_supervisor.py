@@ -306,6 +306,8 @@ def test_a_child_aside_that_is_done_is_not_started_again(aside, tmp_path: Path) 
 HOPELESS = f"""
 import sys
 from ludic.cli.main import fail
+from ludic.launch.process import stop_on_signals
+stop_on_signals()  # as `ludic train`: torchrun ends a rank when another one has ended
 fail("step 1: each rollout failed", {LASTING_EXIT_CODE}, "Traceback (most recent call last):\\n\\n  File own.py")
 """
 
