@@ -22,6 +22,9 @@ GroupEventKind = Literal["started", "complete", "given_up"]
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Largest absolute value of a reward, which is stored as float32 at its token."""
 
+MOST_WANTED_CHARACTERS = 2_000
+"""Characters of a wanted answer that a row holds. SQL keeps this column of all rows on the machine that asks."""
+
 ExtraValue = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool] | None
 """Value of a run's own column in a row; None is the same as leaving the column out."""
 
@@ -195,7 +198,8 @@ class Rollout:
     """Reward of the whole episode; None if it was not scored because something failed."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
     wanted: str | None = None
-    """The wanted answer; None if the example has none, and in rows of sub-agents, whose tasks are others."""
+    """The beginning of the wanted answer; None if the example has none, and in rows of sub-agents, whose tasks are
+    others."""
     correct: bool | None = None
     """Whether the answer was correct; None if the environment does not say, or the episode failed."""
     terminated: bool

@@ -15,8 +15,10 @@ from ludic.agents.requests import EpisodeRequest
 from ludic.agents.transcript import RowBuilder, Span, Transcript, TranscriptBuilder
 from ludic.engines.engine import Completion
 from ludic.environments.environment import Transition
+from ludic.printable import shortened
 from ludic.records import (
     LARGEST_REWARD,
+    MOST_WANTED_CHARACTERS,
     ActionTarget,
     AgentStep,
     EnvironmentStep,
@@ -278,7 +280,7 @@ class Episode:
             "request_index": request.request_index,
             "env_name": request.env_name,
             "env_example_id": request.example.example_id,
-            "wanted": request.example.wanted if part.depth == 0 else None,
+            "wanted": _stored_wanted(request.example.wanted) if part.depth == 0 else None,
             "purpose": request.purpose,
             "model": self._model,
             "engine": self._engine,
@@ -288,6 +290,10 @@ class Episode:
             "max_tokens": params.max_tokens,
             "seed": request.seed,
         }
+
+
+def _stored_wanted(wanted: str | None) -> str | None:
+    return None if wanted is None else shortened(wanted, MOST_WANTED_CHARACTERS)[0]
 
 
 def _versions(row: _Row, policy_version: int) -> Mapping[str, Any]:

@@ -37,8 +37,8 @@ class Example:
     data: Mapping[str, Any] = field(default_factory=dict)
     """Data for scoring; never shown to the agent."""
     wanted: str | None = None
-    """The wanted answer, for people to read; never shown to the agent. Stored with each rollout. None if there is none,
-    such as of a game."""
+    """The wanted answer, for people to read; never shown to the agent. Each rollout stores its beginning. None if there
+    is none, as in a game."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,6 +150,18 @@ def test_a_wanted_answer_that_is_no_text_is_refused_with_what_was_found(wanted: 
     assert error in (row.error or "")
 
 
+def test_a_row_holds_the_beginning_of_a_long_answer_and_the_scorer_gets_all() -> None:
+    class Long(Question):
+        def example(self, index: int, split: str) -> Example:
+            return Example(example_id="e", messages=EXAMPLE.messages, wanted="x" * 2_003)
+
+        def score(self, example: Example, answer: str) -> Any:
+            return len(example.wanted or "") == 2_003
+
+    (row,) = sample(Long(), scripted_agent(["a"]))
+    assert (row.wanted, row.correct) == ("x" * 2_000 + "\n[cut: 3 more characters]", True)
+
+
 def test_the_last_step_that_knows_says_whether_an_episode_is_correct() -> None:
     def correct(*says: bool | None) -> bool | None:
         (row,) = sample(type("Own", (Game,), {"says": says})(), scripted_agent(["a"] * len(says)))

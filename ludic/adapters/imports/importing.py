@@ -41,7 +41,15 @@ from ludic.models.first_model import (
     write_files,
 )
 from ludic.paths import is_url
-from ludic.records import LARGEST_REWARD, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.printable import shortened
+from ludic.records import (
+    LARGEST_REWARD,
+    MOST_WANTED_CHARACTERS,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    RolloutMetadata,
+)
 from ludic.results import Part, Result, plural
 from ludic.schema.validation import find_problems
 from ludic.store import RolloutWriter, Root, RunConfig
@@ -287,6 +295,8 @@ def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[s
     """Return the columns that the rows of an episode share, as if it were a group of one."""
     run = job.root.run
     given = {name: value for name, value in episode.columns.items() if value is not None}
+    if isinstance(given.get("wanted"), str):
+        given["wanted"] = shortened(given["wanted"], MOST_WANTED_CHARACTERS)[0]
     own = {name: record.values.get(name) for name in run.extra_columns}
     named = record.text(job.format.env_field) if job.format.env_field else None
     columns = {
