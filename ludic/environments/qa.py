@@ -339,7 +339,8 @@ class Rubric:
     """Several scorers with weights: the reward is the sum of their scores times their weights.
 
     Each score is a component under the name of its function, without its weight; weight 0 is a metric. What a scorer
-    names itself is a component NAME.PART. A scorer that returns None is left out, as TRL does.
+    names itself is a component NAME.PART. A scorer that returns None is left out, as TRL does. Whether the answer is
+    correct is what the first scorer says that can say so.
     """
 
     def __init__(self, scorers: Mapping[str, Scorer], weights: Mapping[str, float]) -> None:
@@ -375,7 +376,10 @@ class Rubric:
         }
         if not scores:
             raise ScorerError(f"the answer is not scored: {', '.join(self._scorers)} returned None")
-        whole = Score(reward=sum(self._weights[name] * score.reward for name, score in scores.items()))
+        whole = Score(
+            reward=sum(self._weights[name] * score.reward for name, score in scores.items()),
+            correct=next((score.correct for score in scores.values() if score.correct is not None), None),
+        )
         for name, score in scores.items():
             short, weight = _short_name(name), self._weights[name]
             spans = tuple(replace(span, reward=weight * span.reward) for span in score.span_rewards)

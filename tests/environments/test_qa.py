@@ -330,6 +330,7 @@ def test_the_reward_of_several_scorers_is_the_sum_by_their_weights(rubric, tmp_p
     components = {"exact": 1, "exact.correct": 1, "short": -1, "praise": 2, "praise.warmth": 3}
     assert transition.reward_components == {**components, "numeric": 1, "numeric.correct": 1}
     assert transition.info == {"praise.why": "kind"}
+    assert transition.correct is True
     assert [span.reward for span in transition.span_rewards] == [2.0]
     assert rubric("4", ["exact", f"{file}:short"]).reward == 0  # 1 - 1: each has weight 1
 
@@ -337,7 +338,7 @@ def test_the_reward_of_several_scorers_is_the_sum_by_their_weights(rubric, tmp_p
 def test_a_scorer_that_returns_none_is_left_out_of_the_sum(rubric, tmp_path):
     file = f"{tmp_path}/rubric.py"
     transition = rubric("5", {f"{file}:undecided": 3, f"{file}:short": 1})
-    assert (transition.reward, transition.reward_components) == (-1, {"short": -1})
+    assert (transition.reward, transition.reward_components, transition.correct) == (-1, {"short": -1}, None)
     with pytest.raises(ScorerError, match=r"the answer is not scored: .*:undecided, .*:nothing returned None"):
         rubric("5", [f"{file}:undecided", f"{file}:nothing"])
     with pytest.raises(ScorerError, match=r"rubric\.py:nothing returned None, so the answer is not scored; wanted"):
