@@ -47,6 +47,14 @@ CALLS = {
 """Functions that train by one call; each takes the settings of a run, a trainer, an engine and processes, too."""
 METHODS = {
     "bisect": ["predicate", "table"],
+    "check": [
+        "*algorithm",
+        "**RunConfig",
+        "**TrainConfig",
+        "**CodeSettings",
+        "**EngineConfig",
+        "**LaunchConfig",
+    ],
     "cluster_files": ["system", "config", "*cluster", "*engine", "*algorithm", "**TrainConfig"],
     "compact": ["before", "*all_versions", "*target_mb", "*dry_run", "*track"],
     "compare": ["sides", "*env", "*evaluation", "*difference", "*seed", "**MeasureConfig"],

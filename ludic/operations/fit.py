@@ -9,6 +9,7 @@ import logging
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -23,6 +24,7 @@ from ludic.settings import SettingsError, convert, flat, given, operation, setti
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
+    from ludic.launch.before import Start
     from ludic.operations.fit_inputs import Inputs
     from ludic.operations.typed import FitSettings
     from ludic.run import Run
@@ -198,7 +200,7 @@ def _fit_sampled(
     *,
     wait: bool,
 ) -> "Run":
-    from ludic.launch.local import check_launch
+    from ludic.launch.before import Start, check_start
     from ludic.launch.local import launch as launch_all
     from ludic.operations.fit_inputs import Inputs
     from ludic.run import Run
@@ -207,14 +209,16 @@ def _fit_sampled(
     inputs = Inputs.of(url)
     with inputs.kept_if_run():
         own = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
-        run = convert(RunConfig, _earlier(url) | parts["run"] | own)
+        existing = _opened(url)
+        run = convert(RunConfig, _earlier(existing) | parts["run"] | own)
         train = next_config(url, parts["train"], algorithm, online=True)
         launching = dict(parts["launch"])
         if "eval_every" not in launching and launching.get("launcher", "local") == "local" and _has_heldout(run):
             launching["eval_every"] = train.num_steps  # the first version and the last one
         processes, engine = convert(LaunchConfig, launching), convert(EngineConfig, parts["engine"])
-        check_launch(train, processes, engine, run.num_workers)
-        root = _open(url, run, train, convert(CodeSettings, parts["code"]))
+        start = Start(url=url, run=run, train=train, processes=processes, engine=engine, root=existing)
+        check_start(start)
+        root = _open(start, convert(CodeSettings, parts["code"]))
     _tell_changes(root, train)
     if not wait:
         _start_in_background("run", root, inputs, flat(train) | flat(processes) | asdict(engine) | {"model": model})
@@ -269,25 +273,32 @@ def _has_heldout(run: RunConfig) -> bool:
     return True
 
 
-def _earlier(url: str) -> dict[str, Any]:
-    """Return the settings of an existing run; {} if there is none."""
+def _opened(url: str) -> "Root | None":
+    """Return an existing run; None if there is none."""
     from ludic.store import Root
 
     try:
-        return given(asdict(Root.open(url).run), f"earlier settings of {url}", "stored")
+        return Root.open(url, writable=True)
     except MissingRootError:
-        return {}
+        return None
 
 
-def _open(url: str, run: RunConfig, train: TrainConfig, code: CodeSettings) -> "Root":
+def _earlier(root: "Root | None") -> dict[str, Any]:
+    """Return the settings of an existing run; {} if there is none."""
+    return {} if root is None else given(asdict(root.run), f"earlier settings of {root.url}", "stored")
+
+
+def _open(start: "Start", code: CodeSettings) -> "Root":
     """Start the run, or open it and store the rewards as they are now. Raises ConfigError for other settings."""
-    from ludic.launch.roots import create_run, is_there, open_or_start, prepare_run_code
+    from ludic.launch.before import check_code
+    from ludic.launch.roots import create_run, open_or_start, prepare_run_code
 
-    if not is_there(url):
-        return create_run(url, run, train, code)
-    root = open_or_start(url, run)
+    check = partial(check_code, start)
+    if start.root is None:
+        return create_run(start.url, start.run, start.train, code, check)
+    root = open_or_start(start.url, start.run)
     _renew_rewards(root)
-    prepare_run_code(root, train, code)
+    prepare_run_code(root, start.train, code, check)
     return root
 
 
@@ -354,7 +365,7 @@ def _fit_stored(
 ) -> "Run":
     """Import the data set as rollouts, and train on them without workers."""
     from ludic.adapters.imports.importing import import_files
-    from ludic.launch.roots import is_there, open_or_start
+    from ludic.launch.roots import open_or_start
     from ludic.operations.fit_inputs import Inputs
     from ludic.operations.start import train as train_here
     from ludic.run import Run
@@ -366,17 +377,18 @@ def _fit_stored(
         raise SettingsError(f"env does not apply to {algorithm}, which trains on the rows of a data set")
     inputs = Inputs.of(url)
     with inputs.kept_if_run():
-        run = convert(RunConfig, _earlier(url) | parts["run"] | {"model": model, "env": (algorithm,)})
+        existing = _opened(url)
+        run = convert(RunConfig, _earlier(existing) | parts["run"] | {"model": model, "env": (algorithm,)})
         own: dict[str, Any] = {"offline": True} | parts["train"]
-        if not is_there(url):
+        if existing is None:
             defaults = {"learning_rate": _SFT_LEARNING_RATE} if algorithm == "sft" else {}
             own = {**defaults, **({} if "num_steps" in own else {"epochs": 1}), **own}
         if algorithm in ("dpo", "ipo"):
             own = {"reference": model} | own
         train = next_config(url, own, algorithm)
         file = _write_records(inputs, algorithm, dataset, options, is_sft=algorithm == "sft")
-        if is_there(url):
-            _refuse_other_rows(url, file)
+        if existing is not None:
+            _refuse_other_rows(existing, file)
         root = open_or_start(url, run)
     for report in import_files(root, [str(file)], "jsonl", env=algorithm):
         if report.refused:
@@ -404,16 +416,14 @@ def _write_records(inputs: "Inputs", algorithm: str, dataset: Any, options: Mapp
     return inputs.put_rows("rows", records, where)
 
 
-def _refuse_other_rows(url: str, file: Path) -> None:
+def _refuse_other_rows(root: "Root", file: Path) -> None:
     """Raise ConfigError if a run holds the rows of another data set, which it would train on too."""
-    from ludic.store import Root
     from ludic.store.catalogue import IMPORTS
 
-    root = Root.open(url)
     for name in IMPORTS.listed(root):
         begun = IMPORTS.read(root, *name)
         if begun is not None and Path(begun.file).name != file.name:
-            raise ConfigError(f"{url} holds the rows of another data set ({begun.file}); choose another root")
+            raise ConfigError(f"{root.url} holds the rows of another data set ({begun.file}); choose another root")
 
 
 # --- In the background -----------------------------------------------------------------------------------------------

@@ -234,7 +234,7 @@ def test_questions_without_an_answer_are_for_a_scorer_of_ones_own(write, tmp_pat
     name = write([{"question": "Say something.", "level": 1}])
     environment = make(name, answer=None, scorer=f"{tmp_path}/mine.py:length", heldout_share=0)
     assert reward(environment, "four") == 4
-    with pytest.raises(ConfigError, match=r"answer is None, and the scorer exact compares with an answer; name its"):
+    with pytest.raises(ConfigError, match=r"the scorer exact needs a right answer; name its column"):
         make(name, answer=None, heldout_share=0)
 
 

@@ -45,14 +45,17 @@ def score(rubric: Rubric, answer: str) -> Score:
 def test_the_reward_is_the_sum_of_the_values_times_their_weights() -> None:
     rubric = Rubric({"right": (right, 1.0), "short": (length, -0.5), "watched": (length, 0.0)})
     # right: 7 is no text, but its text is; 1 character of 10: 1 - 0.5 * 0.1
-    assert score(rubric, "7") == Score(reward=0.95, components={"right": 1.0, "short": 0.1, "watched": 0.1})
-    assert score(rubric, "no") == Score(reward=-0.1, components={"right": 0.0, "short": 0.2, "watched": 0.2})
+    parts = {"right": 1.0, "short": 0.1, "watched": 0.1}
+    assert score(rubric, "7") == Score(reward=0.95, correct=True, components=parts)
+    parts = {"right": 0.0, "short": 0.2, "watched": 0.2}
+    assert score(rubric, "no") == Score(reward=-0.1, correct=False, components=parts)
+    assert score(Rubric({"short": (length, 1.0)}), "no").correct is None
 
 
 def test_a_coroutine_is_awaited_beside_a_plain_function_and_gets_all_columns() -> None:
     rubric = Rubric({"right": (right, 1.0), "judged": (judged, 0.25)})
     assert score(rubric, "7") == Score(
-        reward=1.5, components={"columns": 3, "right": 1.0, "judged": 2.0}, info={"judge": "kind"}
+        reward=1.5, correct=True, components={"columns": 3, "right": 1.0, "judged": 2.0}, info={"judge": "kind"}
     )
 
 

@@ -384,7 +384,7 @@ GOOD = {"model": MODEL, "dataset": "questions.jsonl", "reward": "exact", "root":
         ({"reward": 3}, r"reward is 3, wanted a function, a list"),
         ({"reward": "exat"}, r"scorer 'exat' is unknown; did you mean 'exact'"),
         ({"dataset": "absent.jsonl"}, r"absent.jsonl can't be read"),
-        ({"dataset": [{"prompt": "q"}]}, r"answer is None, and the scorer exact compares with an answer"),
+        ({"dataset": [{"prompt": "q"}]}, r"the scorer exact needs a right answer; name its column"),
         ({"dataset_options": {"splt": 1}}, r"got an unexpected keyword argument 'splt'"),
         ({"heldout": 1.5}, r"heldout_share is 1.5, wanted a number from 0 to 1"),
         ({"model": "absent/model"}, r"absent/model: there is no such folder"),
