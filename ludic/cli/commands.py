@@ -51,7 +51,7 @@ _RUN = Command(
     ),
     methods=("launch",),
 )
-_CHECK = Command("operations.start:check", (*_RUN.first, "server_url", "log_to"))
+_CHECK = Command("operations.start:check", (*_RUN.first, "server_url"))
 _CREATE = Command(
     "operations.start:create",
     (

@@ -34,6 +34,8 @@ _LIBRARIES = re.compile(rf"^{re.escape(str(Path(__file__).parents[1]))}/|/(site|
 
 _beside: dict[str, UserFile] = {}
 """Modules imported by users' files that were run, by module name."""
+_imported: dict[str, bytes] = {}
+"""Texts of modules that the program itself has imported, as they were when a user's file first wanted one."""
 
 
 def load_file(file: UserFile) -> ModuleType:
@@ -97,7 +99,9 @@ def _make_importable(name: str, file: UserFile) -> None:
     """
     loader = getattr(sys.modules.get(name), "__loader__", None)
     if not isinstance(loader, _TextLoader) and name not in _beside and _has_text(sys.modules.get(name), file.source):
-        return
+        # The file may change later; the module does not.
+        if _imported.setdefault(name, file.source) == file.source:
+            return
     loaded = loader.file if isinstance(loader, _TextLoader) else _beside.get(name)
     if (name in sys.modules and loaded is None) or (loaded is not None and loaded.source != file.source):
         raise ImportError(f"module {name} of {file.path} has the name of another module that is in use; rename it")

@@ -49,7 +49,8 @@ def test_an_endless_score_is_a_failed_rollout(root, work):
     (env,) = root.run.env
     said = f"TimeLimitError: environment {env}: score on example 'sum-1' did not return within 0.1 s; "
     by_example = {row["env_example_id"]: (row["episode_reward"], row["error"]) for row in rows}
-    assert by_example == {"sum-0": (1.0, None), "sum-1": (None, f"{said}--env-timeout-s sets the limit")}
+    limit = "--env-timeout-s sets the limit (sums.py:12, in score)"
+    assert by_example == {"sum-0": (1.0, None), "sum-1": (None, f"{said}{limit}")}
     assert connect(root).execute("select sum(num_errors) from metrics").fetchall() == [(2,)]
 
 

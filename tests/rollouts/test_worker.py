@@ -366,7 +366,7 @@ def test_an_environment_that_fails_is_stored_with_its_error_and_stops_nobody(
     work(root, num_groups=4)
     rows = committed_rows(root, "env_example_id", "episode_reward", "error")
     outcomes = {(row["env_example_id"], row["episode_reward"], row["error"]) for row in rows}
-    fault = "ConnectionError: the judge is away"
+    fault = "ConnectionError: the judge is away (every_other.py:14, in score)"
     assert outcomes == {("0", 1.0, None), ("1", None, fault), ("2", 1.0, None), ("3", None, fault)}
 
 
@@ -458,8 +458,8 @@ def test_a_worker_whose_rollouts_all_fail_says_so_at_once(
     publish(root, folder, budget=LARGE)
     work(root, num_groups=2, in_flight=2)
     warnings = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
-    assert len(warnings) == 1
-    assert warnings[0].startswith("every one of 2 rollouts failed in addition; the first error: a prompt of ")
+    (warning,) = (text for text in warnings if text.startswith("every one"))
+    assert warning.startswith("every one of 2 rollouts failed in addition; the first error: a prompt of ")
 
 
 @pytest.mark.parametrize("name", ["in_flight", "num_groups"])

@@ -191,7 +191,7 @@ def test_versions_choose_evaluations(root: Root, store_samples: StoreSamples) ->
 
 
 def test_versions_of_a_run_without_evaluations_are_refused(root: Root) -> None:
-    with pytest.raises(ConfigError, match="it has none; `ludic eval"):
+    with pytest.raises(ConfigError, match="has no evaluation; `ludic eval"):
         ludic.Run(root).report(versions="latest")
 
 
