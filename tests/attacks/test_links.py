@@ -327,7 +327,7 @@ ELSEWHERE = {
     "sql/snapshot.py": "the user's cache folder",
     "agents/tools/interpreter.py": "a temporary folder",
     "demos/words.py": "reward.png of a remote run, in the working directory",
-    "operations/fit_inputs.py": "inputs/ of a local root, which the call names, or the user's cache folder",
+    "operations/fit_inputs.py": "inputs/, which holds nothing that is stored, often before there is a root",
     "operations/machines.py": "job files, in the folder that the user names",
     "cli/docs.py": "docs/ and a module of types, by make format",
     "cli/main.py": "opens /dev/null",

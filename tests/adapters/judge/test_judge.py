@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from chat_models import scripted_agent
+from episodes import without_place
 from judge_replies import answer, send
 
 from ludic.adapters.judge import Judge
