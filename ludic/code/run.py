@@ -97,11 +97,12 @@ def _make_importable(name: str, file: UserFile) -> None:
 
     A program that calls ludic may have imported the same text itself; then its module stays.
     """
-    loader = getattr(sys.modules.get(name), "__loader__", None)
-    if not isinstance(loader, _TextLoader) and name not in _beside and _has_text(sys.modules.get(name), file.source):
-        # The file may change later; the module does not.
-        if _imported.setdefault(name, file.source) == file.source:
-            return
+    module = sys.modules.get(name)
+    loader = getattr(module, "__loader__", None)
+    is_programs = not isinstance(loader, _TextLoader) and name not in _beside
+    # The file may change later; the module does not.
+    if is_programs and _has_text(module, file.source) and _imported.setdefault(name, file.source) == file.source:
+        return
     loaded = loader.file if isinstance(loader, _TextLoader) else _beside.get(name)
     if (name in sys.modules and loaded is None) or (loaded is not None and loaded.source != file.source):
         raise ImportError(f"module {name} of {file.path} has the name of another module that is in use; rename it")
