@@ -28,7 +28,11 @@ def index_of(example):
 def reward(index, answer):
     return REWARD
 """
-FAILS, SOME_FAIL = OWN.replace("REWARD", "[1.0][7]"), OWN.replace("REWARD", "[1.0][7 if index % 4 else 0]")
+# The first example is what the checks before a start ask for.
+FAILS, SOME_FAIL = (
+    OWN.replace("REWARD", "[1.0][7 if index else 0]"),
+    OWN.replace("REWARD", "[1.0][7 if index % 4 else 0]"),
+)
 WORKS = OWN.replace("REWARD", "float(len(answer))")
 SETTINGS = ["--group-size", "4", "--groups-per-batch", "2", "--max-tokens", "8", "--accept-incomplete"]
 SETTINGS += ["--learning-rate", "0.003", "--num-workers", "1"]
@@ -49,7 +53,8 @@ def test_a_run_of_which_everything_fails_ends_and_goes_on_after_the_fix(tmp_path
     assert first.returncode == 1
     assert time.monotonic() - began < 240  # half a minute on a machine with nothing else to do
     (said,) = (index for index, line in enumerate(errors) if line.startswith("ludic: "))
-    assert errors[said].startswith(f"ludic: trainer: {root}: step 1 has nothing to train on: each of the ")
+    ended = "ludic: trainer ended with 78 and is not started again: ludic: "
+    assert errors[said].startswith(f"{ended}{root}: step 1 has nothing to train on: each of the ")
     assert "failed, most by IndexError: list index out of range (own.py:18, in reward); correct it" in errors[said]
     assert [line.removeprefix("    ") for line in errors[said + 1 :]] == [
         "Traceback (most recent call last):",
@@ -57,14 +62,16 @@ def test_a_run_of_which_everything_fails_ends_and_goes_on_after_the_fix(tmp_path
         "    return reward(index_of(example), answer)",
         "           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
         f'  File "{own}", line 18, in reward',
-        "    return [1.0][7]",
-        "           ~~~~~^^^",
+        "    return [1.0][7 if index else 0]",
+        "           ~~~~~^^^^^^^^^^^^^^^^^^^",
         "IndexError: list index out of range",
     ]
-    assert "started again" not in first.stderr
+    assert "; started again" not in first.stderr
     assert "own.py:18, in reward" in (root / "logs" / "worker-0.log").read_text()
 
-    rollout_id, error = ludic.open(str(root)).sql("select rollout_id, error from rollouts limit 1").row(0)
+    rollout_id, error = (
+        ludic.open(str(root)).sql("select rollout_id, error from rollouts where error is not null limit 1").row(0)
+    )
     assert error == "IndexError: list index out of range (own.py:18, in reward)"
     shown = subprocess.run(
         [sys.executable, "-m", "ludic", "show", str(root), rollout_id], capture_output=True, text=True, check=True
