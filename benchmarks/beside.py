@@ -15,6 +15,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import islice
@@ -181,8 +182,6 @@ def episodes(module: Any, folder: Path, quick: bool) -> Callable[[], dict[str, f
     num_episodes = 4 if quick else 32
 
     def measure() -> dict[str, float]:
-        import time
-
         engine, cpu_began = module.SlowEngine(), time.process_time()
         seconds = _timed_once(lambda: asyncio.run(module._run(engine, num_episodes)))
         return {"the clock": seconds, "the CPU": time.process_time() - cpu_began}

@@ -29,9 +29,6 @@ from ludic.printable import left_out, storable
 _MOST_TRACEBACK = 4_000
 """Characters of a traceback; the middle of a longer one is left out."""
 
-_LIBRARIES = re.compile(rf"^{re.escape(str(Path(__file__).parents[1]))}/|/(site|dist)-packages/|^<|/lib/python3")
-"""Matches the files of ludic, of installed packages and of Python."""
-
 _beside: dict[str, UserFile] = {}
 """Modules imported by users' files that were run, by module name."""
 _imported: dict[str, bytes] = {}
@@ -168,13 +165,12 @@ def describe_failure(path: Path, error: Exception) -> str:
 def describe_at(error: Exception) -> str:
     """Describe an error with the file and the line that raised it, such as: KeyError: 'reward' (mine.py, line 7).
 
-    The line is the innermost one outside of ludic and of installed packages, if there is one.
+    The line is that of `failure_of`, unless an installed package has it.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not _LIBRARIES.search(each.filename)]
-    if not own:
+    place = _trim(_traceback_of(error))
+    if place is None or _is_installed(place.filename):
         return describe(error)
-    return f"{describe(error)} ({own[-1].filename}, line {own[-1].lineno})"
+    return f"{describe(error)} ({place.filename}, line {place.lineno})"
 
 
 def describe(error: Exception) -> str:
@@ -206,13 +202,17 @@ def failure_of(error: Exception) -> Failure:
     """
     if isinstance(error, ScorerError) and error.failure_traceback is not None:
         return Failure(error=storable(describe(error)), traceback=error.failure_traceback)
-    found = traceback.TracebackException(type(error), error, error.__traceback__, lookup_lines=False)
+    found = _traceback_of(error)
     place = _trim(found)
     if place is None:
         return Failure(error=storable(describe(error)), traceback=None)
     where = f"({Path(place.filename).name}:{place.lineno}, in {place.name})"
     text = mask("".join(found.format()).rstrip())
     return Failure(error=storable(f"{describe(error)} {where}"), traceback=storable(left_out(text, _MOST_TRACEBACK)))
+
+
+def _traceback_of(error: Exception) -> traceback.TracebackException:
+    return traceback.TracebackException(type(error), error, error.__traceback__, lookup_lines=False)
 
 
 def place_of(error: str) -> str:

@@ -2,7 +2,8 @@
 
 import asyncio
 import atexit
-from collections.abc import Coroutine, Iterator
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -37,6 +38,34 @@ async def _end_tasks() -> None:
         _, stubborn = await asyncio.wait(left, timeout=GRACE_S)
         for task in stubborn:
             asyncio.tasks._unregister_task(task)  # the hook by which Python lets others keep their own list of tasks
+
+
+# --- Calls of which some are coroutines ------------------------------------------------------------------
+
+
+def call_all(calls: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Return what each call gives. If one raises, the coroutines of those before it are closed."""
+    found: list[Any] = []
+    try:
+        for call in calls:
+            found.append(call())
+    except BaseException:
+        for each in filter(inspect.iscoroutine, found):
+            each.close()
+        raise
+    return found
+
+
+async def wait_all(found: Sequence[Any]) -> list[Any]:
+    """Return the values, those of coroutines once all have ended. Raises the error of the first one that failed."""
+    waiting = [each for each in found if inspect.isawaitable(each)]
+    # Those that fail late fail within this call, not after it.
+    results = iter(await asyncio.gather(*waiting, return_exceptions=True))
+    ended = [next(results) if inspect.isawaitable(each) else each for each in found]
+    for each in ended:
+        if isinstance(each, BaseException):
+            raise each
+    return ended
 
 
 # --- A loop within another -------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ every worker that reads the same rows. ludic does not copy the data into the roo
 SHA-256 is recorded at each start, a change is logged, and the option sha256 refuses any other content.
 """
 
-import asyncio
 import inspect
 import logging
 import re
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 from ludic.code.files import Files
 from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names
 from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split, to_score
+from ludic.environments.event_loops import call_all, wait_all
 from ludic.environments.limits import TimeLimit
 from ludic.environments.qa_rows import Columns, Row, Rows, Source
 from ludic.environments.splits import is_heldout, nth
@@ -89,8 +89,7 @@ class Questions:
             others=_names(columns),
             with_row=self._scorers.want_rows,
         )
-        here = Source(name=source, split=split, config=config, revision=revision)
-        _check_digest(here, sha256)
+        _check_digest(here := Source(name=source, split=split, config=config, revision=revision), sha256)
         self._rows: dict[Split, tuple[Rows, Sequence[int]]] = (
             _divide(here.read(chosen), heldout_share)
             if heldout is None
@@ -264,47 +263,46 @@ class QuestionScorers:
             raise ConfigError(f"tolerance is {tolerance!r}, wanted a number of at least 0")
         if group_scorer is not None and not isinstance(group_scorer, str):
             raise ConfigError(f"group_scorer is {group_scorer!r}, wanted path/to/file.py:function")
-        makers = [_foreign(SCORER, name) for name in weights]
-        makers += [_foreign(GROUP_SCORER, group_scorer)] if group_scorer is not None else []
-        first = next((each for each in makers if each is not None), None)
+        foreign = {name: _foreign(SCORER, name) for name in weights}
+        of_group = None if group_scorer is None else _foreign(GROUP_SCORER, group_scorer)
+        first = next((each for each in (*foreign.values(), of_group) if each is not None), None)
         self.want_rows = first is not None
         """Whether a scorer needs all columns of a row."""
         self.question: str = question or ("question" if first is None else first.func.question)
         self.answer: str | None = answer if answer != "" else "answer" if first is None else first.func.answer
-        comparing = (name for name in weights if _foreign(SCORER, name) is None and not is_own(SCORER, name))
+        comparing = (name for name, make in foreign.items() if make is None and not is_own(SCORER, name))
         if self.answer is None and (needing := next(comparing, None)):
             raise ConfigError(f"the scorer {needing} needs a right answer; name its column with the option answer")
-        scorers = {name: self._make(name, tolerance, files) for name in weights}
+        scorers = {
+            name: make(files, self.question, self.answer).score if make else _own_scorer(name, tolerance, files)
+            for name, make in foreign.items()
+        }
         self.score: Callable[[Example, str], Score | Awaitable[Score]]
         if isinstance(scorer, str):
             self.score = partial(_score_alone, scorers[scorer], scorer)
         else:
             self.score = Rubric(scorers, weights).score
         if group_scorer is not None:
-            make = _foreign(GROUP_SCORER, group_scorer)
             self.score_group: GroupScorer = (
                 find(GROUP_SCORER, group_scorer, files)
-                if make is None
-                else make(files, self.question, self.answer).score_group
+                if of_group is None
+                else of_group(files, self.question, self.answer).score_group
             )
-
-    def _make(self, name: str, tolerance: float, files: Files) -> Scorer:
-        """Return a scorer by its name. Raises ConfigError."""
-        make = _foreign(SCORER, name)
-        if make is not None:
-            foreign: ForeignScorer = make(files, self.question, self.answer)
-            return foreign.score
-        score: Callable[..., Any] = find(SCORER, name, files)
-        if name == "math":
-            require("math_verify", "math", "scorer math")
-            _quiet_math_verify()
-        return partial(score, tolerance=tolerance) if name == "numeric" else score
 
     def problem_of(self, answer: str) -> str | None:
         """Return what is wrong with a right answer for one of these scorers; None if nothing is."""
         if "numeric" in self._names and _whole_number(answer) is None:
             return "the scorer numeric wants a number, which answer_pattern can cut out of a text"
         return _problem_of_pattern(answer) if "regex" in self._names else None
+
+
+def _own_scorer(name: str, tolerance: float, files: Files) -> Scorer:
+    """Return a scorer of ludic or of the user by its name. Raises ConfigError."""
+    score: Callable[..., Any] = find(SCORER, name, files)
+    if name == "math":
+        require("math_verify", "math", "scorer math")
+        _quiet_math_verify()
+    return partial(score, tolerance=tolerance) if name == "numeric" else score
 
 
 def _foreign(kind: Kind, name: str) -> Any:
@@ -348,25 +346,11 @@ class Rubric:
 
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
         """Return the score of an answer. Raises ScorerError if no scorer scores it."""
-        found: list[Any] = []
-        try:
-            for score in self._scorers.values():
-                found.append(score(example, answer))
-        except BaseException:
-            for each in filter(inspect.iscoroutine, found):
-                each.close()
-            raise
+        found = call_all(partial(score, example, answer) for score in self._scorers.values())
         return self._sum_later(found) if any(map(inspect.isawaitable, found)) else self._sum(found)
 
     async def _sum_later(self, found: Sequence[Any]) -> Score:
-        waiting = [each for each in found if inspect.isawaitable(each)]
-        # Those that fail late fail within this call, not after it.
-        results = iter(await asyncio.gather(*waiting, return_exceptions=True))
-        ended = [next(results) if inspect.isawaitable(each) else each for each in found]
-        for each in ended:
-            if isinstance(each, BaseException):
-                raise each
-        return self._sum(ended)
+        return self._sum(await wait_all(found))
 
     def _sum(self, found: Sequence[Any]) -> Score:
         scores = {

@@ -8,12 +8,13 @@ Each has a weight, and is a component of the reward under its name; with weight 
 writes the file in which workers find them.
 """
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ludic.environments.environment import Example, GroupAnswer, Score, to_score
+from ludic.environments.event_loops import call_all, wait_all
 from ludic.errors import ConfigError, unknown_name
 
 COMPLETION, COMPLETIONS = "completion", "completions"
@@ -39,13 +40,15 @@ class Rubric:
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
         """Score one answer by the rewards that look at one; to be awaited if one of them is a coroutine."""
         columns = example.data["columns"]
-        found = [part.function(**{COMPLETION: answer}, **part.arguments(columns)) for part in self._alone]
+        found = call_all(
+            partial(part.function, **{COMPLETION: answer}, **part.arguments(columns)) for part in self._alone
+        )
         if any(map(inspect.isawaitable, found)):
             return self._awaited(found)
         return self._sum(found)
 
     async def _awaited(self, found: Sequence[Any]) -> Score:
-        return self._sum(await _all(found))
+        return self._sum(await wait_all(found))
 
     def _sum(self, found: Sequence[Any]) -> Score:
         scores = [to_score(value, part.what) for part, value in zip(self._alone, found, strict=True)]
@@ -65,13 +68,14 @@ class Rubric:
     ) -> Sequence[Score] | Awaitable[Sequence[Score]]:
         """Add the rewards that look at all answers to a question; to be awaited if one of them is a coroutine."""
         columns, texts = example.data["columns"], [answer.text for answer in answers]
-        found = [part.function(**{COMPLETIONS: texts}, **part.arguments(columns)) for part in self._of_groups]
+        given = {COMPLETIONS: texts}
+        found = call_all(partial(part.function, **given, **part.arguments(columns)) for part in self._of_groups)
         if any(map(inspect.isawaitable, found)):
             return self._awaited_group(found, answers)
         return self._add(found, answers)
 
     async def _awaited_group(self, found: Sequence[Any], answers: Sequence[GroupAnswer]) -> Sequence[Score]:
-        return self._add(await _all(found), answers)
+        return self._add(await wait_all(found), answers)
 
     def _add(self, found: Sequence[Any], answers: Sequence[GroupAnswer]) -> Sequence[Score]:
         rewards = [answer.reward for answer in answers]
@@ -107,13 +111,6 @@ class _Part:
             for name, value in columns.items()
             if name not in own and (self._takes_all or name in self._names)
         }
-
-
-async def _all(found: Sequence[Any]) -> list[Any]:
-    """Wait for the coroutines among some values."""
-    waiting = [each for each in found if inspect.isawaitable(each)]
-    results = iter(await asyncio.gather(*waiting))
-    return [next(results) if inspect.isawaitable(each) else each for each in found]
 
 
 def _parameters(function: Reward) -> tuple[bool, dict[str, bool], bool]:

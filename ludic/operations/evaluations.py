@@ -59,39 +59,34 @@ def evaluate(
         model: Folder, Hugging Face id or URL of the model to evaluate, for a root that is created; for another root,
             another location of the run's first model.
     """
-    from ludic.eval.numbers import check_measures, try_measures
+    from ludic.eval.numbers import check_measures, numbers_of_entries, try_measures
     from ludic.eval.suite import read_suite
     from ludic.launch.here import evaluate_here, open_to_evaluate
     from ludic.launch.process import interruptible_unless, is_supervised
+    from ludic.show.evaluations import Evaluation
 
     parts = split(settings, samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
     measure, code = convert(MeasureConfig, parts["measure"]), convert(CodeSettings, parts["code"])
     if isinstance(parts["samples"].get("env"), str):
         parts["samples"]["env"] = (parts["samples"]["env"],)
     config = convert(EvalConfig, {"versions": _as_text(versions)} | parts["samples"])
-    if suite is not None and (measure.measures or measure.params):
-        raise SettingsError(f"measures and params do not apply beside a suite; write them into {suite}")
     if suite is None:
         check_measures(measure, config.n)  # before a root is made
+    elif measure.measures or measure.params:
+        raise SettingsError(f"measures and params do not apply beside a suite; write them into {suite}")
     with interruptible_unless(stop) as stopped:
-        if isinstance(run, str):
-            root = open_to_evaluate(run, config, model, code, None if suite is None else str(suite))
-        else:
-            root = run.root.writable()
+        beside = None if suite is None else str(suite)
+        root = open_to_evaluate(run, config, model, code, beside) if isinstance(run, str) else run.root.writable()
         if suite is None:
             try_measures(root, measure, config.n)
         entries = [] if suite is None else read_suite(suite, config, measure.confidence)
-        configs = {entry.label: entry.config for entry in entries} or {"": config}
+        configs = {each.label: each.config for each in entries} or {"": config}
         options: dict[str, Any] = {"engine": engine, "device": device, "model": model, "report": report}
         done = evaluate_here(root, configs, stopped, code=code, guard=is_supervised(), **options)
     if suite is None:
         return _numbers(root, done.chosen(""), measure, interval)
-    from ludic.eval.numbers import numbers_of_entries
-    from ludic.show.evaluations import Evaluation
-
     chosen = {entry.name: (entry.measure, done.chosen(entry.label)) for entry in entries}
-    found = numbers_of_entries(root, chosen, interval)
-    return Evaluation(url=root.url, numbers=found, confidence=measure.confidence)
+    return Evaluation(url=root.url, numbers=numbers_of_entries(root, chosen, interval), confidence=measure.confidence)
 
 
 @operation(measure=MeasureConfig)

@@ -89,10 +89,7 @@ def fit(
     """
     from ludic.training.presets import load_algorithm
 
-    names = [*(each.name for owner in _GROUPS.values() for each in settings_of(owner)), *_OWN]
-    for name in settings:
-        if name not in names:
-            raise ConfigError(unknown(name, names))
+    _check_names(settings)
     if algorithm is None:
         raise ConfigError("algorithm is None, wanted a name of docs/algorithms.md, such as grpo")
     url, parts = fspath(root), split(settings, **_GROUPS)
@@ -115,6 +112,14 @@ def fit(
 _STORED = ("sft", "dpo", "ipo", "orpo")
 """Algorithms that train on the answers of the data set."""
 _OWN = ("algorithm", "model", "root", "dataset", "reward", "heldout", "system_prompt", "dataset_options", "wait")
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a name that no setting has, with similar ones."""
+    names = [*(each.name for owner in _GROUPS.values() for each in settings_of(owner)), *_OWN]
+    for name in settings:
+        if name not in names:
+            raise ConfigError(unknown(name, names))
 
 
 def grpo(
