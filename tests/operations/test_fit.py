@@ -201,8 +201,9 @@ def test_several_rewards_are_components_and_one_may_see_the_group(folder: Path) 
         """,
     )
     run = ludic.open(folder / "runs" / "mine")
-    columns = "episode_reward, reward_components as c, group_index, messages, correct"
-    rows = run.sql(f"select {columns} from rollouts").to_dicts()
+    rows = run.sql(
+        "select episode_reward, reward_components as c, group_index, messages, correct from rollouts"
+    ).to_dicts()
     assert rows
     for row in rows:
         parts = {each["key"]: each["value"] for each in row["c"]} if isinstance(row["c"], list) else row["c"]
@@ -394,17 +395,14 @@ def test_functions_and_scorers_are_parts_of_one_sum(tmp_path: Path) -> None:
     environment.reset(environment.example(0, "train"))
     transition = environment.step("red")
     assert transition.reward == 0.5 * 1 + 1 * 7
-    assert transition.reward_components == {
-        **{"exact": 1, "exact.correct": 1},
-        "short": 7,
-        **{"regex": 1, "regex.correct": 1},
-    }
+    components = {"exact": 1, "exact.correct": 1, "short": 7, "regex": 1, "regex.correct": 1}
+    assert transition.reward_components == components
     assert transition.correct is True
     assert write_rewards(inputs, named_rewards(["exact"]), questions) == {"scorer": {"exact": 1.0}}
-    with pytest.raises(ConfigError, match="two scorers are called exact; each is a component of the reward"):
-        named = {"exact": (short, 1.0)} | named_rewards({"regex": 0.5})
-        options = write_rewards(inputs, named, questions)
-        make_environment(questions.env, {**options, "scorer": {**options["scorer"], "exact": 1}, "heldout_share": 0})
+    options = write_rewards(inputs, named_rewards({"regex": short, "math": 0}), questions)
+    options["scorer"] |= {"regex": 1}
+    with pytest.raises(ConfigError, match="two scorers are called regex; each is a component of the reward"):
+        make_environment(questions.env, {**options, "heldout_share": 0})
 
 
 GOOD = {"model": MODEL, "dataset": "questions.jsonl", "reward": "exact", "root": "runs/mine"}
