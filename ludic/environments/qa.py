@@ -10,7 +10,7 @@ import inspect
 import logging
 import re
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from hashlib import sha256 as sha256_of
@@ -18,7 +18,7 @@ from math import isfinite
 from typing import Any, Protocol
 
 from ludic.code.files import Files
-from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names
+from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names, takes_settings
 from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split, to_score
 from ludic.environments.limits import TimeLimit
 from ludic.environments.qa_rows import Columns, Row, Rows, Source
@@ -50,6 +50,7 @@ class Questions:
         columns: Sequence[str] = (),
         system_prompt: str | None = None,
         scorer: str | Sequence[str] | Mapping[str, float] = "exact",
+        scorer_options: Mapping[str, Mapping[str, Any]] | None = None,
         group_scorer: str | None = None,
         run_in: str = RUN_IN[0],
         tolerance: float = 0.0,
@@ -67,8 +68,9 @@ class Questions:
         for questions without one, which need a scorer of your own. answer_pattern: regular expression; its first group
         in the answer's column is the answer. columns: names of columns that a scorer of your own gets, as they are, in
         example.data["columns"]. scorer: exact, numeric, math, regex, path/to/file.py:function, or trl: or verl: before
-        it; or several, as a list or as a mapping of scorers to weights. group_scorer: path/to/file.py:function, or trl:
-        before it, which then scores all answers to a question together. run_in: where the scorers run: loop, thread or
+        it, model:PATH or pooling:URL; or several, as a list or as a mapping of scorers to weights. scorer_options:
+        settings of each reward model, model:PATH or pooling:URL. group_scorer: path/to/file.py:function, or trl: before
+        it, which then scores all answers to a question together. run_in: where the scorers run: loop, thread or
         process. tolerance: of numeric. heldout_share: share of held-out questions, from 0 to 1; None is a quarter, and
         1 leaves none to train on. heldout: instead, a split of the dataset, or another file, that holds them. split,
         config, revision: of a dataset. sha256: the only content that is accepted. Raises ConfigError.
@@ -77,7 +79,14 @@ class Questions:
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
         self.run_in = run_in
         self._scorers = QuestionScorers(
-            files, scorer=scorer, group_scorer=group_scorer, tolerance=tolerance, question=question, answer=answer
+            files,
+            scorer=scorer,
+            scorer_options=scorer_options,
+            group_scorer=group_scorer,
+            tolerance=tolerance,
+            question=question,
+            answer=answer,
+            run_in=run_in,
         )
         if group_scorer is not None:
             self.score_group = self._scorers.score_group
@@ -219,6 +228,19 @@ class ForeignScorer(Protocol):
         ...
 
 
+class RewardModelScorer(Protocol):
+    """A reward model as a scorer: `model:PATH_OR_ID` or `pooling:URL`, made from this name's argument and settings."""
+
+    name: str
+    """Component of the reward."""
+    loads_model: bool
+    """Whether the process that scores loads the model."""
+
+    def score(self, example: Example, answer: str) -> Awaitable[Score]:
+        """As Scorer."""
+        ...
+
+
 class ForeignGroupScorer(ForeignScorer, Protocol):
     """One that also scores all answers to a question in one call."""
 
@@ -247,10 +269,12 @@ class QuestionScorers:
         /,
         *,
         scorer: str | Sequence[str] | Mapping[str, float] = "exact",
+        scorer_options: Mapping[str, Mapping[str, Any]] | None = None,
         group_scorer: str | None = None,
         tolerance: float = 0.0,
         question: str | None = None,
         answer: str | None = "",
+        run_in: str = RUN_IN[0],
         **others: Any,
     ) -> None:
         """The options of Questions; others are not for scorers. Raises ConfigError."""
@@ -263,7 +287,8 @@ class QuestionScorers:
             raise ConfigError(f"tolerance is {tolerance!r}, wanted a number of at least 0")
         if group_scorer is not None and not isinstance(group_scorer, str):
             raise ConfigError(f"group_scorer is {group_scorer!r}, wanted path/to/file.py:function")
-        foreign = {name: _foreign(SCORER, name) for name in weights}
+        models = _reward_models(weights, scorer_options or {}, run_in)
+        foreign = {name: _foreign(SCORER, name) for name in weights if name not in models}
         of_group = None if group_scorer is None else _foreign(GROUP_SCORER, group_scorer)
         first = next((each for each in (*foreign.values(), of_group) if each is not None), None)
         self.want_rows = first is not None
@@ -273,11 +298,12 @@ class QuestionScorers:
         comparing = (name for name, make in foreign.items() if make is None and not is_own(SCORER, name))
         if self.answer is None and (needing := next(comparing, None)):
             raise ConfigError(f"the scorer {needing} needs a right answer; name its column with the option answer")
-        scorers = {
+        scorers: dict[str, Scorer] = {
             name: make(files, self.question, self.answer).score if make else _own_scorer(name, tolerance, files)
             for name, make in foreign.items()
         }
-        rubric = Rubric(_parts(scorers, weights))
+        scorers |= {name: model.score for name, model in models.items()}
+        rubric = Rubric(_parts(scorers, weights, {name: model.name for name, model in models.items()}))
         self.score: Callable[[Example, str], Score | Awaitable[Score]]
         # A scorer named alone is no rubric: its Score is that of the answer.
         self.score = partial(_score_alone, scorers[scorer], scorer) if isinstance(scorer, str) else rubric.score
@@ -306,6 +332,27 @@ def _own_scorer(name: str, tolerance: float, files: Files) -> Scorer:
     return partial(score, tolerance=tolerance) if name == "numeric" else score
 
 
+def _reward_models(
+    names: Collection[str], settings: Mapping[str, Mapping[str, Any]], run_in: str
+) -> dict[str, RewardModelScorer]:
+    """Return the reward models among scorers, by name. Raises ConfigError, ModelError."""
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"scorer_options is {settings!r}, wanted settings by the names of scorers")
+    found: dict[str, RewardModelScorer] = {}
+    for name in names:
+        if takes_settings(SCORER, name):
+            found[name] = find(SCORER, name)(settings.get(name, {}))
+            if found[name].loads_model and run_in == "process":
+                raise ConfigError(
+                    f"run_in is 'process', and each process would load the scorer {name}; leave it at 'loop': the "
+                    "model runs in a thread beside"
+                )
+    for name in settings:
+        if name not in found:
+            raise ConfigError(f"scorer_options has {name!r}, which is no reward model among {', '.join(names)}")
+    return found
+
+
 def _foreign(kind: Kind, name: str) -> Any:
     """Return the maker of a ForeignScorer, a partial of its class; None if the name is of no such scorer."""
     return find(kind, name) if is_made_with_own(kind, name) else None
@@ -326,12 +373,16 @@ def _weights(option: Any) -> dict[str, float]:
     return weights
 
 
-def _parts(scorers: Mapping[str, Scorer], weights: Mapping[str, float]) -> Iterator[Part]:
-    """Yield scorers as parts of a rubric; one that is a rubric itself, as of ludic.fit, by its parts."""
-    for name, score in scorers.items():
-        rubric, weight = rubric_of(score), weights[name]
+def _parts(scorers: Mapping[str, Scorer], weights: Mapping[str, float], named: Mapping[str, str]) -> Iterator[Part]:
+    """Yield scorers as parts of a rubric; one that is a rubric itself, as of ludic.fit, by its parts.
+
+    named: components of scorers that name them themselves.
+    """
+    for name, weight in weights.items():
+        score = scorers[name]
+        rubric = rubric_of(score)
         if rubric is None:
-            yield Part(name=_short_name(name), weight=weight, what=f"scorer {name}", score=score)
+            yield Part(name=named.get(name) or _short_name(name), weight=weight, what=f"scorer {name}", score=score)
         else:
             yield from (replace(part, weight=weight * part.weight) for part in rubric.parts)
 
