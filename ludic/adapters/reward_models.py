@@ -39,7 +39,7 @@ MADE_UP = (Message(role="user", content="made up"), Message(role="assistant", co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """How a reward model `model:PATH_OR_ID` is loaded and scores."""
+    """Settings of a reward model `model:PATH_OR_ID`."""
 
     name: str | None = None
     """Name of the component of the reward, or of the scorer; None is the last part of the path."""
@@ -74,7 +74,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How a reward model behind a vLLM server `pooling:URL` is asked."""
+    """Settings of a reward model on a vLLM server, `pooling:URL`."""
 
     name: str | None = None
     """Name of the component of the reward, or of the scorer; None is pooling."""

@@ -56,9 +56,9 @@ def test_a_server_scores_as_the_model_does_in_this_process(tmp_path: Path) -> No
             (cut,) = answered(tmp_path, scorer, ANSWERS[2], truncate=side, max_length=10)
             assert cut.reward == pytest.approx(logits_by_hand(folder, tokens=tokens)[0], abs=1e-4)
 
-        with pytest.raises(ScorerError, match="the server answered 400: .*maximum context length is 256 tokens"):
+        with pytest.raises(ScorerError, match=r"the server answered 400: .*maximum context length is 256 tokens"):
             answered(tmp_path, scorer, "d " * 300)
-        with pytest.raises(ScorerError, match="the server answered 404: .*The model `other` does not exist"):
+        with pytest.raises(ScorerError, match=r"the server answered 404: .*The model `other` does not exist"):
             answered(tmp_path, scorer, "a", model="other")
         with pytest.raises(ConfigError, match="the model has no label 1; it has 0"):
             answered(tmp_path, scorer, "a", label=1)
