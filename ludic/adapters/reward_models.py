@@ -150,7 +150,7 @@ class ModelScorer:
                     f"{limit:,}; set truncate to left or right, or lower the run's max_tokens"
                 )
             tokens = tokens[-limit:] if side == "left" else tokens[:limit]
-        # The time of the load is not that of the call, nor is the wait for a place in one of the next batches.
+        # The load, and the wait for a place in one of the next batches, are no part of the call's time.
         async with self._turns_here().turn(self._is_loaded):
             logits = await asyncio.wrap_future(self._model.logits(tokens))
         return self._labels.value(logits.tolist())
@@ -299,7 +299,7 @@ def _as_json(message: Message) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Which logits make the score."""
+    """The logits of a head that make the score."""
 
     label: int
     minus_label: int | None

@@ -38,17 +38,17 @@ _MADE_UP = (Message(role="user", content="made up"), Message(role="assistant", c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Where a model is, how it is loaded, and how large its batches are."""
+    """Location of a model, the way in which it is loaded, and the size of its batches."""
 
     source: str
     """Folder, Hugging Face id or URL."""
     revision: str | None
     device: str | None
-    """None is the last GPU that the process sees, or the CPU."""
+    """cpu or cuda:N; None is the last GPU that the process sees, or the CPU."""
     dtype: Dtype
     max_batch_size: int
     max_batch_tokens: int
-    """Of a batch, with its padding."""
+    """Maximum tokens of a batch, with its padding."""
     max_wait_ms: float
 
 

@@ -5,6 +5,7 @@ import gc
 import json
 import shutil
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from scoring.conftest import run
 from tiny_models import logits_by_hand, make_model, make_reward_model, tokens_by_hand
 
 import ludic
+from ludic.agents import environment_calls
 from ludic.environments.environment import Environment, Transition
+from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, ModelError, ScorerError
 from ludic.models import reward_model
@@ -163,6 +166,29 @@ def test_a_model_is_loaded_once_for_all_that_use_it_and_goes_with_the_last(one: 
     gc.collect()
     thread.join(60)
     assert not thread.is_alive()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run_in", ["loop", "thread"])
+def test_the_load_is_no_part_of_the_time_of_a_score(
+    one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_in: str
+) -> None:
+    load = reward_model._load
+
+    def slow(*args: Any) -> Any:
+        time.sleep(7)
+        return load(*args)
+
+    monkeypatch.setattr(reward_model, "_load", slow)
+    settings = {"dtype": "float32", "max_batch_tokens": 1000 + len(run_in)}  # no model of another test
+    environment = questions(tmp_path, f"model:{one}", run_in=run_in, scorer_options={f"model:{one}": settings})
+
+    async def score() -> float:
+        held = await LimitedEnvironments("qa", lambda: environment, TimeLimit(timeout_s=6.0)).open()
+        await environment_calls.reset(held, environment.example(0, "train"))
+        return (await environment_calls.step(held, "a b")).reward
+
+    assert asyncio.run(score()) == pytest.approx(by_hand(one, "a b")[0], abs=1e-5)
 
 
 def broken(folder: Path, one: str) -> str:
