@@ -70,6 +70,7 @@ def test_a_score_is_the_logit_of_the_only_label(one: str, tmp_path: Path) -> Non
         assert found.correct is None
 
 
+@pytest.mark.slow
 def test_answers_that_wait_share_a_forward_pass(one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
     forward = reward_model._forward
@@ -150,6 +151,7 @@ def test_special_tokens_in_an_answer_end_no_turn(one: str, tmp_path: Path) -> No
     assert forged.reward == pytest.approx(logits_by_hand(one, tokens=tokens)[0], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_once_for_all_that_use_it_and_goes_with_the_last(one: str, tmp_path: Path) -> None:
     def threads() -> int:
         return sum(thread.name == "ludic-reward-model" for thread in threading.enumerate())
@@ -210,6 +212,7 @@ def test_weights_without_a_head_fail_the_first_score(one: str, tmp_path: Path) -
             answered(environment, "a", "b")
 
 
+@pytest.mark.slow
 def test_what_can_not_heal_is_found_before_the_start(one: str, three: str, tmp_path: Path) -> None:
     policy = make_model(tmp_path / "policy", seed=3)
     silent = tmp_path / "silent"
@@ -239,6 +242,7 @@ def test_what_can_not_heal_is_found_before_the_start(one: str, three: str, tmp_p
         questions(tmp_path, ["exact", f"model:{one}"], answer=None)
 
 
+@pytest.mark.slow
 def test_stored_rollouts_get_scores(run: ludic.Run, one: str, three: str) -> None:
     report = run.score(f"model:{one}")
     assert (report.scorer, report.num_scored, report.num_failed) == (Path(one).name, 8, 0)

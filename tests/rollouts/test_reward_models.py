@@ -13,6 +13,7 @@ from ludic.code.kept import create_root
 from ludic.models import reward_model
 
 
+@pytest.mark.slow
 def test_a_workers_rows_have_the_models_reward(tmp_path: Path, run_config, work, monkeypatch) -> None:
     model = make_reward_model(tmp_path / "judge", seed=5)
     sizes: list[int] = []

@@ -127,6 +127,7 @@ def test_a_server_that_a_root_names_needs_consent_with_its_settings() -> None:
     assert without != with_key
 
 
+@pytest.mark.slow
 def test_stored_rollouts_get_scores(run: ludic.Run, server: JudgeServer) -> None:
     server.reply = classify(0.5, 2.0)
     name = f"pooling:{server.url}"
