@@ -158,7 +158,7 @@ def _small_model(small: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
         if size > _MOST_PARAMETERS:
             raise _UnknownError(f"it has {size:,} parameters")
         model = _make(small, dtype, "eager").eval()
-        _spread(model)
+        spread(model)
         alone = [logprobs_alone(model, tokens) for tokens in probe_sequences()]
     except Exception as error:
         raise _UnknownError(one_line(error)) from error
@@ -201,7 +201,7 @@ def logprobs_alone(model: PreTrainedModel, tokens: np.ndarray) -> Tensor:
     return logprobs.gather(-1, ids[1:, None])[:, 0]
 
 
-def _spread(model: PreTrainedModel) -> None:
+def spread(model: PreTrainedModel) -> None:
     """Make every parameter matter: initial weights hide much, such as sinks that begin at 0, and caps of scores."""
     for parameter in model.parameters():
         noise = torch.randn_like(parameter)

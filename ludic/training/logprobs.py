@@ -20,6 +20,7 @@ Pure tensor code. Raises ModelError if a model's head is of a kind that this mod
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from inspect import signature
 from itertools import accumulate
 from types import MethodType
 from typing import Any
@@ -274,6 +275,9 @@ PACKED_ATTENTION = "ludic_packed"
 _FLASH_CAPABILITY = (8, 0)
 """Lowest compute capability that the variable-length kernel runs on: Ampere."""
 
+_FEWER_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""Argument of varlen_attn for fewer key heads than query heads; PyTorch 2.11 takes them as they are."""
+
 
 def packed_arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
     """Return the arguments that tell a decoder how long its packed sequences are; make them once per micro-batch.
@@ -322,7 +326,7 @@ def packed_attention(
             scale=scaling,
             # Tokens before the token itself: all (-1), or one fewer than sliding_window, which counts it.
             window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
+            **(_FEWER_KEYS if query.shape[1] != key.shape[1] else {}),
         )
         assert isinstance(output, Tensor)  # a pair only if asked for
         return output[None], None

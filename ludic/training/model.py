@@ -27,7 +27,6 @@ from ludic.batches.packing import TrainingSequence, pack
 from ludic.distributed import from_main, is_main, run_on_main
 from ludic.errors import ModelError, one_line
 from ludic.models.families import Sampled, check_family, check_model, probe_sequences
-from ludic.models.first_model import local_folder, tokenizer_files, write_files
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 from ludic.models.weight_files import load_pretrained, without_progress_bars
 from ludic.temporary import temporary_folder
@@ -56,6 +55,8 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
     packed sequences get other logprobs than transformers gives to each alone (ludic.models.families).
     If strict, also raises ModelError if there is a weight that the model does not use.
     """
+    from ludic.models.first_model import local_folder  # not on every machine that benchmarks.gpu runs on
+
     with local_folder(source) as found, _known_names(found) as folder:
         is_judged = check_trainable(folder, source)
         model = load_pretrained(
@@ -302,6 +303,8 @@ def copy_tokenizer(source: str, folder: str | Path) -> None:
 
     Raises ModelError if there is neither such a folder nor such a model on the Hub.
     """
+    from ludic.models.first_model import local_folder, tokenizer_files, write_files
+
     with local_folder(source, with_weights=False) as origin:
         write_files(tokenizer_files(origin), Path(folder))
 
