@@ -44,8 +44,9 @@ from ludic.flags import run_script
 from ludic.models.families import NUM_TOKENS, logprobs_alone, shrink, spread
 from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
-from ludic.training.logprobs import PACKED_ATTENTION, token_logprobs
+from ludic.training.logprobs import token_logprobs
 from ludic.training.model import check_trainable, compute_dtype, full_state_dict, publish_dtype, save_weights, shard
+from ludic.training.packed import PACKED_ATTENTION
 from ludic.training.step import StepTimer, build_optimizer, train_step
 
 Cells = Sequence[str]

@@ -286,7 +286,7 @@ _AT_MOST: Mapping[re.Pattern[str], int] = {
         r"(\w+_)?vocab(_size(_\w+)?)?|vocab_offset": VOCAB_SIZE,
         r"(\w*_)?(sliding_|attention_|local_)?window(_size)?|attention_chunk_size|local_attention": WINDOW,
         r"max_position_embeddings|n_positions|n_ctx|max_seq_len": 4096,
-        r"index_topk": WINDOW,
+        r"index_topk|floor_scale": WINDOW,
         r"first_k_dense_replace|num_dense_layers|max_window_layers|moe_layer_start_index": 1,
         r"\w+_(period|interval|pattern|freq)|\w+_every_n_layers|decoder_sparse_step": 2,
         r"\w+_(layer_)?offset": 1,
@@ -309,6 +309,10 @@ def _shrunk(values: Mapping[str, Any]) -> dict[str, Any]:
     small = {name: _part(name, value, kept, depth, layers, heads) for name, value in kept.items()}
     if "head_dim" in small and small["head_dim"] is None and _is_size(small.get("hidden_size")):
         small["head_dim"] = small["hidden_size"] // min(heads, _HEADS)
+    if _is_size(small.get("mamba_d_ssm")):
+        small["mamba_d_ssm"] = small["mamba_n_heads"] * small["mamba_d_head"]
+    if {"expand", "num_heads", "head_dim"} <= small.keys():  # Mamba 2, whose heads are as wide as its states
+        small["head_dim"] = small["expand"] * small["hidden_size"] // small["num_heads"]
     return small
 
 

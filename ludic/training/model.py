@@ -31,13 +31,8 @@ from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, s
 from ludic.models.weight_files import load_pretrained, without_progress_bars
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
-from ludic.training.logprobs import (
-    PACKED_ATTENTION,
-    check_head,
-    keep_uncompiled,
-    register_token_logprobs,
-    token_logprobs,
-)
+from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
+from ludic.training.packed import PACKED_ATTENTION, checkpoint_lengths, keep_uncompiled
 
 _WEIGHT_NAMES = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
@@ -80,8 +75,6 @@ def check_trainable(folder: str, source: str) -> bool:
 
 def _packed(model: PreTrainedModel) -> Sampled:
     """Return the logprobs of probe sequences, packed as in training. Raises ModelError where the cause is known."""
-    if model._is_stateful:
-        raise ModelError("the state of its recurrent layers runs on from one packed sequence into the next")
     if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
         raise ModelError("it caps its attention scores (attn_logit_softcapping), which PyTorch's fused attention can't")
     check_head(model, model.config.model_type)
@@ -218,7 +211,7 @@ def shard(
             layer.forward = torch.compile(layer.forward, dynamic=True)
         if activation_checkpointing:
             # Hugging Face's own switch does nothing in eval mode.
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=checkpoint_lengths)
         make_unit(layer)
     # Tied embeddings are in the root unit together, so FSDP2 shards them as one parameter.
     make_unit(model)

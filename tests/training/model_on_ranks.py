@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from conftest import random_sequences
-from model_families import random_model_of
+from model_families import random_model_of, small_model_of
 from torch import Tensor
 
 from ludic.batches.packing import MicroBatch, pack
 from ludic.distributed import init_distributed, num_ranks, rank, shut_down
-from ludic.training.logprobs import packed_arguments, token_logprobs
+from ludic.training.logprobs import token_logprobs
 from ludic.training.model import shard
+from ludic.training.packed import packed_arguments
 
 
 def whole_logprobs(model: torch.nn.Module, batch: MicroBatch) -> Tensor:
