@@ -60,6 +60,7 @@ def random_model_of(family: str, *, attention: str = PACKED_ATTENTION, **setting
 def small_model_of(family: str, *, attention: str = PACKED_ATTENTION, **settings: object) -> PreTrainedModel:
     """A small model of any family in float64, with large random weights, so that sinks and states matter."""
     config = shrink(AutoConfig.for_model(family, **settings))
+    config.vocab_size = VOCAB_SIZE
     torch.manual_seed(0)
     # The grouped products of experts do not run in float64.
     experts = {"experts_implementation": "eager"}
