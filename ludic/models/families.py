@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ludic.errors import ModelError, one_line
-from ludic.models.weight_files import load_config
+from ludic.models.weight_files import load_config, mended
 from ludic.paths import cache_folder
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,8 @@ def _small_model(small: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
 def _make(small: PreTrainedConfig, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
     # The grouped products of experts do not run in float64.
     experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
-    return AutoModelForCausalLM.from_config(deepcopy(small), dtype=dtype, attn_implementation=attention, **experts)
+    model = AutoModelForCausalLM.from_config(deepcopy(small), dtype=dtype, attn_implementation=attention, **experts)
+    return mended(model)
 
 
 def _difference(
@@ -325,6 +326,8 @@ def _part(name: str, value: Any, values: Mapping[str, Any], depth: int | None, l
         return _shrunk_rope(value, values) if "rope_type" in value or "rope" in name else _shrunk(value)
     if isinstance(value, list) and depth is not None and len(value) == depth:
         return [value[layer] for layer in layers]
+    if _names_layers(name, value):
+        return [new for new, old in enumerate(layers) if old in value]
     if re.fullmatch(r"\w+_token_(id|index)", name):
         return _special(value)
     if not _is_size(value):
@@ -351,6 +354,9 @@ def _layers_of_each_kind(values: Mapping[str, Any], depth: int | None) -> list[i
     if depth is None:
         return [0, 0]
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == depth]
+    lists += [
+        [layer in value for layer in range(depth)] for name, value in values.items() if _names_layers(name, value)
+    ]
     tables = [value for value in values.values() if isinstance(value, dict)]
     kinds = {
         str(
@@ -360,6 +366,11 @@ def _layers_of_each_kind(values: Mapping[str, Any], depth: int | None) -> list[i
     }
     first = sorted(kinds.values())[:_MOST_KINDS]
     return first + first
+
+
+def _names_layers(name: str, value: Any) -> bool:
+    """Return whether an entry lists the numbers of some layers."""
+    return isinstance(value, list) and name.endswith("layer_indices")
 
 
 def _shrunk_rope(rope: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ludic.distributed import from_main, is_main, run_on_main
 from ludic.errors import ModelError, one_line
 from ludic.models.families import Sampled, check_family, check_model, probe_sequences
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
-from ludic.models.weight_files import load_pretrained, without_progress_bars
+from ludic.models.weight_files import load_pretrained, mended, without_progress_bars
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
@@ -169,7 +169,7 @@ def _without_weights(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrained
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED_ATTENTION)
     model.tie_weights()
-    return model.eval()
+    return mended(model.eval())
 
 
 def shard(

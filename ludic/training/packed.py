@@ -320,13 +320,14 @@ def _run_by_sequence(forward: Callable[..., Any], has_state: bool, *args: Any, *
     if lengths is None:
         return forward(*args, **kwargs)
     # What packs sequences is replaced: an attention layer gets one sequence's length, others need none.
+    others = {"attention_mask": None} if "attention_mask" in kwargs else {}
     kwargs = {name: value for name, value in kwargs.items() if name not in _PACKING}
     device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
     bounds = list(accumulate(lengths, initial=0))
     outputs = []
     for start, length in zip(bounds, lengths, strict=False):
         cut = partial(_cut, start=start, length=length, num_tokens=bounds[-1])
-        alone = {"attention_mask": None} if has_state else packed_arguments([length], device)
+        alone = others if has_state else packed_arguments([length], device)
         outputs.append(forward(*map(cut, args), **{name: cut(value) for name, value in kwargs.items()}, **alone))
     if isinstance(outputs[0], Tensor):
         return torch.cat(outputs, dim=1)
