@@ -296,10 +296,14 @@ def keep_apart(model: PreTrainedModel) -> None:
     """Let token mixers with a state run on one packed sequence after the other; changes the model in place, once."""
     if getattr(model, _IS_APART, False):
         return
-    for module in model.modules():
-        if (has_state := _has_state(module)) or _counts_tokens(module):
-            module.forward = partial(_run_by_sequence, module.forward, has_state)
+    for module in by_sequence(model):
+        module.forward = partial(_run_by_sequence, module.forward, _has_state(module))
     setattr(model, _IS_APART, True)
+
+
+def by_sequence(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the parts of a model that run on one packed sequence after the other."""
+    return [module for module in model.modules() if _has_state(module) or _counts_tokens(module)]
 
 
 def _has_state(module: nn.Module) -> bool:
