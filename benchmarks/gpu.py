@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -156,7 +157,7 @@ FAMILIES = (
     *("gpt_oss", "qwen3_next", "nemotron_h", "granitemoehybrid", "lfm2", "llama4_text"),
 )
 """Families whose layers differ in what attention or experts compute, and those of the newest small models."""
-_QUICK_FAMILIES = ("qwen3", "gemma3_text", "gpt_oss")
+_QUICK_FAMILIES = ("qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text")
 _LENGTHS = (5, 23, 1, 14, 130, 300)
 """Tokens of the sequences: around the windows of small models, one without neighbours, and over the kernel's tiles."""
 _WORSE = 1.5
@@ -180,10 +181,11 @@ def _exactness(setting: Setting, family: str) -> Cells:
     check_trainable(str(folder), family)
     small = shrink(config)
     torch.manual_seed(0)
-    plain = AutoModelForCausalLM.from_config(small, attn_implementation="eager").eval()
+    # A model changes the configuration that it is made from.
+    plain = AutoModelForCausalLM.from_config(deepcopy(small), attn_implementation="eager").eval()
     with torch.no_grad():
         spread(plain)
-    model = AutoModelForCausalLM.from_config(small, attn_implementation=PACKED_ATTENTION).eval()
+    model = AutoModelForCausalLM.from_config(deepcopy(small), attn_implementation=PACKED_ATTENTION).eval()
     model.load_state_dict(plain.state_dict())
     model = model.to(setting.device, torch.bfloat16)
     numbers = np.random.default_rng(0)
