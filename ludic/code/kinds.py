@@ -33,6 +33,8 @@ from ludic.paths import local_path
 QUESTIONS = "qa/"
 """Prefix of environments that read questions from a file or a dataset; SCORER_OPTIONS may name users' functions."""
 SCORER_OPTIONS = ("scorer", "group_scorer")
+REWARD_MODEL, POOLING = "model:", "pooling:"
+"""Prefixes of scorers that are reward models: of a folder or the Hub, and behind a server."""
 
 _CLASS = "path/to/file.py:ClassName"
 _FUNCTION = "path/to/file.py:function"
@@ -120,18 +122,31 @@ SCORER = Kind(
         "regex": "ludic.environments.qa:score_regex",
         f"trl:{_FUNCTION}": "ludic.adapters.scorers:Trl",
         f"verl:{_FUNCTION}": "ludic.adapters.scorers:Verl",
+        f"{REWARD_MODEL}PATH_OR_ID": "ludic.adapters.reward_models:ModelScorer",
+        f"{POOLING}URL": "ludic.adapters.reward_models:ServerScorer",
     },
     own=(_FUNCTION,),
     noun="function",
+    foreign=(POOLING,),
+    source="ludic.adapters.reward_models:source_of",
 )
-"""Scorers of questions, of which each scores an answer."""
+"""Scorers of questions, of which each scores an answer. A server that a root names gets the rollouts' texts, and so may
+only be named with consent."""
 GROUP_SCORER = Kind(
     role="group_scorer",
     built_in={f"trl:{_FUNCTION}": "ludic.adapters.scorers:Trl"},
     own=(_FUNCTION,),
     noun="function",
 )
-ROLLOUT_SCORER = Kind(role="scorer", own=(_FUNCTION,), noun="function")
+ROLLOUT_SCORER = Kind(
+    role="scorer",
+    built_in={
+        f"{REWARD_MODEL}PATH_OR_ID": "ludic.adapters.reward_models:of_model",
+        f"{POOLING}URL": "ludic.adapters.reward_models:of_server",
+    },
+    own=(_FUNCTION,),
+    noun="function",
+)
 """Scorers of `ludic score`, of which each scores a stored rollout."""
 PARSER = Kind(
     role="parser",
@@ -246,6 +261,11 @@ def own_code_of(kind: Kind, name: str) -> str | None:
 def is_made_with_own(kind: Kind, name: str) -> bool:
     """Return whether a name is of a part of ludic that is made with a users' part, such as trl:rewards.py:accuracy."""
     return ":" in name and any(".py:" in form and _head(form) == _head(name) for form in kind.built_in)
+
+
+def takes_settings(kind: Kind, name: str) -> bool:
+    """Return whether a scorer is made from settings of its own: a reward model, model:PATH or pooling:URL."""
+    return ":" in name and _built_in(kind, name) is not None and not is_made_with_own(kind, name)
 
 
 def scorer_names(option: Any) -> list[Any]:

@@ -24,8 +24,6 @@ from ludic.records import Message
 Kind = Literal["jsonl", "parquet", "folder", "hub"]
 
 ROLES = ("system", "user", "assistant")
-ROW = "row"
-"""Name in Row.others of all columns of the row, by name."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _ROWS_PER_READ = 1000
 _SHOWN = 80
@@ -43,9 +41,9 @@ class Columns:
     problem_of: Callable[[str], str | None]
     """Returns what is wrong with a right answer; None if nothing is."""
     others: tuple[str, ...] = ()
-    """Further columns, for a scorer."""
+    """Columns that a scorer gets as they are."""
     with_row: bool = False
-    """Keep all columns of the row as well, under the name ROW. A right answer may then have any type."""
+    """Whether a scorer gets all columns of the row. A right answer may then have any type."""
 
     @property
     def names(self) -> list[str]:
@@ -60,7 +58,8 @@ class Row:
     messages: tuple[Message, ...]
     answer: str
     """The right answer; empty if there is no column of answers."""
-    others: Mapping[str, Any]
+    columns: Mapping[str, Any]
+    """Columns for a scorer, by name, as they are in the source."""
 
     @property
     def question(self) -> str:
@@ -72,26 +71,24 @@ class Rows:
     """All rows of a source, in its order."""
 
     def __init__(self, name: str, texts: Sequence[tuple[str, str, str]], columns: Sequence[str] = ()) -> None:
-        """texts: of each row its messages and its other columns as JSON, and its answer between them.
+        """texts: of each row its messages and its columns for a scorer as JSON, and its answer between them.
 
         columns: those of any row, which are None in a row that lacks them, as a dataset has it.
         """
         self.name = name
-        self._columns = columns
+        self._names = columns
         questions, answers, others = zip(*texts, strict=True)
         self._questions = pa.array(questions, pa.large_string())
         self._answers = pa.array(answers, pa.large_string())
-        self._others = pa.array(others, pa.large_string())
+        self._columns = pa.array(others, pa.large_string())
 
     def __len__(self) -> int:
         return len(self._questions)
 
     def __getitem__(self, number: int) -> Row:
         messages = _decoded(self._questions[number].as_py())
-        others = msgspec.json.decode(self._others[number].as_py())
-        if ROW in others and self._columns:
-            others[ROW] = {**dict.fromkeys(self._columns), **others[ROW]}
-        return Row(messages=messages, answer=self._answers[number].as_py(), others=others)
+        columns = {**dict.fromkeys(self._names), **msgspec.json.decode(self._columns[number].as_py())}
+        return Row(messages=messages, answer=self._answers[number].as_py(), columns=columns)
 
     def questions(self) -> Iterator[str]:
         """Yield each row's question as one text."""
@@ -293,10 +290,10 @@ def _choose_split(loaded: Any, split: str | None, name: str) -> Any:
 
 
 def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, str, str]:
-    """Check a row; return its messages as JSON, its answer, and its other columns as JSON."""
+    """Check a row; return its messages as JSON, its answer, and its columns for a scorer as JSON."""
     messages = _messages(value_in(row, columns.question, where), f"{where}, column {columns.question!r}")
     others = {name: value_in(row, name, where) for name in columns.others}
-    others |= {ROW: row} if columns.with_row else {}
+    others |= row if columns.with_row else {}
     try:
         answer = "" if columns.answer is None else _answer(value_in(row, columns.answer, where), columns, where)
         return _encoded(messages), answer, _encoded(others)

@@ -61,17 +61,24 @@ class StoredTensor:
 
 
 def load_pretrained(
-    folder: str, *, dtype: torch.dtype | None, where: str | None = None, strict: bool = True, **options: Any
+    folder: str,
+    *,
+    dtype: torch.dtype | None,
+    where: str | None = None,
+    strict: bool = True,
+    kind: Any = AutoModelForCausalLM,
+    **options: Any,
 ) -> PreTrainedModel:
-    """Load a causal language model into CPU memory, in eval mode. dtype: None keeps the dtype of the weights.
+    """Load a model into CPU memory, in eval mode. dtype: None keeps the dtype of the weights.
 
-    where: the folder's name in errors. options: further arguments of transformers' from_pretrained. Raises ModelError
-    if a weight is missing or has another shape than config.json says, and if strict, for a weight that is not used.
+    where: the folder's name in errors. kind: auto class of transformers, by default of causal language models. options:
+    further arguments of its from_pretrained. Raises ModelError if a weight is missing or has another shape than
+    config.json says, and if strict, for a weight that is not used.
     """
     where = where or folder
     try:
         with MAKING_MODELS, without_progress_bars():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = kind.from_pretrained(
                 folder,
                 dtype=dtype or "auto",
                 device_map=None,

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ludic.run")
 
-Reward = Callable[..., Any] | str | Sequence[Callable[..., Any]] | Mapping[str, Any]
-"""A function, the name of a scorer, a list of functions, or by name functions or pairs of function and weight."""
+Reward = Callable[..., Any] | str | Sequence[Callable[..., Any] | str] | Mapping[str, Any]
+"""A function, the name of a scorer, a list of these, or by name functions, pairs of function and weight, and for names
+of scorers weights."""
 
 _GROUPS: Mapping[str, Any] = {
     "run": RunConfig,
@@ -80,7 +81,8 @@ def fit(
             setting env names.
         reward: Function of `completion`, or of `completions` for all answers to a question, and of columns by name;
             several as a list, or as a dict of names to functions or to (function, weight). A weight of 0 only measures.
-            Or the name of a scorer, such as exact (docs/environments.md).
+            Or the name of a scorer, such as exact or model:PATH (docs/environments.md); in a list beside functions, in
+            a dict with its weight as the value.
         heldout: Share of the questions that are held out of training, or a file with them; None is a quarter.
         system_prompt: First message of every prompt.
         dataset_options: More options of the data set, as those of qa/FILE (docs/environments.md), such as

@@ -213,7 +213,8 @@ from ludic.environments.environment import Score
 from qa_words import ENDING
 
 def length(example, answer):
-    return Score(reward=len(answer) - example.data["level"], components={"ending": float(answer.endswith(ENDING))})
+    level = example.data["columns"]["level"]
+    return Score(reward=len(answer) - level, components={"ending": float(answer.endswith(ENDING))})
 
 def is_right(example, answer):
     return answer == example.data["answer"]
@@ -223,10 +224,10 @@ def broken(example, answer):
 """
 
 
-def test_columns_are_also_given_as_they_are_in_the_file(write):
+def test_a_scorer_gets_the_columns_as_they_are_in_the_file(write):
     rows = [{"question": "2 + 2?", "answer": 4, "level": 1}]
     data = make(write(rows), columns=["answer", "level"], heldout_share=0).example(0, "train").data
-    assert (data["answer"], data["columns"]) == ("4", {"answer": 4, "level": 1})
+    assert data == {"question": "2 + 2?", "answer": "4", "columns": {"answer": 4, "level": 1}}
 
 
 def test_questions_without_an_answer_are_for_a_scorer_of_ones_own(write, tmp_path):
