@@ -25,7 +25,16 @@ from types import MappingProxyType
 from typing import Any
 
 from ludic.by_name import find_by_name
-from ludic.code.files import MCP, NO_FILES, Files, UserFile, file_of, python_file_of, read_user_file
+from ludic.code.files import (
+    MCP,
+    NO_FILES,
+    Files,
+    UserFile,
+    file_of,
+    python_file_of,
+    read_user_file,
+    training_starts_at,
+)
 from ludic.code.run import describe, describe_failure, load_file, only_exceptions
 from ludic.errors import ConfigError, LudicError, QueryError, unknown_name
 from ludic.paths import local_path
@@ -331,6 +340,11 @@ def find_own(kind: Kind, name: str, files: Files = NO_FILES) -> Own:
             return Own(value=file.source.decode(), file=file)
         except UnicodeDecodeError as error:
             raise kind.error(f"{kind.role} {name}: {error}") from error
+    if (line := training_starts_at(file.source)) is not None:
+        raise kind.error(
+            f"{kind.role} {name}: {file.path}, line {line}, starts a training whenever the file is run, as workers do; "
+            f'put the start below `if __name__ == "__main__":`, or {name.rpartition(":")[2]} into a file of its own'
+        )
     try:
         module = load_file(file)
     except Exception as error:

@@ -64,16 +64,17 @@ class Questions:
         """Read and check the source.
 
         files: users' files to run instead of those on disk. question, answer: columns; a dot leads into a struct.
-        Unless given they are question and answer, or those of the program whose scorer is named. An answer of None is
-        for questions without one, which need a scorer of your own. answer_pattern: regular expression; its first group
-        in the answer's column is the answer. columns: names of columns that a scorer of your own gets, as they are, in
-        example.data["columns"]. scorer: exact, numeric, math, regex, path/to/file.py:function, or trl: or verl: before
-        it, model:PATH or pooling:URL; or several, as a list or as a mapping of scorers to weights. scorer_options:
-        settings of each reward model, model:PATH or pooling:URL. group_scorer: path/to/file.py:function, or trl: before
-        it, which then scores all answers to a question together. run_in: where the scorers run: loop, thread or
-        process. tolerance: of numeric. heldout_share: share of held-out questions, from 0 to 1; None is a quarter, and
-        1 leaves none to train on. heldout: instead, a split of the dataset, or another file, that holds them. split,
-        config, revision: of a dataset. sha256: the only content that is accepted. Raises ConfigError.
+        Unless given, the question is in question, prompt or messages and the answer in answer, or they are those of the
+        program whose scorer is named. An answer of None is for questions without one, which need a scorer of your own.
+        answer_pattern: regular expression; its first group in the answer's column is the answer. columns: names of
+        columns that a scorer of your own gets, as they are, in example.data["columns"]. scorer: exact, numeric, math,
+        regex, path/to/file.py:function, or trl: or verl: before it, model:PATH or pooling:URL; or several, as a list or
+        as a mapping of scorers to weights. scorer_options: settings of each reward model, model:PATH or pooling:URL.
+        group_scorer: path/to/file.py:function, or trl: before it, which then scores all answers to a question together.
+        run_in: where the scorers run: loop, thread or process. tolerance: of numeric. heldout_share: share of held-out
+        questions, from 0 to 1; None is a quarter, and 1 leaves none to train on. heldout: instead, a split of the
+        dataset, or another file, that holds them. split, config, revision: of a dataset. sha256: the only content that
+        is accepted. Raises ConfigError.
         """
         self._seed = seed
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
@@ -90,15 +91,17 @@ class Questions:
         )
         if group_scorer is not None:
             self.score_group = self._scorers.score_group
+        here = Source(name=source, split=split, config=config, revision=revision)
+        _check_digest(here, sha256)
+        is_open = question is None and not self._scorers.want_rows
         chosen = Columns(
-            question=self._scorers.question,
+            question=here.question_column() if is_open else self._scorers.question,
             answer=self._scorers.answer,
             answer_pattern=_pattern(answer_pattern),
             problem_of=self._scorers.problem_of,
             others=_names(columns),
             with_row=self._scorers.want_rows,
         )
-        _check_digest(here := Source(name=source, split=split, config=config, revision=revision), sha256)
         self._rows: dict[Split, tuple[Rows, Sequence[int]]] = (
             _divide(here.read(chosen), heldout_share)
             if heldout is None

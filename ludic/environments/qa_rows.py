@@ -21,6 +21,11 @@ from ludic.installed import require
 from ludic.paths import local_path
 from ludic.records import Message
 
+QUESTION_COLUMNS = ("question", "prompt", "messages")
+"""Columns that hold the question where no option names one; the first that is there."""
+ANSWER_COLUMN = "answer"
+"""Column of the right answer where no option names one."""
+
 Kind = Literal["jsonl", "parquet", "folder", "hub"]
 
 ROLES = ("system", "user", "assistant")
@@ -167,6 +172,11 @@ class Source:
         """Return the first row with all its columns. Raises ConfigError if there is none, or as `read`."""
         return next(self.all_rows())
 
+    def question_column(self) -> str:
+        """Return the column that holds the question where no option names one. Raises ConfigError as `read`."""
+        row = self.first_row()
+        return next((name for name in QUESTION_COLUMNS if name in row), QUESTION_COLUMNS[0])
+
     def all_rows(self) -> Iterator[Mapping[str, Any]]:
         """Yield the rows with all their columns, unchecked. Raises ConfigError if there is none, or as `read`."""
         self._check_options()
@@ -295,7 +305,10 @@ def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, s
     others = {name: value_in(row, name, where) for name in columns.others}
     others |= row if columns.with_row else {}
     try:
-        answer = "" if columns.answer is None else _answer(value_in(row, columns.answer, where), columns, where)
+        name = columns.answer
+        if name is None and columns.with_row and str(row.get(ANSWER_COLUMN) or "").strip():
+            name = ANSWER_COLUMN  # no scorer needs it, and people want to see it
+        answer = "" if name is None else _answer(value_in(row, name, where), columns, f"{where}, column {name!r}")
         return _encoded(messages), answer, _encoded(others)
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
@@ -337,7 +350,6 @@ def _message(value: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _answer(value: Any, columns: Columns, where: str) -> str:
-    where = f"{where}, column {columns.answer!r}"
     if columns.with_row and not isinstance(value, str):
         value = _encoded(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):

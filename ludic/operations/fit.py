@@ -76,7 +76,7 @@ def fit(
         model: Folder, Hugging Face id or URL of the first weights.
         root: Folder or URL of the run.
         dataset: File *.jsonl or *.parquet, folder or name of a Hugging Face dataset, list of dicts, table of pandas,
-            Polars or Arrow, or datasets.Dataset. Questions are in prompt, question or messages. sft takes messages, or
+            Polars or Arrow, or datasets.Dataset. Questions are in question, prompt or messages. sft takes messages, or
             prompt and completion; pairs are prompt, chosen and rejected. None trains in the environment that the
             setting env names.
         reward: Function of `completion`, or of `completions` for all answers to a question, and of columns by name;

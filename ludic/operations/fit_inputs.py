@@ -24,17 +24,13 @@ import msgspec
 
 from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
-from ludic.environments.qa_rows import Source
+from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
 from ludic.environments.rewards import columns_of, sees_group
 from ludic.errors import ConfigError, one_line
 from ludic.launch.roots import is_there
 from ludic.paths import cache_folder, is_url
 from ludic.store.catalogue import INPUTS
 from ludic.store.filesystem import Storage
-
-QUESTION_COLUMNS = ("prompt", "question", "messages")
-"""Columns that may hold the question; the first one that a data set has."""
-ANSWER = "answer"
 
 Row = Mapping[str, Any]
 Rewards = Mapping[str, tuple[Callable[..., Any] | None, float]]
@@ -182,9 +178,9 @@ def write_questions(inputs: Inputs, dataset: Any, options: Mapping[str, Any]) ->
         of_source = {name: options[name] for name in ("split", "config", "revision") if name in options}
         first, where = Source(name=source, **of_source).first_row(), source
         question = _question(first, options, where)
-    named = options.get(ANSWER, ANSWER)
-    value = first.get(named) if named == ANSWER else None
-    has_answer = named != ANSWER or (isinstance(value, str | int | float) and not isinstance(value, bool))
+    named = options.get(ANSWER_COLUMN, ANSWER_COLUMN)
+    value = first.get(named) if named == ANSWER_COLUMN else None
+    has_answer = named != ANSWER_COLUMN or (isinstance(value, str | int | float) and not isinstance(value, bool))
     answer = named if has_answer else None
     return Questions(env=QUESTIONS + source, columns=tuple(first), where=where, question=question, answer=answer)
 

@@ -299,7 +299,7 @@ def test_rows_of_pandas_and_datasets() -> None:
         ({"question": ["a"]}, r"dataset is {'question': \['a'\]}, wanted a file"),
         (
             [{"text": "a"}],
-            r"the data set has the columns text, and none of prompt, question, messages.*dataset_options",
+            r"the data set has the columns text, and none of question, prompt, messages.*dataset_options",
         ),
         ([{"prompt": object()}], r"the data set, row 0: .*object.*; wanted what JSON can hold"),
         ("absent.jsonl", r"absent.jsonl can't be read"),
@@ -319,7 +319,7 @@ def test_the_question_and_the_answer_are_found_by_their_names(tmp_path: Path) ->
         return questions.question, questions.answer
 
     assert found({"question": "q", "answer": 7}) == ("question", "answer")
-    assert found({"prompt": "q", "question": "r"}) == ("prompt", None)
+    assert found({"prompt": "q", "question": "r"}) == ("question", None)
     assert found({"messages": [{"role": "user", "content": "q"}], "answer": [1]}) == ("messages", None)
     assert found({"text": "q", "answer": "a"}, question="text") == ("text", "answer")
 
