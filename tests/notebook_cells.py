@@ -14,12 +14,18 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
 def execute(name: str, url: str) -> nbformat.NotebookNode:
-    """The notebook after a run of all its cells in a kernel; an error in one fails with its traceback."""
-    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    """The notebook of notebooks/ after a run of all its cells on a root."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LUDIC_ROOT", url)
+        return execute_file(NOTEBOOKS / f"{name}.ipynb")
+
+
+def execute_file(path: Path) -> nbformat.NotebookNode:
+    """A notebook after a run of all its cells in a kernel, in its folder; an error in one fails with its traceback."""
+    notebook = nbformat.read(path, as_version=4)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        return NotebookClient(notebook, timeout=200, resources={"metadata": {"path": NOTEBOOKS}}).execute()
+        return NotebookClient(notebook, timeout=200, resources={"metadata": {"path": path.parent}}).execute()
 
 
 def outputs_of(notebook: nbformat.NotebookNode, kind: str) -> list[str]:

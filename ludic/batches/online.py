@@ -19,6 +19,7 @@ from ludic.batches.reading import Vetting
 from ludic.batches.source import Demand, Plan, own_rules, recall_history
 from ludic.code.kept import keep_code
 from ludic.errors import AllFailedError, StalledError, StoreError
+from ludic.schema import TRACEBACK
 from ludic.sql.planner import LossUnit, Planner, Shortage
 from ludic.store import Cursor, RolloutReader, Root, count_uses
 from ludic.store.ledger import recall_requests, recall_sources
@@ -75,7 +76,8 @@ class OnlineSource:
             first_version = 0 if window is None else window.start
             checkpoint = resumed.attempt_id, resumed.step
             recall_sources(self._root, cursor, first_version, checkpoint, forgets=window is not None)
-        self._reader = RolloutReader(replace(self._root, stop=self._stop), self._planner.columns, cursor)
+        columns = list(dict.fromkeys((*self._planner.columns, TRACEBACK)))  # for FailedGroups
+        self._reader = RolloutReader(replace(self._root, stop=self._stop), columns, cursor)
         self._demand = demand
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:

@@ -130,6 +130,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = MappingProxyType(
     {
         "First": {
             "demo": Command("demos:demo"),
+            "init": Command("operations.init:init"),
             "run": _RUN,
             "watch": Command("operations.look:watch", methods=("status",)),
             "view": Command("operations.look:view", methods=("label",)),

@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
+from ludic.cli.commands import COMMANDS
 from ludic.errors import ConfigError, similar_names
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
 from ludic.foreign_settings import answer, dotted_names
 from ludic.paths import local_path
-from ludic.run_config import RunConfig
 from ludic.settings import MissingSettingsError, Setting, SettingsError, settings_of, unknown, without_tables
-from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names, load_algorithm
 
 JSON = "json"
@@ -86,7 +85,8 @@ def exit_with_settings(operation: Callable[..., Any], error: SettingsError, prog
 def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     """Read a TOML or a JSON file's settings, without those that an experiment file holds for other commands.
 
-    `ludic create` takes the run's settings, `ludic train` the trainer's, `ludic worker` its own: one file serves all.
+    `ludic create` takes the run's settings, `ludic train` the trainer's, `ludic worker` its own: one file serves all,
+    and holds what `ludic run` takes.
     Raises ConfigError if the file can't be read, or holds an unknown setting or a value that does not fit one.
     """
     try:
@@ -103,7 +103,7 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     table = {each.name: each for each in settings if each.has_flag}
     of_others: dict[str, Setting] = {}
     if table.keys() & _EXPERIMENT:
-        of_others = {each.name: each for config in (RunConfig, TrainConfig) for each in settings_of(config)}
+        of_others = {each.name: each for each in settings_of(COMMANDS["run"].load()) if each.has_flag}
     all_settings = {**of_others, **table}
     _check_tables(values, all_settings, path)
     found = {}

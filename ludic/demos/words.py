@@ -197,6 +197,7 @@ def _print_next(console: Console, root: Root) -> None:
         f'sample {root.url} --prompt "write a story about cats in the garden" --n 4',
         f'sql {root.url} "{query}"',
         f"report {root.url} --output report.html",
+        "init my-experiment",
     )
     guide = "docs/guide.md: your own environment, your own model, and a run that does not learn"
     console.print(f"  {guide}", highlight=False, soft_wrap=True)

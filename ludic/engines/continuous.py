@@ -455,7 +455,7 @@ def probe_batches(model: PreTrainedModel) -> Sampled:
 
     The first half of each is its prompt; their tokens are given, not drawn.
     """
-    tokens = probe_sequences()
+    tokens = probe_sequences(model)
     half, longest = len(tokens) // 2, max(map(len, tokens))
     first, second = [list(range(half)), list(range(half, len(tokens)))]
     logprobs: list[list[float]] = [[] for _ in tokens]

@@ -20,9 +20,14 @@ from ludic.defaults import STOP_WITHIN_S
 from ludic.errors import StopNowInterrupt
 from ludic.temporary import folder_of_object
 
-ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "TQDM_DISABLE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
 """Environment variables of all processes. Some reasoning-gym generators draw in the order of a set, which the hash seed
-decides."""
+decides. Progress bars of libraries would fill the log files; that of the Hub is transformers' switch, too."""
 
 SUPERVISED = "LUDIC_SUPERVISED"
 """Environment variable, set for children of `ludic run`: they stop when their standard input closes, as it ends."""

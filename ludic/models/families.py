@@ -38,7 +38,7 @@ TOLERANCE = 1e-4
 SEQUENCE_LENGTHS = (5, 23, 1, 14)
 """Tokens of the sequences of a probe: around the windows of small models, and one without a neighbour before it."""
 NUM_TOKENS = 100
-"""Ids below this are plain tokens of every small model."""
+"""Ids below this are plain tokens of every small model; a model that is loaded may know fewer."""
 
 _MOST_PARAMETERS = 30_000_000
 """A small model that is larger has sizes that `shrink` does not know; it would take seconds."""
@@ -159,7 +159,7 @@ def _small_model(small: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
             raise _UnknownError(f"it has {size:,} parameters")
         model = _make(small, dtype, "eager").eval()
         spread(model)
-        alone = [logprobs_alone(model, tokens) for tokens in probe_sequences()]
+        alone = [logprobs_alone(model, tokens) for tokens in probe_sequences(model)]
     except Exception as error:
         raise _UnknownError(one_line(error)) from error
     if not all(logprobs.isfinite().all() for logprobs in alone):
@@ -212,10 +212,11 @@ def spread(model: PreTrainedModel) -> None:
             parameter.copy_(2 * noise / parameter.shape[-1] ** 0.5)
 
 
-def probe_sequences() -> list[np.ndarray]:
-    """Return the sequences of a probe, each (length + 1,) int32 plain tokens."""
+def probe_sequences(model: PreTrainedModel) -> list[np.ndarray]:
+    """Return the sequences of a probe, each (length + 1,) int32 plain tokens that the model knows."""
     numbers = np.random.default_rng(0)
-    return [numbers.integers(3, NUM_TOKENS, length + 1, dtype=np.int32) for length in SEQUENCE_LENGTHS]
+    most = min(NUM_TOKENS, len(model.get_input_embeddings().weight))
+    return [numbers.integers(min(3, most - 1), most, length + 1, dtype=np.int32) for length in SEQUENCE_LENGTHS]
 
 
 def _verdict_file(small: PreTrainedConfig, attention: str | None, what: str) -> Path:
@@ -273,6 +274,7 @@ _KEY_HEADS = re.compile(r"(\w+_)?num_(key_value|kv)_heads|n_head_kv|num_query_gr
 _HIDDENS = re.compile(
     r"hidden_size|d_model|n_embd|dim|emb(edding)?_dim|(\w+_)?embedding_size|word_embed_proj_dim|lru_width"
 )
+_VOCABULARIES = re.compile(r"(\w+_)?vocab(_size(_\w+)?)?")
 _AT_MOST: Mapping[re.Pattern[str], int] = {
     re.compile(pattern): most
     for pattern, most in {
@@ -284,7 +286,7 @@ _AT_MOST: Mapping[re.Pattern[str], int] = {
         r"num_experts_per_tok(en)?|top_k\w*|moe_top_?k|moe_k": 2,
         r"n_group": 2,
         r"topk_group": 1,
-        r"(\w+_)?vocab(_size(_\w+)?)?|vocab_offset": VOCAB_SIZE,
+        r"vocab_offset": VOCAB_SIZE,
         r"(\w*_)?(sliding_|attention_|local_)?window(_size)?|attention_chunk_size|local_attention": WINDOW,
         r"max_position_embeddings|n_positions|n_ctx|max_seq_len": 4096,
         r"index_topk|floor_scale": WINDOW,
@@ -332,6 +334,8 @@ def _part(name: str, value: Any, values: Mapping[str, Any], depth: int | None, l
         return _special(value)
     if not _is_size(value):
         return value
+    if _VOCABULARIES.fullmatch(name):
+        return VOCAB_SIZE  # also of a smaller one, so that the probe's tokens and special ids are in it
     if name == "qk_head_dim" and "qk_rope_head_dim" in values:
         return sum(min(_HEAD, values[part]) for part in ("qk_nope_head_dim", "qk_rope_head_dim"))
     if name.startswith("mamba_") and _HEAD_COUNTS.fullmatch(name):

@@ -6,6 +6,7 @@ starts the same processes as `ludic run` or `ludic train`. So every command work
 
 import json
 import logging
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -444,6 +445,7 @@ def _start_in_background(command: str, root: "Root", inputs: "Inputs", settings:
     """Start `ludic run` or `ludic train`, which outlives this process."""
     from ludic.children import start_python
     from ludic.launch.local import log_folder
+    from ludic.launch.process import ENVIRONMENT
     from ludic.launch.supervisor import make_log_folder
     from ludic.store.local import open_to_append
 
@@ -457,6 +459,7 @@ def _start_in_background(command: str, root: "Root", inputs: "Inputs", settings:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
+            environment={**os.environ, **ENVIRONMENT},
             start_new_session=True,
         )
     _started.append(process)

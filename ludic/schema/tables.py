@@ -283,8 +283,13 @@ def _as_field(column: pa.ChunkedArray | None, field: pa.Field, num_rows: int, wh
 SCHEMA_VERSION = load_table("rollouts").version
 """Schema version of the rollouts table, stored in run.json."""
 
-SCALAR_COLUMNS = tuple(field.name for field in arrow_schema("rollouts") if not pa.types.is_nested(field.type))
-"""Columns of rollouts that are no list, struct or map: the only columns that most SQL plans need."""
+TRACEBACK = "traceback"
+"""Column of rollouts with kilobytes of text in each failed row, which no plan needs in memory."""
+
+SCALAR_COLUMNS = tuple(
+    field.name for field in arrow_schema("rollouts") if not pa.types.is_nested(field.type) and field.name != TRACEBACK
+)
+"""Columns of rollouts that are no list, struct or map, without TRACEBACK: all that most SQL plans need."""
 
 TOKEN_COLUMNS = tuple(
     field.name

@@ -78,7 +78,7 @@ def _packed(model: PreTrainedModel) -> Sampled:
     if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
         raise ModelError("it caps its attention scores (attn_logit_softcapping), which PyTorch's fused attention can't")
     check_head(model, model.config.model_type)
-    sequences = probe_sequences()
+    sequences = probe_sequences(model)
     rows = [
         TrainingSequence(
             rollout_id=str(index),

@@ -1,9 +1,13 @@
 """All benchmarks run at a tiny size, and what they compare does the same work; no figure is checked."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,3 +171,35 @@ def test_two_checkouts_are_measured_in_turns():
     assert all(words in printed for words in ("store_size, write", "planner, 16 groups wait", "here of there"))
     (size,) = (line for line in printed.splitlines() if "store_size, bytes" in line)
     assert "1.00" in size or "0.99" in size  # ids are random, and so a few bytes
+
+
+@pytest.mark.slow
+def test_ludics_script_is_measured_where_trl_is_not_installed():
+    printed = run_python("-m", "benchmarks.against_trl", "--quick")
+    # The title is as wide as the table.
+    assert re.search(r"reward on held-out prompts, 0\.\d{3} before training", " ".join(printed.split()))
+    (row,) = (line for line in printed.splitlines() if line.strip("│ ").startswith("0 "))
+    reward, seconds = (float(cell) for cell in row.strip("│ ").split("│")[1:])
+    assert -0.2 <= reward <= 1  # on_topic is at most 1; 16 words cost a tenth of 1
+    assert seconds > 0
+
+
+def test_the_rewards_of_both_scripts_are_the_same():
+    ours, theirs = (rewards_of(f"{name}_grpo.py") for name in ("ludic", "trl"))
+    for text in ("cats", "", "the cats love cats", "dogs " * 16):
+        completions = [[{"role": "assistant", "content": text}]]
+        assert theirs["on_topic"](completions, answer=["cats"]) == [ours["on_topic"](text, answer="cats")]
+        assert theirs["eight_words"](completions, answer=["cats"]) == [ours["eight_words"](text)]
+    assert ours["on_topic"]("the cats love cats", answer="cats") == 0.5
+    assert ours["eight_words"]("dogs " * 16) == -1.0
+
+
+def rewards_of(script: str) -> dict[str, Callable[..., Any]]:
+    """The functions of a script, without what it does when it runs."""
+    tree = ast.parse((REPOSITORY / "benchmarks" / script).read_text())
+    names: dict[str, Any] = {}
+    exec(
+        compile(ast.Module([each for each in tree.body if isinstance(each, ast.FunctionDef)], []), script, "exec"),
+        names,
+    )
+    return names

@@ -14,10 +14,10 @@ from command_settings import train_settings
 
 import ludic
 from ludic.cli.commands import COMMANDS
-from ludic.cli.settings import settings_of_command
+from ludic.cli.settings import parse, settings_of_command
 from ludic.errors import ConfigError
 from ludic.flags import MOST_LISTED, run_script
-from ludic.operations.start import create, worker
+from ludic.operations.start import create, run, trainer, worker
 from ludic.settings import Range, SettingsError, check, settings_of, to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
@@ -205,6 +205,21 @@ def test_a_worker_takes_its_own_of_an_experiment(tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     path.write_text('env = ["moar_cats"]\nlearning_rate = 0.5\nalgorithm = "grpo"\nin_flight = 3\n')
     assert parsed_of(worker, "here", "--config", str(path)).worker.in_flight == 3
+
+
+@pytest.mark.parametrize("operation", [create, worker, trainer, run])
+def test_a_file_for_ludic_run_serves_the_commands_that_take_a_part_of_it(operation: Any, tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    settings = 'env = ["moar_cats"]\nmodel = "m"\neval_every = 20\nlocal_workers = 2\nengine = "vllm"\n'
+    path.write_text(settings)
+    values = parse(operation, ["here", "--config", str(path)], program="ludic example", description="")
+    assert values.get("eval_every") == (20 if operation is run else None)
+    path.write_text(settings.replace("eval_every", "eval_evry"))
+    with pytest.raises(ConfigError, match=r"experiment\.toml: setting 'eval_evry' is unknown"):
+        parse(operation, ["here", "--config", str(path)], program="ludic example", description="")
+    path.write_text(settings.replace("= 20", "= 0"))
+    with pytest.raises(ConfigError, match=r"experiment\.toml: eval_every is 0, wanted at least 1"):
+        parse(operation, ["here", "--config", str(path)], program="ludic example", description="")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from ludic.errors import LASTING_EXIT_CODE, SlotTakenError
 from ludic.launch.local import was_replaced
-from ludic.launch.process import stop_variables
+from ludic.launch.process import ENVIRONMENT, stop_variables
 from ludic.launch.supervisor import Child, ChildError, finish, supervise
 from ludic.store.claims import claim_slot
 
@@ -62,6 +62,25 @@ def test_a_worker_that_was_replaced_is_not_started_while_the_other_lives(run, tm
     assert warnings == [
         f"worker was replaced and waits: another worker took slot 0 ({tmp_path / 'worker.log'} has more)"
     ]
+
+
+BARS = """
+from huggingface_hub.utils import tqdm as of_the_hub
+from tqdm.auto import tqdm
+from transformers.utils import logging
+for bar in (tqdm, of_the_hub, logging.tqdm):
+    list(bar(range(3), desc="drawn"))
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_libraries_draw_no_progress_bar_into_a_log(tmp_path: Path) -> None:
+    (tmp_path / "bars.py").write_text(BARS)
+    child = Child(name="bars", args=lambda: ["bars"], log=tmp_path / "bars.log")
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+    finish(child, environment=environment, tick=lambda: None)
+    assert child.log.read_text() == "done\n"
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_scalar_and_token_columns_are_told_from_the_types():
     assert RAGGED_COLUMNS == ("kept_tokens",)
     assert TOKEN_COLUMNS == ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards", "action_mask")
     nested = {"agent_steps", "environment_steps", "messages", "reward_components", "metadata", "weight_versions"}
-    assert set(ROLLOUTS.names) == {*SCALAR_COLUMNS, *TOKEN_COLUMNS, *RAGGED_COLUMNS, *nested}
+    assert set(ROLLOUTS.names) == {*SCALAR_COLUMNS, *TOKEN_COLUMNS, *RAGGED_COLUMNS, *nested, "traceback"}
 
 
 @pytest.mark.parametrize("name", ["rollouts", "batches", "metrics"])

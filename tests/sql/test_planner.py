@@ -197,6 +197,7 @@ def test_only_columns_that_the_sql_reads_are_wanted(tmp_path, arrive):
     file.write_text("select rollout_id, len(response_tokens) as advantage from rollouts")
     planner = Planner(BatchRules(groups_per_batch=1, advantage=str(file)))
     assert set(planner.columns) - set(SCALAR_COLUMNS) == {"response_tokens"}
+    assert "traceback" not in planner.columns  # kilobytes in each failed row
     planner.add(arrive([[1.0, 0.0]]))
     assert used(plan(planner), "advantage") == [16.0, 16.0]
 

@@ -97,6 +97,24 @@ def test_a_model_that_does_not_shrink_is_judged_by_its_own_weights(tmp_path, mon
             load_model(folder)
 
 
+@pytest.mark.parametrize("num_ids", [1, 5, 99])
+@pytest.mark.parametrize("shrinks", [True, False])
+def test_a_model_of_a_small_vocabulary_is_trained_and_sampled_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ids: int, shrinks: bool
+) -> None:
+    monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache"))
+    config = AutoConfig.for_model(
+        "qwen3", vocab_size=num_ids, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=16, bos_token_id=None, eos_token_id=num_ids - 1, pad_token_id=num_ids - 1,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    if not shrinks:
+        monkeypatch.setattr(families, "shrink", lambda config: 1 / 0)
+    load_model(str(tmp_path / "model"))
+    assert exact_attention(str(tmp_path / "model"), "") == (None, shrinks)
+    TransformersEngine(str(tmp_path / "model"), device="cpu")
+
+
 def test_shrinking_keeps_a_layer_of_each_kind_and_what_is_not_a_size() -> None:
     config = AutoConfig.for_model(
         "qwen3", hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, num_hidden_layers=6,
