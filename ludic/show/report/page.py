@@ -29,7 +29,7 @@ from ludic.show.stats import describe_run, describe_trainer, means_frames
 from ludic.show.watch import Watcher
 from ludic.sql.connect import Connections
 from ludic.sql.query import ask
-from ludic.sql.reports import figure, means, read_reports
+from ludic.sql.reports import components_by_environment, figure, means, read_reports, steps_by_environment
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
 from ludic.store.files import Folder
@@ -199,8 +199,16 @@ def step_figures(con: duckdb.DuckDBPyConnection, root: Root) -> list[Figure]:
         draw(title, unit, "step", [_series(name, column, rows) for name, column in columns.items()], note=note)
         for title, unit, note, columns in _FIGURES
     ]
-    by_environment = _environment_figures(ask(con, root, figure("steps_by_environment")))
-    return [*figures[:2], *by_environment, *_accuracy(con, root), *figures[2:], _drops(_outcomes(con, root))]
+    by_environment = _environment_figures(steps_by_environment(con, root))
+    components = _component_figures(components_by_environment(con, root))
+    return [
+        *figures[:2],
+        *by_environment,
+        *components,
+        *_accuracy(con, root),
+        *figures[2:],
+        _drops(_outcomes(con, root)),
+    ]
 
 
 def _outcomes(con: duckdb.DuckDBPyConnection, root: Root) -> list[dict[str, Any]]:
@@ -216,14 +224,28 @@ _BY_ENVIRONMENT: Sequence[tuple[str, str, str]] = (
         "response_length_mean",
     ),
     ("Groups with a signal", "share of a step's groups whose rewards differ", "signal"),
+    ("Truncated", f"share of a step's {POPULATIONS['reward_mean']}", "truncated_fraction"),
+    ("Failed", f"share of a step's {POPULATIONS['reward_mean']}", "error_fraction"),
 )
 
 
 def _environment_figures(rows: Sequence[Row]) -> Iterator[Figure]:
-    """Yield plots with a line for each environment; of one environment the share of groups with a signal."""
+    """Yield plots with a line for each environment; of one environment those that no other plot shows."""
     has_several = len({row["env_name"] for row in rows}) > 1
-    for title, unit, column in _BY_ENVIRONMENT if has_several else _BY_ENVIRONMENT[-1:]:
+    for title, unit, column in _BY_ENVIRONMENT if has_several else _BY_ENVIRONMENT[2:]:
         yield draw(title, unit, "step", _by_environment(rows, "step", column))
+
+
+def _component_figures(rows: Sequence[Row]) -> Iterator[Figure]:
+    """Yield a plot for each environment whose rewards have components, with a line for each component."""
+    for env_name in dict.fromkeys(row["env_name"] for row in rows):
+        own = [row for row in rows if row["env_name"] == env_name]
+        lines = [
+            Series(name=name, values={row["step"]: row["value_mean"] for row in own if row["component"] == name})
+            for name in dict.fromkeys(row["component"] for row in own)
+        ]
+        unit = f"mean of a step's {POPULATIONS['reward_mean']}"
+        yield draw(f"Components of the reward in {env_name}", unit, "step", lines)
 
 
 def _accuracy(con: duckdb.DuckDBPyConnection, root: Root) -> Iterator[Figure]:
