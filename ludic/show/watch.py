@@ -34,7 +34,7 @@ from ludic.store.claims import LeaseWatch, newest_claim, read_lease
 from ludic.store.files import list_versions
 from ludic.store.policies import read_policy
 from ludic.store.records import CheckpointId
-from ludic.troubles import History, Sampled, TroubleLog
+from ludic.troubles import LEAPS, History, Sampled, Trouble, TroubleLog, find_leaps
 
 logger = logging.getLogger("ludic.run")
 
@@ -118,6 +118,14 @@ class Watcher:
             except FileNotFoundError:
                 return None
         return self._attempt
+
+
+def stored_troubles(root: Root, rows: Iterable[Row]) -> list[Trouble]:
+    """Return the troubles of a run, those of far steps over all steps. rows: of its metrics."""
+    status = Watcher(root.url, lambda: rows).look()
+    config = status.trainer.config if status.trainer else {}
+    newest = [trouble for trouble in status.troubles() if trouble.kind != LEAPS]
+    return [*newest, *find_leaps(status.steps, config)]
 
 
 def _history(sampled: Iterable[Sampled], steps: Sequence[Row]) -> History:
