@@ -194,22 +194,24 @@ _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Beginning:
-    """The step at which troubles begin."""
+def _marks(troubles: Sequence[Trouble], env_name: str | None = None) -> list[Mark]:
+    """Return a mark for each step at which troubles begin, with their numbers in the list of warnings.
 
-    mark: Mark
-    env_name: str | None
-
-
-def _beginnings(troubles: Sequence[Trouble]) -> Iterator[_Beginning]:
-    """Yield the steps at which troubles begin, with their numbers in the list of warnings."""
-    keys = [(trouble.since.step, trouble.env_name) if trouble.since else (None, None) for trouble in troubles]
-    for step, env_name in dict.fromkeys(keys):
-        if step is not None:
-            numbers = [number for number, key in enumerate(keys, 1) if key == (step, env_name)]
-            text = "\n".join(str(troubles[number - 1]) for number in numbers)
-            yield _Beginning(mark=Mark(x=step, label=", ".join(map(str, numbers)), text=text), env_name=env_name)
+    env_name: leaves out the troubles of other environments.
+    """
+    numbers: dict[int, list[int]] = {}
+    for index, trouble in enumerate(troubles, 1):
+        is_of_it = env_name is None or trouble.env_name in (None, env_name)
+        if is_of_it and trouble.since is not None and trouble.since.step is not None:
+            numbers.setdefault(trouble.since.step, []).append(index)
+    return [
+        Mark(
+            x=step,
+            label=", ".join(map(str, of_step)),
+            text="\n".join(str(troubles[index - 1]) for index in of_step),
+        )
+        for step, of_step in numbers.items()
+    ]
 
 
 def step_figures(con: duckdb.DuckDBPyConnection, root: Root, troubles: Sequence[Trouble] = ()) -> list[Figure]:
@@ -217,8 +219,7 @@ def step_figures(con: duckdb.DuckDBPyConnection, root: Root, troubles: Sequence[
 
     troubles: in the order of their numbers; plots mark the steps at which they begin.
     """
-    beginnings = list(_beginnings(troubles))
-    marks = [it.mark for it in beginnings]
+    marks = _marks(troubles)
     rows = ask(con, root, figure("steps"))
     if not rows:
         return []
@@ -235,7 +236,7 @@ def step_figures(con: duckdb.DuckDBPyConnection, root: Root, troubles: Sequence[
     ]
     by_environment = [
         *_environment_figures(steps_by_environment(con, root), marks),
-        *_component_figures(components_by_environment(con, root), beginnings),
+        *_component_figures(components_by_environment(con, root), troubles),
         *_accuracy(con, root),
     ]
     return [*figures[:2], *by_environment, *figures[2:], _drops(_outcomes(con, root))]
@@ -266,7 +267,7 @@ def _environment_figures(rows: Sequence[Row], marks: Sequence[Mark]) -> Iterator
         yield draw(title, unit, "step", _by_environment(rows, "step", column), marks=marks)
 
 
-def _component_figures(rows: Sequence[Row], beginnings: Sequence[_Beginning]) -> Iterator[Figure]:
+def _component_figures(rows: Sequence[Row], troubles: Sequence[Trouble]) -> Iterator[Figure]:
     """Yield a plot for each environment whose rewards have components, with a line for each component."""
     for env_name in dict.fromkeys(row["env_name"] for row in rows):
         own = [row for row in rows if row["env_name"] == env_name]
@@ -275,8 +276,8 @@ def _component_figures(rows: Sequence[Row], beginnings: Sequence[_Beginning]) ->
             for name in dict.fromkeys(row["component"] for row in own)
         ]
         unit = f"mean of a step's {POPULATIONS['reward_mean']}"
-        marks = [it.mark for it in beginnings if it.env_name in (None, env_name)]
-        yield draw(f"Components of the reward in {env_name}", unit, "step", lines, marks=marks)
+        title = f"Components of the reward in {env_name}"
+        yield draw(title, unit, "step", lines, marks=_marks(troubles, env_name))
 
 
 def _accuracy(con: duckdb.DuckDBPyConnection, root: Root) -> Iterator[Figure]:

@@ -74,6 +74,8 @@ class Figure:
     rows: Sequence[Sequence[str]]
     """The numbers that are drawn."""
     notes: Sequence[str]
+    is_zero: bool
+    """Whether it has values, and all of them are 0."""
 
 
 def draw(
@@ -106,6 +108,7 @@ def draw(
         header=[x_name, *(name for each, _ in binned for name in _names(each))],
         rows=[_row(x, binned) for x in sorted({x for _, values in binned for x in values})],
         notes=notes,
+        is_zero=bool(shown) and not any(value for _, values in shown for value in values.values()),
     )
 
 
