@@ -222,8 +222,8 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
     yield "policy", Text(_policy(status))
     if publishing := _publishing(recent, status.newest_calls):
         yield "publishing", Text(publishing)
-    if status.calls and any(row["num_running"] for row in status.calls):
-        yield "at risk", Text(f"{_most_at_risk(status.calls)} if a worker is killed: those that it runs")
+    if num_at_risk := _most_at_risk(status.calls):
+        yield "at risk", Text(f"up to {plural(num_at_risk, 'episode')} if a worker is killed: those that it runs")
     checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
     yield "checkpoint", Text(checkpoint)
     if steps:
@@ -437,10 +437,10 @@ def _waited_for(calls: Sequence[Row]) -> str:
     return f"wait for {names.get(what, printable(what))}"
 
 
-def _most_at_risk(calls: Sequence[Row]) -> str:
+def _most_at_risk(calls: Sequence[Row]) -> int:
     """Return the most episodes that a worker ran, by its newest row."""
     newest = {row["worker_id"]: row["num_running"] or 0 for row in calls}
-    return f"up to {plural(max(newest.values()), 'episode')}"
+    return max(newest.values(), default=0)
 
 
 def _drops(recent: Sequence[Row]) -> str:
