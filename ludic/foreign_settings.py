@@ -186,7 +186,7 @@ VERL = Program(
             'option scorer = "verl:FILE.py:FUNCTION"',
         ),
         Foreign("reward.reward_manager.name", "advantage", 'dapo, with its overlong buffer, is advantage = "overlong"'),
-        Foreign("reward.reward_model.model_path", "", "ask its server in a scorer of your own (docs/agents.md)"),
+        Foreign("reward.reward_model.model_path", "env_options", 'option scorer = "model:PATH_OR_ID" or "pooling:URL"'),
         Foreign("actor_rollout_ref.rollout.n", "group_size"),
         Foreign("actor_rollout_ref.rollout.name", "engine", "vllm or server; sglang has no counterpart"),
         Foreign("actor_rollout_ref.rollout.temperature", "temperature"),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from ludic.models.tiny import make_tiny_model
 from ludic.store import Root, list_files, publish_policy, read_columns
@@ -59,3 +59,29 @@ def committed_rows(root: Root, *columns: str) -> list[dict[str, Any]]:
     names = ["request_index", *columns]
     rows = [row for file in list_files(root) for row in read_columns(root, file.name, names).to_pylist()]
     return sorted(rows, key=lambda row: row["request_index"])
+
+
+def make_reward_model(folder: Path, *, seed: int, num_labels: int = 1, pad_token_id: int | None = None) -> str:
+    """Qwen3 of 64 entries with a head of labels, LABEL_0 and so on; its logits spread by some 2."""
+    make_model(folder, seed=seed)
+    config = AutoConfig.from_pretrained(folder, num_labels=num_labels, pad_token_id=pad_token_id)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, config=config, dtype=torch.float32)
+    with torch.no_grad():
+        model.score.weight.normal_(std=0.03, generator=torch.Generator().manual_seed(seed))
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def tokens_by_hand(folder: str, *messages: tuple[str, str]) -> Tensor:
+    """(length,) int64: tokens of a conversation of roles and contents, which is first rendered as a text."""
+    conversation = [{"role": role, "content": content} for role, content in messages]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template(conversation, tokenize=False)
+    return tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids[0]
+
+
+def logits_by_hand(folder: str, *messages: tuple[str, str], tokens: Tensor | None = None) -> list[float]:
+    """The logits that a plain call of a reward model gives to one conversation, or to tokens."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        return model((tokens_by_hand(folder, *messages) if tokens is None else tokens)[None]).logits[0].tolist()

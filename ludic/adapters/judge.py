@@ -97,7 +97,7 @@ class Judge:
     def __init__(
         self,
         url: str,
-        model: str,
+        model: str | None,
         *,
         pattern: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -108,11 +108,12 @@ class Judge:
     ) -> None:
         """Check the settings; no request is sent.
 
-        url: base URL, such as http://localhost:8000/v1. model: name on the server. pattern: regular expression whose
-        last match in an answer, or its first group, is the number; None wants a JSON number. options: further fields of
-        a request; None is a temperature of 0. tries: most requests for one answer, if the server fails. timeout_s: most
-        seconds of one answer, all tries together, without the wait for its turn. key_env: environment variable with the
-        API key. max_in_flight: most requests at a time of all judges of this process with this URL. Raises ConfigError.
+        url: base URL, such as http://localhost:8000/v1. model: name on the server; None names none. pattern: regular
+        expression whose last match in an answer, or its first group, is the number; None wants a JSON number. options:
+        further fields of a request; None is a temperature of 0. tries: most requests for one answer, if the server
+        fails. timeout_s: most seconds of one answer, all tries together, without the wait for its turn. key_env:
+        environment variable with the API key. max_in_flight: most requests at a time of all judges of this process with
+        this URL. Raises ConfigError.
         """
         if max_in_flight < 1 or tries < 1 or not timeout_s > 0:
             raise ConfigError(
@@ -164,7 +165,8 @@ class Judge:
 
     async def _post(self, path: str, body: Mapping[str, Any], wanted: Any, otherwise: str) -> Any:
         """Send a request until it is answered. wanted: type of the answer. otherwise: what it is then called."""
-        connection, body = self._connection(), {**self._options, **body, "model": self.model}
+        named = {} if self.model is None else {"model": self.model}
+        connection, body = self._connection(), {**self._options, **body, **named}
         until = time.monotonic() + self._timeout_s
 
         async def request() -> bytes:
@@ -187,7 +189,7 @@ class Judge:
         try:
             return msgspec.json.decode(data, type=wanted)
         except msgspec.ValidationError as error:
-            raise JudgeError(f"the judge's server answered {otherwise}: {error}") from error
+            raise JudgeError(f"the server answered {otherwise}: {error}") from error
 
     async def _request(self, client: httpx.AsyncClient, path: str, body: Mapping[str, Any], until: float) -> bytes:
         """Send one request and return its JSON. until: time of the monotonic clock. Raises JudgeError."""
@@ -206,11 +208,11 @@ class Judge:
             raise _TryAgainError(describe(error)) from error
         if not response.is_success:
             kind = _TryAgainError if response.status_code in _OVERLOADED or response.is_server_error else JudgeError
-            raise kind(f"the judge's server answered {response.status_code}: {_shown(_text(data))}")
+            raise kind(f"the server answered {response.status_code}: {_shown(_text(data))}")
         try:
             msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:  # half of an answer
-            raise _TryAgainError(f"the judge's server answered broken JSON: {_shown(_text(data))}") from error
+            raise _TryAgainError(f"the server answered broken JSON: {_shown(_text(data))}") from error
         return data
 
     def _connection(self) -> _Connection:
@@ -281,7 +283,7 @@ async def _read_all(response: httpx.Response, until: float) -> bytes:
     async for piece in response.aiter_bytes():
         data += piece
         if len(data) > _MOST_BYTES:
-            raise JudgeError(f"the judge's server answered more than {_MOST_BYTES:,} bytes")
+            raise JudgeError(f"the server answered more than {_MOST_BYTES:,} bytes")
         if time.monotonic() > until:
             raise _TryAgainError("the judge's answer did not end in time")
     return bytes(data)

@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 from ludic.code.files import Files
 from ludic.code.kinds import SCORER, find_own, own_code_of, unknown
 from ludic.environments.environment import Example, GroupAnswer, Score
-from ludic.environments.qa_rows import ROW, value_in
+from ludic.environments.qa_rows import value_in
 from ludic.errors import ConfigError, ScorerError
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
@@ -62,7 +62,7 @@ class Trl:
         return self._all(found, notes, len(answers))
 
     def _call(self, example: Example, texts: Sequence[str]) -> "tuple[Any, _Notes]":
-        row = deepcopy(example.data[ROW])
+        row = deepcopy(example.data["columns"])
         prompt = value_in(row, self._question, f"example {example.example_id}")
         is_chat = isinstance(prompt, list)
         notes = _Notes()
@@ -144,7 +144,7 @@ class Verl:
 
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
         """Return the score of one answer. Raises ScorerError."""
-        row = deepcopy(example.data[ROW])
+        row = deepcopy(example.data["columns"])
         found = self._function(
             data_source=row.get("data_source"),
             solution_str=answer,

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from ludic.by_name import find_by_name
 from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
@@ -35,6 +36,14 @@ and null in JSON. Every command that returns figures has `--json`; `ludic sql` h
 _BEGIN, _END = "<!-- made by make format -->\n", "<!-- end -->\n"
 
 
+_IN_TABLES = ("ludic.adapters.reward_models:ModelSettings", "ludic.adapters.reward_models:ServerSettings")
+"""Settings that are neither flags nor keys of a file, but in a table of one."""
+_OF_SCORERS = (
+    "They are in the option `scorer_options` of questions, by the scorer's name, and in `ludic score --scorer-options` "
+    "([environments](environments.md#reward-models))."
+)
+
+
 # --- docs/settings.md ------------------------------------------------------------------------------------------------
 
 
@@ -44,7 +53,12 @@ def page() -> str:
     for name, command in COMMANDS.items():
         for group in groups_in(command.load()).values():
             used_by.setdefault(group, []).append(name)
-    groups = [line for owner, commands in used_by.items() for line in _sections(owner, commands)]
+    groups = [
+        line
+        for owner, commands in used_by.items()
+        for line in _sections(owner, f"Of {', '.join(f'`ludic {name}`' for name in commands)}.")
+    ]
+    groups += [line for name in _IN_TABLES for line in _sections(find_by_name(name), _OF_SCORERS)]
     own = [line for name in COMMANDS for line in _own(name)]
     return "\n".join([_INTRODUCTION, *groups, *own, ""])
 
@@ -60,9 +74,9 @@ def table(owner: Any) -> Iterator[str]:
         yield from _table(settings)
 
 
-def _sections(owner: Any, commands: list[str]) -> Iterator[str]:
+def _sections(owner: Any, where: str) -> Iterator[str]:
     first = " ".join((owner.__doc__ or "").split("\n\n")[0].split())
-    yield from ("", f"## {owner.__name__}", "", f"{first} Of {', '.join(f'`ludic {name}`' for name in commands)}.")
+    yield from ("", f"## {owner.__name__}", "", f"{first} {where}")
     yield from table(owner)
 
 

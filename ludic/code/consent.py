@@ -29,6 +29,7 @@ from ludic.code.kinds import (
     own_code_of,
     parser_stages,
     scorer_names,
+    takes_settings,
 )
 from ludic.errors import ConfigError
 from ludic.run_config import RunConfig
@@ -90,7 +91,7 @@ def sampling_uses(run: RunConfig, of_root: RunConfig | None = None) -> list[Code
         CodeUse(role="environment", setting=name, options=run.env_options.get(name, {}))
         for name in dict.fromkeys(run.env)
     ]
-    scorers = [CodeUse(role="scorer", setting=name) for name in _own_scorers(run)]
+    scorers = [CodeUse(role="scorer", setting=name, options=options) for name, options in _scorers(run).items()]
     tools = [CodeUse(role="tool", setting=name) for name in dict.fromkeys(run.tools)]
     in_stages = [own_code_of(PARSER, stage) for stage in parser_stages(run.parser)]
     parsers = [CodeUse(role="parser", setting=own) for own in in_stages if own]
@@ -100,12 +101,23 @@ def sampling_uses(run: RunConfig, of_root: RunConfig | None = None) -> list[Code
     return [*environments, *scorers, *tools, *parsers, *named]
 
 
-def _own_scorers(run: RunConfig) -> list[str]:
-    """Return the users' functions that options of environments qa/SOURCE name, each once."""
-    options = [run.env_options.get(name) for name in run.env if name.startswith(QUESTIONS)]
-    values = [each.get(option) for each in options if isinstance(each, Mapping) for option in SCORER_OPTIONS]
-    names = [name for value in values for name in scorer_names(value) if isinstance(name, str)]
-    return list(dict.fromkeys(own for own in (own_code_of(SCORER, name) for name in names) if own))
+def _scorers(run: RunConfig) -> dict[str, Mapping[str, Any]]:
+    """Return the users' functions and the reward models that options of environments qa/SOURCE name, with settings."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for env in run.env:
+        options = run.env_options.get(env)
+        if not env.startswith(QUESTIONS) or not isinstance(options, Mapping):
+            continue
+        settings = options.get("scorer_options")
+        for name in (each for option in SCORER_OPTIONS for each in scorer_names(options.get(option))):
+            if not isinstance(name, str):
+                continue
+            if own := own_code_of(SCORER, name):
+                found[own] = {}
+            elif takes_settings(SCORER, name):
+                given = settings.get(name) if isinstance(settings, Mapping) else None
+                found[name] = given if isinstance(given, Mapping) else {}
+    return found
 
 
 def has_consent(use: CodeUse, files: Files) -> bool:

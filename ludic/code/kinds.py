@@ -25,7 +25,16 @@ from types import MappingProxyType
 from typing import Any
 
 from ludic.by_name import find_by_name
-from ludic.code.files import MCP, NO_FILES, Files, UserFile, file_of, python_file_of, read_user_file
+from ludic.code.files import (
+    MCP,
+    NO_FILES,
+    Files,
+    UserFile,
+    file_of,
+    python_file_of,
+    read_user_file,
+    training_starts_at,
+)
 from ludic.code.run import describe, describe_failure, load_file, only_exceptions
 from ludic.errors import ConfigError, LudicError, QueryError, unknown_name
 from ludic.paths import local_path
@@ -33,6 +42,8 @@ from ludic.paths import local_path
 QUESTIONS = "qa/"
 """Prefix of environments that read questions from a file or a dataset; SCORER_OPTIONS may name users' functions."""
 SCORER_OPTIONS = ("scorer", "group_scorer")
+REWARD_MODEL, POOLING = "model:", "pooling:"
+"""Prefixes of scorers that are reward models: of a folder or the Hub, and behind a server."""
 
 _CLASS = "path/to/file.py:ClassName"
 _FUNCTION = "path/to/file.py:function"
@@ -120,18 +131,31 @@ SCORER = Kind(
         "regex": "ludic.environments.qa:score_regex",
         f"trl:{_FUNCTION}": "ludic.adapters.scorers:Trl",
         f"verl:{_FUNCTION}": "ludic.adapters.scorers:Verl",
+        f"{REWARD_MODEL}PATH_OR_ID": "ludic.adapters.reward_models:ModelScorer",
+        f"{POOLING}URL": "ludic.adapters.reward_models:ServerScorer",
     },
     own=(_FUNCTION,),
     noun="function",
+    foreign=(POOLING,),
+    source="ludic.adapters.reward_models:source_of",
 )
-"""Scorers of questions, of which each scores an answer."""
+"""Scorers of questions, of which each scores an answer. A server that a root names gets the rollouts' texts, and so may
+only be named with consent."""
 GROUP_SCORER = Kind(
     role="group_scorer",
     built_in={f"trl:{_FUNCTION}": "ludic.adapters.scorers:Trl"},
     own=(_FUNCTION,),
     noun="function",
 )
-ROLLOUT_SCORER = Kind(role="scorer", own=(_FUNCTION,), noun="function")
+ROLLOUT_SCORER = Kind(
+    role="scorer",
+    built_in={
+        f"{REWARD_MODEL}PATH_OR_ID": "ludic.adapters.reward_models:of_model",
+        f"{POOLING}URL": "ludic.adapters.reward_models:of_server",
+    },
+    own=(_FUNCTION,),
+    noun="function",
+)
 """Scorers of `ludic score`, of which each scores a stored rollout."""
 PARSER = Kind(
     role="parser",
@@ -248,6 +272,11 @@ def is_made_with_own(kind: Kind, name: str) -> bool:
     return ":" in name and any(".py:" in form and _head(form) == _head(name) for form in kind.built_in)
 
 
+def takes_settings(kind: Kind, name: str) -> bool:
+    """Return whether a scorer is made from settings of its own: a reward model, model:PATH or pooling:URL."""
+    return ":" in name and _built_in(kind, name) is not None and not is_made_with_own(kind, name)
+
+
 def scorer_names(option: Any) -> list[Any]:
     """Return the names in an option of SCORER_OPTIONS: one name, a list of names, or a mapping of names to weights."""
     return [option] if isinstance(option, str) else [*option] if isinstance(option, list | tuple | Mapping) else []
@@ -311,6 +340,11 @@ def find_own(kind: Kind, name: str, files: Files = NO_FILES) -> Own:
             return Own(value=file.source.decode(), file=file)
         except UnicodeDecodeError as error:
             raise kind.error(f"{kind.role} {name}: {error}") from error
+    if (line := training_starts_at(file.source)) is not None:
+        raise kind.error(
+            f"{kind.role} {name}: {file.path}, line {line}, starts a training whenever the file is run, as workers do; "
+            f'put the start below `if __name__ == "__main__":`, or {name.rpartition(":")[2]} into a file of its own'
+        )
     try:
         module = load_file(file)
     except Exception as error:

@@ -97,6 +97,8 @@ class GroupAnswer:
     """Index of the episode in its group, from 0."""
     agent_id: str
     """Which agent of the environment it is; "agent" if there is only one."""
+    correct: bool | None = None
+    """Whether the environment says that it is correct; see Score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

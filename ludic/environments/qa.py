@@ -10,7 +10,7 @@ import inspect
 import logging
 import re
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from hashlib import sha256 as sha256_of
@@ -18,11 +18,11 @@ from math import isfinite
 from typing import Any, Protocol
 
 from ludic.code.files import Files
-from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names
+from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names, takes_settings
 from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split, to_score
-from ludic.environments.event_loops import call_all, wait_all
 from ludic.environments.limits import TimeLimit
 from ludic.environments.qa_rows import Columns, Row, Rows, Source
+from ludic.environments.rewards import Part, Rubric, rubric_of
 from ludic.environments.splits import is_heldout, nth
 from ludic.errors import ConfigError, ScorerError, TimeLimitError
 from ludic.installed import require
@@ -50,6 +50,7 @@ class Questions:
         columns: Sequence[str] = (),
         system_prompt: str | None = None,
         scorer: str | Sequence[str] | Mapping[str, float] = "exact",
+        scorer_options: Mapping[str, Mapping[str, Any]] | None = None,
         group_scorer: str | None = None,
         run_in: str = RUN_IN[0],
         tolerance: float = 0.0,
@@ -63,33 +64,44 @@ class Questions:
         """Read and check the source.
 
         files: users' files to run instead of those on disk. question, answer: columns; a dot leads into a struct.
-        Unless given they are question and answer, or those of the program whose scorer is named. An answer of None is
-        for questions without one, which need a scorer of your own. answer_pattern: regular expression; its first group
-        in the answer's column is the answer. columns: further columns, for a scorer of your own, also as they are in
-        example.data["columns"]. scorer: exact, numeric, math, regex, path/to/file.py:function, or trl: or verl: before
-        it; or several, as a list or as a mapping of scorers to weights. group_scorer: path/to/file.py:function, or trl:
-        before it, which then scores all answers to a question together. run_in: where the scorers run: loop, thread or
-        process. tolerance: of numeric. heldout_share: share of held-out questions, from 0 to 1; None is a quarter, and
-        1 leaves none to train on. heldout: instead, a split of the dataset, or another file, that holds them. split,
-        config, revision: of a dataset. sha256: the only content that is accepted. Raises ConfigError.
+        Unless given, the question is in question, prompt or messages and the answer in answer, or they are those of the
+        program whose scorer is named. An answer of None is for questions without one, which need a scorer of your own.
+        answer_pattern: regular expression; its first group in the answer's column is the answer. columns: names of
+        columns that a scorer of your own gets, as they are, in example.data["columns"]. scorer: exact, numeric, math,
+        regex, path/to/file.py:function, or trl: or verl: before it, model:PATH or pooling:URL; or several, as a list or
+        as a mapping of scorers to weights. scorer_options: settings of each reward model, model:PATH or pooling:URL.
+        group_scorer: path/to/file.py:function, or trl: before it, which then scores all answers to a question together.
+        run_in: where the scorers run: loop, thread or process. tolerance: of numeric. heldout_share: share of held-out
+        questions, from 0 to 1; None is a quarter, and 1 leaves none to train on. heldout: instead, a split of the
+        dataset, or another file, that holds them. split, config, revision: of a dataset. sha256: the only content that
+        is accepted. Raises ConfigError.
         """
         self._seed = seed
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
         self.run_in = run_in
         self._scorers = QuestionScorers(
-            files, scorer=scorer, group_scorer=group_scorer, tolerance=tolerance, question=question, answer=answer
+            files,
+            scorer=scorer,
+            scorer_options=scorer_options,
+            group_scorer=group_scorer,
+            tolerance=tolerance,
+            question=question,
+            answer=answer,
+            run_in=run_in,
         )
         if group_scorer is not None:
             self.score_group = self._scorers.score_group
+        here = Source(name=source, split=split, config=config, revision=revision)
+        _check_digest(here, sha256)
+        is_open = question is None and not self._scorers.want_rows
         chosen = Columns(
-            question=self._scorers.question,
+            question=here.question_column() if is_open else self._scorers.question,
             answer=self._scorers.answer,
             answer_pattern=_pattern(answer_pattern),
             problem_of=self._scorers.problem_of,
             others=_names(columns),
             with_row=self._scorers.want_rows,
         )
-        _check_digest(here := Source(name=source, split=split, config=config, revision=revision), sha256)
         self._rows: dict[Split, tuple[Rows, Sequence[int]]] = (
             _divide(here.read(chosen), heldout_share)
             if heldout is None
@@ -104,7 +116,7 @@ class Questions:
         return Example(
             example_id=_id(row),
             messages=(*self._system, *row.messages),
-            data={**row.others, "question": row.question, "answer": row.answer, "columns": row.others},
+            data={"question": row.question, "answer": row.answer, "columns": row.columns},
             wanted=row.answer or None,
         )
 
@@ -206,7 +218,7 @@ class ForeignScorer(Protocol):
     """Users' function with the signature of another program, as a scorer: `PROGRAM:path/to/file.py:function`.
 
     Made from path/to/file.py:function, the users' files, and the columns of question and answer. It finds all columns
-    of the row in example.data under the name ROW.
+    of the row in example.data["columns"].
     """
 
     question: str
@@ -215,6 +227,19 @@ class ForeignScorer(Protocol):
     """Column of the right answer unless the option names another; None if the program has no such column."""
 
     def score(self, example: Example, answer: str) -> Any:
+        """As Scorer."""
+        ...
+
+
+class RewardModelScorer(Protocol):
+    """A reward model as a scorer: `model:PATH_OR_ID` or `pooling:URL`, made from this name's argument and settings."""
+
+    name: str
+    """Component of the reward."""
+    loads_model: bool
+    """Whether the process that scores loads the model."""
+
+    def score(self, example: Example, answer: str) -> Awaitable[Score]:
         """As Scorer."""
         ...
 
@@ -247,10 +272,12 @@ class QuestionScorers:
         /,
         *,
         scorer: str | Sequence[str] | Mapping[str, float] = "exact",
+        scorer_options: Mapping[str, Mapping[str, Any]] | None = None,
         group_scorer: str | None = None,
         tolerance: float = 0.0,
         question: str | None = None,
         answer: str | None = "",
+        run_in: str = RUN_IN[0],
         **others: Any,
     ) -> None:
         """The options of Questions; others are not for scorers. Raises ConfigError."""
@@ -263,7 +290,8 @@ class QuestionScorers:
             raise ConfigError(f"tolerance is {tolerance!r}, wanted a number of at least 0")
         if group_scorer is not None and not isinstance(group_scorer, str):
             raise ConfigError(f"group_scorer is {group_scorer!r}, wanted path/to/file.py:function")
-        foreign = {name: _foreign(SCORER, name) for name in weights}
+        models = _reward_models(weights, scorer_options or {}, run_in)
+        foreign = {name: _foreign(SCORER, name) for name in weights if name not in models}
         of_group = None if group_scorer is None else _foreign(GROUP_SCORER, group_scorer)
         first = next((each for each in (*foreign.values(), of_group) if each is not None), None)
         self.want_rows = first is not None
@@ -273,21 +301,23 @@ class QuestionScorers:
         comparing = (name for name, make in foreign.items() if make is None and not is_own(SCORER, name))
         if self.answer is None and (needing := next(comparing, None)):
             raise ConfigError(f"the scorer {needing} needs a right answer; name its column with the option answer")
-        scorers = {
+        scorers: dict[str, Scorer] = {
             name: make(files, self.question, self.answer).score if make else _own_scorer(name, tolerance, files)
             for name, make in foreign.items()
         }
+        scorers |= {name: model.score for name, model in models.items()}
+        rubric = Rubric(_parts(scorers, weights, {name: model.name for name, model in models.items()}))
         self.score: Callable[[Example, str], Score | Awaitable[Score]]
-        if isinstance(scorer, str):
-            self.score = partial(_score_alone, scorers[scorer], scorer)
-        else:
-            self.score = Rubric(scorers, weights).score
+        # A scorer named alone is no rubric: its Score is that of the answer.
+        self.score = partial(_score_alone, scorers[scorer], scorer) if isinstance(scorer, str) else rubric.score
         if group_scorer is not None:
-            self.score_group: GroupScorer = (
+            score_group: GroupScorer = (
                 find(GROUP_SCORER, group_scorer, files)
                 if of_group is None
                 else of_group(files, self.question, self.answer).score_group
             )
+            is_part = rubric_of(score_group) is not None and any(part.score_group for part in rubric.parts)
+            self.score_group = rubric.score_group if is_part else score_group
 
     def problem_of(self, answer: str) -> str | None:
         """Return what is wrong with a right answer for one of these scorers; None if nothing is."""
@@ -303,6 +333,27 @@ def _own_scorer(name: str, tolerance: float, files: Files) -> Scorer:
         require("math_verify", "math", "scorer math")
         _quiet_math_verify()
     return partial(score, tolerance=tolerance) if name == "numeric" else score
+
+
+def _reward_models(
+    names: Collection[str], settings: Mapping[str, Mapping[str, Any]], run_in: str
+) -> dict[str, RewardModelScorer]:
+    """Return the reward models among scorers, by name. Raises ConfigError, ModelError."""
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"scorer_options is {settings!r}, wanted settings by the names of scorers")
+    found: dict[str, RewardModelScorer] = {}
+    for name in names:
+        if takes_settings(SCORER, name):
+            found[name] = find(SCORER, name)(settings.get(name, {}))
+            if found[name].loads_model and run_in == "process":
+                raise ConfigError(
+                    f"run_in is 'process', and each process would load the scorer {name}; leave it at 'loop': the "
+                    "model runs in a thread beside"
+                )
+    for name in settings:
+        if name not in found:
+            raise ConfigError(f"scorer_options has {name!r}, which is no reward model among {', '.join(names)}")
+    return found
 
 
 def _foreign(kind: Kind, name: str) -> Any:
@@ -322,60 +373,26 @@ def _weights(option: Any) -> dict[str, float]:
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
             raise ConfigError(f"the weight of scorer {name} is {weight!r}, wanted a number; 0 only measures")
-    short = [_short_name(name) for name in names]
-    if twice := next((name for name in short if short.count(name) > 1), None):
-        raise ConfigError(f"two scorers are called {twice}; each is a component of the reward, so rename one of them")
     return weights
+
+
+def _parts(scorers: Mapping[str, Scorer], weights: Mapping[str, float], named: Mapping[str, str]) -> Iterator[Part]:
+    """Yield scorers as parts of a rubric; one that is a rubric itself, as of ludic.fit, by its parts.
+
+    named: components of scorers that name them themselves.
+    """
+    for name, weight in weights.items():
+        score = scorers[name]
+        rubric = rubric_of(score)
+        if rubric is None:
+            yield Part(name=named.get(name) or _short_name(name), weight=weight, what=f"scorer {name}", score=score)
+        else:
+            yield from (replace(part, weight=weight * part.weight) for part in rubric.parts)
 
 
 def _short_name(name: str) -> str:
     """Return the name of a scorer as a component of the reward: accuracy of trl:rewards.py:accuracy."""
     return name.rpartition(":")[2]
-
-
-class Rubric:
-    """Several scorers with weights: the reward is the sum of their scores times their weights.
-
-    Each score is a component under the name of its function, without its weight; weight 0 is a metric. What a scorer
-    names itself is a component NAME.PART. A scorer that returns None is left out, as TRL does. Whether the answer is
-    correct is what the first scorer says that can say so.
-    """
-
-    def __init__(self, scorers: Mapping[str, Scorer], weights: Mapping[str, float]) -> None:
-        self._scorers, self._weights = scorers, weights
-
-    def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
-        """Return the score of an answer. Raises ScorerError if no scorer scores it."""
-        found = call_all(partial(score, example, answer) for score in self._scorers.values())
-        return self._sum_later(found) if any(map(inspect.isawaitable, found)) else self._sum(found)
-
-    async def _sum_later(self, found: Sequence[Any]) -> Score:
-        return self._sum(await wait_all(found))
-
-    def _sum(self, found: Sequence[Any]) -> Score:
-        scores = {
-            name: to_score(each, f"scorer {name}")
-            for name, each in zip(self._scorers, found, strict=True)
-            if each is not None
-        }
-        if not scores:
-            raise ScorerError(f"the answer is not scored: {', '.join(self._scorers)} returned None")
-        whole = Score(
-            reward=sum(self._weights[name] * score.reward for name, score in scores.items()),
-            correct=next((score.correct for score in scores.values() if score.correct is not None), None),
-        )
-        for name, score in scores.items():
-            short, weight = _short_name(name), self._weights[name]
-            spans = tuple(replace(span, reward=weight * span.reward) for span in score.span_rewards)
-            parts = {f"{short}.{part}": value for part, value in score.components.items()}
-            whole = replace(
-                whole,
-                span_rewards=(*whole.span_rewards, *spans),
-                components={**whole.components, short: score.reward, **parts},
-                info={**whole.info, **{f"{short}.{key}": text for key, text in score.info.items()}},
-                extra={**whole.extra, **score.extra},
-            )
-        return whole
 
 
 def _score_alone(scorer: Scorer, name: str, example: Example, answer: str) -> Score | Awaitable[Score]:

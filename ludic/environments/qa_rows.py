@@ -21,11 +21,14 @@ from ludic.installed import require
 from ludic.paths import local_path
 from ludic.records import Message
 
+QUESTION_COLUMNS = ("question", "prompt", "messages")
+"""Columns that hold the question where no option names one; the first that is there."""
+ANSWER_COLUMN = "answer"
+"""Column of the right answer where no option names one."""
+
 Kind = Literal["jsonl", "parquet", "folder", "hub"]
 
 ROLES = ("system", "user", "assistant")
-ROW = "row"
-"""Name in Row.others of all columns of the row, by name."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _ROWS_PER_READ = 1000
 _SHOWN = 80
@@ -43,9 +46,9 @@ class Columns:
     problem_of: Callable[[str], str | None]
     """Returns what is wrong with a right answer; None if nothing is."""
     others: tuple[str, ...] = ()
-    """Further columns, for a scorer."""
+    """Columns that a scorer gets as they are."""
     with_row: bool = False
-    """Keep all columns of the row as well, under the name ROW. A right answer may then have any type."""
+    """Whether a scorer gets all columns of the row. A right answer may then have any type."""
 
     @property
     def names(self) -> list[str]:
@@ -60,7 +63,8 @@ class Row:
     messages: tuple[Message, ...]
     answer: str
     """The right answer; empty if there is no column of answers."""
-    others: Mapping[str, Any]
+    columns: Mapping[str, Any]
+    """Columns for a scorer, by name, as they are in the source."""
 
     @property
     def question(self) -> str:
@@ -72,26 +76,24 @@ class Rows:
     """All rows of a source, in its order."""
 
     def __init__(self, name: str, texts: Sequence[tuple[str, str, str]], columns: Sequence[str] = ()) -> None:
-        """texts: of each row its messages and its other columns as JSON, and its answer between them.
+        """texts: of each row its messages and its columns for a scorer as JSON, and its answer between them.
 
         columns: those of any row, which are None in a row that lacks them, as a dataset has it.
         """
         self.name = name
-        self._columns = columns
+        self._names = columns
         questions, answers, others = zip(*texts, strict=True)
         self._questions = pa.array(questions, pa.large_string())
         self._answers = pa.array(answers, pa.large_string())
-        self._others = pa.array(others, pa.large_string())
+        self._columns = pa.array(others, pa.large_string())
 
     def __len__(self) -> int:
         return len(self._questions)
 
     def __getitem__(self, number: int) -> Row:
         messages = _decoded(self._questions[number].as_py())
-        others = msgspec.json.decode(self._others[number].as_py())
-        if ROW in others and self._columns:
-            others[ROW] = {**dict.fromkeys(self._columns), **others[ROW]}
-        return Row(messages=messages, answer=self._answers[number].as_py(), others=others)
+        columns = {**dict.fromkeys(self._names), **msgspec.json.decode(self._columns[number].as_py())}
+        return Row(messages=messages, answer=self._answers[number].as_py(), columns=columns)
 
     def questions(self) -> Iterator[str]:
         """Yield each row's question as one text."""
@@ -169,6 +171,11 @@ class Source:
     def first_row(self) -> Mapping[str, Any]:
         """Return the first row with all its columns. Raises ConfigError if there is none, or as `read`."""
         return next(self.all_rows())
+
+    def question_column(self) -> str:
+        """Return the column that holds the question where no option names one. Raises ConfigError as `read`."""
+        row = self.first_row()
+        return next((name for name in QUESTION_COLUMNS if name in row), QUESTION_COLUMNS[0])
 
     def all_rows(self) -> Iterator[Mapping[str, Any]]:
         """Yield the rows with all their columns, unchecked. Raises ConfigError if there is none, or as `read`."""
@@ -293,12 +300,15 @@ def _choose_split(loaded: Any, split: str | None, name: str) -> Any:
 
 
 def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, str, str]:
-    """Check a row; return its messages as JSON, its answer, and its other columns as JSON."""
+    """Check a row; return its messages as JSON, its answer, and its columns for a scorer as JSON."""
     messages = _messages(value_in(row, columns.question, where), f"{where}, column {columns.question!r}")
     others = {name: value_in(row, name, where) for name in columns.others}
-    others |= {ROW: row} if columns.with_row else {}
+    others |= row if columns.with_row else {}
     try:
-        answer = "" if columns.answer is None else _answer(value_in(row, columns.answer, where), columns, where)
+        name = columns.answer
+        if name is None and columns.with_row and str(row.get(ANSWER_COLUMN) or "").strip():
+            name = ANSWER_COLUMN  # no scorer needs it, and people want to see it
+        answer = "" if name is None else _answer(value_in(row, name, where), columns, f"{where}, column {name!r}")
         return _encoded(messages), answer, _encoded(others)
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
@@ -340,7 +350,6 @@ def _message(value: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _answer(value: Any, columns: Columns, where: str) -> str:
-    where = f"{where}, column {columns.answer!r}"
     if columns.with_row and not isinstance(value, str):
         value = _encoded(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):

@@ -1,116 +1,174 @@
-"""Rewards that are plain functions of a completion and of columns of the data set, as the scorers of questions.
+"""Rewards of a question: several named ones with weights, and those that are plain functions of columns.
 
     def reward(completion: str, answer: str) -> float          one answer, and columns of its row by name
     async def judge(completion, **columns) -> float            all columns; awaited
     def rank(completions: list[str], answer: str) -> list      all answers to a question
 
-Each has a weight, and is a component of the reward under its name; with weight 0 it is only measured. `ludic.fit`
-writes the file in which workers find them.
+`Rubric` adds them up, those of `ludic.fit` and the scorers in the option `scorer` of questions. `ludic.fit` writes the
+file in which workers find its functions.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ludic.environments.environment import Example, GroupAnswer, Score, to_score
 from ludic.environments.event_loops import call_all, wait_all
-from ludic.errors import ConfigError, unknown_name
+from ludic.errors import ConfigError, ScorerError, unknown_name
 
 COMPLETION, COMPLETIONS = "completion", "completions"
 """Parameter for one answer, and for all answers to a question."""
 
 Reward = Callable[..., Any]
-"""Returns a number or a Score, or of a group a list of them; or a coroutine that does."""
+"""Returns a number, a bool, a Score or None, or of a group a list of them; or a coroutine that does."""
+
+
+# --- Several rewards -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One reward of a rubric. It scores single answers, or all answers to a question together."""
+
+    name: str
+    weight: float
+    """Factor of the value in the sum; 0 only measures."""
+    what: str
+    """Names it in errors."""
+    score: Callable[[Example, str], Any] | None = None
+    """Returns the value of one answer, None if it has none; or a coroutine that does."""
+    score_group: Callable[[Example, Sequence[GroupAnswer]], Any] | None = None
+    """Instead of `score`: returns the values of all answers to a question, in their order."""
 
 
 class Rubric:
     """Named rewards with weights; `score` and `score_group` are scorers of questions.
 
-    The reward is the sum of the values times their weights, and the components are the values. An answer is correct if
-    all rewards that say so, by True or False or a Score, say that it is.
+    The reward is the sum of the values times their weights; weight 0 only measures. Each value, without its weight, is
+    a component under the name of its part, and what a Score names itself a component NAME.PART. A value of None is left
+    out, as in TRL; an answer for which no part with a weight has a value is not scored. Whether an answer is correct is
+    what the first part says that says so, by True, False or a Score; parts that see the group come last.
     """
 
-    def __init__(self, rewards: Mapping[str, tuple[Reward, float]]) -> None:
-        """rewards: function and weight by name. Each was checked by `columns_of`."""
-        parts = [_Part(name, function, weight) for name, (function, weight) in rewards.items()]
-        self._alone = [part for part in parts if not part.sees_group]
-        self._of_groups = [part for part in parts if part.sees_group]
+    def __init__(self, rewards: Mapping[str, tuple[Reward, float]] | Iterable[Part]) -> None:
+        """rewards: parts; or by name functions of columns, each of which `columns_of` has checked, and weights.
+
+        Raises ConfigError if two parts have the same name.
+        """
+        if isinstance(rewards, Mapping):
+            rewards = [part_of(name, function, weight) for name, (function, weight) in rewards.items()]
+        self.parts = (*rewards,)
+        names = [part.name for part in self.parts]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(
+                f"two scorers are called {twice}; each is a component of the reward, so rename one of them"
+            )
+        self._single = [part for part in self.parts if part.score is not None]
+        self._of_groups = [part for part in self.parts if part.score_group is not None]
 
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
-        """Score one answer by the rewards that look at one; to be awaited if one of them is a coroutine."""
-        columns = example.data["columns"]
-        found = call_all(
-            partial(part.function, **{COMPLETION: answer}, **part.arguments(columns)) for part in self._alone
-        )
-        if any(map(inspect.isawaitable, found)):
-            return self._awaited(found)
-        return self._sum(found)
+        """Score one answer by the parts that look at one; to be awaited if one of them is a coroutine.
 
-    async def _awaited(self, found: Sequence[Any]) -> Score:
+        Raises ScorerError if no part scores it, and none sees the group.
+        """
+        found = call_all(partial(part.score, example, answer) for part in self._single if part.score is not None)
+        return self._later(found) if any(map(inspect.isawaitable, found)) else self._sum(found)
+
+    async def _later(self, found: Sequence[Any]) -> Score:
         return self._sum(await wait_all(found))
 
     def _sum(self, found: Sequence[Any]) -> Score:
-        scores = [to_score(value, part.what) for part, value in zip(self._alone, found, strict=True)]
-        weighted = [(part, score) for part, score in zip(self._alone, scores, strict=True) if part.weight]
-        components = {part.name: score.reward for part, score in zip(self._alone, scores, strict=True)}
-        known = [score.correct for score in scores if score.correct is not None]
-        return Score(
-            reward=sum(part.weight * score.reward for part, score in weighted),
-            correct=all(known) if known else None,
-            components={name: value for score in scores for name, value in score.components.items()} | components,
-            info={name: text for score in scores for name, text in score.info.items()},
-            extra={name: value for score in scores for name, value in score.extra.items()},
-        )
+        whole = Score(reward=0.0)
+        for part, value in zip(self._single, found, strict=True):
+            whole = _with(whole, part, value)
+        if not self._of_groups:
+            self._check_scored(whole, "the answer")
+        return whole
 
     def score_group(
         self, example: Example, answers: Sequence[GroupAnswer]
     ) -> Sequence[Score] | Awaitable[Sequence[Score]]:
-        """Add the rewards that look at all answers to a question; to be awaited if one of them is a coroutine."""
-        columns, texts = example.data["columns"], [answer.text for answer in answers]
-        given = {COMPLETIONS: texts}
-        found = call_all(partial(part.function, **given, **part.arguments(columns)) for part in self._of_groups)
+        """Add the parts that look at all answers to a question; to be awaited if one of them is a coroutine.
+
+        Raises ScorerError if no part scores one of the answers, TypeError if a part returns no list of values.
+        """
+        found = call_all(
+            partial(part.score_group, example, answers) for part in self._of_groups if part.score_group is not None
+        )
         if any(map(inspect.isawaitable, found)):
-            return self._awaited_group(found, answers)
+            return self._later_group(found, answers)
         return self._add(found, answers)
 
-    async def _awaited_group(self, found: Sequence[Any], answers: Sequence[GroupAnswer]) -> Sequence[Score]:
+    async def _later_group(self, found: Sequence[Any], answers: Sequence[GroupAnswer]) -> Sequence[Score]:
         return self._add(await wait_all(found), answers)
 
     def _add(self, found: Sequence[Any], answers: Sequence[GroupAnswer]) -> Sequence[Score]:
-        rewards = [answer.reward for answer in answers]
-        components = [dict(answer.components) for answer in answers]
+        scores = [Score(reward=each.reward, correct=each.correct, components=each.components) for each in answers]
         for part, values in zip(self._of_groups, found, strict=True):
             if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(answers):
                 raise TypeError(
                     f"{part.what} returned {values!r}, wanted a list of {len(answers)} numbers, one an answer"
                 )
-            for number, value in enumerate(values):
-                reward = to_score(value, part.what).reward
-                rewards[number] += part.weight * reward if part.weight else 0.0
-                components[number][part.name] = reward
-        return [Score(reward=reward, components=named) for reward, named in zip(rewards, components, strict=True)]
+            scores = [_with(score, part, value) for score, value in zip(scores, values, strict=True)]
+        for number, score in enumerate(scores):
+            self._check_scored(score, f"answer {number} of {len(scores)}")
+        return scores
+
+    def _check_scored(self, score: Score, which: str) -> None:
+        """Raise ScorerError if no part with a weight has a value."""
+        weighted = [part for part in self.parts if part.weight]
+        if weighted and not any(part.name in score.components for part in weighted):
+            raise ScorerError(f"{which} is not scored: {', '.join(part.what for part in weighted)} returned None")
 
 
-class _Part:
-    """One reward."""
+def _with(whole: Score, part: Part, value: Any) -> Score:
+    """Return a score with the value of one more part."""
+    if value is None:
+        return whole
+    score, name, weight = to_score(value, part.what), part.name, part.weight
+    spans = tuple(replace(span, reward=weight * span.reward) for span in score.span_rewards if weight)
+    components = {f"{name}.{each}": number for each, number in score.components.items()}
+    return Score(
+        reward=whole.reward + (weight * score.reward if weight else 0.0),
+        correct=score.correct if whole.correct is None else whole.correct,
+        span_rewards=(*whole.span_rewards, *spans),
+        components={**whole.components, name: score.reward, **components},
+        info={**whole.info, **{f"{name}.{key}": text for key, text in score.info.items()}},
+        extra={**whole.extra, **score.extra},
+    )
 
-    def __init__(self, name: str, function: Reward, weight: float) -> None:
-        self.name, self.function, self.weight = name, function, weight
-        self.sees_group, self._names, self._takes_all = _parameters(function)
 
-    @property
-    def what(self) -> str:
-        return f"reward {self.name}"
+def rubric_of(scorer: Any) -> Rubric | None:
+    """Return the rubric whose method `score` or `score_group` a scorer is; None if it is no such method."""
+    owner = getattr(scorer, "__self__", None)
+    return owner if isinstance(owner, Rubric) else None
 
-    def arguments(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the columns that the function takes. Those that a row lacks keep their defaults."""
+
+# --- Functions of columns --------------------------------------------------------------------------------------------
+
+
+def part_of(name: str, function: Reward, weight: float) -> Part:
+    """Return a function of a completion, or of completions, and of columns as a part."""
+    sees_all, names, takes_all = _parameters(function)
+
+    def arguments(example: Example) -> dict[str, Any]:
+        # Parameters whose columns a row lacks keep their defaults.
+        columns = example.data["columns"].items()
         own = (COMPLETION, COMPLETIONS)
-        return {
-            name: value
-            for name, value in columns.items()
-            if name not in own and (self._takes_all or name in self._names)
-        }
+        return {each: value for each, value in columns if each not in own and (takes_all or each in names)}
+
+    def score(example: Example, answer: str) -> Any:
+        return function(**{COMPLETION: answer}, **arguments(example))
+
+    def score_group(example: Example, answers: Sequence[GroupAnswer]) -> Any:
+        return function(**{COMPLETIONS: [answer.text for answer in answers]}, **arguments(example))
+
+    what = f"reward {name}"
+    if sees_all:
+        return Part(name=name, weight=weight, what=what, score_group=score_group)
+    return Part(name=name, weight=weight, what=what, score=score)
 
 
 def _parameters(function: Reward) -> tuple[bool, dict[str, bool], bool]:

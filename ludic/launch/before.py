@@ -22,6 +22,7 @@ from ludic.agents.requests import EpisodeFailedError
 from ludic.code.consent import CodeSettings
 from ludic.code.files import NO_FILES, Files
 from ludic.code.kept import files_to_check
+from ludic.code.kinds import QUESTIONS
 from ludic.code.run import describe_at
 from ludic.engines.config import EngineConfig
 from ludic.environments import event_loops
@@ -147,6 +148,7 @@ def code_checks(start: Start, files: Files = NO_FILES) -> Mapping[str, Check]:
 def _check_settings(start: Start) -> str:
     check_launch(start.train, start.processes, start.engine, start.run.num_workers)
     check_option_names(start.run)
+    _check_steps(start)
     if start.processes.launcher != "local":
         return f"{start.train.num_steps} steps on {start.processes.launcher}"
     num_workers = start.processes.workers_of(start.run.num_workers)
@@ -156,6 +158,16 @@ def _check_settings(start: Start) -> str:
         raise ConfigError("device is cuda, and this machine shows no GPU; leave it out, or set device to cpu")
     where = "the CPU" if plan is None or start.train.model.device == "cpu" else "GPUs"
     return f"{start.train.num_steps} steps on {where}, workers: {num_workers}, ranks: {start.processes.ranks}"
+
+
+def _check_steps(start: Start) -> None:
+    """Raise ConfigError for a new run of questions alone whose max_steps is meant for the trainer, as in TRL."""
+    max_steps = start.run.max_steps
+    if start.root is None and max_steps is not None and all(each.startswith(QUESTIONS) for each in start.run.env):
+        raise ConfigError(
+            f"max_steps is {max_steps}, the most steps of an environment in an episode, and a question has one; the "
+            "steps of the trainer are num_steps"
+        )
 
 
 def _check_packages(start: Start) -> str:

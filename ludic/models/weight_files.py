@@ -61,17 +61,24 @@ class StoredTensor:
 
 
 def load_pretrained(
-    folder: str, *, dtype: torch.dtype | None, where: str | None = None, strict: bool = True, **options: Any
+    folder: str,
+    *,
+    dtype: torch.dtype | None,
+    where: str | None = None,
+    strict: bool = True,
+    kind: Any = AutoModelForCausalLM,
+    **options: Any,
 ) -> PreTrainedModel:
-    """Load a causal language model into CPU memory, in eval mode. dtype: None keeps the dtype of the weights.
+    """Load a model into CPU memory, in eval mode. dtype: None keeps the dtype of the weights.
 
-    where: the folder's name in errors. options: further arguments of transformers' from_pretrained. Raises ModelError
-    if a weight is missing or has another shape than config.json says, and if strict, for a weight that is not used.
+    where: the folder's name in errors. kind: auto class of transformers, by default of causal language models. options:
+    further arguments of its from_pretrained. Raises ModelError if a weight is missing or has another shape than
+    config.json says, and if strict, for a weight that is not used.
     """
     where = where or folder
     try:
         with MAKING_MODELS, without_progress_bars():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = kind.from_pretrained(
                 folder,
                 dtype=dtype or "auto",
                 device_map=None,
@@ -86,6 +93,19 @@ def load_pretrained(
     # Loaded weights are the memory-mapped file: if the file shrank later, the process would be killed (SIGBUS).
     for weight in model.parameters():
         weight.data = weight.data.clone()
+    return mended(model)
+
+
+def mended(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model without what transformers 5.19 gets wrong, changed in place; call it on every model that is made.
+
+    Nemotron-H takes time_step_min for the lowest time step, in a pass over many tokens only, so that tokens that are
+    sampled one by one get other logprobs. Its configuration says time_step_limit.
+    """
+    limit: Any = getattr(model.config.get_text_config(decoder=True), "time_step_limit", None)
+    for module in model.modules() if limit is not None else ():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(limit)
     return model
 
 

@@ -209,11 +209,11 @@ def score(
     track: Track = untracked,
     **options: Unpack["ScoreSettings"],
 ) -> "ScoreReport":
-    """Score stored rollouts, by a function or an LLM judge.
+    """Score stored rollouts, by a function, a reward model or an LLM judge.
 
     Appends the values to scores/. A rollout that this version of the scorer has scored is left out. scorer:
-    path/to/file.py:function, or None for a judge. options: fields of ScoreOptions. Raises ConfigError, QueryError;
-    TimeLimitError if a scorer hangs.
+    path/to/file.py:function, model:PATH_OR_ID or pooling:URL, or None for a judge. options: fields of ScoreOptions.
+    Raises ConfigError, QueryError; TimeLimitError if a scorer hangs.
     """
     from ludic.scoring.score import score_rollouts
 

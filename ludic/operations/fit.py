@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ludic.run")
 
-Reward = Callable[..., Any] | str | Sequence[Callable[..., Any]] | Mapping[str, Any]
-"""A function, the name of a scorer, a list of functions, or by name functions or pairs of function and weight."""
+Reward = Callable[..., Any] | str | Sequence[Callable[..., Any] | str] | Mapping[str, Any]
+"""A function, the name of a scorer, a list of these, or by name functions, pairs of function and weight, and for names
+of scorers weights."""
 
 _GROUPS: Mapping[str, Any] = {
     "run": RunConfig,
@@ -75,12 +76,13 @@ def fit(
         model: Folder, Hugging Face id or URL of the first weights.
         root: Folder or URL of the run.
         dataset: File *.jsonl or *.parquet, folder or name of a Hugging Face dataset, list of dicts, table of pandas,
-            Polars or Arrow, or datasets.Dataset. Questions are in prompt, question or messages. sft takes messages, or
+            Polars or Arrow, or datasets.Dataset. Questions are in question, prompt or messages. sft takes messages, or
             prompt and completion; pairs are prompt, chosen and rejected. None trains in the environment that the
             setting env names.
         reward: Function of `completion`, or of `completions` for all answers to a question, and of columns by name;
             several as a list, or as a dict of names to functions or to (function, weight). A weight of 0 only measures.
-            Or the name of a scorer, such as exact (docs/environments.md).
+            Or the name of a scorer, such as exact or model:PATH (docs/environments.md); in a list beside functions, in
+            a dict with its weight as the value.
         heldout: Share of the questions that are held out of training, or a file with them; None is a quarter.
         system_prompt: First message of every prompt.
         dataset_options: More options of the data set, as those of qa/FILE (docs/environments.md), such as

@@ -24,7 +24,7 @@ import msgspec
 
 from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
-from ludic.environments.qa_rows import Source
+from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
 from ludic.environments.rewards import columns_of, sees_group
 from ludic.errors import ConfigError, one_line
 from ludic.launch.roots import is_there
@@ -32,13 +32,9 @@ from ludic.paths import cache_folder, is_url
 from ludic.store.catalogue import INPUTS
 from ludic.store.filesystem import Storage
 
-QUESTION_COLUMNS = ("prompt", "question", "messages")
-"""Columns that may hold the question; the first one that a data set has."""
-ANSWER = "answer"
-
 Row = Mapping[str, Any]
-Rewards = Mapping[str, tuple[Callable[..., Any], float]]
-"""Functions and weights by name."""
+Rewards = Mapping[str, tuple[Callable[..., Any] | None, float]]
+"""Functions and weights by name; None for the name of a scorer, such as exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +178,9 @@ def write_questions(inputs: Inputs, dataset: Any, options: Mapping[str, Any]) ->
         of_source = {name: options[name] for name in ("split", "config", "revision") if name in options}
         first, where = Source(name=source, **of_source).first_row(), source
         question = _question(first, options, where)
-    named = options.get(ANSWER, ANSWER)
-    value = first.get(named) if named == ANSWER else None
-    has_answer = named != ANSWER or (isinstance(value, str | int | float) and not isinstance(value, bool))
+    named = options.get(ANSWER_COLUMN, ANSWER_COLUMN)
+    value = first.get(named) if named == ANSWER_COLUMN else None
+    has_answer = named != ANSWER_COLUMN or (isinstance(value, str | int | float) and not isinstance(value, bool))
     answer = named if has_answer else None
     return Questions(env=QUESTIONS + source, columns=tuple(first), where=where, question=question, answer=answer)
 
@@ -205,13 +201,21 @@ def _question(row: Row, options: Mapping[str, Any], where: str) -> str:
 
 
 def named_rewards(reward: Any) -> Rewards:
-    """Return functions and weights by name. reward: a function, a list of them, or functions or pairs by name."""
+    """Return functions, or None for scorers, and weights by name.
+
+    reward: a function; a list of functions and names of scorers; or functions and pairs by name, and weights by the
+    names of scorers. Raises ConfigError.
+    """
     if callable(reward):
         return {_name_of(reward): (reward, 1.0)}
     if isinstance(reward, Mapping):
         return {str(name): _weighted(str(name), each) for name, each in reward.items()}
-    if isinstance(reward, Sequence) and reward and all(map(callable, reward)):
-        named = {_name_of(each): (each, 1.0) for each in reward}
+    is_list = isinstance(reward, Sequence) and not isinstance(reward, str)
+    if is_list and reward and all(callable(each) or isinstance(each, str) for each in reward):
+        named = {
+            each if isinstance(each, str) else _name_of(each): (None if isinstance(each, str) else each, 1.0)
+            for each in reward
+        }
         if len(named) == len(reward):
             return named
         raise ConfigError("two rewards have the same name; give a dict of names to functions")
@@ -221,11 +225,16 @@ def named_rewards(reward: Any) -> Rewards:
     )
 
 
-def _weighted(name: str, value: Any) -> tuple[Callable[..., Any], float]:
+def _weighted(name: str, value: Any) -> tuple[Callable[..., Any] | None, float]:
     function, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)
+    if isinstance(value, int | float):
+        function, weight = None, value
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool) and weight - weight == 0
-    if not callable(function) or not is_number:
-        raise ConfigError(f"reward {name} is {_shown(value)}, wanted a function, or (function, weight)")
+    if not (callable(function) or function is None) or not is_number:
+        raise ConfigError(
+            f"reward {name} is {_shown(value)}, wanted a function or (function, weight), or for the name of a scorer "
+            "its weight"
+        )
     return function, float(weight)
 
 
@@ -238,9 +247,24 @@ SCORER, GROUP_SCORER = "ludic_score", "ludic_score_group"
 
 
 def write_rewards(inputs: Inputs, rewards: Rewards, questions: Questions) -> dict[str, Any]:
-    """Write the rewards to a file; return the options of the environment that name them and the columns they take."""
+    """Write the functions to a file; return the options of the environment that name all rewards and their columns."""
     if not rewards:
         raise ConfigError("reward is empty, wanted at least one function")
+    functions = {name: (function, weight) for name, (function, weight) in rewards.items() if function is not None}
+    scorers = {name: weight for name, (function, weight) in rewards.items() if function is None}
+    if not functions:
+        return {"scorer": scorers}
+    written = _write_functions(inputs, functions, questions)
+    # The functions take the place of the first one: the order decides which reward says what is correct.
+    first = [*rewards].index(next(iter(functions)))
+    before, after = [*scorers][:first], [*scorers][first:]
+    all_of = {name: scorers.get(name, 1.0) for name in (*before, written["scorer"], *after)}
+    return written | ({"scorer": all_of} if scorers else {})
+
+
+def _write_functions(
+    inputs: Inputs, rewards: Mapping[str, tuple[Callable[..., Any], float]], questions: Questions
+) -> dict[str, Any]:
     taken: dict[str, None] = {}
     for name, (function, _) in rewards.items():
         if callable(function) and hasattr(function, "__code__"):

@@ -377,6 +377,7 @@ class SampleSettings(TypedDict, total=False):
 class ScoreSettings(TypedDict, total=False):
     """Settings of `evaluations.score`."""
 
+    scorer_options: Mapping[str, Any]
     name: str | None
     table: Literal["rollouts", "evals"]
     where: str | None

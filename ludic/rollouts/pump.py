@@ -510,6 +510,7 @@ def _answer(agent: Sequence[Rollout]) -> GroupAnswer:
         messages=tuple(last.messages),
         group_index=last.group_index,
         agent_id=last.agent_id,
+        correct=last.correct,
     )
 
 

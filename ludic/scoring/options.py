@@ -4,18 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
+from ludic.code.kinds import ROLLOUT_SCORER, takes_settings
 from ludic.errors import ConfigError
 from ludic.settings import Range, SecondsOfADay, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOptions:
-    """A scorer, which is a user's function or an LLM judge, and the rollouts that it scores."""
+    """A scorer, which is a user's function, a reward model or an LLM judge, and the rollouts that it scores."""
 
     scorer: str | None = None
-    """Function that scores a rollout, path/to/file.py:function (docs/scores.md)."""
+    """What scores a rollout: path/to/file.py:function, or a reward model, model:PATH_OR_ID or pooling:URL of a vLLM
+    server (docs/scores.md)."""
+    scorer_options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a reward model, as JSON: {"label": 1, "device": "cuda:0"} (ModelSettings, ServerSettings)."""
     name: str | None = None
-    """Name of the scorer in the table; None uses the function's name, and for a judge `judge`."""
+    """Name of the scorer in the table; None uses that of the function or the model, and for a judge `judge`."""
     table: Literal["rollouts", "evals"] = "rollouts"
     """Table whose rollouts are scored."""
     where: str | None = None
@@ -50,7 +54,11 @@ class ScoreOptions:
         """Raises ConfigError if options are missing or contradict each other."""
         check(self)
         if (self.scorer is None) == (self.judge_url is None):
-            raise ConfigError("wanted one scorer: scorer, path/to/file.py:function, or judge_url for an LLM judge")
+            raise ConfigError(
+                "wanted one scorer: scorer, path/to/file.py:function or model:PATH_OR_ID, or judge_url for an LLM judge"
+            )
+        if self.scorer_options and (self.scorer is None or not takes_settings(ROLLOUT_SCORER, self.scorer)):
+            raise ConfigError("scorer_options are settings of a reward model, model:PATH_OR_ID or pooling:URL")
         if self.judge_url is None:
             self._refuse_judge_options()
         elif self.judge_model is None or self.judge_prompt is None:

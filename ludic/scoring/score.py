@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ludic.by_name import find_by_name
 from ludic.code.consent import CodeUse
-from ludic.code.kinds import ROLLOUT_SCORER, find_own
+from ludic.code.kinds import ROLLOUT_SCORER, find, find_own, takes_settings
 from ludic.code.run import describe_failure, only_exceptions
 from ludic.defaults import Track, untracked
 from ludic.errors import TimeLimitError
@@ -134,9 +134,10 @@ def score_rollouts(root: Root, options: ScoreOptions, track: Track = untracked) 
 
 
 def _make_scorer(options: ScoreOptions) -> "Scorer":
-    if options.scorer is not None:
+    if options.scorer is not None and not takes_settings(ROLLOUT_SCORER, options.scorer):
         return UsersScorer(options.scorer)
-    scorer: Scorer = find_by_name(JUDGE)(options)
+    make = find_by_name(JUDGE) if options.scorer is None else find(ROLLOUT_SCORER, options.scorer)
+    scorer: Scorer = make(options)
     return scorer
 
 

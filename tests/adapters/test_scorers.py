@@ -117,6 +117,47 @@ def test_a_function_of_trl_gets_messages_if_the_prompts_are_messages(tmp_path):
     assert completions == [[{"role": "assistant", "content": "four"}]]
 
 
+SCRIPT = """
+from trl import GRPOConfig, GRPOTrainer
+
+def accuracy(completions, **kwargs):
+    return [1.0] * len(completions)
+
+{start}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "line"),
+    [
+        ("GRPOTrainer(model='m', reward_funcs=accuracy).train()", 7),
+        ("trainer = GRPOTrainer(model='m', reward_funcs=accuracy)\nfor _ in range(2):\n    trainer.train()", 9),
+        ("import ludic\nrun = ludic.grpo(model='m', reward=accuracy, root='r')", 8),
+    ],
+)
+def test_a_script_that_starts_a_training_is_refused_and_does_not_run(tmp_path: Path, start: str, line: int) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(start=start))
+    with pytest.raises(
+        ConfigError, match=rf"script\.py, line {line}, starts a training .*accuracy into a file of its own"
+    ):
+        made(tmp_path, f"trl:{tmp_path}/script.py:accuracy")
+
+
+def test_a_script_whose_start_is_in_its_main_part_is_as_good_as_a_file_of_rewards(tmp_path: Path) -> None:
+    text = SCRIPT.replace("from trl", "if False:\n    from trl")  # trl is not installed here
+    start = 'if __name__ == "__main__":\n    GRPOTrainer(model="m").train()'
+    (tmp_path / "script.py").write_text(text.format(start=start))
+    environment = made(tmp_path, f"trl:{tmp_path}/script.py:accuracy")
+    environment.reset(environment.example(0, "train"))
+    assert environment.step("4").reward == 1
+
+
+@pytest.mark.parametrize(("answer", "wanted"), [("4", "4"), (4, "4"), (["4", "four"], '["4","four"]'), ("", None)])
+def test_a_column_of_answers_is_the_wanted_answer_also_where_the_program_has_none(tmp_path, answer, wanted) -> None:
+    environment = made(tmp_path, "trl:rewards.py:seen", {"prompt": "2 + 2 = ?", "answer": answer})
+    assert environment.example(0, "train").wanted == wanted
+
+
 @pytest.mark.parametrize(
     ("function", "reward"),
     [("accuracy", 1.0), ("strict", 30.0), ("judged", 0.25), ("by_step", 0.0), ("instance", 7.0)],

@@ -20,6 +20,7 @@ from ludic.environments.environment import Environment
 from ludic.environments.registry import make_environment, source_of
 from ludic.environments.splits import is_heldout
 from ludic.errors import ConfigError, ScorerError
+from ludic.records import Message
 
 SUMS = [
     {"question": f"What is {number} plus {number}?", "answer": str(2 * number), "level": number % 3}
@@ -66,6 +67,14 @@ def make(name: str, **options: Any) -> Environment:
 def reward(environment: Environment, answer: str, index: int = 0) -> float:
     environment.reset(environment.example(index, "train"))
     return environment.step(answer).reward
+
+
+@pytest.mark.parametrize("column", ["prompt", "messages"])
+def test_the_question_is_found_in_the_columns_of_other_programs(write, column):
+    question = [{"role": "user", "content": "2 + 2?"}]
+    rows = [{"id": number, column: question, "answer": "4"} for number in range(8)]
+    environment = make(write(rows), heldout_share=0)
+    assert environment.example(0, "train").messages == (Message(role="user", content="2 + 2?"),)
 
 
 def test_every_format_gives_the_same_examples(write, jsonl):
@@ -213,7 +222,8 @@ from ludic.environments.environment import Score
 from qa_words import ENDING
 
 def length(example, answer):
-    return Score(reward=len(answer) - example.data["level"], components={"ending": float(answer.endswith(ENDING))})
+    level = example.data["columns"]["level"]
+    return Score(reward=len(answer) - level, components={"ending": float(answer.endswith(ENDING))})
 
 def is_right(example, answer):
     return answer == example.data["answer"]
@@ -223,10 +233,10 @@ def broken(example, answer):
 """
 
 
-def test_columns_are_also_given_as_they_are_in_the_file(write):
+def test_a_scorer_gets_the_columns_as_they_are_in_the_file(write):
     rows = [{"question": "2 + 2?", "answer": 4, "level": 1}]
     data = make(write(rows), columns=["answer", "level"], heldout_share=0).example(0, "train").data
-    assert (data["answer"], data["columns"]) == ("4", {"answer": 4, "level": 1})
+    assert data == {"question": "2 + 2?", "answer": "4", "columns": {"answer": 4, "level": 1}}
 
 
 def test_questions_without_an_answer_are_for_a_scorer_of_ones_own(write, tmp_path):
@@ -372,7 +382,7 @@ def test_a_list_or_weights_that_can_not_be_used_are_refused(jsonl, tmp_path, sco
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", r"rows\.jsonl has no rows, wanted at least one question"),
+        (b"", r"rows\.jsonl has no rows, wanted at least one"),
         (b'\n{"question": "a", "answer": ', r"rows\.jsonl, line 2 is not JSON: Input data was truncated"),
         (b'{"question": "\xff", "answer": "b"}', r"rows\.jsonl, line 1 is not JSON: "),
         (b"[1, 2]\n", r"rows\.jsonl, line 1 is \[1, 2\], wanted an object with the columns as keys"),

@@ -9,7 +9,7 @@ import pytest
 
 from ludic.environments.environment import Example, GroupAnswer, Score
 from ludic.environments.rewards import Rubric, columns_of, sees_group
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, ScorerError
 
 COLUMNS = {"answer": 7, "level": None, "question": "3 + 4?"}
 EXAMPLE = Example(example_id="x", messages=(), data={"question": "3 + 4?", "answer": "7", "columns": COLUMNS})
@@ -55,7 +55,10 @@ def test_the_reward_is_the_sum_of_the_values_times_their_weights() -> None:
 def test_a_coroutine_is_awaited_beside_a_plain_function_and_gets_all_columns() -> None:
     rubric = Rubric({"right": (right, 1.0), "judged": (judged, 0.25)})
     assert score(rubric, "7") == Score(
-        reward=1.5, correct=True, components={"columns": 3, "right": 1.0, "judged": 2.0}, info={"judge": "kind"}
+        reward=1.5,
+        correct=True,
+        components={"right": 1.0, "judged": 2.0, "judged.columns": 3},
+        info={"judged.judge": "kind"},
     )
 
 
@@ -64,10 +67,18 @@ def test_a_metric_that_is_no_number_does_not_spoil_the_reward() -> None:
     assert score(rubric, "7").reward == 1.0
 
 
-def answers(*texts: str) -> Sequence[GroupAnswer]:
+def test_a_value_of_none_is_left_out_of_the_sum() -> None:
+    rubric = Rubric({"silent": (lambda completion: None, 2.0), "short": (length, 1.0), "right": (right, 0)})
+    assert score(rubric, "no") == Score(reward=0.2, correct=False, components={"short": 0.2, "right": 0.0})
+    # What is only measured scores no answer.
+    with pytest.raises(ScorerError, match="the answer is not scored: reward silent returned None"):
+        score(Rubric({"silent": (lambda completion: None, 2.0), "short": (length, 0)}), "no")
+
+
+def answers(*texts: str, **fields: Any) -> Sequence[GroupAnswer]:
+    given: dict[str, Any] = {"reward": 0.5, "components": {"right": 0.5}, **fields}
     return [
-        GroupAnswer(text=text, reward=0.5, components={"right": 0.5}, messages=(), group_index=at, agent_id="agent")
-        for at, text in enumerate(texts)
+        GroupAnswer(text=text, messages=(), group_index=at, agent_id="agent", **given) for at, text in enumerate(texts)
     ]
 
 
@@ -78,6 +89,28 @@ def test_a_reward_that_sees_the_group_is_added_to_those_of_single_answers() -> N
         Score(reward=pytest.approx(0.5 + 1.0), components={"right": 0.5, "rank": 10.0}),
     ]
     assert score(Rubric({"rank": (rank, 0.1)}), "a") == Score(reward=0, components={})
+
+
+def test_a_reward_that_sees_the_group_says_what_is_correct_unless_another_one_has_said_it() -> None:
+    best = Score(reward=1.0, correct=True, components={"votes": 3.0}, info={"why": "longest"}, extra={"x_rank": 1})
+    rubric = Rubric({"vote": (lambda completions: [best, False], 0.5)})
+    first, second = rubric.score_group(EXAMPLE, answers("abc", "a", components={}))
+    components = {"vote": 1.0, "vote.votes": 3.0}
+    assert first == Score(
+        reward=1.0, correct=True, components=components, info={"vote.why": "longest"}, extra={"x_rank": 1}
+    )
+    assert second == Score(reward=0.5, correct=False, components={"vote": 0.0})
+    first, second = rubric.score_group(EXAMPLE, answers("abc", "a", correct=False))
+    assert (first.correct, second.correct) == (False, False)
+
+
+def test_an_answer_that_a_group_leaves_unscored_keeps_its_own_score() -> None:
+    rubric = Rubric({"right": (right, 1.0), "rank": (lambda completions: [None, 4.0], 0.5)})
+    first, second = rubric.score_group(EXAMPLE, answers("a", "b"))
+    assert first == Score(reward=0.5, components={"right": 0.5})
+    assert second == Score(reward=2.5, components={"right": 0.5, "rank": 4.0})
+    with pytest.raises(ScorerError, match="answer 0 of 2 is not scored: reward rank returned None"):
+        Rubric({"rank": (lambda completions: [None, 4.0], 0.5)}).score_group(EXAMPLE, answers("a", "b", components={}))
 
 
 @pytest.mark.parametrize("found", [3.0, [1.0], "ab", None])

@@ -16,10 +16,19 @@ import pytest
 from nbclient import NotebookClient
 
 import ludic
+from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, LudicError
 from ludic.models.tiny import make_tiny_model
 from ludic.operations.fit import _has_heldout
-from ludic.operations.fit_inputs import Inputs, conversations, named_rewards, pairs, rows_of, write_questions
+from ludic.operations.fit_inputs import (
+    Inputs,
+    conversations,
+    named_rewards,
+    pairs,
+    rows_of,
+    write_questions,
+    write_rewards,
+)
 
 WORDS = ["red", "blue", "green", "yellow", "white", "black", "pink", "brown"]
 QUESTIONS = [{"question": f"say the word {a} {b}", "answer": a} for a in WORDS for b in WORDS]
@@ -184,13 +193,17 @@ def test_several_rewards_are_components_and_one_may_see_the_group(folder: Path) 
         def rank(completions, question):
             assert question.startswith("say the word")
             return [index for index, _ in enumerate(completions)]
-        rewards = {{"right": right, "length": (length, 0), "rank": (rank, 0.5)}}
+        def first(completions):
+            return [index == 0 for index, _ in enumerate(completions)]
+        rewards = {{"right": right, "length": (length, 0), "rank": (rank, 0.5), "first": (first, 0)}}
         ludic.grpo(model="{MODEL}", dataset="questions.jsonl", reward=rewards, root="runs/mine",
                    heldout=0.5, system_prompt="say", eval_every=None, {SETTINGS.partition(", eval_options")[0]})
         """,
     )
     run = ludic.open(folder / "runs" / "mine")
-    rows = run.sql("select episode_reward, reward_components as c, group_index, messages from rollouts").to_dicts()
+    rows = run.sql(
+        "select episode_reward, reward_components as c, group_index, messages, correct from rollouts"
+    ).to_dicts()
     assert rows
     for row in rows:
         parts = {each["key"]: each["value"] for each in row["c"]} if isinstance(row["c"], list) else row["c"]
@@ -198,6 +211,7 @@ def test_several_rewards_are_components_and_one_may_see_the_group(folder: Path) 
         assert row["episode_reward"] == pytest.approx(parts["right"] + 0.5 * parts["rank"])
         assert parts["length"] == len(row["messages"][-1]["content"])
         assert row["messages"][0]["content"] == "say"
+        assert row["correct"] == (row["group_index"] == 0)
     assert run.root.folders("evals") == []
 
 
@@ -285,7 +299,7 @@ def test_rows_of_pandas_and_datasets() -> None:
         ({"question": ["a"]}, r"dataset is {'question': \['a'\]}, wanted a file"),
         (
             [{"text": "a"}],
-            r"the data set has the columns text, and none of prompt, question, messages.*dataset_options",
+            r"the data set has the columns text, and none of question, prompt, messages.*dataset_options",
         ),
         ([{"prompt": object()}], r"the data set, row 0: .*object.*; wanted what JSON can hold"),
         ("absent.jsonl", r"absent.jsonl can't be read"),
@@ -305,7 +319,7 @@ def test_the_question_and_the_answer_are_found_by_their_names(tmp_path: Path) ->
         return questions.question, questions.answer
 
     assert found({"question": "q", "answer": 7}) == ("question", "answer")
-    assert found({"prompt": "q", "question": "r"}) == ("prompt", None)
+    assert found({"prompt": "q", "question": "r"}) == ("question", None)
     assert found({"messages": [{"role": "user", "content": "q"}], "answer": [1]}) == ("messages", None)
     assert found({"text": "q", "answer": "a"}, question="text") == ("text", "answer")
 
@@ -359,12 +373,36 @@ def test_rewards_get_names_and_weights() -> None:
     assert named_rewards(reward) == {"reward": (reward, 1.0)}
     assert named_rewards([reward, len]) == {"reward": (reward, 1.0), "len": (len, 1.0)}
     assert named_rewards({"a": (reward, 0), "b": reward}) == {"a": (reward, 0.0), "b": (reward, 1.0)}
+    assert named_rewards(["math", reward]) == {"math": (None, 1.0), "reward": (reward, 1.0)}
+    assert named_rewards({"exact": 0, "a": (reward, 2)}) == {"exact": (None, 0.0), "a": (reward, 2.0)}
     with pytest.raises(
-        ConfigError, match=r"reward a is \(<function .*, 'x'\), wanted a function, or \(function, weigh"
+        ConfigError, match=r"reward a is \(<function .*, 'x'\), wanted a function or \(function, weight\), or for the"
     ):
         named_rewards({"a": (reward, "x")})
     with pytest.raises(ConfigError, match=r"two rewards have the same name"):
         named_rewards([reward, reward])
+
+
+def short(completion: str) -> float:
+    return 10 - len(completion)
+
+
+def test_functions_and_scorers_are_parts_of_one_sum(tmp_path: Path) -> None:
+    inputs = Inputs(url=str(tmp_path), folder=tmp_path)
+    questions = write_questions(inputs, [{"question": "say red", "answer": "red"}], {})
+    options = write_rewards(inputs, named_rewards({"exact": 0.5, "short": short, "regex": 0}), questions)
+    environment = make_environment(questions.env, {**options, "heldout_share": 0})()
+    environment.reset(environment.example(0, "train"))
+    transition = environment.step("red")
+    assert transition.reward == 0.5 * 1 + 1 * 7
+    components = {"exact": 1, "exact.correct": 1, "short": 7, "regex": 1, "regex.correct": 1}
+    assert transition.reward_components == components
+    assert transition.correct is True
+    assert write_rewards(inputs, named_rewards(["exact"]), questions) == {"scorer": {"exact": 1.0}}
+    options = write_rewards(inputs, named_rewards({"regex": short, "math": 0}), questions)
+    options["scorer"] |= {"regex": 1}
+    with pytest.raises(ConfigError, match="two scorers are called regex; each is a component of the reward"):
+        make_environment(questions.env, {**options, "heldout_share": 0})
 
 
 GOOD = {"model": MODEL, "dataset": "questions.jsonl", "reward": "exact", "root": "runs/mine"}

@@ -334,7 +334,7 @@ def test_a_generator_with_many_right_answers_wants_none() -> None:
     assert make_environment("reasoning_gym/graph_color")().example(0, "train").wanted is None
 
 
-def test_an_answer_is_correct_if_all_rewards_that_say_so_agree() -> None:
+def test_the_first_reward_that_says_so_decides_whether_an_answer_is_correct() -> None:
     def verdict(*values: Any) -> bool | None:
         rewards = {f"r{number}": (lambda completion, value=value: value, 1.0) for number, value in enumerate(values)}
         score = Rubric(rewards).score(Example(example_id="e", messages=(), data={"columns": {}}), "text")
@@ -343,5 +343,6 @@ def test_an_answer_is_correct_if_all_rewards_that_say_so_agree() -> None:
 
     assert verdict(1.0, 0.5) is None
     assert verdict(True, 0.0) is True
-    assert verdict(True, False, 1.0) is False
+    assert verdict(1.0, False, True) is False
+    assert verdict(None, True, False) is True
     assert verdict(Score(reward=0.0, correct=True)) is True

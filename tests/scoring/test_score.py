@@ -214,7 +214,7 @@ def test_wrong_options_are_refused(run, write_scorer, tmp_path):
         run.score(judge_modle="big")
     with pytest.raises(ConfigError, match="has no function 'other'"):
         run.score(write_scorer(LENGTH).replace(":score", ":other"))
-    with pytest.raises(ConfigError, match=r"is unknown; your own is path/to/file\.py:function"):
+    with pytest.raises(ConfigError, match=r"is unknown; there are model:PATH_OR_ID, pooling:URL; your own is path/to"):
         run.score("mine")
     with pytest.raises(ConfigError, match="concurrency is 0"):
         run.score(write_scorer(LENGTH), concurrency=0)

@@ -166,7 +166,7 @@ def test_a_judge_that_fails_fails_the_episode_that_asked(server: Server) -> None
     rows = sample(lambda: SingleTurn(judged), 4)
     assert [row.episode_reward for row in rows] == [1.0, None, None, 1.0]
     said = [without_place(row.error) for row in rows[1:3]]
-    assert said[0] == "JudgeError: the judge's server answered 404: 'no such model'"
+    assert said[0] == "JudgeError: the server answered 404: 'no such model'"
     assert said[1] == "JudgeError: the judge answered 'very good', wanted a JSON number"
 
 
@@ -209,7 +209,7 @@ def test_an_overloaded_server_is_asked_again(server: Server) -> None:
 
 def test_a_server_that_keeps_failing_is_an_error(server: Server) -> None:
     server.reply = lambda handler, body: send(handler, "out of memory", 500)
-    with pytest.raises(JudgeError, match="the judge's server answered 500: 'out of memory'"):
+    with pytest.raises(JudgeError, match="the server answered 500: 'out of memory'"):
         run(Judge(server.url, "big", tries=2).score("a"))
     assert len(server.bodies) == 2
 

@@ -81,7 +81,7 @@ def test_nonsense_is_a_failure_that_is_not_asked_again_and_still_costs(run, judg
         (lambda handler, body: send(handler, "[]"), "answered no chat completion"),
         (lambda handler, body: send(handler, '{"choices": []}'), "the judge's answer has no text"),
         (lambda handler, body: send(handler, '{"choices": [], "usage": {"prompt_tokens": -1}}'), "no chat completion"),
-        (lambda handler, body: send(handler, "no such model", 404), "the judge's server answered 404: 'no such model'"),
+        (lambda handler, body: send(handler, "no such model", 404), "the server answered 404: 'no such model'"),
         (lambda handler, body: send(handler, " " * (9 << 20)), "answered more than 8,388,608 bytes"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_failing_server_is_asked_again(run, judge, judge_server):
 def test_a_server_that_keeps_failing_costs_the_scores_and_not_the_run(run, judge, judge_server):
     judge_server.reply = lambda handler, body: send(handler, "out of memory", 500)
     report = judged(run, judge, judge_tries=2)
-    assert report.reasons == {"the judge's server answered 500: 'out of memory'": 8}
+    assert report.reasons == {"the server answered 500: 'out of memory'": 8}
     assert len(judge_server.bodies) == 16
     judge_server.reply = lambda handler, body: answer(handler, "0.25")
     assert judged(run, judge).num_done_before == 8
@@ -163,7 +163,7 @@ def test_the_key_is_sent_and_never_stored(run, judge, judge_server, monkeypatch,
     judge_server.reply = lambda handler, body: send(handler, f"no such key: {handler.headers['Authorization']}", 401)
     report = judged(run, judge, judge_key_env="MY_KEY")
     assert set(judge_server.keys) == {"Bearer sk-secret-123"}
-    assert report.reasons == {"the judge's server answered 401: 'no such key: Bearer ***'": 8}
+    assert report.reasons == {"the server answered 401: 'no such key: Bearer ***'": 8}
     shown = "".join(capfd.readouterr()) + json.dumps(run.sql("select * from scores").to_dicts(), default=str)
     assert "sk-secret" not in shown
 
