@@ -1,14 +1,15 @@
-"""Find troubles of a run in its newest metrics, such as no learning signal, and the setting to look at. Pure.
+"""Find troubles of a run in its metrics, such as no learning signal, since when, and the setting to look at. Pure.
 
-Workers and trainers log the troubles, and the panel shows them to users who watch the run.
+Workers and trainers log the troubles; panel, report and viewer show them.
 """
 
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import takewhile
+from itertools import pairwise, takewhile
+from statistics import median
 from typing import Any
 
 from ludic.run_config import RunConfig
@@ -48,6 +49,72 @@ class Trouble:
     kind: str
     """Identifies the trouble; does not change with its numbers."""
     text: str
+    env_name: str | None = None
+    """The environment that has it; None if it is the run's."""
+    since: "Since | None" = None
+    """When it began; None if metrics do not say it."""
+
+    def __str__(self) -> str:
+        return f"{self.since}: {self.text}" if self.since else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """The beginning of a trouble that lasts."""
+
+    step: int | None
+    """The first gradient step that has it, or that the first weights with it took; None if not known."""
+    version: int | None = None
+    """The first version of the weights that has it; None if it is one of steps."""
+    or_before: bool = False
+    """Whether the metrics that are known do not reach back to the beginning."""
+
+    def __str__(self) -> str:
+        or_before = " or before" if self.or_before else ""
+        if self.step is not None:
+            return f"since step {self.step:,}{or_before}"
+        return f"since version {self.version}{or_before}" if self.version else "since the start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What workers sampled of one environment while a version was the newest: sums over their rows of metrics."""
+
+    env_name: str
+    version: int
+    step: int | None = None
+    """The gradient step that these weights took; None if it is not known, or not taken yet."""
+    num_rollouts: int = 0
+    num_groups: int = 0
+    num_equal_groups: int = 0
+    """Groups in which all rewards are equal."""
+    num_errors: int = 0
+    num_parse_errors: int = 0
+    num_scored: int = 0
+    """Rollouts of rows that have a mean reward."""
+    reward_sum: float = 0.0
+
+    @property
+    def reward_mean(self) -> float | None:
+        return self.reward_sum / self.num_scored if self.num_scored else None
+
+    def plus(self, row: Row) -> "Sampled":
+        """Return the sums with another row; nulls of an older ludic count as 0."""
+        num_rollouts, reward = row["num_rollouts"] or 0, row["reward_mean"]
+        return replace(
+            self,
+            num_rollouts=self.num_rollouts + num_rollouts,
+            num_groups=self.num_groups + (row["num_groups"] or 0),
+            num_equal_groups=self.num_equal_groups + (row["num_zero_variance_groups"] or 0),
+            num_errors=self.num_errors + (row["num_errors"] or 0),
+            num_parse_errors=self.num_parse_errors + (row["num_parse_errors"] or 0),
+            num_scored=self.num_scored + (0 if reward is None else num_rollouts),
+            reward_sum=self.reward_sum + (0.0 if reward is None else reward * num_rollouts),
+        )
+
+
+History = Mapping[str, Sequence[Sampled]]
+"""By environment, what was sampled with each version, in order of versions."""
 
 
 class TroubleLog:
@@ -61,7 +128,7 @@ class TroubleLog:
         """Log new troubles. troubles: all current troubles."""
         now = {trouble.kind: trouble for trouble in troubles}
         for kind in now.keys() - self._known:
-            self._logger.warning(now[kind].text)
+            self._logger.warning("%s", now[kind])
         self._known = set(now)
 
 
@@ -79,23 +146,89 @@ def warn_of_rows(logger: logging.Logger, find: Callable[[Sequence[Row]], Iterabl
     return take
 
 
-def find_sampling_troubles(calls: Sequence[Row], run: RunConfig) -> Iterator[Trouble]:
+def find_sampling_troubles(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Trouble]:
     """Find at most one trouble for each environment, in the newest rows that hold a batch of groups.
 
-    calls: rows of workers, oldest first.
+    calls: rows of workers, oldest first. history: says since when; None leaves it out.
     """
     for env_name in sorted({row["env_name"] for row in calls}):
         newest = _newest([row for row in calls if row["env_name"] == env_name], run.groups_per_batch)
         trouble = _find_failures(env_name, newest) or _find_refusals(env_name, newest, run)
         trouble = trouble or _find_equal_rewards(env_name, newest, run)
         if trouble is not None:
+            is_bad = _IS_BAD[trouble.kind.removesuffix(f" in {env_name}")]
+            yield replace(trouble, since=_since((history or {}).get(env_name, ()), is_bad))
+
+
+_IS_BAD: Mapping[str, Callable[[Sampled], bool]] = {
+    "failures": lambda it: it.num_errors > _MOST * it.num_rollouts,
+    "refusals": lambda it: it.num_parse_errors > _MOST * it.num_rollouts,
+    "equal rewards": lambda it: it.num_equal_groups >= it.num_groups,
+}
+"""Whether a version has a trouble, by its kind."""
+
+
+def _since(versions: Sequence[Sampled], is_bad: Callable[[Sampled], bool]) -> Since | None:
+    """Return the beginning of the last versions that are all bad; None if the newest one is not."""
+    num_bad = len(list(takewhile(is_bad, reversed(versions))))
+    if not num_bad:
+        return None
+    first = versions[-num_bad]
+    is_start = first.version == 0 or first.step == 1
+    return Since(first.step, first.version, or_before=num_bad == len(versions) and not is_start)
+
+
+_VERSIONS_OF_A_LEVEL = 5
+"""Versions over which rewards are averaged before they are compared."""
+_MOST_LOST = 1 / 3
+"""Share of what a reward had gained that it may lose again without trouble."""
+_CHANGES = 3
+"""A fall is above this many times the median change from one version to the next, which is mostly noise."""
+
+
+def find_falls(history: History) -> Iterator[Trouble]:
+    """Find environments whose reward rose and fell, or only fell: the newest level is far below the best.
+
+    A level is the mean of 5 versions. If the reward has not risen since the first level, its height counts from 0.
+    """
+    for env_name, versions in sorted(history.items()):
+        scored = [it for it in versions if it.num_scored]
+        if len(scored) >= 2 * _VERSIONS_OF_A_LEVEL and (trouble := _find_fall(env_name, scored)) is not None:
             yield trouble
 
 
-def find_some_failures(calls: Sequence[Row], run: RunConfig) -> Iterator[Trouble]:
+def _find_fall(env_name: str, scored: Sequence[Sampled]) -> Trouble | None:
+    rewards = [it.reward_sum / it.num_scored for it in scored]
+    levels = [_level(scored[: stop + 1]) for stop in range(_VERSIONS_OF_A_LEVEL - 1, len(scored))]
+    noise = _CHANGES * median(abs(after - before) for before, after in pairwise(rewards))
+    best = max(levels)
+    gained = best - levels[0]
+    lowest = best - max(noise, _MOST_LOST * (gained if gained > noise else abs(best)))
+    num_low = len(list(takewhile(lambda level: level < lowest, reversed(levels))))
+    if not num_low:
+        return None
+    first = len(scored) - num_low
+    while rewards[first - 1] < lowest:  # since a level falls later than the rewards that it averages
+        first -= 1
+    peak = scored[levels.index(best) + _VERSIONS_OF_A_LEVEL - 1]
+    when = str(Since(peak.step, peak.version)).removeprefix("since ")
+    text = (
+        f"the reward in {env_name} fell from {best:.4g} ({when}) to {levels[-1]:.4g}; look at entropy, clip fraction "
+        "and sampler KL of the steps before; a lower --learning-rate may keep it"
+    )
+    return Trouble(f"fall in {env_name}", text, env_name, Since(scored[first].step, scored[first].version))
+
+
+def _level(versions: Sequence[Sampled]) -> float:
+    """Return the mean reward of the rollouts of the last versions."""
+    newest = versions[-_VERSIONS_OF_A_LEVEL:]
+    return sum(it.reward_sum for it in newest) / sum(it.num_scored for it in newest)
+
+
+def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Trouble]:
     """Find the environments in which some of the newest rollouts failed; `find_sampling_troubles` tells if most did.
 
-    calls: rows of workers, oldest first.
+    calls: rows of workers, oldest first. history: says since when; None leaves it out.
     """
     for env_name in sorted({row["env_name"] for row in calls}):
         rows = _newest([row for row in calls if row["env_name"] == env_name], run.groups_per_batch)
@@ -103,20 +236,71 @@ def find_some_failures(calls: Sequence[Row], run: RunConfig) -> Iterator[Trouble
         first = next((row["first_error"] for row in rows if row["first_error"]), None)
         if first and num_errors <= _MOST * num_rollouts:
             text = f"{num_errors:,} of {num_rollouts:,} rollouts failed in {env_name}; the first error: "
-            yield Trouble(f"some failures in {env_name}", f"{text}{_on_one_line(first)}")
+            since = _since((history or {}).get(env_name, ()), lambda it: it.num_errors > 0)
+            yield Trouble(f"some failures in {env_name}", f"{text}{_on_one_line(first)}", env_name, since)
 
 
 def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trouble]:
-    """Find steps that learn nothing, and filters that drop most rollouts.
+    """Find steps that learn nothing or move the weights too far, and filters that drop most rollouts.
 
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
     """
     num_still = len(list(takewhile(lambda row: _is_still(row, config), reversed(steps))))
     if num_still >= _FEWEST_STEPS:
-        yield Trouble("no gradient", _describe_stillness(steps[-num_still:]))
+        yield Trouble(
+            "no gradient", _describe_stillness(steps[-num_still:]), since=_since_step(steps[-num_still:], steps)
+        )
     recent = steps[-_RECENT_STEPS:]
+    yield from find_leaps(recent, config)
     if len(recent) >= _FEWEST_STEPS:
         yield from _find_drops(recent)
+
+
+_MOST_CLIPPED = 0.1
+_MOST_KL = 0.5
+"""Mean k3 of a step, in nats; off-policy steps of a model that learns fast have about a third of it."""
+LEAPS = "leaps"
+"""Kind of the trouble of `find_leaps`."""
+
+
+def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trouble]:
+    """Find steps whose weights are far from those that sampled: much is clipped, or the sampler KL is high.
+
+    steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
+    """
+    if _is_offline(config) or config.get("objective") in _WITHOUT_RATIO:
+        return
+    far = [
+        row for row in steps if _number(row, "clip_fraction") > _MOST_CLIPPED or _number(row, "sampler_kl") > _MOST_KL
+    ]
+    if not far:
+        return
+    worst = max(far, key=lambda row: _number(row, "sampler_kl"))
+    clipped, kl = _number(worst, "clip_fraction"), _number(worst, "sampler_kl")
+    numbers = f"sampler KL {kl:.2g} nats" + (f", {clipped:.1%} of the tokens clipped" if clipped else "")
+    yield Trouble(
+        LEAPS,
+        f"{len(far):,} of {len(steps):,} steps trained far from the weights that sampled, step {worst['step']:,} most "
+        f"({numbers}); lower --learning-rate, or --max-off-policy-steps",
+        since=Since(far[0]["step"]),
+    )
+
+
+def _number(row: Row, column: str) -> float:
+    """Return a value of a row; 0 if the row lacks it."""
+    return row.get(column) or 0.0
+
+
+def _is_offline(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("offline")) or config.get("replay_batches") is not None
+
+
+def _since_step(bad: Sequence[Row], steps: Sequence[Row]) -> Since | None:
+    """Return the beginning of the last steps, which are all bad; None if there are none."""
+    if not bad:
+        return None
+    first = bad[0].get("step")
+    return None if first is None else Since(first, or_before=len(bad) == len(steps) and first > 1)
 
 
 _TRUNCATED_SUPPORT = (
@@ -146,7 +330,7 @@ def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any
 
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
     """
-    if config.get("offline") or config.get("replay_batches") is not None:
+    if _is_offline(config):
         return  # the weights move on without a new version
     if any(find_truncated_support(run, config)):
         return  # which explains it
@@ -205,7 +389,7 @@ def _find_failures(env_name: str, calls: Sequence[Row]) -> Trouble | None:
     share = "every one" if num_errors == num_rollouts else f"{num_errors / num_rollouts:.0%}"
     first = _on_one_line(next((row["first_error"] for row in calls if row["first_error"]), "not stored in the metrics"))
     text = f"{share} of {num_rollouts:,} rollouts failed in {env_name}; the first error: {first}"
-    return Trouble(f"failures in {env_name}", text)
+    return Trouble(f"failures in {env_name}", text, env_name)
 
 
 def _on_one_line(text: str) -> str:
@@ -225,7 +409,7 @@ def _find_refusals(env_name: str, calls: Sequence[Row], run: RunConfig) -> Troub
         text += "; start a run with --accept-incomplete, or with a higher --max-tokens"
     else:
         text = f"{share} could not be parsed; look at some with `ludic show`"
-    return Trouble(f"refusals in {env_name}", text)
+    return Trouble(f"refusals in {env_name}", text, env_name)
 
 
 def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> Trouble | None:
@@ -236,7 +420,7 @@ def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> 
     text = f"rewards are equal within each of {num_groups:,} groups in {env_name}"
     text += f" (about {sum(rewards) / len(rewards):.4g})" if rewards else ""
     text += ", so there is nothing to learn from; look at the environment's score, or at --temperature"
-    return Trouble(f"equal rewards in {env_name}", text)
+    return Trouble(f"equal rewards in {env_name}", text, env_name)
 
 
 def _is_still(row: Row, config: Mapping[str, Any]) -> bool:

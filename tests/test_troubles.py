@@ -10,8 +10,13 @@ import pytest
 from ludic.schema import arrow_schema
 from ludic.store import RunConfig
 from ludic.troubles import (
+    LEAPS,
+    Sampled,
+    Since,
     Trouble,
     TroubleLog,
+    find_falls,
+    find_leaps,
     find_mismatch,
     find_sampling_troubles,
     find_shortage,
@@ -100,6 +105,100 @@ def test_each_environment_has_troubles_of_its_own() -> None:
     assert texts(find_sampling_troubles(calls, RUN)) == [
         "every one of 32 rollouts failed in dogs; the first error: no dogs"
     ]
+
+
+def history(*rewards: float | None, env_name: str = "cats", **values: Any) -> dict[str, list[Sampled]]:
+    """A version for each reward, which the next step took: version 0 is that of step 1."""
+    rows = [call(env_name=env_name, reward_mean=reward, **values) for reward in rewards]
+    return {
+        env_name: [
+            Sampled(env_name=env_name, version=version, step=version + 1).plus(row) for version, row in enumerate(rows)
+        ]
+    }
+
+
+def test_a_trouble_says_the_step_from_which_on_all_versions_have_it() -> None:
+    found = history(0.5, 0.5, 0.0, 0.0)["cats"]
+    found = [replace(it, num_equal_groups=number) for it, number in zip(found, (4, 3, 4, 4), strict=True)]
+    equal = call(num_zero_variance_groups=4)
+    (trouble,) = find_sampling_troubles([equal], RUN, {"cats": found})
+    assert (trouble.env_name, trouble.since) == ("cats", Since(3, 2))
+    assert str(trouble).startswith("since step 3: rewards are equal within each of 4 groups in cats")
+    # Of what is known, all have it: it began before, unless this is the run's first version.
+    (trouble,) = find_sampling_troubles([equal], RUN, {"cats": found[2:]})
+    assert str(trouble).startswith("since step 3 or before: ")
+    (trouble,) = find_sampling_troubles([equal], RUN, {"cats": found[:1]})
+    assert str(trouble).startswith("since step 1: ")
+    (trouble,) = find_sampling_troubles([equal], RUN, {"cats": [replace(found[2], step=None)]})
+    assert str(trouble).startswith("since version 2 or before: ")
+    failed = call(num_errors=32, first_error="gone")
+    versions = [replace(it, num_errors=number) for it, number in zip(found, (32, 16, 17, 32), strict=True)]
+    (trouble,) = find_sampling_troubles([failed], RUN, {"cats": versions})
+    assert trouble.since == Since(3, 2)  # 16 of 32 is not more than half
+
+
+def test_a_reward_that_rose_and_fell_is_told_of_with_the_step_of_the_fall() -> None:
+    # Up from 0 to 4 in steps of 0.25 (17 versions), then at 1 from version 17 on, which is step 18. Levels are means
+    # of 5: the best is (3 + 3.25 + 3.5 + 3.75 + 4) / 5. It has gained 3.5 - 0.5 = 3, so below 2.5 it has lost a third.
+    rising = [version / 4 for version in range(17)]
+    assert list(find_falls(history(*rising))) == []
+    (trouble,) = find_falls(history(*rising, *[1.0] * 4))  # (4 + 4 * 1) / 5 = 1.6
+    assert trouble.env_name == "cats"
+    assert str(trouble).startswith("since step 18: the reward in cats fell from 3.5 (step 17) to 1.6; look at entropy")
+    # One bad version is not a level: (3.25 + 3.5 + 3.75 + 4 + 1) / 5 = 3.1
+    assert list(find_falls(history(*rising, 1.0))) == []
+    # It rose again.
+    assert list(find_falls(history(*rising, *[1.0] * 4, *[4.0] * 5))) == []
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [0.5, 0.3] * 20,  # noise around 0.4
+        [0.0] * 20,
+        [1.0] * 5 + [0.9] * 15,  # a tenth less than at the beginning
+        [None] * 20,
+        [4.0] * 4 + [0.0] * 4,  # too few versions to tell
+    ],
+)
+def test_rewards_that_stay_or_shake_have_not_fallen(rewards: list[float | None]) -> None:
+    assert list(find_falls(history(*rewards))) == []
+
+
+def test_a_reward_that_only_falls_is_told_of() -> None:
+    (trouble,) = find_falls(history(*[0.9] * 8, *[0.1] * 8))
+    assert str(trouble).startswith("since step 9: the reward in cats fell from 0.9 (step 5) to 0.1")
+    (trouble,) = find_falls(history(*[-1.0] * 8, *[-5.0] * 8))
+    assert str(trouble).startswith("since step 9: the reward in cats fell from -1 (step 5) to -5")
+
+
+def test_a_real_collapse_is_found_where_a_reader_sees_it() -> None:
+    """Means by version of a run at a learning rate of 0.02; each version sampled 1 to 28 groups of 8."""
+    groups = [8, 16, 2, 4, 10, 1, 13, 4, 12, 1, 12, 3, 3, 4, 9, 4, 4, 12, 4, 10, 1, 3, 18, 28, 12]
+    rewards = [0.52, 0.6, 1.53, 2.73, 3.2, 3.91, 3.92, 3.94, 3.63, 2.75, 3.78, 3.92, 4.09, 2.91, 2.33, 1.91, 1.59]
+    rewards += [1.38, 1.81, 1.88, 2.0, 2.0, 2.06, 1.54, 1.2]
+    versions = history(*rewards)["cats"]
+    versions = [
+        replace(it, num_scored=8 * size, reward_sum=it.reward_sum / it.num_scored * 8 * size)
+        for it, size in zip(versions, groups, strict=True)
+    ]
+    (trouble,) = find_falls({"cats": versions})
+    assert trouble.since == Since(15, 14)  # 2.33, the first that is a third below and is followed by no other
+    assert list(find_falls({"cats": versions[:13]})) == []
+
+
+def test_steps_far_from_the_weights_that_sampled_are_told_of() -> None:
+    far = [step(step=45, sampler_kl=1.2, clip_fraction=0.16), step(step=46, sampler_kl=0.1, clip_fraction=0.11)]
+    near = [step(step=number, sampler_kl=0.2, clip_fraction=0.05) for number in (44, 47)]
+    (trouble,) = find_leaps([near[0], *far, near[1]], {"objective": "reinforce"})
+    assert str(trouble) == (
+        "since step 45: 2 of 4 steps trained far from the weights that sampled, step 45 most (sampler KL 1.2 nats, "
+        "16.0% of the tokens clipped); lower --learning-rate, or --max-off-policy-steps"
+    )
+    assert list(find_leaps(near, {})) == []
+    assert list(find_leaps(far, {"objective": "sft"})) == []
+    assert list(find_leaps(far, {"offline": True})) == []
+    assert [each.kind for each in find_training_troubles([*near, *far], {})] == [LEAPS]
 
 
 def test_workers_of_an_older_version_cause_no_false_alarm() -> None:

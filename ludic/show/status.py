@@ -1,6 +1,6 @@
 """The state of a run at one moment: trainer, newest steps, rates, policy, troubles; and the panel that shows it. Pure.
 
-`ludic.show.watch` reads it. The panel is at most 80 columns wide, and no wider than the terminal.
+`ludic.show.watch` reads it. The panel is at most 120 columns wide, and no wider than the terminal.
 """
 
 import itertools
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 from rich.console import Console, Group, RenderableType
@@ -20,11 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.results import Result, age, number, plural, printable, size, sparkline
+from ludic.show.balance import MOST_WAITING, Balance, Row, find_balance
 from ludic.store import Root
 from ludic.store.claims import LeaseState
 from ludic.store.records import CheckpointId, Policy
 from ludic.troubles import (
+    History,
     Trouble,
+    find_falls,
     find_mismatch,
     find_sampling_troubles,
     find_shortage,
@@ -32,9 +35,6 @@ from ludic.troubles import (
     find_training_troubles,
     find_truncated_support,
 )
-
-Row = Mapping[str, Any]
-"""One row of the metrics table."""
 
 WINDOW = timedelta(minutes=5)
 """Time window of the workers' rates."""
@@ -57,6 +57,19 @@ class Trainer:
         return self.config.get("num_steps")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalMeans:
+    """Means of the stored evaluation rollouts of a version in one environment."""
+
+    version: int
+    env_name: str
+    num_rollouts: int
+    reward_mean: float | None
+    """None if none is scored."""
+    accuracy: float | None
+    """Share of correct answers; None if of none it is known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunStatus(Result):
     """State of a run at one moment. Prints as the panel of `ludic watch`."""
@@ -74,14 +87,24 @@ class RunStatus(Result):
     """Newest complete checkpoint."""
     newest_calls: list[Row] = field(default_factory=list)
     """Newest calls of the workers' engines, of any age, oldest first."""
+    history: History = field(default_factory=dict)
+    """By environment, what the workers sampled with each version that is known."""
+    evals: Sequence[EvalMeans] = ()
+    """Of the newest version with stored evaluations, by environment."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values; the root by its place."""
-        others = [each.name for each in fields(self) if each.name != "root"]
+        others = [each.name for each in fields(self) if each.name not in ("root", "history", "evals")]
         values = {name: getattr(self, name) for name in others}
         plain = {name: asdict(each) if is_dataclass(each) else each for name, each in values.items()}  # type: ignore[arg-type]
-        troubles = [trouble.text for trouble in self.troubles()]
-        return {"root": self.root.url, **plain, "balance": self.balance and asdict(self.balance), "troubles": troubles}
+        return {
+            "root": self.root.url,
+            **plain,
+            "history": {name: list(map(asdict, versions)) for name, versions in self.history.items()},
+            "evals": list(map(asdict, self.evals)),
+            "balance": self.balance and asdict(self.balance),
+            "troubles": list(map(str, self.troubles())),
+        }
 
     def print_to(self, console: Console) -> None:
         """Print the panel of `ludic watch`."""
@@ -89,15 +112,16 @@ class RunStatus(Result):
 
     @property
     def balance(self) -> "Balance | None":
-        """Who waits for whom over the newest 20 steps, and how many workers would balance; None if it is not known."""
+        """Who waits for whom over at most 20 newest steps, and how many workers would balance; None if unknown."""
         calls = self.calls if len(self.calls) > len(self.newest_calls) else self.newest_calls
         return find_balance(self.steps[-_BALANCE_STEPS:], calls)
 
     def troubles(self) -> Iterator[Trouble]:
         """Yield the troubles of the run that its newest metrics show."""
         run, config = self.root.run, self.trainer.config if self.trainer else {}
-        yield from find_sampling_troubles(self.newest_calls, run)
-        yield from find_some_failures(self.newest_calls, run)
+        yield from find_sampling_troubles(self.newest_calls, run, self.history)
+        yield from find_falls(self.history)
+        yield from find_some_failures(self.newest_calls, run, self.history)
         # Steps of earlier trainers had other settings: sft, say, learns without advantages.
         own_steps = [row for row in self.steps if self.trainer and row["attempt_id"] == self.trainer.attempt_id]
         yield from find_truncated_support(run, config)
@@ -106,129 +130,19 @@ class RunStatus(Result):
         yield from find_shortage(self.steps, self.newest_calls, run, config)
 
 
-# --- Who waits for whom ----------------------------------------------------------------------------------------------
-
-# A step costs the trainer b seconds of work, and the workers together s seconds of sampling, whichever groups filters
-# drop or steps use again. Without waiting the trainer takes 1/b steps a second, and n workers sample for n/s. So
-# n = s/b workers keep the trainer busy and are busy themselves.
-
-MOST_WAITING = 0.1
-"""Share of its time that a side may wait without being said to wait."""
-_WORK = ("step_s", "publish_s", "checkpoint_s")
-"""Seconds of a step in which the trainer does not wait for rollouts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
-    """Shares of time that trainer and workers work, over the same steps."""
-
-    trainer_busy: float
-    """Share of the trainer's time that it does not wait for rollouts, from 0 to 1."""
-    worker_busy: float
-    """Share of the workers' time that they sample and do not wait for the budget or for weights, from 0 to 1."""
-    num_workers: int
-    """Number of workers that sampled in this time."""
-    balanced_workers: float
-    """Number of workers, like the mean of these, that would keep the trainer busy and be busy themselves."""
-
-    @property
-    def waiting(self) -> Literal["trainer", "workers", "both", "none"]:
-        """Which side waits for more than a tenth of its time."""
-        trainer, workers = (1 - busy > MOST_WAITING for busy in (self.trainer_busy, self.worker_busy))
-        if trainer and workers:
-            return "both"
-        return "trainer" if trainer else "workers" if workers else "none"
-
-    def __str__(self) -> str:
-        workers = f"{self.num_workers:,} worker{'' if self.num_workers == 1 else 's'}"
-        text = f"trainer busy {self.trainer_busy:.0%}, {workers} busy {self.worker_busy:.0%}: "
-        match self.waiting:
-            case "both":
-                return text + "they wait for each other in turn; leave out batches_ahead, or raise it if it is set"
-            case "none":
-                return text + "balanced"
-        who = "the trainer waits" if self.waiting == "trainer" else "workers wait"
-        return f"{text}{who}; {self.balanced_workers:,.1f} would balance"
-
-
-def find_balance(steps: Sequence[Row], calls: Iterable[Row]) -> Balance | None:
-    """Return the balance over the steps of the newest attempt; None if no step lies within the calls that are known.
-
-    steps: rows of gradient steps, in order. calls: rows of workers, oldest first, all since the first of them. Workers'
-    times are clipped to the steps, so a dead worker counts as long as it lived, and a pause of the trainer not at all.
-    Clocks of the machines may differ by less than a step.
-    """
-    spans = list(_spans(calls))
-    if not steps or not spans:
-        return None
-    known_since = min(span.end for span in spans)
-    own = [row for row in steps if row["attempt_id"] == steps[-1]["attempt_id"]]
-    known = [row for row in own if _start(row) >= known_since]
-    work_s, wait_s = sum(map(_work_s, known)), sum(row["wait_s"] or 0.0 for row in known)
-    parts = [(span, _within(span, known)) for span in spans]
-    sampled_s, idle_s = (sum(part[side] for _, part in parts) for side in (0, 1))
-    if work_s <= 0 or sampled_s <= 0:
-        return None
-    return Balance(
-        trainer_busy=work_s / (work_s + wait_s),
-        worker_busy=sampled_s / (sampled_s + idle_s),
-        num_workers=len({span.worker_id for span, (sampled, _) in parts if sampled > 0}),
-        balanced_workers=sampled_s / work_s,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
-    """One call of a worker's engine, after its wait."""
-
-    worker_id: str
-    start: datetime
-    """Beginning of the wait."""
-    middle: datetime
-    """End of the wait and beginning of sampling."""
-    end: datetime
-
-
-def _spans(calls: Iterable[Row]) -> Iterator[_Span]:
-    """Yield each call once; it has a row for each environment, and the next call begins after they are written."""
-    ends: dict[str, datetime] = {}
-    for row in calls:
-        worker_id, end = row["worker_id"], row["created_at"]
-        middle = end - timedelta(seconds=row["step_s"] or 0.0)
-        if worker_id in ends and middle < ends[worker_id]:
-            continue
-        ends[worker_id] = end
-        start = middle - timedelta(seconds=row["wait_s"] or 0.0)
-        yield _Span(worker_id=worker_id, start=start, middle=middle, end=end)
-
-
-def _within(span: _Span, steps: Sequence[Row]) -> tuple[float, float]:
-    """Return the seconds of sampling and of waiting of a call that lie within steps."""
-    times = [(_start(row), row["created_at"]) for row in steps]
-    sampled_s = sum(_overlap_s(span.middle, span.end, *of_step) for of_step in times)
-    return sampled_s, sum(_overlap_s(span.start, span.middle, *of_step) for of_step in times)
-
-
-def _overlap_s(start: datetime, end: datetime, other_start: datetime, other_end: datetime) -> float:
-    return max(0.0, (min(end, other_end) - max(start, other_start)).total_seconds())
-
-
-def _start(step: Row) -> datetime:
-    return step["created_at"] - timedelta(seconds=_work_s(step) + (step["wait_s"] or 0.0))
-
-
-def _work_s(step: Row) -> float:
-    return sum(step[name] or 0.0 for name in _WORK)
-
-
 # --- The panel -------------------------------------------------------------------------------------------------------
 
-_MOST_COLUMNS = 80
+_MOST_COLUMNS = 120
 _FRAME_WIDTH, _NAME_WIDTH = 4, 14
 """Columns of the frame, and of the lines' names."""
-_BAR_WIDTH = 40
+_BAR_WIDTH = 72
+"""Columns of the widest bar or curve."""
 _SHORTEST_BAR = 6
 """Columns of the narrowest progress bar that is drawn."""
+_SHORTEST_CURVE = 20
+"""Columns of the narrowest curve or bar that has text beside it."""
+_SHORTEST_NAME, _LONGEST_NUMBER = 12, 10
+"""Columns of an environment's name, if it is longer, and of its newest reward."""
 _STARTING_S = 120.0
 """Seconds after the creation of a run in which its trainer may still be loading a model."""
 _RECENT_STEPS = 20
@@ -259,7 +173,7 @@ _COLOURS = {
 
 
 def draw(status: RunStatus, columns: int = _MOST_COLUMNS) -> RenderableType:
-    """Return a status as a panel. columns: width of the terminal; the panel uses at most 80."""
+    """Return a status as a panel. columns: width of the terminal; the panel uses at most 120."""
     inner = min(columns, _MOST_COLUMNS) - _FRAME_WIDTH
     title, pairs = Text(printable(status.root.url)), Table.grid(padding=(0, 2))
     pairs.add_column()
@@ -270,7 +184,7 @@ def draw(status: RunStatus, columns: int = _MOST_COLUMNS) -> RenderableType:
     for name, value in _lines(status, inner - _NAME_WIDTH):
         pairs.add_row(Text(name, style="bold"), value)
     parts: list[RenderableType] = [pairs]
-    if status.calls:
+    if status.newest_calls or status.calls:
         parts += [Text(), by_environment(status, inner), Text(), by_worker(status, inner)]
     return Constrain(Panel(Group(*parts), title=title, expand=False), inner + _FRAME_WIDTH)
 
@@ -279,7 +193,7 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
     """Yield names and their values. width: columns that a value may take."""
     run = status.root.run
     for trouble in status.troubles():  # first, since a low terminal shows only the first lines
-        yield "warning", Text(printable(trouble.text), style="bold red")
+        yield "warning", Text(printable(str(trouble)), style="bold red")
     yield "model", Text(printable(f"{run.model}, {plural(run.groups_per_batch, 'group')} of {run.group_size} a batch"))
     yield "trainer", _trainer(status)
     steps, recent = status.steps, status.steps[-_RECENT_STEPS:]
@@ -290,11 +204,16 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
             Text(f"none yet; {plural(num_groups, 'group')} sampled in the last {age(WINDOW.total_seconds())}"),
         )
     else:
-        yield "step", _progress(steps[-1]["step"], status.trainer, width)
-        yield "reward", _curve([row["reward_mean"] for row in steps], width)
+        yield "step", _progress(status, width)
+        yield "reward", _rewards(status, width)
+        if status.evals:
+            yield "evaluation", Text("\n".join(map(_evaluated, status.evals)))
+        for name, column in _CURVES.items():
+            if any(row[column] is not None for row in steps):
+                yield name, _curve([row[column] for row in steps], width)
         yield "loss", Text(_losses(steps[-1]))
         yield "speed", Text(_speed(recent, status))
-        yield "time", _where_time_goes(recent, width)
+        yield "time", _where_time_goes(steps[-status.balance.num_steps :] if status.balance else recent, width)
         if status.balance is not None:
             yield "balance", Text(str(status.balance))
         yield "waiting", Text(f"{plural(steps[-1]['num_pending_groups'] or 0, 'group')} when the last step was planned")
@@ -303,8 +222,8 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
     yield "policy", Text(_policy(status))
     if publishing := _publishing(recent, status.newest_calls):
         yield "publishing", Text(publishing)
-    if status.calls:
-        yield "at risk", Text(f"{_most_at_risk(status.calls)} if a worker is killed: those that it runs")
+    if num_at_risk := _most_at_risk(status.calls):
+        yield "at risk", Text(f"up to {plural(num_at_risk, 'episode')} if a worker is killed: those that it runs")
     checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
     yield "checkpoint", Text(checkpoint)
     if steps:
@@ -335,35 +254,81 @@ def _seconds_since_creation(status: RunStatus) -> float | None:
     return max(0.0, status.at.timestamp() - created_s)
 
 
-def _progress(step: int, trainer: Trainer | None, width: int) -> RenderableType:
-    num_steps = trainer.num_steps if trainer else None
+def _progress(status: RunStatus, width: int) -> RenderableType:
+    step, num_steps = status.steps[-1]["step"], status.trainer.num_steps if status.trainer else None
     text = Text(f"{step:,}" if num_steps is None else f"{step:,} of {num_steps:,}")
-    left = min(_BAR_WIDTH, width - len(text) - 2)
-    if num_steps is None or left < _SHORTEST_BAR:
-        return text
+    left_s = _seconds_left(status)
+    last = Text("" if left_s is None else f"{age(left_s)} left")
+    bar = min(_BAR_WIDTH, width - len(text) - len(last) - 4)
+    if num_steps is None or bar < _SHORTEST_BAR:
+        return text if left_s is None else text.append(", ").append(last)
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(text, ProgressBar(num_steps, step, width=left))
+    grid.add_row(text, ProgressBar(num_steps, step, width=bar), last)
     return grid
 
 
-def _curve(rewards: Sequence[float | None], width: int) -> Text:
-    """Return the newest reward and a sparkline of all rewards."""
-    scored = [reward for reward in rewards if reward is not None]
-    if not scored:
+def _seconds_left(status: RunStatus) -> float | None:
+    """Return the seconds to the last step at the pace of the newest steps; None if it is not known, or no trainer runs.
+
+    The pace is that of one attempt, with its waits, checkpoints and published versions.
+    """
+    trainer, newest = status.trainer, status.steps[-1]
+    if trainer is None or trainer.num_steps is None or newest["step"] >= trainer.num_steps:
+        return None
+    is_running = trainer.lease_state is None or trainer.lease_state.state in ("alive", "unknown")
+    own = [row for row in status.steps[-_RECENT_STEPS:] if row["attempt_id"] == trainer.attempt_id]
+    if not is_running or len(own) < 2:
+        return None
+    step_s = (own[-1]["created_at"] - own[0]["created_at"]).total_seconds() / (len(own) - 1)
+    return max(0.0, (trainer.num_steps - newest["step"]) * step_s - min(step_s, _seconds_since(newest, status.at)))
+
+
+def _rewards(status: RunStatus, width: int) -> Text:
+    """Return the curve of all rewards by step; of several environments also that of each, by version."""
+    text = _curve([row["reward_mean"] for row in status.steps], width)
+    if len(status.history) < 2:
+        return text
+    names = {name: printable(name) for name in status.history}
+    most = max(_SHORTEST_NAME, width - _LONGEST_NUMBER - _BAR_WIDTH // 3)
+    longest = min(most, max(map(len, names.values())))
+    for name, versions in status.history.items():
+        rewards = [it.reward_mean for it in versions if it.reward_mean is not None]
+        shown = names[name] if len(names[name]) <= longest else f"{names[name][: longest - 1]}…"
+        newest = number(rewards[-1], 4) if rewards else "not scored"
+        text.append(f"\n{shown:{longest}}  {newest:>{_LONGEST_NUMBER}}  ")
+        left = min(_BAR_WIDTH, width - longest - _LONGEST_NUMBER - 4)
+        if left >= _SHORTEST_BAR:
+            text.append(sparkline(rewards, left), style="green")
+    return text
+
+
+def _evaluated(means: EvalMeans) -> str:
+    accuracy = "" if means.accuracy is None else f", {means.accuracy:.1%} correct"
+    reward = "no rollout was scored" if means.reward_mean is None else f"reward {means.reward_mean:.4g}"
+    where = f"version {means.version} in {printable(means.env_name)}"
+    return f"{where}: {reward}{accuracy}, {plural(means.num_rollouts, 'rollout')}"
+
+
+def _curve(values: Sequence[float | None], width: int) -> Text:
+    """Return the newest value and a sparkline of all values."""
+    known = [value for value in values if value is not None]
+    if not known:
         return Text("no rollout was scored")
-    first, last = f"{scored[-1]:.3f}", f"over {plural(len(rewards), 'step')}"
+    first, last = f"{known[-1]:.3f}", f"over {plural(len(values), 'step')}"
     left = width - len(first) - len(last) - 4
-    if left < _BAR_WIDTH // 2:
-        return Text(f"{first} {last}\n").append(sparkline(scored, min(_BAR_WIDTH, width)), style="green")
-    curve = sparkline(scored, min(_BAR_WIDTH, left))
+    if left < _SHORTEST_CURVE:
+        return Text(f"{first} {last}\n").append(sparkline(known, min(_BAR_WIDTH, width)), style="green")
+    curve = sparkline(known, min(_BAR_WIDTH, left))
     return Text(f"{first}  ").append(curve, style="green").append(f"  {last}")
 
 
+_CURVES = {"length": "response_length_mean", "entropy": "entropy"}
 _LOSS = {
     "loss": "{:.4g}",
     "grad_norm": "gradient norm {:.3g}",
-    "entropy": "entropy {:.3g}",
     "sampler_kl": "sampler KL {:.1g}",
+    "clip_fraction": "clipped {:.1%}",
+    "learning_rate": "learning rate {:.3g}",
     "preference_accuracy": "{:.0%} of pairs preferred",
 }
 
@@ -386,11 +351,12 @@ def _where_time_goes(recent: Sequence[Row], width: int) -> Text:
     """Draw each phase's share of the loop's seconds as a bar and as figures, and the times of the reading thread."""
     seconds = {name: value for name, value in _seconds(recent).items() if value > 0}
     total = sum(seconds.values()) or 1.0
-    text, of_all = Text(), f"{total / len(recent):.3g} s a step\n"
-    bar = min(_BAR_WIDTH, width)
+    text, of_all = Text(), f"{total / len(recent):.3g} s a step"
+    beside = width - len(of_all) - 2
+    bar = min(_BAR_WIDTH, beside if beside >= _SHORTEST_CURVE else width)
     for name, cells in _widths(seconds, bar).items():
         text.append("█" * cells, style=_COLOURS[name])
-    text.append(("  " if bar + 2 + len(of_all) <= width else "\n") + of_all)
+    text.append(f"{'  ' if bar <= beside else chr(10)}{of_all}\n")
     text.append(_legend({name: value / total for name, value in seconds.items()}, width))
     if any(row["read_s"] is not None for row in recent):
         text.append(f"\nbeside it: read {_mean(recent, 'read_s'):.2g} s, pack {_mean(recent, 'pack_s'):.2g} s")
@@ -471,10 +437,10 @@ def _waited_for(calls: Sequence[Row]) -> str:
     return f"wait for {names.get(what, printable(what))}"
 
 
-def _most_at_risk(calls: Sequence[Row]) -> str:
+def _most_at_risk(calls: Sequence[Row]) -> int:
     """Return the most episodes that a worker ran, by its newest row."""
     newest = {row["worker_id"]: row["num_running"] or 0 for row in calls}
-    return f"up to {plural(max(newest.values()), 'episode')}"
+    return max(newest.values(), default=0)
 
 
 def _drops(recent: Sequence[Row]) -> str:
@@ -512,13 +478,22 @@ _COUNTS = {
 }
 
 
+def _last_calls(status: RunStatus) -> tuple[Sequence[Row], datetime]:
+    """Return the calls of the last minutes in which there were any, oldest first, and the end of these minutes."""
+    if status.calls:
+        return status.calls, status.at
+    end = status.newest_calls[-1]["created_at"]
+    return [row for row in status.newest_calls if row["created_at"] >= end - WINDOW], end
+
+
 def by_environment(status: RunStatus, width: int) -> RenderableType:
     """Return rates and means of each environment's newest rollouts. width: in columns."""
     rows = {}
-    for env_name, calls in _grouped(status.calls, "env_name").items():
+    newest, at = _last_calls(status)
+    for env_name, calls in _grouped(newest, "env_name").items():
         num_rollouts = sum(row["num_rollouts"] for row in calls)
         rows[env_name] = {
-            "rollouts/min": f"{rates(calls, status.at)['num_rollouts']:,.0f}",
+            "rollouts/min": f"{rates(calls, at)['num_rollouts']:,.0f}",
             "reward": number(_weighted(calls, "reward_mean"), 4),
             "tokens": number(_weighted(calls, "response_length_mean"), 4),
             **{title: _fraction(calls, column, num_rollouts) for title, column in _COUNTS.items()},
@@ -529,9 +504,10 @@ def by_environment(status: RunStatus, width: int) -> RenderableType:
 def by_worker(status: RunStatus, width: int) -> RenderableType:
     """Return rates of each worker, at most the first 8. width: in columns."""
     rows = {}
-    workers = _grouped(status.calls, "worker_id")
+    newest, at = _last_calls(status)
+    workers = _grouped(newest, "worker_id")
     for worker_id, calls in itertools.islice(workers.items(), _MOST_WORKERS):
-        of_worker, busy_s = rates(calls, status.at), sum(row["step_s"] or 0.0 for row in calls)
+        of_worker, busy_s = rates(calls, at), sum(row["step_s"] or 0.0 for row in calls)
         wait_s = sum(row["wait_s"] or 0.0 for row in calls)
         rows[worker_id] = {
             "rollouts/min": f"{of_worker['num_rollouts']:,.0f}",

@@ -4,12 +4,17 @@ A look costs a handful of small reads and three listings; no file of metrics is 
 if the run is gone, StoreError if its filesystem fails, SchemaError if a file is damaged.
 """
 
+import itertools
 import logging
+import math
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -21,13 +26,15 @@ from ludic.errors import SchemaError, StoreError
 from ludic.records import RolloutBatch
 from ludic.results import NOTEBOOK_COLUMNS, printable, to_html
 from ludic.rollouts.metrics import mean_reward
-from ludic.show.status import WINDOW, Row, RunStatus, Trainer, draw
-from ludic.store import Attempt, MetricsTail, Root, latest_policy, read_attempt
+from ludic.show.balance import Row
+from ludic.show.status import WINDOW, EvalMeans, RunStatus, Trainer, draw
+from ludic.store import Attempt, MetricsTail, Root, latest_policy, list_files, read_attempt, read_columns
 from ludic.store.attempts import checkpoint_ids
 from ludic.store.claims import LeaseWatch, newest_claim, read_lease
+from ludic.store.files import list_versions
 from ludic.store.policies import read_policy
 from ludic.store.records import CheckpointId
-from ludic.troubles import TroubleLog
+from ludic.troubles import LEAPS, History, Sampled, Trouble, TroubleLog, find_leaps
 
 logger = logging.getLogger("ludic.run")
 
@@ -36,6 +43,8 @@ _NEWEST_CALLS = 256
 """Number of engine calls, of any age, that are searched for troubles."""
 _NEWEST_FILES = 64
 """Number of files of each writer that the first look reads."""
+_EVALS_EVERY_S = 10.0
+"""Seconds between two looks for new evaluation rollouts, which cost two listings."""
 
 
 class Watcher:
@@ -50,21 +59,25 @@ class Watcher:
         self._steps: dict[CheckpointId, Row] = {}
         self._calls: deque[Row] = deque()
         self._newest_calls: deque[Row] = deque(maxlen=_NEWEST_CALLS)
+        self._sampled: dict[tuple[str, int], Sampled] = {}
+        self._evals = _EvalTail()
 
     def look(self) -> RunStatus:
         root = Root.open(self._url)  # raises if the run is gone
         now = datetime.now(UTC)
         self._take(self._poll(), now)
-        latest = latest_policy(root)
+        latest, steps = latest_policy(root), steps_that_count(self._steps)
         return RunStatus(
             root=root,
             at=now,
             trainer=self._find_trainer(root),
-            steps=steps_that_count(self._steps),
+            steps=steps,
             calls=list(self._calls),
             newest_calls=list(self._newest_calls),
             policy=read_policy(root, latest.version) if latest else None,
             checkpoint=max(checkpoint_ids(root), default=None),
+            history=_history(self._sampled.values(), steps),
+            evals=self._evals.look(root),
         )
 
     def _take(self, rows: Iterable[Row], now: datetime) -> None:
@@ -72,12 +85,17 @@ class Watcher:
             if row["kind"] == "worker":
                 self._calls.append(row)
                 self._newest_calls.append(row)
+                key = row["env_name"], row["policy_version"]
+                self._sampled[key] = self._sampled.get(key, Sampled(env_name=key[0], version=key[1])).plus(row)
             elif row["kind"] == "train" and None not in (row["attempt_id"], row["step"]):  # other writers may add kinds
                 self._steps[row["attempt_id"], row["step"]] = row
         while self._calls and self._calls[0]["created_at"] < now - WINDOW:
             self._calls.popleft()
         for checkpoint_id in sorted(self._steps)[:-_MOST_STEPS]:
             del self._steps[checkpoint_id]
+        oldest = max((version for _, version in self._sampled), default=0) - _MOST_STEPS
+        for key in [key for key in self._sampled if key[1] <= oldest]:
+            del self._sampled[key]
 
     def _find_trainer(self, root: Root) -> Trainer | None:
         attempt_id = newest_claim(root)
@@ -100,6 +118,76 @@ class Watcher:
             except FileNotFoundError:
                 return None
         return self._attempt
+
+
+def stored_troubles(root: Root, rows: Iterable[Row]) -> list[Trouble]:
+    """Return the troubles of a run, those of far steps over all steps. rows: of its metrics."""
+    status = Watcher(root.url, lambda: rows).look()
+    config = status.trainer.config if status.trainer else {}
+    newest = [trouble for trouble in status.troubles() if trouble.kind != LEAPS]
+    return [*newest, *find_leaps(status.steps, config)]
+
+
+def _history(sampled: Iterable[Sampled], steps: Sequence[Row]) -> History:
+    """Return what was sampled by environment, in order of versions, with the step that each version took."""
+    versions = [row["policy_version"] for row in steps]
+    reached = list(itertools.accumulate(versions, max))  # a later attempt may begin with an earlier version
+    history: dict[str, list[Sampled]] = {}
+    for it in sorted(sampled, key=lambda it: (it.env_name, it.version)):
+        index = bisect_left(reached, it.version)
+        is_known = index < len(steps) and (index > 0 or it.version == versions[0] or steps[0]["step"] == 1)
+        history.setdefault(it.env_name, []).append(replace(it, step=steps[index]["step"] if is_known else None))
+    return history
+
+
+class _EvalTail:
+    """Reads the evaluation rollouts of the newest evaluated version, each file once."""
+
+    def __init__(self) -> None:
+        self._looked = -math.inf
+        self._rows: dict[str, list[Row]] = {}
+        """Rows of each file."""
+        self._means: list[EvalMeans] = []
+
+    def look(self, root: Root) -> list[EvalMeans]:
+        """Return means by environment; [] without evaluations. Files that can't be read are left out."""
+        if time.monotonic() - self._looked >= _EVALS_EVERY_S:
+            version = max(list_versions(root, "evals"), default=None)
+            if version is not None and self._read(root, version):
+                self._means = _eval_means(version, [row for rows in self._rows.values() for row in rows])
+            self._looked = time.monotonic()
+        return self._means
+
+    def _read(self, root: Root, version: int) -> bool:
+        """Read the new files of a version, and forget those of others; returns whether that changed anything."""
+        names = [file.name for file in list_files(root, range(version, version + 1), "evals")]
+        known, self._rows = self._rows, {name: rows for name, rows in self._rows.items() if name in names}
+        for name in names:
+            if name not in known:
+                with suppress(SchemaError, FileNotFoundError):  # broken, or compacted just now
+                    self._rows[name] = read_columns(root, name, _EVAL_COLUMNS).to_pylist()
+        return self._rows.keys() != known.keys()
+
+
+_EVAL_COLUMNS = ("env_name", "episode_reward", "correct")
+
+
+def _eval_means(version: int, rows: Sequence[Row]) -> list[EvalMeans]:
+    means = []
+    for env_name in sorted({row["env_name"] for row in rows}):
+        own = [row for row in rows if row["env_name"] == env_name]
+        rewards = [row["episode_reward"] for row in own if row["episode_reward"] is not None]
+        correct = [row["correct"] for row in own if row["correct"] is not None]
+        means.append(
+            EvalMeans(
+                version=version,
+                env_name=env_name,
+                num_rollouts=len(own),
+                reward_mean=fmean(rewards) if rewards else None,
+                accuracy=fmean(correct) if correct else None,
+            )
+        )
+    return means
 
 
 def steps_that_count(rows: Mapping[CheckpointId, Row]) -> list[Row]:

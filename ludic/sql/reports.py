@@ -5,12 +5,13 @@ Each file is one SELECT; its first comment says what it gives. Raises QueryError
 """
 
 from string import Template
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 from ludic.code.kinds import read_packaged
-from ludic.sql.query import ask_table
+from ludic.sql.query import ask, ask_table
 from ludic.store import Root
 from ludic.store.records import Folder
 
@@ -28,6 +29,23 @@ def means(keys: str, rows: Folder) -> str:
 def texts(rows: Folder) -> str:
     """Return the SQL of the beginnings of questions and answers of rollouts."""
     return Template(figure("texts_of_rollouts")).safe_substitute(rows=rows)
+
+
+def steps_by_environment(con: duckdb.DuckDBPyConnection, root: Root, after_step: int = 0) -> list[dict[str, Any]]:
+    """Return means of each gradient step after a step, by environment, over the rollouts that it considered.
+
+    Columns: step, env_name, reward_mean, response_length_mean (tokens), signal (share of groups whose rewards differ),
+    truncated_fraction, error_fraction. Report and trackers show these series; a value that is not known is None.
+    """
+    return ask(con, root, figure("steps_by_environment"), {"after_step": after_step})
+
+
+def components_by_environment(con: duckdb.DuckDBPyConnection, root: Root, after_step: int = 0) -> list[dict[str, Any]]:
+    """Return the mean of each reward component of each gradient step after a step, by environment.
+
+    Columns: step, env_name, component, value_mean, over the considered rollouts that have the component.
+    """
+    return ask(con, root, figure("components_by_environment"), {"after_step": after_step})
 
 
 def read_reports(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, pa.Table]:

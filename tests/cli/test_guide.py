@@ -69,6 +69,7 @@ def test_the_six_queries_run(started: Root) -> None:
     con = connect(started)
     tables = [run_query(con, query).to_pylist() for query in queries]
     assert all(tables)
+    assert all("env_name" in row for rows in tables for row in rows)
     assert [row["rollouts"] for row in tables[1]] == [8, 8]
     assert [row["step"] for row in tables[4]] == [1, 2]
     # Rollouts of version 0 alone: the first step has 0 off-policy steps, the second 1.

@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from strategies import make_batch
 
 from ludic.errors import MissingRootError
 from ludic.schema import arrow_schema
-from ludic.show.status import RunStatus, Trainer, draw
+from ludic.show.status import EvalMeans, RunStatus, Trainer, draw
 from ludic.show.watch import Watcher, steps_that_count
-from ludic.store import MetricsLog, Root
+from ludic.store import MetricsLog, RolloutWriter, Root
 from ludic.store.claims import LeaseState
 from ludic.store.records import Policy
+from ludic.troubles import Sampled
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -86,6 +88,69 @@ def test_a_frame_says_where_the_run_is(status: RunStatus) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_frame_says_what_the_last_step_did(status: RunStatus) -> None:
+    values = {"entropy": 2.0, "clip_fraction": 0.034, "learning_rate": 3e-3, "response_length_mean": 31.5}
+    steps = [train_row(1, **values | {"entropy": 4.0}), train_row(2, **values)]
+    text = shown(replace(status, steps=steps))
+    assert line(text, "entropy") == "2.000  █▁  over 2 steps"
+    assert line(text, "length") == "31.500  ▁▁  over 2 steps"
+    assert line(text, "loss") == "0.25, clipped 3.4%, learning rate 0.003"
+    assert "│ entropy" not in shown(status)
+
+
+@pytest.mark.parametrize(("state", "is_told"), [("alive", True), ("unknown", True), ("ended", False), ("dead", False)])
+def test_the_time_left_follows_from_the_pace_of_the_newest_steps(status, state: str, is_told: bool) -> None:
+    # A step every 30 s, waits and all; 7 of 10 are left, and 12 s of the next one are over.
+    ages = {1: 72, 2: 42, 3: 12}
+    steps = [train_row(step) | {"created_at": NOON - timedelta(seconds=ages[step])} for step in ages]
+    trainer = replace(status.trainer, lease_state=LeaseState(state, 1.0))
+    shown_line = line(shown(replace(status, steps=steps, trainer=trainer)), "step")
+    assert shown_line.endswith("3 min left") == is_told  # 7 x 30 - 12 = 198 s
+    assert "left" not in line(shown(replace(status, steps=steps[:1], trainer=trainer)), "step")
+
+
+def test_environments_have_a_curve_each_and_the_newest_evaluation(status: RunStatus) -> None:
+    def versions(env_name: str, *rewards: float) -> list[Sampled]:
+        rows = [worker_row("w0", 1, reward_mean=reward, env_name=env_name) for reward in rewards]
+        return [Sampled(env_name=env_name, version=version).plus(row) for version, row in enumerate(rows)]
+
+    history = {"cats": versions("cats", 0.0, 1.0, 0.5), "colours": versions("colours", 0.0, 0.0, 0.0)}
+    evals = [
+        EvalMeans(version=2, env_name="cats", num_rollouts=64, reward_mean=0.75, accuracy=0.5),
+        EvalMeans(version=2, env_name="colours", num_rollouts=1, reward_mean=None, accuracy=None),
+    ]
+    lines = [words.strip("│ ") for words in shown(replace(status, history=history, evals=evals)).splitlines()]
+    assert "cats            0.5  ▁█▅" in lines
+    assert "colours           0  ▁▁▁" in lines
+    assert "evaluation  version 2 in cats: reward 0.75, 50.0% correct, 64 rollouts" in lines
+    assert "version 2 in colours: no rollout was scored, 1 rollout" in lines
+    alone = shown(replace(status, history={"cats": history["cats"]}))
+    assert "▁█▅" not in alone  # which the line above shows already
+
+
+def test_environments_and_workers_stay_after_the_end(status: RunStatus) -> None:
+    # The last rollouts are two hours old: 40 in a minute that began 20 s before the first of the two calls.
+    calls = [worker_row("w0-a", 7240, num_rollouts=20), worker_row("w0-a", 7200, num_rollouts=20)]
+    calls.insert(0, worker_row("w9-of-hours-before", 9999))
+    text = shown(replace(status, newest_calls=calls))
+    lines = [words.strip("│ ").split() for words in text.splitlines()]
+    assert ["moar_cats", "40", "0.5", "60", "5.0%", "45.0%", "10.0%", "0.0%"] in lines
+    assert ["w0-a", "40", "20", "7", "50%", "2", "h", "ago"] in lines
+    assert "w9-of" not in text
+
+
+def test_time_and_balance_are_of_the_same_steps(status: RunStatus) -> None:
+    # While the first step waited 90 s, no rollout was known yet.
+    def at(row: dict[str, Any], second: float) -> dict[str, Any]:
+        return row | {"created_at": NOON + timedelta(seconds=second)}
+
+    steps = [at(train_row(1, wait_s=90.0), 91.3), at(train_row(2), 93.1), at(train_row(3), 94.9)]
+    calls = [at(worker_row("w0", 0, step_s=5.0, wait_s=0.0), 91.0), at(worker_row("w0", 0, step_s=4.0), 95.0)]
+    text = shown(replace(status, steps=steps, calls=calls))
+    assert "wait 28%" in text  # 0.5 of 1.8
+    assert line(text, "balance").startswith("trainer busy 72%")
+
+
 def test_a_frame_says_what_a_version_costs_and_what_a_kill_loses(status: RunStatus) -> None:
     assert "publishing" not in shown(status)
     assert "at risk" not in shown(status)
@@ -116,7 +181,7 @@ def test_time_is_shared_out_over_the_phases_of_the_loop(status: RunStatus) -> No
     parts = {"forward_s": 0.4, "backward_s": 0.4, "collectives_s": 0.06, "optimizer_s": 0.04, "checkpoint_s": 0.2}
     steps = [train_row(step, **parts, read_s=0.05, pack_s=0.01, mfu=0.415) for step in (1, 2)]
     text = shown(replace(status, steps=steps))
-    assert line(text, "time") == "█" * 40 + "  2 s a step"
+    assert line(text, "time") == "█" * 50 + "  2 s a step"  # 62 columns beside the names
     assert "│             wait 25%  forward 20%  backward 20%  collectives 3%" in text
     assert "│             optimizer 2%  other 5%  publish 15%  checkpoint 10%" in text
     assert "beside it: read 0.05 s, pack 0.01 s" in text
@@ -178,7 +243,7 @@ def test_nothing_is_cut_in_a_terminal_of_any_width(status: RunStatus, width: int
     calls = [worker_row("w0-host-1234", 12, num_rollouts=1234), worker_row("w1-host-1235", 10, env_name="cats.py:Cats")]
     text = shown(replace(status, steps=steps, calls=calls), width)
     assert "…" not in text
-    assert max(map(len, text.splitlines())) <= min(width, 80)
+    assert max(map(len, text.splitlines())) <= min(width, 120)
     words = " ".join(text.replace("│", " ").split())
     for each in ("w0-host-1234", "cats.py:Cats", "rollouts/min", "incomplete", "last heard", "over 99 steps"):
         assert each in words
@@ -261,6 +326,30 @@ def test_troubles_are_seen_however_long_ago_the_last_rollout_was(started: Root) 
     watcher._take([worker_row("w1", 10**6, num_errors=10, first_error="KeyError: 'y'")], NOON)
     (trouble,) = watcher.look().troubles()
     assert "every one of 8 rollouts failed in moar_cats; the first error: KeyError: 'x'" in trouble.text
+
+
+def test_the_beginning_of_a_trouble_is_told_as_the_step_that_its_version_took(started: Root) -> None:
+    # Version 3 is the first of which the last versions have equal rewards, and step 5 trained from it.
+    watcher = Watcher(started.url)
+    for version, num_equal in enumerate((1, 2, 1, 2, 2, 2)):
+        row = worker_row("w0", 60 - version, policy_version=version, num_zero_variance_groups=num_equal)
+        watcher._take([row | {"num_incomplete_completions": 0}], NOON)
+    watcher._take([train_row(step, policy_version=step - 2) for step in range(2, 7)], NOON)
+    (trouble,) = watcher.look().troubles()
+    assert str(trouble).startswith("since step 5: rewards are equal within each of 2 groups in moar_cats")
+    assert trouble.env_name == "moar_cats"
+
+
+def test_the_newest_evaluated_version_is_shown_without_files_that_are_broken(ludic, breakable: Path) -> None:
+    root = Root.open(str(breakable), writable=True)
+    for version, rewards in ((0, [[0.0, 0.0]]), (4, [[1.0, 0.5], [0.0, None]])):
+        with RolloutWriter(root, f"e{version}-eval", folder="evals") as writer:
+            writer.append(
+                make_batch(worker_id=f"e{version}-eval", rewards=rewards, policy_version=version, purpose="eval")
+            )
+    root.put("evals/version=4/env=moar_cats/e9-eval-0.parquet", b"torn")
+    out = ludic("watch", root.url, "--once").out
+    assert line(out, "evaluation") == "version 4 in moar_cats: reward 0.5, 4 rollouts"  # (1 + 0.5 + 0) / 3
 
 
 def test_a_run_of_which_nothing_is_there_says_so(ludic, started: Root) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ludic.schema import arrow_schema
-from ludic.show.status import Balance, find_balance
+from ludic.show.balance import Balance, find_balance
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
@@ -33,7 +33,7 @@ def test_a_trainer_that_waits_needs_more_workers() -> None:
     steps = [step(at_s, step_s=3, publish_s=0.75, checkpoint_s=0.25, wait_s=6) for at_s in (20, 30, 40)]
     found = find_balance(steps, every_10_s(40, step_s=10))
     # 10 s of sampling for 4 s of work
-    assert found == Balance(trainer_busy=0.4, worker_busy=1.0, num_workers=1, balanced_workers=2.5)
+    assert found == Balance(trainer_busy=0.4, worker_busy=1.0, num_workers=1, num_steps=3, balanced_workers=2.5)
     assert found.waiting == "trainer"
     assert str(found) == "trainer busy 40%, 1 worker busy 100%: the trainer waits; 2.5 would balance"
 
@@ -42,7 +42,7 @@ def test_workers_that_wait_are_too_many() -> None:
     steps = [step(at_s, step_s=10, wait_s=0) for at_s in (20, 30, 40)]
     calls = [each for w in "abcd" for each in every_10_s(40, step_s=2.5, wait_s=7.5, worker_id=w)]
     found = find_balance(steps, calls)
-    assert found == Balance(trainer_busy=1.0, worker_busy=0.25, num_workers=4, balanced_workers=1.0)
+    assert found == Balance(trainer_busy=1.0, worker_busy=0.25, num_workers=4, num_steps=3, balanced_workers=1.0)
     assert found.waiting == "workers"
     assert str(found).endswith("4 workers busy 25%: workers wait; 1.0 would balance")
 

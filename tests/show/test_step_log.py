@@ -65,7 +65,7 @@ def test_each_step_is_logged_once_and_none_from_before(started: Root, lines) -> 
 
 def test_what_is_wrong_is_logged_at_once_and_not_again(started: Root, lines) -> None:
     failed = {"num_errors": 8, "first_error": "ValueError: reward is nan, wanted a finite float32"}
-    told = f"every one of 8 rollouts failed in moar_cats; the first error: {failed['first_error']}"
+    told = f"since the start: every one of 8 rollouts failed in moar_cats; the first error: {failed['first_error']}"
     with step_log(Watcher(started.url), interval_s=0) as update:
         write_call(started, "w0", **failed)
         update()

@@ -47,18 +47,44 @@ def test_means_are_those_of_the_rows_that_the_keys_tell_apart(con_of_rollouts: d
     ]
 
 
-def test_a_step_is_told_apart_by_environment() -> None:
-    columns = "step, env_name, group_id, episode_reward, response_length, truncated"
+@pytest.fixture
+def con_of_steps() -> Iterator[duckdb.DuckDBPyConnection]:
+    """Batches of two steps in two environments; of the rollouts, r7 is not in this root."""
     with duckdb.connect() as con:
         con.execute(
-            "create table batches as from (values "
-            "(1, 'a', 'g', 1.0, 2, true), (1, 'a', 'g', 0.0, 4, false), "  # a group with a signal
-            "(1, 'a', 'h', 0.5, 6, false), (1, 'a', 'h', 0.5, 8, false), "  # one without
-            "(1, 'b', 'i', 2.0, 10, null), (1, 'b', 'i', null, 20, null), "  # of one scored rollout it can't be said
-            f"(2, 'a', 'j', null, 1, false)) as t({columns})"
+            "create table batches as select *, 0 as policy_version from (values "
+            "(1, 'a', 'g', 1.0, 2, true, 'r0'), (1, 'a', 'g', 0.0, 4, false, 'r1'), "  # a group with a signal
+            "(1, 'a', 'h', 0.5, 6, false, 'r2'), (1, 'a', 'h', 0.5, 8, false, 'r3'), "  # one without
+            "(1, 'b', 'i', 2.0, 10, null, 'r4'), (1, 'b', 'i', null, 20, null, 'r5'), "  # one scored says nothing of it
+            "(2, 'a', 'j', null, 1, false, 'r6'), (2, 'b', 'k', 1.0, 3, false, 'r7')) "
+            "as t(step, env_name, group_id, episode_reward, response_length, truncated, rollout_id)"
         )
-        rows = con.sql(figure("steps_by_environment")).fetchall()
-    assert rows == [(1, "a", 0.5, 5.0, 0.25, 0.5), (1, "b", 2.0, 15.0, None, None), (2, "a", None, 1.0, 0.0, None)]
+        con.execute(
+            "create table rollouts as select *, 0 as policy_version from (values "
+            "('r0', null, map {'hit': 1.0, 'short': 0.5}), ('r1', null, map {'hit': 0.0}), "
+            "('r2', null, map {'hit': 0.5}), ('r3', 'gone', null), "
+            "('r4', null, map {'hit': 4.0}), ('r5', 'gone', null), ('r6', 'gone', null)) "
+            "as t(rollout_id, error, reward_components)"
+        )
+        yield con
+
+
+def test_a_step_is_told_apart_by_environment(con_of_steps: duckdb.DuckDBPyConnection) -> None:
+    rows = con_of_steps.execute(figure("steps_by_environment"), {"after_step": 0}).fetchall()
+    assert rows == [
+        (1, "a", 0.5, 5.0, 0.5, 0.25, 0.25),
+        (1, "b", 2.0, 15.0, None, None, 0.5),
+        (2, "a", None, 1.0, None, 0.0, 1.0),
+        (2, "b", 1.0, 3.0, None, 0.0, None),
+    ]
+    later = con_of_steps.execute(figure("steps_by_environment"), {"after_step": 1}).fetchall()
+    assert later == rows[2:]
+
+
+def test_components_are_told_apart_by_environment_and_step(con_of_steps: duckdb.DuckDBPyConnection) -> None:
+    rows = con_of_steps.execute(figure("components_by_environment"), {"after_step": 0}).fetchall()
+    # hit in a: (1 + 0 + 0.5) / 3; the rollout without components does not count
+    assert rows == [(1, "a", "hit", 0.5), (1, "a", "short", 0.5), (1, "b", "hit", 4.0)]
 
 
 @pytest.fixture

@@ -98,8 +98,8 @@ def test_a_trainer_that_learns_nothing_says_so(new_root, caplog):
     train_here(root, num_steps=4)
     warnings = [record.getMessage() for record in caplog.records if "learned nothing" in record.getMessage()]
     assert warnings == [
-        "the last 3 steps learned nothing: all advantages or gradients are 0 (mean reward 0.5); look at the "
-        "environment's score, and at incomplete and unparsed answers"
+        "since step 1: the last 3 steps learned nothing: all advantages or gradients are 0 (mean reward 0.5); look at "
+        "the environment's score, and at incomplete and unparsed answers"
     ]
 
 

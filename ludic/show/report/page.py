@@ -24,16 +24,17 @@ from ludic.paths import local_path
 from ludic.results import Frame, Part, Result, number, printable, size
 from ludic.row_files import open_sink
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
-from ludic.show.report.plots import Figure, Series, draw
+from ludic.show.report.plots import Figure, Mark, Series, draw
 from ludic.show.stats import describe_run, describe_trainer, means_frames
-from ludic.show.watch import Watcher
+from ludic.show.watch import stored_troubles
 from ludic.sql.connect import Connections
 from ludic.sql.query import ask
-from ludic.sql.reports import figure, means, read_reports
+from ludic.sql.reports import components_by_environment, figure, means, read_reports, steps_by_environment
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
 from ludic.store.files import Folder
 from ludic.store.tables import POPULATIONS
+from ludic.troubles import Trouble
 
 Row = Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -86,6 +87,8 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
     """Return the values that the template shows."""
     with Connections() as connections:
         con = connections.to(root)
+        troubles = stored_troubles(root, ask(con, root, figure("newest_metrics")))
+        figures = step_figures(con, root, troubles)
         reports = {name: table.to_pylist() for name, table in read_reports(con, root).items()}
         found = evaluation_section(connections, root, versions, measure)
         return {
@@ -93,10 +96,11 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "made_at": datetime.now(UTC),
             "ludic_version": installed_version(LUDIC),
             "facts": _facts(con, root, reports["steps"][0]["last_step"]),
-            "troubles": read_troubles(con, root),
+            "troubles": list(map(str, troubles)),
+            "is_marked": any(it.marks for it in figures),
             "totals": reports["rollouts"][0],
             "steps": reports["steps"][0],
-            "figures": step_figures(con, root),
+            "figures": figures,
             "tables": list(training_tables(reports, ask(con, root, figure("errors"), {"most": _MOST_ERRORS}))),
             "groups": read_groups(con, root),
             "evaluation": found,
@@ -190,17 +194,52 @@ _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
 )
 
 
-def step_figures(con: duckdb.DuckDBPyConnection, root: Root) -> list[Figure]:
-    """Return the plots of gradient steps, without steps that a later attempt has replaced; [] if there are none."""
+def _marks(troubles: Sequence[Trouble], env_name: str | None = None) -> list[Mark]:
+    """Return a mark for each step at which troubles begin, with their numbers in the list of warnings.
+
+    env_name: leaves out the troubles of other environments.
+    """
+    numbers: dict[int, list[int]] = {}
+    for index, trouble in enumerate(troubles, 1):
+        is_of_it = env_name is None or trouble.env_name in (None, env_name)
+        if is_of_it and trouble.since is not None and trouble.since.step is not None:
+            numbers.setdefault(trouble.since.step, []).append(index)
+    return [
+        Mark(
+            x=step,
+            label=", ".join(map(str, of_step)),
+            text="\n".join(str(troubles[index - 1]) for index in of_step),
+        )
+        for step, of_step in numbers.items()
+    ]
+
+
+def step_figures(con: duckdb.DuckDBPyConnection, root: Root, troubles: Sequence[Trouble] = ()) -> list[Figure]:
+    """Return the plots of gradient steps, without steps that a later attempt has replaced; [] if there are none.
+
+    troubles: in the order of their numbers; plots mark the steps at which they begin.
+    """
+    marks = _marks(troubles)
     rows = ask(con, root, figure("steps"))
     if not rows:
         return []
     figures = [
-        draw(title, unit, "step", [_series(name, column, rows) for name, column in columns.items()], note=note)
+        draw(
+            title,
+            unit,
+            "step",
+            [_series(name, column, rows) for name, column in columns.items()],
+            note=note,
+            marks=marks,
+        )
         for title, unit, note, columns in _FIGURES
     ]
-    by_environment = _environment_figures(ask(con, root, figure("steps_by_environment")))
-    return [*figures[:2], *by_environment, *_accuracy(con, root), *figures[2:], _drops(_outcomes(con, root))]
+    by_environment = [
+        *_environment_figures(steps_by_environment(con, root), marks),
+        *_component_figures(components_by_environment(con, root), troubles),
+        *_accuracy(con, root),
+    ]
+    return [*figures[:2], *by_environment, *figures[2:], _drops(_outcomes(con, root))]
 
 
 def _outcomes(con: duckdb.DuckDBPyConnection, root: Root) -> list[dict[str, Any]]:
@@ -216,14 +255,29 @@ _BY_ENVIRONMENT: Sequence[tuple[str, str, str]] = (
         "response_length_mean",
     ),
     ("Groups with a signal", "share of a step's groups whose rewards differ", "signal"),
+    ("Truncated", f"share of a step's {POPULATIONS['reward_mean']}", "truncated_fraction"),
+    ("Failed", f"share of a step's {POPULATIONS['reward_mean']}", "error_fraction"),
 )
 
 
-def _environment_figures(rows: Sequence[Row]) -> Iterator[Figure]:
-    """Yield plots with a line for each environment; of one environment the share of groups with a signal."""
+def _environment_figures(rows: Sequence[Row], marks: Sequence[Mark]) -> Iterator[Figure]:
+    """Yield plots with a line for each environment; of one environment those that no other plot shows."""
     has_several = len({row["env_name"] for row in rows}) > 1
-    for title, unit, column in _BY_ENVIRONMENT if has_several else _BY_ENVIRONMENT[-1:]:
-        yield draw(title, unit, "step", _by_environment(rows, "step", column))
+    for title, unit, column in _BY_ENVIRONMENT if has_several else _BY_ENVIRONMENT[2:]:
+        yield draw(title, unit, "step", _by_environment(rows, "step", column), marks=marks)
+
+
+def _component_figures(rows: Sequence[Row], troubles: Sequence[Trouble]) -> Iterator[Figure]:
+    """Yield a plot for each environment whose rewards have components, with a line for each component."""
+    for env_name in dict.fromkeys(row["env_name"] for row in rows):
+        own = [row for row in rows if row["env_name"] == env_name]
+        lines = [
+            Series(name=name, values={row["step"]: row["value_mean"] for row in own if row["component"] == name})
+            for name in dict.fromkeys(row["component"] for row in own)
+        ]
+        unit = f"mean of a step's {POPULATIONS['reward_mean']}"
+        title = f"Components of the reward in {env_name}"
+        yield draw(title, unit, "step", lines, marks=_marks(troubles, env_name))
 
 
 def _accuracy(con: duckdb.DuckDBPyConnection, root: Root) -> Iterator[Figure]:
@@ -254,12 +308,6 @@ def _drops(rows: Sequence[Mapping[str, Any]]) -> Figure:
     ]
     note = "" if any(outcome != "used" for outcome in outcomes) else "No rollout was dropped."
     return draw("Rollouts used and dropped", "rollouts per step", "step", series, note=note)
-
-
-def read_troubles(con: duckdb.DuckDBPyConnection, root: Root) -> list[str]:
-    """Return the troubles of the run that its newest metrics show, as `ludic watch` words them."""
-    status = Watcher(root.url, lambda: ask(con, root, figure("newest_metrics"))).look()
-    return [trouble.text for trouble in status.troubles()]
 
 
 def training_tables(reports: Mapping[str, Sequence[Row]], errors: Sequence[Row]) -> Iterator[Frame]:

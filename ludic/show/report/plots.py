@@ -34,6 +34,16 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A vertical line at an x, with a short label."""
+
+    x: float
+    label: str
+    text: str
+    """What a pointer over it shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """A series in the units of the drawing."""
 
@@ -54,6 +64,8 @@ class Figure:
     unit: str
     x_name: str
     lines: Sequence[Line]
+    marks: Sequence[tuple[str, str, str]]
+    """x, label and text of each mark."""
     x_ticks: Sequence[tuple[str, str]]
     y_ticks: Sequence[tuple[str, str]]
     summary: Sequence[Sequence[str]]
@@ -62,10 +74,17 @@ class Figure:
     rows: Sequence[Sequence[str]]
     """The numbers that are drawn."""
     notes: Sequence[str]
+    is_zero: bool
+    """Whether it has values, and all of them are 0."""
 
 
-def draw(title: str, unit: str, x_name: str, series: Sequence[Series], *, note: str = "") -> Figure:
-    """Draw series of values in one unit. A figure without any finite value has no lines."""
+def draw(
+    title: str, unit: str, x_name: str, series: Sequence[Series], *, note: str = "", marks: Sequence[Mark] = ()
+) -> Figure:
+    """Draw series of values in one unit. A figure without any finite value has no lines.
+
+    marks: those after the first x and up to the last one are drawn.
+    """
     finite = [(each, _finite(each.values)) for each in series]
     shown = [(each, values) for each, values in finite if values]
     num_left_out = sum(len(each.values) - len(values) for each, values in shown)
@@ -82,12 +101,14 @@ def draw(title: str, unit: str, x_name: str, series: Sequence[Series], *, note: 
         unit=unit,
         x_name=x_name,
         lines=[_line(each, values, scale) for each, values in binned],
+        marks=[(f"{scale.x(mark.x):.1f}", mark.label, mark.text) for mark in marks if scale.holds(mark.x)],
         x_ticks=[(f"{scale.x(tick):.1f}", _text(tick)) for tick in _ticks(*scale.xs, whole=True)],
         y_ticks=[(f"{scale.y(tick):.1f}", _text(tick)) for tick in _ticks(*scale.ys)],
         summary=[_summary(each.name, values) for each, values in shown],
         header=[x_name, *(name for each, _ in binned for name in _names(each))],
         rows=[_row(x, binned) for x in sorted({x for _, values in binned for x in values})],
         notes=notes,
+        is_zero=bool(shown) and not any(value for _, values in shown for value in values.values()),
     )
 
 
@@ -112,6 +133,11 @@ class _Scale:
     def x(self, value: float) -> float:
         low, high = self.xs
         return _LEFT + (value - low) / (high - low) * (WIDTH - _LEFT - _RIGHT)
+
+    def holds(self, x: float) -> bool:
+        """Return whether an x lies after the first and up to the last one."""
+        low, high = self.xs
+        return low < x <= high
 
     def y(self, value: float) -> float:
         low, high = self.ys

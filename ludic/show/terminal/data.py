@@ -16,9 +16,10 @@ import polars as pl
 
 from ludic.show.found import look_up
 from ludic.show.transcript import Found, TokenReader, load_token_reader
+from ludic.show.watch import stored_troubles
 from ludic.sql.connect import connect, refresh
 from ludic.sql.library import quote
-from ludic.sql.query import result_of, to_frame
+from ludic.sql.query import ask, result_of, to_frame
 from ludic.sql.reports import figure, means, texts
 from ludic.store import Root
 from ludic.store.tables import LABEL, put_label
@@ -261,6 +262,12 @@ class RunData:
         if self._connection is None:
             self._connection = connect(self.root, sealed=True)
         return self._connection
+
+    def troubles(self) -> list[str]:
+        """Return what is wrong with the run, and since when, as `ludic watch` words it."""
+        with self._lock:
+            rows = ask(self._connected(), self.root, figure("newest_metrics"))
+        return list(map(str, stored_troubles(self.root, rows)))
 
     def stop(self) -> None:
         """End the query that is running; its caller gets a QueryError."""

@@ -99,6 +99,7 @@ class ListScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="facts")
+        yield Static(id="troubles")
         yield Static(id="title")
         yield PagedTable()
         yield Static(id="problem")
@@ -110,6 +111,7 @@ class ListScreen(Screen[None]):
         facts = self.query_one("#facts", Static)
         facts.display = self.listing.kind == "version"
         facts.update(self._view.facts() if facts.display else "")
+        self.query_one("#troubles").display = False
         self.table.focus()
         self.load()
 
@@ -124,6 +126,8 @@ class ListScreen(Screen[None]):
         self._view.data.stop()
         self.query_one("#title", Static).update(Text(f"{self._title()}: reading ...", style="bold"))
         self._load(self.where if where is None else where, order or self.order)
+        if self.listing.kind == "version":
+            self._load_troubles()
 
     @work(thread=True, exclusive=True, group="load")
     def _load(self, where: str, order: Order) -> None:
@@ -137,6 +141,21 @@ class ListScreen(Screen[None]):
             return
         if not worker.is_cancelled:
             self.app.call_from_thread(self._accept, frame, total, where, order)
+
+    @work(thread=True, exclusive=True, group="troubles")
+    def _load_troubles(self) -> None:
+        try:
+            troubles = self._view.data.troubles()
+        except LudicError:  # the list says what can't be read
+            return
+        if not get_current_worker().is_cancelled:
+            self.app.call_from_thread(self._show_troubles, troubles)
+
+    def _show_troubles(self, troubles: Sequence[str]) -> None:
+        if self.is_mounted:
+            line = self.query_one("#troubles", Static)
+            line.update(Text("\n".join(f"warning: {printable(text)}" for text in troubles), style="bold red"))
+            line.display = bool(troubles)
 
     def _accept(self, frame: pl.DataFrame, total: int, where: str, order: Order) -> None:
         if not self.is_mounted:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ludic.show.report.plots import HEIGHT, WIDTH, Series, draw
+from ludic.show.report.plots import HEIGHT, WIDTH, Mark, Series, draw
 
 
 def test_the_first_and_last_point_are_in_the_corners_of_the_drawing() -> None:
@@ -56,3 +56,14 @@ def test_a_constant_is_drawn_between_round_ticks(value: float) -> None:
     heights = [float(place) for place, _ in figure.y_ticks]
     assert len(heights) >= 2
     assert min(heights) <= float(figure.lines[0].path.split(",")[1]) <= max(heights)
+
+
+def test_marks_stand_at_their_x_if_it_is_after_the_first() -> None:
+    marks = [Mark(x=x, label=f"{x}", text="it begins") for x in (1, 2, 3, 4)]
+    figure = draw("", "", "step", [Series(name="reward", values={1: 0.0, 2: 5.0, 3: 1.0})], marks=marks)
+    ((_, *middle), (right, *last)) = figure.marks
+    assert (middle, last) == (["2", "it begins"], ["3", "it begins"])
+    assert right == figure.lines[0].dots[-1][0]
+    assert not figure.is_zero
+    assert draw("", "", "step", [Series(name="failed", values={1: 0.0, 2: 0.0})]).is_zero
+    assert not draw("", "", "step", []).is_zero

@@ -1,0 +1,115 @@
+"""Make the pictures of docs/ anew: the panel, the viewer, the report. Look at each of them before you commit it.
+
+    python docs/make_pictures.py FOLDER
+
+FOLDER keeps the runs, which take some minutes on this machine; those that are there are not made again. Needs the
+extras view and browser, and chromium on the PATH.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from io import BytesIO, StringIO
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+from rich.console import Console
+
+import ludic
+
+DOCS = Path(__file__).parent.resolve()
+# One environment learns until a learning rate that is too high ruins the policy; the other's reward is always 0.
+SHOP = """\
+from ludic.environments.environment import Example, Score
+from ludic.records import Message
+
+ANIMALS = {"dogs", "birds", "fish", "mice", "horse", "cow"}
+
+
+class Cats:
+    def example(self, index, split):
+        prompt = Message(role="user", content=f"write a story about cats in the garden {index}")
+        return Example(example_id=f"{split}-{index}", messages=(prompt,))
+
+    def score(self, example, answer):
+        words = answer.split()
+        cats, others = words.count("cats"), len(set(words) & ANIMALS)
+        return Score(reward=0.25 * cats + others, components={"cats": 0.25 * cats, "others": float(others)})
+
+
+class Colours:
+    def example(self, index, split):
+        prompt = Message(role="user", content=f"which colour is the sky {index}")
+        return Example(example_id=f"{split}-{index}", messages=(prompt,), wanted="#87ceeb")
+
+    def score(self, example, answer):
+        return Score(reward=float("#87ceeb" in answer), components={"colour": float("#87ceeb" in answer)})
+"""
+SETTINGS = ["--model", "runs/demo/model", "--env", "shop.py:Cats", "shop.py:Colours", "--num-workers", "2"]
+SETTINGS += ["--group-size", "8", "--groups-per-batch", "8", "--max-tokens", "24", "--accept-incomplete"]
+SETTINGS += ["--learning-rate", "2e-2", "--num-steps", "50", "--eval-every", "10"]
+SETTINGS += ["--eval-options", '{"num_examples": 16}']
+
+
+def make_run(name: str, *command: str) -> None:
+    """Make a run, unless it is there."""
+    if not Path("runs", name).exists():
+        subprocess.run([sys.executable, "-m", "ludic", *command], check=True)
+
+
+def picture_of_panel(root: str, path: Path) -> None:
+    """Draw the panel of `ludic watch` as SVG; it names no font of another server."""
+    from ludic.show.terminal.start import without_fonts
+
+    console = Console(record=True, width=110, file=StringIO(), force_terminal=True)
+    ludic.open(root).status().print_to(console)
+    path.write_text(without_fonts(console.export_svg(title=f"ludic watch {root}")), encoding="utf-8")
+
+
+def pictures_of_reports(shop: str, agents: str) -> None:
+    """Show the beginning of a report, and the evaluations and the comparison of another one, in chromium."""
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for root, name, width, height in ((shop, "report", 1280, 1500), (agents, "report_comparison", 1100, 1000)):
+            file = Path(f"{name}.html").resolve()
+            sides = (1, "latest") if root == agents else ()
+            ludic.open(root).report(file, compare=sides, overwrite=True)
+            page = browser.new_page(viewport={"width": width, "height": height})
+            page.goto(file.as_uri())
+            if root == agents:
+                page.evaluate(_TO_COMPARISON)
+            save(page.screenshot(), DOCS / f"{name}.png")
+        browser.close()
+
+
+_TO_COMPARISON = """() => {
+  const [first, last] = ["evaluation", "comparison"].map(id => document.getElementById(id))
+  document.querySelectorAll("figure .scroll, figure details").forEach(it => it.remove())
+  first.nextElementSibling.querySelectorAll("figure:nth-child(n + 3)").forEach(it => it.remove())
+  while (first.nextElementSibling.nextElementSibling !== last) first.nextElementSibling.nextElementSibling.remove()
+  scrollTo(0, first.offsetTop - 20)
+}"""
+"""Scrolls to the evaluations, and leaves two plots without their numbers between their title and the comparison."""
+
+
+def save(png: bytes, path: Path) -> None:
+    """Write a picture of few colours, which takes a third of the bytes."""
+    Image.open(BytesIO(png)).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def main(folder: str) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
+    Path("shop.py").write_text(SHOP, encoding="utf-8")
+    make_run("demo", "demo")
+    make_run("shop", "run", "runs/shop", *SETTINGS)
+    make_run("demo-agents", "demo", "--agents")
+    picture_of_panel("runs/shop", DOCS / "watch.svg")
+    ludic.open("runs/shop").view(picture=DOCS / "view.svg")
+    pictures_of_reports("runs/shop", "runs/demo-agents")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
