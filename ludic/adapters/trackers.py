@@ -14,6 +14,7 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, Protocol
 
+from ludic.errors import ConfigError, one_line
 from ludic.store.catalogue import TENSORBOARD
 from ludic.training.tracking import Sample, TrackedRun, Tracker, TrackerLog
 
@@ -83,6 +84,22 @@ _FINISH_S = 60.0
 """Seconds that W&B may take to upload the rest when training is over."""
 
 
+def require_account() -> None:
+    """Raise ConfigError if W&B would upload and knows no account here; asks neither a person nor the service."""
+    import wandb
+
+    mode = wandb.setup().settings.mode
+    try:
+        is_known = mode != "online" or wandb.login(prompt=False, verify=False)
+    except wandb.Error as error:
+        raise ConfigError(f"log_to is wandb: {one_line(error)}") from error
+    if not is_known:
+        raise ConfigError(
+            "log_to is wandb, and W&B has no account on this machine; `wandb login` stores one, WANDB_MODE=offline "
+            "needs none"
+        )
+
+
 class _WandbRun(Protocol):
     """The parts of wandb.Run that are used."""
 
@@ -97,6 +114,7 @@ def wandb(run: TrackedRun) -> Iterator[TrackerLog]:
     """
     import wandb
 
+    require_account()  # else W&B would ask for one, in a thread
     known = wandb.setup().settings
     config, root = run.config, run.root
     with wandb.init(

@@ -40,7 +40,7 @@ from ludic.sql.made_up import try_rules
 from ludic.store import Root, RunConfig, latest_policy
 from ludic.store.weights import read_identity, weight_files
 from ludic.training.config import OffPolicy, TrainConfig
-from ludic.training.tracking import require_tracker
+from ludic.training.tracking import require_account, require_tracker
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +168,8 @@ def _check_packages(start: Start) -> str:
         needed.append("vllm")
     if (log_to := start.train.tracker.log_to) != "none":
         require_tracker(log_to)
+        if start.processes.launcher == "local":  # else the trainer may run where there is another account
+            require_account(log_to)
         needed.append(log_to)
     if start.processes.launcher == "ray":
         require("ray", "ray", "launcher is ray")

@@ -64,7 +64,7 @@ class Sample:
 
 
 class TrackerLog(Protocol):
-    """Where one trainer's numbers and samples go. Methods are called from one thread."""
+    """Receives the numbers and samples of one trainer, in one thread."""
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
         """Show values by name at a step, which may be an earlier one than that of the call before."""
@@ -77,7 +77,7 @@ class TrackerLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """What a tracker is opened with."""
+    """The run that a tracker shows, with its settings."""
 
     root: Root
     """Its run_id is the same for a resumed trainer."""
@@ -106,10 +106,20 @@ TRACKERS: Mapping[str, str] = MappingProxyType(
 """The Tracker of each value of log_to, which is also the package that it needs; `none` has none."""
 
 
+_ACCOUNTS: Mapping[str, str] = MappingProxyType({"wandb": "ludic.adapters.trackers:require_account"})
+"""Function that raises ConfigError if this machine has no account of a tracker that needs one."""
+
+
 def require_tracker(log_to: str) -> None:
     """Raise ConfigError, with the extra to install, if the package of a tracker is missing."""
     if log_to in TRACKERS:
         require(log_to, "telemetry", f"log_to is {log_to}")
+
+
+def require_account(log_to: str) -> None:
+    """Raise ConfigError, with the command to type, if this machine has no account of a tracker that needs one."""
+    if log_to in _ACCOUNTS:
+        find_by_name(_ACCOUNTS[log_to])()
 
 
 def _open(
@@ -369,7 +379,7 @@ def _short(text: str) -> str:
 _NEWEST_VERSIONS = 4
 """Number of newest evaluated versions that are looked at again; older ones are only if they are new here."""
 _MARGIN = timedelta(minutes=1)
-"""By how much the clocks of trainer and evaluator may differ, added to a look's interval."""
+"""Largest difference of the clocks of trainer and evaluator that is allowed for."""
 
 
 class FinishedEvaluations:
