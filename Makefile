@@ -1,4 +1,4 @@
-.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect unit integration faults readers clusters soak durations mutants check format docs bench notebooks clean
+.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect unit integration faults readers clusters soak durations mutants check format docs bench gpu notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -103,6 +103,10 @@ docs: .venv/docs/installed  ## make the documentation site, build/site/index.htm
 
 bench: .venv/installed  ## measure against what a user would pick instead
 	$(BIN)/python -m benchmarks
+
+# On a machine without .venv, by its own python3 with PyTorch: nothing is installed.
+gpu:  ## check and measure on this machine's GPU, in eight minutes; ARGS="--device cpu" shows that it runs
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(ARGS)
 
 notebooks: .venv/installed  ## execute the notebooks on a store that a run really made
 	$(BIN)/python -m pytest tests/notebooks
