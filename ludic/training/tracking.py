@@ -27,6 +27,7 @@ from ludic.sql.connect import connect, open_duckdb, refresh
 from ludic.sql.query import ask, ask_table
 from ludic.sql.reports import components_by_environment, figure, steps_by_environment
 from ludic.store import Root
+from ludic.store.catalogue import TENSORBOARD
 from ludic.store.evaluations import BlockClaims, SampleBlock
 from ludic.store.files import RolloutFile, list_files, list_versions
 from ludic.store.ledger import read_rollouts
@@ -162,8 +163,9 @@ class Tracking:
     """Sends a trainer's steps to its tracker, in a thread; does nothing if log_to is none. Use it in `with`."""
 
     def __init__(self, root: Root, config: TrainConfig) -> None:
-        """Raises ConfigError if the tracker's package is missing."""
+        """Raises ConfigError if the tracker's package is missing, SchemaError if its folder leads out of the root."""
         require_tracker(config.tracker.log_to)
+        root.at(TENSORBOARD.folder)
         self._root, self._config = root, config
         self._steps: Queue[_Step | None] = Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
