@@ -159,8 +159,13 @@ TRL = Program(
         Foreign("eval_steps", "eval_every"),
         Foreign("num_generations_eval", "eval_options", '{"n": 4}'),
         Foreign("report_to", "log_to", "tensorboard or wandb; the root holds all metrics anyway"),
+        Foreign("run_name", "tracker_name", "else the last part of the root's location"),
         Foreign("logging_steps", "", "every step is stored"),
-        Foreign("log_completions num_completions_to_print", "", "every rollout is stored: `ludic view ROOT`"),
+        Foreign(
+            "log_completions num_completions_to_print",
+            "tracker_samples_every",
+            "for W&B and TensorBoard; every rollout is stored: `ludic view ROOT`",
+        ),
         Foreign("push_to_hub", "", "`ludic export ROOT --format hf` writes a folder to upload"),
     ),
 )
@@ -288,7 +293,9 @@ VERL = Program(
         Foreign("trainer.max_actor_ckpt_to_keep", "keep_checkpoints"),
         Foreign("trainer.resume_mode", "", "`ludic run ROOT` resumes by itself"),
         Foreign("trainer.test_freq trainer.val_before_train", "eval_every", "in versions; version 0 is evaluated, too"),
-        Foreign("trainer.default_local_dir trainer.experiment_name", "root", "the first argument of each command"),
+        Foreign("trainer.default_local_dir", "root", "the first argument of each command"),
+        Foreign("trainer.project_name", "tracker_project"),
+        Foreign("trainer.experiment_name", "tracker_name", "else the last part of the root's location"),
         Foreign("trainer.logger", "log_to", "tensorboard or wandb; the root holds all metrics anyway"),
         Foreign(
             "trainer.rollout_data_dir trainer.log_val_generations", "", "every rollout is stored: `ludic view ROOT`"
@@ -373,7 +380,7 @@ PRIME_RL = Program(
         Foreign("inference.vllm.max_model_len", "engine_options", '{"max_model_len": 8192}'),
         Foreign("inference.server.port", "", "`ludic serve ROOT --port`"),
         Foreign("weight_broadcast.type rollout_transport.type", "", "all processes meet in the root"),
-        Foreign("monitors.wandb.project", "log_to", 'log_to = "wandb"'),
+        Foreign("monitors.wandb.project", "tracker_project", 'with log_to = "wandb"'),
         Foreign("slurm.partition slurm.account slurm.job_name", "", "`ludic launch slurm ROOT --partition --account`"),
     ),
 )

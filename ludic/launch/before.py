@@ -41,6 +41,7 @@ from ludic.sql.made_up import try_rules
 from ludic.store import Root, RunConfig, latest_policy
 from ludic.store.weights import read_identity, weight_files
 from ludic.training.config import OffPolicy, TrainConfig
+from ludic.training.tracking import require_account, require_tracker
 
 logger = logging.getLogger(__name__)
 
@@ -177,9 +178,11 @@ def _check_packages(start: Start) -> str:
 
         check_installed()
         needed.append("vllm")
-    if start.train.log_to != "none":
-        require(start.train.log_to, "telemetry", f"log_to is {start.train.log_to}")
-        needed.append(start.train.log_to)
+    if (log_to := start.train.tracker.log_to) != "none":
+        require_tracker(log_to)
+        if start.processes.launcher == "local":  # else the trainer may run where there is another account
+            require_account(log_to)
+        needed.append(log_to)
     if start.processes.launcher == "ray":
         require("ray", "ray", "launcher is ray")
         needed.append("ray")

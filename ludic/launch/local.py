@@ -29,6 +29,7 @@ from ludic.store.catalogue import LOGS, WORKERS
 from ludic.store.claims import await_free, is_over, newest_claim, newest_slot_claim, owner_name
 from ludic.temporary import private_folder
 from ludic.training.config import TrainConfig
+from ludic.training.tracking import send_evaluations
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,8 @@ def launch_here(
                 logger.info("training is done; the evaluation of its last version goes on")
                 finish(evaluator, environment=_environment(1, processes), tick=update_view)
                 log_missed(root, evaluation["every"])
+        if evaluator:
+            send_evaluations(root, config.tracker)
     return last_step(root)
 
 

@@ -140,10 +140,15 @@ class TrainConfigValues(TypedDict, total=False):
     max_shard_size: str
     keep_policies: int | None
     full_version_every: int | None
+    log_to: Literal["none", "tensorboard", "wandb"]
+    tracker_project: str | None
+    tracker_entity: str | None
+    tracker_name: str | None
+    tracker_tags: Sequence[str]
+    tracker_samples_every: int | None
     num_threads: int | None
     lease_s: float
     keep_token_stats: bool
-    log_to: Literal["none", "tensorboard", "wandb"]
 
 
 class CodeSettingsValues(TypedDict, total=False):

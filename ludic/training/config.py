@@ -416,6 +416,28 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerConfig:
+    """Another program that shows metrics, evaluations and samples; the root holds all of them anyway."""
+
+    log_to: Literal["none", "tensorboard", "wandb"] = "none"
+    """Program that shows the run, in addition to the root's own tables; docs/watching.md lists what it gets."""
+    tracker_project: str | None = None
+    """Project of W&B; None takes WANDB_PROJECT, else ludic."""
+    tracker_entity: str | None = None
+    """User or team of W&B; None takes WANDB_ENTITY, else the account's default."""
+    tracker_name: str | None = None
+    """Name of the run in W&B; None takes WANDB_NAME, else the last part of the root's location."""
+    tracker_tags: tuple[str, ...] = ()
+    """Tags of the run in W&B; if empty, those of WANDB_TAGS."""
+    tracker_samples_every: Count | None = 20
+    """Steps between tables of answers, the best and the worst of some groups of each environment; None sends none."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range."""
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """Settings of a trainer. None means off, unless the setting says otherwise."""
 
@@ -426,6 +448,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
     num_threads: Annotated[int, Range(1, 1024)] | None = None
     """CPU threads of each rank; None keeps those of the resumed or replayed attempt, else OMP_NUM_THREADS or all
     cores."""
@@ -433,8 +456,6 @@ class TrainConfig:
     """Seconds without a renewal of the lease after which another trainer may take over; renewed every third of it."""
     keep_token_stats: bool = False
     """Write logprob, entropy, clipping and gradient weight of each trained token to token_stats/."""
-    log_to: Literal["none", "tensorboard", "wandb"] = "none"
-    """Metrics logger, in addition to the root's metrics table."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""

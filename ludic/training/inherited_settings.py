@@ -96,6 +96,7 @@ _FREE = frozenset(
         # Machine, files and logs.
         *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
         *("async_checkpoint", "keep_policies", "rollout_timeout_s", "max_failed_batches", "lease_s", "log_to"),
+        *("tracker_project", "tracker_entity", "tracker_name", "tracker_tags", "tracker_samples_every"),
         *(
             "publish_lora",
             "publish_dtype",

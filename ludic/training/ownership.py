@@ -8,17 +8,17 @@ one that takes over fences it.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
+
+import pyarrow as pa
 
 from ludic.batches.offline import OfflineSource
 from ludic.batches.online import OnlineSource
 from ludic.batches.replay import ReplanSource
 from ludic.batches.source import PlanSource
-from ludic.by_name import find_by_name
 from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.distributed import run_on_main
 from ludic.errors import ConfigError
@@ -33,50 +33,18 @@ from ludic.store.attempts import (
     newest_attempt,
     record_attempt,
 )
-from ludic.store.catalogue import TENSORBOARD
 from ludic.store.claims import await_free, claim, held, newest_claim
 from ludic.store.records import CheckpointInfo, CodeRecord, Lease
-from ludic.store.tables import POPULATIONS
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import open_replay
 from ludic.training.publisher import Publisher
+from ludic.training.tracking import Tracking
 from ludic.troubles import Trouble, find_mismatch, find_training_troubles, find_truncated_support, warn_of_rows
 
 logger = logging.getLogger(__name__)
 
 Report = Callable[[int, Mapping[str, Any]], None]
 """Function called on rank 0 after each step, with the step and its row of the metrics table."""
-Log = Callable[[int, Mapping[str, float]], None]
-"""Function that logs the metrics of a step with another program."""
-
-
-class Tracker(Protocol):
-    """Another program that shows metrics, in addition to the metrics table; opened on rank 0 only."""
-
-    def __call__(self, *, folder: str, run_id: str, settings: Mapping[str, Any]) -> AbstractContextManager[Log]:
-        """Return a log that is flushed and closed at the end of its block.
-
-        folder: local folder for the program's files. run_id: a resumed trainer has the same. settings: logged with the
-        curves. Raises ConfigError if the program is missing.
-        """
-        ...
-
-
-TRACKERS: Mapping[str, str] = MappingProxyType(
-    {
-        "tensorboard": "ludic.adapters.trackers:tensorboard",
-        "wandb": "ludic.adapters.trackers:wandb",
-    }
-)
-"""The Tracker of each value of log_to; `none` has none."""
-
-
-def open_log(log_to: str, *, folder: str, run_id: str, settings: Mapping[str, Any]) -> AbstractContextManager[Log]:
-    """Open the log of a value of log_to; the arguments are those of a Tracker."""
-    if log_to not in TRACKERS:
-        return nullcontext(lambda step, metrics: None)
-    tracker: Tracker = find_by_name(TRACKERS[log_to])
-    return tracker(folder=folder, run_id=run_id, settings=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +129,8 @@ class Ownership:
     resumed: CheckpointInfo | None
     source: PlanSource
     publisher: Publisher
-    write_metrics: Callable[[int, Mapping[str, Any]], None]
+    write_metrics: Callable[[int, Mapping[str, Any], pa.Table], None]
+    """Writes a step's row of the metrics table; the third argument is its ledger."""
     tokenizer: Mapping[str, bytes]
     """Tokenizer files by name; every published version gets them."""
 
@@ -182,12 +151,9 @@ def open_ownership(
     predecessor: the claim to follow. found: the checkpoint from `agree_on_checkpoint`.
     """
     assert source is not None
-    folder = str(root.folder_for_others(TENSORBOARD.folder)) if root.is_local else f"{TENSORBOARD.folder}/{root.run_id}"
     with ExitStack() as stack:
-        about = {f"{column} is the mean of": rollouts for column, rollouts in POPULATIONS.items()}
-        sink = stack.enter_context(
-            open_log(config.log_to, folder=folder, run_id=root.run_id, settings=config.flat() | about)
-        )
+        # Closed after the lease is released, for which no successor waits.
+        tracking = stack.enter_context(Tracking(root, config))
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         code = source.keep_code()
         for trouble in find_truncated_support(root.run, config.flat()):
@@ -208,13 +174,14 @@ def open_ownership(
         publisher = Publisher(root, attempt, keep, full_every=full_every, max_off_policy_steps=most_steps)
         publishers.append(publisher)
         source.resume(resumed, publisher)
+        tracking.start(resumed.step if resumed else 0)
         log = stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id))))
         warn = warn_of_rows(logger, partial(_find_troubles, root.run, config.flat()))
 
-        def write_metrics(step: int, row: Mapping[str, Any]) -> None:
+        def write_metrics(step: int, row: Mapping[str, Any], ledger: pa.Table) -> None:
             log.write(attempt_id=attempt.attempt_id, step=step, **row)
             warn({"step": step, **row})
-            sink(step, {name: value for name, value in row.items() if isinstance(value, int | float)})
+            tracking.step(step, row, ledger)
             if report is not None:
                 report(step, row)
 

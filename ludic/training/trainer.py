@@ -375,7 +375,7 @@ class _Trainer:
             row |= {f"{phase}_s": value for phase, value in seconds.items()}
             row |= {"read_s": batch.read_s, "pack_s": batch.pack_s, "token_imbalance": batch.token_imbalance}
             row |= {"tokens_per_s": batch.num_tokens / seconds["step"], **self._main.publisher.take_costs()}
-            self._main.write_metrics(step, row | self._utilisation(batch, seconds["step"]))
+            self._main.write_metrics(step, row | self._utilisation(batch, seconds["step"]), batch.plan.rows)
 
     def _utilisation(self, batch: RankBatch, step_s: float) -> dict[str, float | None]:
         if self._cost is None:

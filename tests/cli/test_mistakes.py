@@ -103,8 +103,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory, model_folder: str) -> Path:
 def at_desk(desk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Path]:
     """The user's folder as the working directory; at the end it must hold what it held before."""
     monkeypatch.chdir(desk)
-    for variable in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS"):
+    for variable in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NETRC", str(desk / "none"))  # where an account of W&B would be
     before = sorted(desk.iterdir())
     with caplog.at_level(logging.CRITICAL):
         yield desk

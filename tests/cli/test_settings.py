@@ -326,7 +326,7 @@ def test_help_explains_one_option_and_refuses_what_is_none(ludic) -> None:
     assert (refused.code, refused.err) == (
         2,
         "ludic: group or option 'optimiser' is unknown; did you mean 'optimizer'? There are train, batch, loss, "
-        "optimizer, model, checkpoint, code, all\n",
+        "optimizer, model, checkpoint, tracker, code, all\n",
     )
 
 
@@ -498,7 +498,8 @@ def test_a_run_that_began_with_the_settings_of_all_objectives_is_resumed(tmp_pat
     clips = {"clip_low": 3e-4, "clip_high": 4e-4, "mask_sequence_kl": 0.05}
     config = TrainConfig.of(objective="gspo", dual_clip=3.0, **clips, **others)
     assert train_settings(root.url) == next_config(root.url, {}) == config
-    later = {"max_failed_batches": 2}
+    later = {"max_failed_batches": 2, "tracker_tags": [], "tracker_samples_every": 20}
+    later |= dict.fromkeys(("tracker_project", "tracker_entity", "tracker_name"))
     assert json.loads(json.dumps(config.flat())).items() <= (json.loads(stored)["config"] | later).items()
     assert train_settings(root.url, "--objective", "cispo") == TrainConfig.of(objective="cispo", **clips, **others)
     others.pop("kl_estimator")

@@ -8,10 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import psutil
 import pytest
+from wandb_files import read_offline_run
 
 import ludic
 from ludic.demos.words import open_demo
@@ -61,9 +63,10 @@ def newest_version(root: Root) -> int:
 
 def test_an_evaluator_that_is_killed_is_started_again_and_finishes_after_training(root: Root, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ludic", "run", root.url, *SETTINGS]
-    command += ["--eval-every", "3", "--eval-options", json.dumps(OPTIONS)]
+    command += ["--eval-every", "3", "--eval-options", json.dumps(OPTIONS), "--log-to", "wandb"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
     with (tmp_path / "out").open("w") as out:
-        run = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        run = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
     try:
         wait_until(lambda: run.poll() is not None or root.folders("evals"))  # it has stored a first block
         evaluator = evaluator_of(run.pid)
@@ -82,8 +85,17 @@ def test_an_evaluator_that_is_killed_is_started_again_and_finishes_after_trainin
     assert all(version % 3 == 0 for version, _ in done[:-1])
     assert ludic.open(root.url).verify().findings == []
 
+    # W&B has it all as one run: from the trainer, and from `ludic run`, which waited for the last evaluation.
+    tracked = [read_offline_run(folder) for folder in sorted(tmp_path.glob("wandb/offline-run-*"))]
+    assert {each.facts["run_id"] for each in tracked} == {root.run_id}
+    counts = dict(chain.from_iterable(each.curve("eval/moar_cats/num_samples") for each in tracked))
+    assert (min(counts), max(counts)) == (0, NUM_STEPS)
+    assert counts[0] == counts[NUM_STEPS] == 2 * NUM_EXAMPLES
+    steps = [step for each in tracked for step, _ in each.curve("env/moar_cats/reward_mean")]
+    assert steps == list(range(1, NUM_STEPS + 1))
+
     # All is there: the same command has nothing to do, and the first and the last version can be compared.
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert again.returncode == 0, again.stderr
     assert sampled(root) == done
     assert ludic.open(root.url).compare(0, last).differences["num_examples"].to_list() == [NUM_EXAMPLES]

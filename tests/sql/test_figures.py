@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 
 import duckdb
@@ -85,6 +86,45 @@ def test_components_are_told_apart_by_environment_and_step(con_of_steps: duckdb.
     rows = con_of_steps.execute(figure("components_by_environment"), {"after_step": 0}).fetchall()
     # hit in a: (1 + 0 + 0.5) / 3; the rollout without components does not count
     assert rows == [(1, "a", "hit", 0.5), (1, "a", "short", 0.5), (1, "b", "hit", 4.0)]
+
+
+def test_samples_of_a_step_are_the_best_and_the_worst_of_the_groups_that_differ_most() -> None:
+    with duckdb.connect() as con:
+        con.execute(
+            "create table batches as from (values "
+            "(1, 'a', 'g', 1.0, 'r0'), (1, 'a', 'g', 0.25, 'r1'), (1, 'a', 'g', null, 'r2'), "  # they differ by 0.75
+            "(1, 'a', 'h', 3.0, 'r3'), (1, 'a', 'h', 3.0, 'r4'), (1, 'a', 'h', 1.0, 'r5'), (1, 'a', 'h', 1.0, 'r6'), "
+            "(1, 'a', 'i', 9.0, 'r7'), (1, 'a', 'i', 9.0, 'r8'), "  # the third of the environment
+            "(1, 'b', 'j', 2.0, 'r9'), (1, 'b', 'j', 2.0, 'ra'), "  # equal: one is enough
+            "(1, 'c', 'k', null, 'rb'), (1, 'c', 'k', 'nan'::double, 'rc')) "
+            "as t(step, env_name, group_id, episode_reward, rollout_id)"
+        )
+        rows = con.execute(figure("samples_of_steps"), {"most": 2}).fetchall()
+    assert [row[-1] for row in rows] == ["r3", "r6", "r0", "r1", "r9"]
+
+
+def test_evaluations_are_told_apart_by_version_environment_and_settings() -> None:
+    with duckdb.connect() as con:
+        con.execute(
+            "create table eval_episodes as select *, 4 as response_length, false as truncated, make_date(2026, 1, day) "
+            "as created_at from (values "
+            "(0, 'a', 'e1', 1.0, true, null, 1), (0, 'a', 'e1', 0.0, false, null, 2), "
+            "(0, 'a', 'e1', null, null, 'gone', 3), "
+            "(0, 'a', 'e2', 5.0, null, null, 4), (0, 'b', null, 3.0, null, null, 5), "
+            "(1, 'a', 'e1', 9.0, true, null, 6)) "
+            "as t(version, env_name, evaluation, reward, correct, error, day)"
+        )
+        con.execute(
+            "create table evaluations as from (values ('e2', 'a', '2026-02'), ('e1', 'a', '2026-01')) "
+            "as t(evaluation, env_name, created_at)"
+        )
+        rows = con.execute(figure("evaluation_means"), {"versions": [0]}).fetchall()
+    # (1 + 0) / 2, of three samples of which one failed; one of two is correct; e1 was begun before e2
+    assert rows == [
+        (0, "a", "e1", True, date(2026, 1, 3), 3, 0.5, 0.5, 4.0, 0.0, 1 / 3),
+        (0, "a", "e2", False, date(2026, 1, 4), 1, 5.0, None, 4.0, 0.0, 0.0),
+        (0, "b", None, True, date(2026, 1, 5), 1, 3.0, None, 4.0, 0.0, 0.0),
+    ]
 
 
 @pytest.fixture
