@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import judge_replies
 import pytest
@@ -391,6 +392,49 @@ def test_a_group_of_environments_plays_the_one_of_the_row(write: Write) -> None:
     name = write(GROUP.replace("questions(5)", "questions(3)"))
     row = play(name, "6")
     assert (row.error, row.episode_reward) == (None, 3)
+
+
+SERVER = """
+from mcp.server.fastmcp import FastMCP
+
+server = FastMCP("sums")
+
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    \"""Add two numbers.\"""
+    return a + b
+
+
+server.run()
+"""
+
+SERVED = (
+    HEAD
+    + """
+import sys
+
+
+def is_right(completion, answer):
+    return float(completion[-1].content == answer)
+
+
+def load_environment(server):
+    from verifiers.envs.experimental.mcp_env import MCPEnv
+
+    server = {"name": "sums", "command": sys.executable, "args": [server]}
+    rubric = vf.Rubric(funcs=[is_right])
+    return MCPEnv(mcp_servers=[server], dataset=questions(3), eval_dataset=questions(4), rubric=rubric)
+"""
+)
+
+
+def test_a_server_of_mcp_that_the_package_starts_gives_tools(write: Write, tmp_path: Path) -> None:
+    server = tmp_path / "server.py"
+    server.write_text(SERVER)
+    row = play(write(SERVED), hermes_call("add", a=3, b=3), "6", options={"server": str(server)})
+    assert (row.error, row.episode_reward) == (None, 1)
+    assert row.agent_steps[0].tool_calls[0].result == "6"
 
 
 # --- Judges ----------------------------------------------------------------------------------------------

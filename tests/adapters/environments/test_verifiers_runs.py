@@ -1,6 +1,6 @@
-"""A run of `ludic run`, with workers and a trainer, on an environment of verifiers with tools, of the API that is there.
+"""A run of `ludic run` on an environment of verifiers with tools, of the API that is installed.
 
-The model's texts are scripted, so that it calls the tool; its tokens go through the real trainer.
+The model's texts are scripted, so that it calls the tool. Worker, store and trainer are real.
 """
 
 import os
@@ -87,7 +87,7 @@ from ludic.records import WeightSpan
 
 
 class Doubler:
-    """Calls the tool with the number of the question, then repeats the result, or every second time another number."""
+    """Calls the tool with the number of the question, then repeats the result, or says no every second time."""
 
     name, repeats_in_any_batch, max_length, max_batch = "doubler 1", True, 1024, 8
 
@@ -98,12 +98,12 @@ class Doubler:
     async def generate(self, request):
         prompt = self.tokenizer.decode(request.prompt_tokens.tolist())
         (asked,) = re.findall(r"Double (\\d+)\\.", prompt)
-        last = prompt.rpartition("tool\\n")[2] if "\\ntool\\n" in prompt else None
-        if last is None:
+        results = re.findall(r"<tool_response>\\n(\\d+)\\n", prompt)
+        if not results:
             text = f'<tool_call>{json.dumps({"name": "double", "arguments": {"number": int(asked)}})}</tool_call>'
         else:
             self.num_answers += 1
-            text = last.split()[0] if self.num_answers % 2 else "0"
+            text = results[0] if self.num_answers % 2 else "no"
         ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
         return Completion(
             tokens=np.array(ids, np.int32),
@@ -147,9 +147,9 @@ def test_a_model_with_the_tools_of_a_package_is_trained(tmp_path: Path) -> None:
     assert {row["error"] for row in rows} == {None}
     assert len(rows) >= 24
     for row in rows:
-        call, answer = row["agent_steps"]
+        call, _ = row["agent_steps"]
         (called,) = call["tool_calls"]
         assert (call["action_target"], called["name"], called["result"]) == ("external", "double", row["wanted"])
         assert [message["role"] for message in row["messages"]][-3:] == ["assistant", "tool", "assistant"]
-        assert row["episode_reward"] == float(answer["action"] == row["wanted"])
+        assert row["episode_reward"] == float(row["messages"][-1]["content"] == row["wanted"])
     assert {row["episode_reward"] for row in rows} == {0.0, 1.0}
