@@ -152,7 +152,7 @@ def test_the_script_of_prime_rl_runs(folder: Path, monkeypatch: pytest.MonkeyPat
     (folder / "installed" / "reverse_text" / "__init__.py").write_text(REVERSE_TEXT)
     monkeypatch.setenv("PYTHONPATH", str(folder / "installed"))
     # Answers of a random model are all wrong, and the filter would drop every group.
-    ludic_in(folder, *command("run runs/reverse "), *TINY, "--accept-incomplete", "--filters")
+    ludic_in(folder, *command("run runs/reverse "), *TINY, "--accept-incomplete", "--env-timeout-s", "600", "--filters")
     rows = rollouts_of("runs/reverse")
     assert rows["error"].null_count() == len(rows) >= 16
 

@@ -211,10 +211,8 @@ class Play:
         if root is None:
             of_environment, validators = environment_tools(self.held)
             tools += of_environment
-            if hasattr(self.environment, "run_tools"):
-                player.of_environment = EnvironmentTools(
-                    schemas=calls.tools_of(self.held), run=partial(calls.run_tools, self.held)
-                )
+            if hasattr(self.environment, "run_tools") and (schemas := calls.tools_of(self.held)):
+                player.of_environment = EnvironmentTools(schemas=schemas, run=partial(calls.run_tools, self.held))
         if self._agent.sub_agents and player.part.depth < self.limits.max_depth:
 
             async def delegate(task: str, sub_agent: SubAgent) -> str:

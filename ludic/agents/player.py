@@ -362,7 +362,7 @@ class Player:
         text = "" if form.calls_apart else form.parse(call.said).rest
         transition = await self.of_environment.run(text, calls)
         results = [
-            replace(each, error="not run: the episode is over")
+            replace(each, error="not run by the environment")
             if result is None
             else replace(each, result=self.external.cut(result))
             for each, result in zip(calls, transition.tool_results, strict=True)

@@ -63,7 +63,7 @@ def test_each_completion_with_calls_is_a_step_that_may_end_the_episode() -> None
     assert [step.action_target for step in row.agent_steps] == ["external"] * 3
     results = [[(call.result, call.error) for call in step.tool_calls] for step in row.agent_steps]
     assert results[:2] == [[("click", None)]] * 2
-    assert results[2] == [("click", None), (None, "not run: the episode is over")]
+    assert results[2] == [("click", None), (None, "not run by the environment")]
     steps = [(step.observation, step.next_observation, step.reward) for step in row.environment_steps]
     assert steps == [
         ("begin", "click", 0.25),
@@ -156,6 +156,16 @@ def test_a_mistake_of_run_tools_fails_the_episode(found: Any, error: str) -> Non
     assert without_place(row.error) == error
     assert row.episode_reward is None
     assert len(row.agent_steps) == 1
+
+
+def test_without_tools_in_the_episode_a_call_is_text() -> None:
+    class Plain(Buttons):
+        tools = ()
+
+    environment = Plain()
+    (row,) = run_episode(scripted_agent([press("a")]), environment)
+    assert (environment.pressed, row.episode_reward) == ([], -1)
+    assert row.environment_steps[0].action == press("a")
 
 
 def test_tools_that_are_no_schemas_fail_the_episode() -> None:

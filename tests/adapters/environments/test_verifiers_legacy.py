@@ -335,7 +335,7 @@ def test_an_agent_that_only_calls_tools_is_cut_by_the_package(write: Write) -> N
     row = play(write(TOOLS), *calls, options={"max_turns": 2})
     assert (row.terminated, row.truncation_reason, row.episode_reward) == (False, "env", 0)
     last = row.agent_steps[-1].tool_calls[0]
-    assert (last.result, last.error) == (None, "not run: the episode is over")
+    assert (last.result, last.error) == (None, "not run by the environment")
     # An answer in the last turn is no cut.
     row = play(write(TOOLS), calls[0], "6", options={"max_turns": 2})
     assert (row.terminated, row.truncated, row.episode_reward) == (True, False, 3)

@@ -118,7 +118,7 @@ class Doubler:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_model_with_the_tools_of_a_package_is_trained(tmp_path: Path) -> None:
     name = f"doubles_{os.getpid()}"
     (tmp_path / "installed").mkdir()
@@ -128,7 +128,8 @@ def test_a_model_with_the_tools_of_a_package_is_trained(tmp_path: Path) -> None:
     make_tiny_chat_model(str(tmp_path / "model"), [said], max_length=1024, hidden_size=64, num_layers=1)
     command = (
         f"run run --model model --env verifiers/{name} --engine doubler.py:Doubler --num-steps 3 --group-size 4 "
-        "--groups-per-batch 2 --num-workers 1 --max-tokens 256 --device cpu --max-tokens-per-micro-batch 4096"
+        "--groups-per-batch 2 --num-workers 1 --max-tokens 256 --device cpu --max-tokens-per-micro-batch 4096 "
+        "--env-timeout-s 600"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
     child = subprocess.run(
