@@ -1,5 +1,5 @@
 .PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect verifiers \
-	verifiers-v1 verifiers-legacy unit integration faults readers clusters soak durations mutants check format docs bench notebooks clean
+	verifiers-v1 verifiers-legacy unit integration faults readers clusters soak durations mutants check format docs bench gpu notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -116,6 +116,10 @@ docs: .venv/docs/installed  ## make the documentation site, build/site/index.htm
 
 bench: .venv/installed  ## measure against what a user would pick instead
 	$(BIN)/python -m benchmarks
+
+# On a machine without .venv, by its own python3 with PyTorch: nothing is installed.
+gpu:  ## check and measure on this machine's GPU, in eight minutes; ARGS="--device cpu" shows that it runs
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(ARGS)
 
 notebooks: .venv/installed  ## execute the notebooks on a store that a run really made
 	$(BIN)/python -m pytest tests/notebooks

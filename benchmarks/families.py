@@ -9,17 +9,22 @@ import re
 import tempfile
 from typing import Any
 
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ludic.engines.transformers_engine import exact_attention
 from ludic.errors import ModelError, one_line
 from ludic.flags import run_script
+from ludic.models.families import shrink
 from ludic.training.model import check_trainable
+from ludic.training.packed import by_sequence
 
 INCOMPLETE: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
     "deepseek_v2": {"num_experts_per_tok": 6, "n_routed_experts": 64, "topk_method": "greedy"},
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "nemotron": {"num_key_value_heads": 8},
@@ -57,9 +62,17 @@ def judge(family: str) -> list[str]:
 
 def _trained(folder: str) -> str:
     try:
-        return "exact" if check_trainable(folder, "") else "judged by its weights"
+        return f"exact{_path(folder)}" if check_trainable(folder, "") else "judged by its weights"
     except ModelError as error:
         return _short(str(error))
+
+
+def _path(folder: str) -> str:
+    """Return which layers do not run on all packed sequences at once."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shrink(AutoConfig.from_pretrained(folder)))
+    names = sorted({type(module).__name__ for module in by_sequence(model)})
+    return f"; {', '.join(names)} by sequence" if names else ""
 
 
 def _sampled_from(folder: str) -> str:

@@ -18,7 +18,8 @@ from benchmarks.measure import in_a_process, print_table
 from benchmarks.models import make_model
 from ludic.batches.packing import MicroBatch, TrainingSequence, pack
 from ludic.flags import run_script
-from ludic.training.logprobs import packed_arguments, token_logprobs
+from ludic.training.logprobs import token_logprobs
+from ludic.training.packed import packed_arguments
 
 ALL_LOGITS = 0
 """Chunk size that means no chunks."""

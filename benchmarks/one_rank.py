@@ -27,8 +27,9 @@ from ludic.batches.packing import MicroBatch, assign, pack
 from ludic.distributed import init_distributed, shut_down
 from ludic.flags import run_script
 from ludic.training.config import TrainConfig
-from ludic.training.logprobs import packed_arguments, register_token_logprobs
+from ludic.training.logprobs import register_token_logprobs
 from ludic.training.model import decoder_layers
+from ludic.training.packed import packed_arguments
 from ludic.training.step import build_optimizer, train_step
 
 _SIZES = {"width 128": (128, 4, 1024), "width 256": (256, 8, 4096)}

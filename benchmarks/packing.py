@@ -22,8 +22,9 @@ from benchmarks.padding import fill_padded, padded_logprobs
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
 from ludic.flags import run_script
 from ludic.training.config import TrainConfig
-from ludic.training.logprobs import PACKED_ATTENTION, token_logprobs
+from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import rl_loss
+from ludic.training.packed import PACKED_ATTENTION
 
 CONTESTANTS = ("packed", "packed, dense mask", "padded, sorted", "padded")
 

@@ -32,9 +32,9 @@ from ludic.distributed import init_distributed, shut_down
 from ludic.flags import run_script
 from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
-from ludic.training.logprobs import PACKED_ATTENTION
 from ludic.training.losses import rl_loss
 from ludic.training.model import compute_dtype, shard
+from ludic.training.packed import PACKED_ATTENTION
 from ludic.training.step import build_optimizer, train_step
 
 Size = Literal["0.6B", "1.7B", "tiny"]

@@ -2,6 +2,7 @@
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -13,7 +14,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from ludic.training.logprobs import PACKED_ATTENTION
+from ludic.models.families import shrink, spread
+from ludic.training.packed import PACKED_ATTENTION
 
 VOCAB_SIZE = 256
 
@@ -53,3 +55,16 @@ def random_model_of(family: str, *, attention: str = PACKED_ATTENTION, **setting
     )
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+
+
+def small_model_of(family: str, *, attention: str = PACKED_ATTENTION, **settings: object) -> PreTrainedModel:
+    """A small model of any family in float64, with large random weights, so that sinks and states matter."""
+    config = shrink(AutoConfig.for_model(family, **settings))
+    config.vocab_size = VOCAB_SIZE
+    torch.manual_seed(0)
+    # The grouped products of experts do not run in float64.
+    experts = {"experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float64, **experts)
+    with torch.no_grad():
+        spread(model)
+    return model.eval()

@@ -16,14 +16,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isnan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, nan_logits
 from ludic.errors import ModelError
@@ -298,6 +306,17 @@ def _settle_here(calls: Sequence[_Call]) -> None:
 # Shapes: B = sequences of the batch, L = tokens of the longest, V = vocabulary, H = heads, D = size of a head.
 
 
+_State = LinearAttentionCacheLayerMixin
+_JOINED = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+"""Layers of a cache whose rows are known to be independent."""
+
+
 class Sequences:
     """A batch of left-padded sequences in a model's key-value cache."""
 
@@ -311,18 +330,22 @@ class Sequences:
         """
         self._model = model
         self._last_position = max_length - 1
-        unique = {prompt.tobytes(): prompt for prompt in prompts}
-        tokens, mask = (array.to(model.device) for array in _pad_left(list(unique.values())))
+        self._cache = DynamicCache(config=model.config)
+        unique = list({prompt.tobytes(): prompt for prompt in prompts}.values())
+        # A state would also take in what padding leaves of itself, so only prompts of one length run together.
+        runs = _by_length(unique) if any(isinstance(each, _State) for each in self._cache.layers) else [unique]
+        tokens, mask = (array.to(model.device) for array in _pad_left(runs[0]))
         self._mask = mask
         """(B, L) int64, 0 for padding."""
-        self._cache = DynamicCache(config=model.config)
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         self._position = positions[:, -1:]
         """(B, 1) int64, of the last token."""
         self._forward(tokens, positions)
-        if len(unique) < len(prompts):
-            index_of = {key: index for index, key in enumerate(unique)}
-            self._index(torch.tensor([index_of[prompt.tobytes()] for prompt in prompts], device=model.device))
+        for run in runs[1:]:
+            self.join(Sequences(model, run, max_length))
+        order = {prompt.tobytes(): index for index, prompt in enumerate(chain.from_iterable(runs))}
+        if (indexes := [order[prompt.tobytes()] for prompt in prompts]) != list(range(len(self))):
+            self._index(torch.tensor(indexes, device=model.device))
 
     def __len__(self) -> int:
         """Number of sequences."""
@@ -330,8 +353,8 @@ class Sequences:
 
     @property
     def can_join(self) -> bool:
-        """Whether `join` supports all layers of the cache; it does not support linear attention, for example."""
-        return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in self._cache.layers)
+        """Whether `join` supports all layers of the cache."""
+        return all(type(layer) in _JOINED for layer in self._cache.layers)
 
     def select(self, indexes: Tensor) -> None:
         """Keep the sequences at `indexes`, (n,) int64, and drop padding that none of them needs."""
@@ -340,7 +363,8 @@ class Sequences:
         if padding > 0 and self.can_join:
             self._mask = self._mask[:, padding:]
             for layer in self._cache.layers:
-                _drop_left(layer, padding)
+                if isinstance(layer, DynamicLayer):
+                    _drop_left(layer, padding)
 
     def extend(self, tokens: Tensor) -> None:
         """Append one token, (B,) int64, to each sequence."""
@@ -392,8 +416,25 @@ def _drop_left(layer: DynamicLayer, padding: int) -> None:
     layer.keys, layer.values = layer.keys[:, :, padding:], layer.values[:, :, padding:]
 
 
-def _join_layers(layer: DynamicLayer, other: DynamicLayer) -> None:
+def _by_length(prompts: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    found: defaultdict[int, list[np.ndarray]] = defaultdict(list)
+    for prompt in prompts:
+        found[len(prompt)].append(prompt)
+    return list(found.values())
+
+
+def _join_layers(layer: Any, other: Any) -> None:
     """Append the other layer's rows; in both, the last column is the last token."""
+    if isinstance(layer, _State):
+        for states, others in (
+            (layer.conv_states, other.conv_states),
+            (layer.recurrent_states, other.recurrent_states),
+        ):
+            states |= {
+                number: torch.cat([state, others[number]]) for number, state in states.items() if state is not None
+            }
+    if not isinstance(layer, DynamicLayer):
+        return
     length = max(layer.keys.shape[-2], other.keys.shape[-2])
     layer.keys = _stack_right_aligned(layer.keys, other.keys, length)
     layer.values = _stack_right_aligned(layer.values, other.values, length)

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ludic.errors import ModelError, one_line
-from ludic.models.weight_files import load_config
+from ludic.models.weight_files import load_config, mended
 from ludic.paths import cache_folder
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ def _small_model(small: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
         if size > _MOST_PARAMETERS:
             raise _UnknownError(f"it has {size:,} parameters")
         model = _make(small, dtype, "eager").eval()
-        _spread(model)
+        spread(model)
         alone = [logprobs_alone(model, tokens) for tokens in probe_sequences()]
     except Exception as error:
         raise _UnknownError(one_line(error)) from error
@@ -170,7 +170,8 @@ def _small_model(small: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
 def _make(small: PreTrainedConfig, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
     # The grouped products of experts do not run in float64.
     experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
-    return AutoModelForCausalLM.from_config(deepcopy(small), dtype=dtype, attn_implementation=attention, **experts)
+    model = AutoModelForCausalLM.from_config(deepcopy(small), dtype=dtype, attn_implementation=attention, **experts)
+    return mended(model)
 
 
 def _difference(
@@ -201,7 +202,7 @@ def logprobs_alone(model: PreTrainedModel, tokens: np.ndarray) -> Tensor:
     return logprobs.gather(-1, ids[1:, None])[:, 0]
 
 
-def _spread(model: PreTrainedModel) -> None:
+def spread(model: PreTrainedModel) -> None:
     """Make every parameter matter: initial weights hide much, such as sinks that begin at 0, and caps of scores."""
     for parameter in model.parameters():
         noise = torch.randn_like(parameter)
@@ -286,7 +287,7 @@ _AT_MOST: Mapping[re.Pattern[str], int] = {
         r"(\w+_)?vocab(_size(_\w+)?)?|vocab_offset": VOCAB_SIZE,
         r"(\w*_)?(sliding_|attention_|local_)?window(_size)?|attention_chunk_size|local_attention": WINDOW,
         r"max_position_embeddings|n_positions|n_ctx|max_seq_len": 4096,
-        r"index_topk": WINDOW,
+        r"index_topk|floor_scale": WINDOW,
         r"first_k_dense_replace|num_dense_layers|max_window_layers|moe_layer_start_index": 1,
         r"\w+_(period|interval|pattern|freq)|\w+_every_n_layers|decoder_sparse_step": 2,
         r"\w+_(layer_)?offset": 1,
@@ -309,6 +310,10 @@ def _shrunk(values: Mapping[str, Any]) -> dict[str, Any]:
     small = {name: _part(name, value, kept, depth, layers, heads) for name, value in kept.items()}
     if "head_dim" in small and small["head_dim"] is None and _is_size(small.get("hidden_size")):
         small["head_dim"] = small["hidden_size"] // min(heads, _HEADS)
+    if _is_size(small.get("mamba_d_ssm")):
+        small["mamba_d_ssm"] = small["mamba_n_heads"] * small["mamba_d_head"]
+    if {"expand", "num_heads", "head_dim"} <= small.keys():  # Mamba 2, whose heads are as wide as its states
+        small["head_dim"] = small["expand"] * small["hidden_size"] // small["num_heads"]
     return small
 
 
@@ -321,6 +326,8 @@ def _part(name: str, value: Any, values: Mapping[str, Any], depth: int | None, l
         return _shrunk_rope(value, values) if "rope_type" in value or "rope" in name else _shrunk(value)
     if isinstance(value, list) and depth is not None and len(value) == depth:
         return [value[layer] for layer in layers]
+    if _names_layers(name, value):
+        return [new for new, old in enumerate(layers) if old in value]
     if re.fullmatch(r"\w+_token_(id|index)", name):
         return _special(value)
     if not _is_size(value):
@@ -347,6 +354,9 @@ def _layers_of_each_kind(values: Mapping[str, Any], depth: int | None) -> list[i
     if depth is None:
         return [0, 0]
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == depth]
+    lists += [
+        [layer in value for layer in range(depth)] for name, value in values.items() if _names_layers(name, value)
+    ]
     tables = [value for value in values.values() if isinstance(value, dict)]
     kinds = {
         str(
@@ -356,6 +366,11 @@ def _layers_of_each_kind(values: Mapping[str, Any], depth: int | None) -> list[i
     }
     first = sorted(kinds.values())[:_MOST_KINDS]
     return first + first
+
+
+def _names_layers(name: str, value: Any) -> bool:
+    """Return whether an entry lists the numbers of some layers."""
+    return isinstance(value, list) and name.endswith("layer_indices")
 
 
 def _shrunk_rope(rope: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,6 +86,19 @@ def load_pretrained(
     # Loaded weights are the memory-mapped file: if the file shrank later, the process would be killed (SIGBUS).
     for weight in model.parameters():
         weight.data = weight.data.clone()
+    return mended(model)
+
+
+def mended(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model without what transformers 5.19 gets wrong, changed in place; call it on every model that is made.
+
+    Nemotron-H takes time_step_min for the lowest time step, in a pass over many tokens only, so that tokens that are
+    sampled one by one get other logprobs. Its configuration says time_step_limit.
+    """
+    limit: Any = getattr(model.config.get_text_config(decoder=True), "time_step_limit", None)
+    for module in model.modules() if limit is not None else ():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(limit)
     return model
 
 

@@ -6,20 +6,28 @@ of tokens of a sequence (attention's two products). As in other published figure
 checkpoints, the logits of the backward pass) is not counted, and the masked half of causal attention is. In a packed
 step a sequence attends only to itself, and the head counts only for tokens that have logits. The forward pass of a
 reference is not counted.
+
+Of a layer's experts, those count that a token uses. What layers with a state compute besides their matrices is not
+counted, nor is what a window or chunk saves.
 """
 
 # Shapes: S = sequences of a step, of all ranks.
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-# Config fields of mixtures of experts, where a token uses only some of the weights.
+# Config fields of mixtures of experts: how many there are, and how many a token uses.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "attention", "hybrid", "hybrid_sliding")
+"""Kinds of layers that compare pairs of tokens, by the names of layer_types."""
 
 # Dense TFLOPS from vendors' data sheets, without sparsity: bfloat16 (accumulated in float32), and float32 without TF32.
 # The first entry whose name occurs as whole words in the device's name is used.
@@ -55,24 +63,39 @@ class ModelCost:
 def model_cost(model: PreTrainedModel) -> ModelCost | None:
     """Return a model's cost from its weights, sharded or not, and its configuration.
 
-    Returns None for a mixture of experts and for a model without a head.
+    Returns None for a model without a head, and for a mixture of experts of an unknown layout.
     """
     config = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
-    if head is None or any(getattr(config, name, None) for name in _EXPERTS):
+    num_experts, num_used = (_first(config, names) for names in (_EXPERTS, _USED))
+    stacked = [weight for weight in model.parameters() if weight.ndim == 3 and weight.shape[0] == num_experts]
+    if head is None or (num_experts and not (num_used and stacked)):
         return None
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     multiplied = [
         weight
-        for weight in model.parameters()
-        if weight.ndim == 2 and weight is not head.weight and id(weight) not in looked_up
+        for name, weight in model.named_parameters()
+        if weight.ndim == 2
+        and weight is not head.weight
+        and id(weight) not in looked_up
+        and not name.endswith("bias")  # experts have a bias each, stacked
     ]
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelCost(
-        token=sum(map(_flops_a_token, multiplied)),
+        token=sum(map(_flops_a_token, multiplied))
+        + sum(_flops_a_token(weight) * num_used // num_experts for weight in stacked),
         logit=_flops_a_token(head.weight),
-        pair=12 * config.num_hidden_layers * config.num_attention_heads * head_size,
+        pair=12 * _num_attention_layers(config) * config.num_attention_heads * head_size,
     )
+
+
+def _first(config: PreTrainedConfig, names: Sequence[str]) -> int:
+    return next((value for name in names if (value := getattr(config, name, None))), 0)
+
+
+def _num_attention_layers(config: PreTrainedConfig) -> int:
+    kinds = getattr(config, "layer_types", None)
+    return config.num_hidden_layers if kinds is None else sum(kind in _ATTENTION for kind in kinds)
 
 
 def step_flops(cost: ModelCost, prompt_lengths: np.ndarray, response_lengths: np.ndarray) -> float:

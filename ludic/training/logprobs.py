@@ -1,26 +1,17 @@
-"""Logprobs of a model on packed tokens: each sequence attends to itself, and logits are computed in chunks of rows.
+"""Logprobs of a model on packed tokens (ludic.training.packed): logits are computed in chunks of rows.
 
 A causal model's head turns hidden states into logits, which at a vocabulary of 150,000 are a hundred times as large.
 Here a chunk of logits is computed, reduced to one number per row, and dropped; the backward pass computes each chunk
 again. So peak memory grows with the chunk, not with the micro-batch (benchmarks/logprobs_memory.py).
 
-transformers separates packed sequences by a dense mask of all tokens by all tokens, whose cost grows with the square
-of the micro-batch. ludic passes the sequences' lengths instead of a mask. The cost grows with the sum of their squared
-lengths (benchmarks/packing.py).
-
-On CUDA, half-precision models run PyTorch's variable-length attention, one kernel for all sequences. Otherwise causal
-attention, which needs no mask, runs on one sequence after the other. Lengths stay on the CPU, so no layer waits for the
-device.
-
 Pure tensor code. Raises ModelError if a model's head is of a kind that this module does not support.
 """
 
-# Shapes of logprobs: A = response tokens of a micro-batch, C = rows of a chunk, H = hidden size, V = vocabulary. Nats.
-# Shapes of attention: T = packed tokens, S = sequences, H = heads, K = key and value heads, D = head size.
+# Shapes: A = response tokens of a micro-batch, C = rows of a chunk, H = hidden size, V = vocabulary. Nats.
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from functools import partial
-from itertools import accumulate
 from types import MethodType
 from typing import Any
 
@@ -28,14 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import register_fsdp_forward_method
-from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import linear, scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch, PackedKeptTokens
 from ludic.errors import ModelError
+from ludic.training.packed import PACKED_ATTENTION, keep_apart, packed_arguments, with_lengths
 
 # --- Logprobs ----------------------------------------------------------------------------------------------------
 
@@ -83,14 +72,14 @@ def check_head(model: PreTrainedModel, source: str) -> None:
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         with torch.no_grad():
             wanted = model(input_ids=token, use_cache=False).logits[0]
-            hidden = model.get_decoder()(input_ids=token, use_cache=False).last_hidden_state[0]
-            found = _capped(linear(hidden, head.weight, head.bias), _softcap(model))
+            hidden = decoder_of(model)(input_ids=token, use_cache=False).last_hidden_state[0]
+            found = _capped(linear(hidden, head.weight, head.bias), _softcap(model)) * _scale(model)
         # Tolerance: bfloat16 has 8 bits of precision.
         if (found - wanted).abs().max() <= 2**-7 * wanted.abs().max():
             return
     raise ModelError(
         f"{source}: {type(model).__name__} makes its logits in a way that ludic does not know (neither a linear head "
-        "alone, nor one with final_logit_softcapping); add it to ludic.training.logprobs"
+        "alone, nor one whose logits are capped or scaled); add it to ludic.training.logprobs"
     )
 
 
@@ -102,15 +91,17 @@ def _token_logprobs(
     *,
     float32_head: bool = False,
 ) -> tuple[Tensor, Tensor]:
+    keep_apart(model)
     is_ours = model.config._attn_implementation == PACKED_ATTENTION
     # Without a mask, transformers builds a dense mask from the restarts of positions.
     packed = packed_arguments(batch.sequence_lengths, batch.input_ids.device) if is_ours else {}
-    output = model.get_decoder()(
-        input_ids=batch.input_ids,
-        position_ids=batch.position_ids,
-        use_cache=False,
-        **packed,
-    )
+    with with_lengths(batch.sequence_lengths if is_ours else None):
+        output = decoder_of(model)(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            **packed,
+        )
     head = model.get_output_embeddings()
     parts = output.last_hidden_state[0, batch.logit_positions], head.weight, head.bias
     hidden, weight, bias = (part.float() if float32_head and part is not None else part for part in parts)
@@ -119,7 +110,7 @@ def _token_logprobs(
         weight,
         bias,
         batch.targets,
-        batch.temperatures,
+        batch.temperatures / _scale(model),
         kept=batch.kept_tokens,
         softcap=_softcap(model),
         chunk_tokens=chunk_tokens,
@@ -127,9 +118,29 @@ def _token_logprobs(
     )
 
 
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """Return the part of a model that makes hidden states; some models name themselves."""
+    decoder = model.get_decoder()
+    if decoder is not model:
+        return decoder
+    return next(part for part in model.children() if part is not model.get_output_embeddings())
+
+
+def _scale(model: PreTrainedModel) -> float:
+    """Return the factor of a model's logits, such as Cohere's and Granite's; 1 for most."""
+    config = model.config.get_text_config(decoder=True)
+    multiplied, divided = (
+        math.prod(getattr(config, name, None) or 1.0 for name in names)
+        for names in (("logit_scale", "lm_head_multiplier"), ("logits_scaling",))
+    )
+    return multiplied / divided
+
+
 def _softcap(model: PreTrainedModel) -> float | None:
-    """Return final_logit_softcapping of Gemma 2 (arXiv 2408.00118, section 2) and some later models; None if absent."""
-    return getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
+    """Return the bound c of logits c tanh(logits / c), as in Gemma 2 (arXiv 2408.00118, section 2); None if absent."""
+    config = model.config.get_text_config(decoder=True)
+    names = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+    return next((cap for name in names if (cap := getattr(config, name, None)) is not None), None)
 
 
 def linear_logprobs(
@@ -262,110 +273,3 @@ def _grad_scaled(
 
 def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else tensor.to(dtype)
-
-
-# --- Attention ---------------------------------------------------------------------------------------------------
-
-
-PACKED_ATTENTION = "ludic_packed"
-"""attn_implementation of models that ludic trains; without lengths it is transformers' sdpa."""
-
-
-_FLASH_CAPABILITY = (8, 0)
-"""Lowest compute capability that the variable-length kernel runs on: Ampere."""
-
-
-def packed_arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """Return the arguments that tell a decoder how long its packed sequences are; make them once per micro-batch.
-
-    attention_mask is (1, 1, 1, S) int64 on the CPU: transformers passes a 4-D mask on to the layers unchanged.
-    """
-    arguments = {"attention_mask": torch.tensor(lengths)[None, None, None]}
-    return arguments | (flash_arguments(lengths, device) if device.type == "cuda" else {})
-
-
-def flash_arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """Return the arguments by which transformers passes packed lengths to flash attention.
-
-    cu_seq_lens_*: (S + 1,) int32, the sequences' starts and the end of the last.
-    """
-    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
-    starts_and_longest = {"cu_seq_lens": starts, "max_length": max(lengths)}
-    return {f"{name}_{of}": value for name, value in starts_and_longest.items() for of in ("q", "k")}
-
-
-def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    max_length_q: int | None = None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """Attention function for transformers; returns (1, T, H, D). query: (1, H, T, D). key, value: (1, K, T, D)."""
-    if attention_mask is None or attention_mask.dtype != torch.int64:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
-    if cu_seq_lens_q is not None and max_length_q is not None and _has_kernel(query, value):
-        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        output = varlen_attn(
-            query,
-            key,
-            value,
-            cu_seq_q=cu_seq_lens_q,
-            cu_seq_k=cu_seq_lens_q,
-            max_q=max_length_q,
-            max_k=max_length_q,
-            scale=scaling,
-            # Tokens before the token itself: all (-1), or one fewer than sliding_window, which counts it.
-            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        assert isinstance(output, Tensor)  # a pair only if asked for
-        return output[None], None
-    lengths = attention_mask.flatten().tolist()
-    parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    outputs = [_attend(*part, scaling=scaling, sliding_window=sliding_window) for part in parts]
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
-
-
-def _has_kernel(query: Tensor, value: Tensor) -> bool:
-    """Return whether the variable-length kernel computes this attention on this device."""
-    return (
-        query.dtype in (torch.float16, torch.bfloat16)
-        and query.shape[-1] == value.shape[-1]
-        and query.shape[-1] % 8 == 0
-        and query.shape[-1] <= 256
-        and torch.cuda.get_device_capability(query.device) >= _FLASH_CAPABILITY
-    )
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None) -> Tensor:
-    """Causal attention of one sequence: a token sees itself and sliding_window - 1 tokens before it; None is all."""
-    length = query.shape[2]
-    window = None
-    if sliding_window is not None and length > sliding_window:
-        positions = torch.arange(length, device=query.device)
-        distances = positions[:, None] - positions
-        window = (distances >= 0) & (distances < sliding_window)
-    return scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=window,
-        is_causal=window is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-
-
-AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
-
-
-def keep_uncompiled() -> None:
-    """Exclude `packed_attention` from torch.compile: it depends on lengths, which differ in every micro-batch."""
-    AttentionInterface.register(PACKED_ATTENTION, torch.compiler.disable(packed_attention))

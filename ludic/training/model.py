@@ -27,18 +27,12 @@ from ludic.batches.packing import TrainingSequence, pack
 from ludic.distributed import from_main, is_main, run_on_main
 from ludic.errors import ModelError, one_line
 from ludic.models.families import Sampled, check_family, check_model, probe_sequences
-from ludic.models.first_model import local_folder, tokenizer_files, write_files
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
-from ludic.models.weight_files import load_pretrained, without_progress_bars
+from ludic.models.weight_files import load_pretrained, mended, without_progress_bars
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
-from ludic.training.logprobs import (
-    PACKED_ATTENTION,
-    check_head,
-    keep_uncompiled,
-    register_token_logprobs,
-    token_logprobs,
-)
+from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
+from ludic.training.packed import PACKED_ATTENTION, checkpoint_lengths, keep_uncompiled
 
 _WEIGHT_NAMES = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
@@ -56,6 +50,8 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
     packed sequences get other logprobs than transformers gives to each alone (ludic.models.families).
     If strict, also raises ModelError if there is a weight that the model does not use.
     """
+    from ludic.models.first_model import local_folder  # not on every machine that benchmarks.gpu runs on
+
     with local_folder(source) as found, _known_names(found) as folder:
         is_judged = check_trainable(folder, source)
         model = load_pretrained(
@@ -79,8 +75,6 @@ def check_trainable(folder: str, source: str) -> bool:
 
 def _packed(model: PreTrainedModel) -> Sampled:
     """Return the logprobs of probe sequences, packed as in training. Raises ModelError where the cause is known."""
-    if model._is_stateful:
-        raise ModelError("the state of its recurrent layers runs on from one packed sequence into the next")
     if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
         raise ModelError("it caps its attention scores (attn_logit_softcapping), which PyTorch's fused attention can't")
     check_head(model, model.config.model_type)
@@ -175,7 +169,7 @@ def _without_weights(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrained
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED_ATTENTION)
     model.tie_weights()
-    return model.eval()
+    return mended(model.eval())
 
 
 def shard(
@@ -217,7 +211,7 @@ def shard(
             layer.forward = torch.compile(layer.forward, dynamic=True)
         if activation_checkpointing:
             # Hugging Face's own switch does nothing in eval mode.
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=checkpoint_lengths)
         make_unit(layer)
     # Tied embeddings are in the root unit together, so FSDP2 shards them as one parameter.
     make_unit(model)
@@ -302,6 +296,8 @@ def copy_tokenizer(source: str, folder: str | Path) -> None:
 
     Raises ModelError if there is neither such a folder nor such a model on the Hub.
     """
+    from ludic.models.first_model import local_folder, tokenizer_files, write_files
+
     with local_folder(source, with_weights=False) as origin:
         write_files(tokenizer_files(origin), Path(folder))
 

@@ -24,7 +24,7 @@ from ludic.store import Root, read_attempt
 from ludic.store.records import CheckpointInfo
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import attempts_to_replay
-from ludic.training.logprobs import PACKED_ATTENTION
+from ludic.training.packed import PACKED_ATTENTION
 
 logger = logging.getLogger(__name__)
 

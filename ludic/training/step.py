@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import asinh, exp, nan, sinh
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +28,14 @@ from torch.optim import AdamW, Optimizer
 from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
-from ludic.batches.source import Plan
 from ludic.errors import TrainingError
-from ludic.store.tables import to_token_stats
 from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import KL_ESTIMATORS, MAX_LOG_RATIO, bounded, clipped_tokens, loss_units, rl_loss
-from ludic.training.reference import Reference
+
+if TYPE_CHECKING:
+    from ludic.batches.source import Plan
+    from ludic.training.reference import Reference
 
 _HISTOGRAM = "log_ratio_histogram"
 
@@ -48,7 +49,7 @@ def train_step(
     num_action_tokens: int,
     num_ranks: int,
     learning_rate: float,
-    reference: Reference | None = None,
+    reference: "Reference | None" = None,
     timer: "StepTimer | None" = None,
     token_stats: "TokenStats | None" = None,
 ) -> dict[str, float]:
@@ -383,6 +384,8 @@ class TokenStats:
 
     def to_table(self, attempt_id: int, step: int) -> pa.Table:
         """Return rows of the token_stats table; a rollout whose response max_seq_len cuts to 0 tokens has no row."""
+        from ludic.store.tables import to_token_stats  # not on every machine that benchmarks.gpu runs on
+
         full = [seen for seen in self._seen if seen.rollout_ids]
         lengths = [seen.sequence_ids.bincount(minlength=len(seen.rollout_ids)).numpy() for seen in full]
         return to_token_stats(
@@ -411,7 +414,7 @@ def _join(tensors: list[Tensor], dtype: type[np.generic]) -> np.ndarray:
 # --- Metrics of the step and its data ----------------------------------------------------------------------------
 
 
-def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int) -> dict[str, Any]:
+def step_metrics(plan: "Plan", metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int) -> dict[str, Any]:
     """Return the metrics of a training step together with those of its used and dropped rollouts."""
     used = plan.rows.filter(plan.rows.column("used"))
     # Policy versions of another run can't be compared with this run's.
@@ -436,7 +439,7 @@ def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, n
     }
 
 
-def trained_lengths(plan: Plan, max_seq_len: int | None) -> tuple[np.ndarray, np.ndarray]:
+def trained_lengths(plan: "Plan", max_seq_len: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return prompt and response lengths, in tokens, of a step's used rollouts; max_seq_len may cut a response to 0."""
     used = plan.rows.filter(plan.rows.column("used"))
     prompts, responses = (used.column(name).to_numpy() for name in ("prompt_length", "response_length"))

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from model_families import small_model_of
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -69,11 +70,33 @@ def test_adapters_cost_what_they_multiply_and_their_base_has_no_gradient():
     assert model_cost(model) == ModelCost(token=4 * 144 + 6 * 8, logit=4 * 40, pair=48)
 
 
-def test_the_cost_of_a_mixture_of_experts_is_not_known():
+def test_of_a_mixture_of_experts_those_count_that_a_token_uses():
     config = Qwen3MoeConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, num_experts=4, head_dim=4)
     config.moe_intermediate_size = config.intermediate_size = 8
-    config.num_attention_heads = config.num_key_value_heads = 2
-    assert model_cost(Qwen3MoeForCausalLM(config)) is None
+    config.num_attention_heads = config.num_key_value_heads = config.num_experts_per_tok = 2
+    # Four of attention, 8x8 each; the router, 8x4; of four experts with three of 8x8, two.
+    cost = ModelCost(token=6 * (4 * 64 + 32 + 2 * 3 * 64), logit=6 * 80, pair=12 * 1 * 2 * 4)
+    assert model_cost(Qwen3MoeForCausalLM(config)) == cost
+
+
+@pytest.mark.parametrize(("family", "num_layers"), [("qwen3_5_text", 2), ("nemotron_h", 1), ("gpt_oss", 4)])
+def test_only_attention_layers_compare_pairs_of_tokens(family, num_layers):
+    model = small_model_of(family)
+    config = model.config
+    assert model_cost(model).pair == 12 * num_layers * config.num_attention_heads * config.head_dim
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe_text", "gpt_oss", "deepseek_v3", "glm4_moe"])
+def test_every_weight_of_an_expert_layer_is_counted_once(family):
+    """Against a count of the same weights by name."""
+    model = small_model_of(family)
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name and p.ndim == 3)
+    others = sum(
+        p.numel()
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and not any(part in name for part in ("embed", "lm_head", ".experts.", "conv"))
+    )
+    assert model_cost(model).token == 6 * (others + experts * 2 // 4)
 
 
 @pytest.mark.parametrize(

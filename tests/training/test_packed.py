@@ -1,7 +1,10 @@
 import inspect
 
+import numpy as np
 import pytest
 import torch
+from model_families import small_model_of
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
@@ -15,8 +18,12 @@ from transformers import (
 )
 from transformers.utils import TransformersKwargs
 
-from ludic.training import logprobs as kernel
-from ludic.training.logprobs import PACKED_ATTENTION, flash_arguments, packed_arguments
+from ludic.batches.packing import TrainingSequence, pack
+from ludic.models.families import logprobs_alone
+from ludic.training import packed as kernel
+from ludic.training.logprobs import token_logprobs
+from ludic.training.model import shard
+from ludic.training.packed import PACKED_ATTENTION, flash_arguments, packed_arguments
 
 SIZES = {
     "vocab_size": 64,
@@ -158,3 +165,119 @@ def test_the_kernel_takes_the_tensors_of_a_model_where_it_can(config, dtype, cap
     assert len(calls) == (config.num_hidden_layers if is_kernel else 0)
     assert (logits.shape, logits.dtype) == ((1, sum(LENGTHS), 64), dtype)
     assert all(p.grad.shape == p.shape for p in model.parameters())
+
+
+# --- Sinks, chunks and layers with a state -----------------------------------------------------------------------
+
+
+OTHERS: dict[str, dict[str, object]] = {
+    "gpt_oss": {},
+    "granite_swa": {"layer_types": ["full_attention", "sliding_attention"] * 12},
+    "llama4_text": {},
+    "qwen3_next": {},
+    "qwen3_5_text": {},
+    "nemotron_h": {},
+    "falcon_h1": {},
+    "granitemoehybrid": {},
+    "kimi_linear": {},
+    "olmo_hybrid": {},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
+    "minimax": {},
+    "falcon_mamba": {},
+}
+
+
+def rows_of_tokens() -> list[TrainingSequence]:
+    """Longer than windows, chunks and convolutions, also next to each other, and of one token."""
+    numbers = np.random.default_rng(0)
+    return [
+        TrainingSequence(
+            rollout_id=str(length),
+            prompt_tokens=(tokens := numbers.integers(3, 100, length + 1, dtype=np.int32))[:1],
+            response_tokens=tokens[1:],
+            sampler_logprobs=np.zeros(length, np.float32),
+            advantage=0.0,
+        )
+        for length in (5, 23, 1, 14)
+    ]
+
+
+def gradients(model: torch.nn.Module, logprobs: torch.Tensor) -> torch.Tensor:
+    signs = torch.where(torch.arange(len(logprobs)) % 3 == 0, -1.0, 1.0)
+    (logprobs * signs).sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_logprobs_and_gradients_are_those_of_each_sequence_alone(family: str) -> None:
+    """By the family's own eager attention, which does all that its authors wrote."""
+    rows = rows_of_tokens()
+    alone = small_model_of(family, attention="eager", **OTHERS[family])
+    tokens = [np.concatenate([row.prompt_tokens, row.response_tokens]) for row in rows]
+    expected = torch.cat([logprobs_alone(alone, each) for each in tokens])
+    wanted = gradients(alone, expected)
+    model = small_model_of(family, **OTHERS[family])
+    found, _ = token_logprobs(model, pack(rows))
+    assert (found - expected).abs().max() < 1e-4
+    assert (gradients(model, found) - wanted).norm() < 1e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "gpt_oss"])
+def test_a_layer_that_is_computed_again_sees_the_same_sequences(family: str, mesh: DeviceMesh) -> None:
+    found = []
+    for activation_checkpointing in (False, True):
+        model = small_model_of(family)
+        shard(model, mesh, activation_checkpointing=activation_checkpointing)
+        found.append(gradients(model, token_logprobs(model, pack(rows_of_tokens()))[0]))
+    torch.testing.assert_close(*found)
+
+
+def scores_of(query, key, value, starts, scale, before):
+    """By a dense mask: scores (H, T, T), their log-sum-exp (H, T), and the values for each query head (H, T, D)."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(groups, dim=1).transpose(0, 1) for tensor in (key, value))
+    number, position = torch.arange(len(starts) - 1).repeat_interleave(starts.diff()), torch.arange(len(query))
+    distance = position[:, None] - position
+    mask = (number[:, None] == number) & (distance >= 0) & ((distance <= before) | (before == -1))
+    scores = (query.transpose(0, 1) @ key.transpose(1, 2) * scale).masked_fill(~mask, -torch.inf)
+    normalizer = scores.logsumexp(-1)
+    return scores, normalizer, value
+
+
+@pytest.mark.parametrize("before", [-1, 3])
+def test_the_kernel_with_sinks_gives_their_outputs_and_gradients(before: int, monkeypatch) -> None:
+    """The kernel's two passes, as PyTorch's own formulas say; `make gpu` tries the kernel itself."""
+    torch.manual_seed(0)
+    starts = torch.tensor([0, 1, 8, 21], dtype=torch.int32)
+    query = torch.randn(21, 4, 8, dtype=torch.float64, requires_grad=True)
+    key, value = (torch.randn(21, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
+
+    def forward(query, key, value, starts, longest, scale, window, *, return_aux):
+        scores, normalizer, value = scores_of(query, key, value, starts, scale, window[0])
+        return (scores.softmax(-1) @ value).transpose(0, 1), normalizer
+
+    def backward(grad, query, key, value, output, normalizer, starts, *_, scale, window_size_left, **rest):
+        scores, _, values = scores_of(query, key, value, starts, scale, window_size_left)
+        probabilities = (scores - normalizer[:, :, None]).exp()
+        grad, output = grad.transpose(0, 1), output.transpose(0, 1)
+        slopes = probabilities * (grad @ values.transpose(1, 2) - (grad * output).sum(-1, keepdim=True)) * scale
+        keys = key.repeat_interleave(2, dim=1).transpose(0, 1)
+        of_keys, of_values = slopes.transpose(1, 2) @ query.transpose(0, 1), probabilities.transpose(1, 2) @ grad
+        return (slopes @ keys).transpose(0, 1), *(
+            each.transpose(0, 1).unflatten(1, (2, 2)).sum(2) for each in (of_keys, of_values)
+        )
+
+    monkeypatch.setattr(kernel, "_kernel", forward)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", backward)
+    found = kernel._KernelWithSinks.apply(query, key, value, sinks, starts, 13, 0.3, (before, 0))
+    scores, _, values = scores_of(query, key, value, starts, 0.3, before)
+    all_scores = torch.cat([scores, sinks[:, None, None].expand(4, 21, 1)], dim=-1)
+    expected = (all_scores.softmax(-1)[..., :-1] @ values).transpose(0, 1)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    weights = torch.randn_like(found)
+    wanted = torch.autograd.grad((expected * weights).sum(), (query, key, value, sinks))
+    for one, other in zip(
+        torch.autograd.grad((found * weights).sum(), (query, key, value, sinks)), wanted, strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,595 @@
+"""Check and measure on one GPU what only a GPU shows, and write it to one Markdown file, each row as it comes.
+
+    make gpu                             # python3 -m benchmarks.gpu, about eight minutes on an H100
+    make gpu ARGS="--device cpu"         # the same at tiny sizes, to see that it runs; the figures mean nothing
+
+Runs by the python3 that is there, without an installation of ludic: it needs PyTorch 2.11, transformers, safetensors
+and pyarrow. Parts that need more, such as the store or vLLM, say what is missing.
+
+- attention: logprobs and gradients of packed sequences in bfloat16, beside those of each sequence alone, both against
+  float32 on the CPU. Packing is exact if it is no further off than the sequences alone.
+- step: one gradient step in every way of running it, against the same step in float32 on the CPU.
+- speed: the trainer's step at the sizes of Qwen3-0.6B, at most 16,384 tokens at once, and with layers of Qwen3-8B's
+  size, as many as fit; model FLOPs do not count what is computed twice.
+- files: seconds of a publish and of a checkpoint.
+- run: whole runs with vLLM, and the share of their time that the trainer waits.
+"""
+
+import gc
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.models import make_model
+from benchmarks.one_rank import shard_always
+from benchmarks.packing import skewed_sequences
+from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
+from ludic.distributed import init_distributed, shut_down
+from ludic.errors import ModelError, one_line
+from ludic.flags import run_script
+from ludic.models.families import NUM_TOKENS, logprobs_alone, shrink, spread
+from ludic.training.config import TrainConfig
+from ludic.training.flops import device_peak_flops, model_cost, step_flops
+from ludic.training.logprobs import token_logprobs
+from ludic.training.model import check_trainable, compute_dtype, full_state_dict, publish_dtype, save_weights, shard
+from ludic.training.packed import PACKED_ATTENTION
+from ludic.training.step import StepTimer, build_optimizer, train_step
+
+Cells = Sequence[str]
+SECONDS = 480
+"""All parts together; a part that would begin later is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a part runs on."""
+
+    device: torch.device
+    is_quick: bool
+    """Whether sizes are tiny."""
+    folder: Path
+    """An empty folder for files."""
+
+
+@dataclass(slots=True)
+class Report:
+    """The Markdown file, which is written while the parts run."""
+
+    file: Path
+    failures: int = 0
+
+    def write(self, text: str) -> None:
+        with self.file.open("a") as opened:
+            opened.write(text)
+        print(text, end="", flush=True)
+
+    def table(self, title: str, columns: Cells, rows: Iterator[Cells]) -> None:
+        """Write rows as they come; an error ends the table with a row that tells it."""
+        started = time.perf_counter()
+        self.write(f"\n## {title}\n\n| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n")
+        try:
+            for row in rows:
+                self.write(f"| {' | '.join(row)} |\n")
+        except Exception as error:  # a GPU shows what was never tried, and the other parts shall still run
+            self.failures += 1
+            self.write(f"| failed: {type(error).__name__}: {one_line(error).replace('|', '/')[:400]} |\n")
+        self.write(f"\n{time.perf_counter() - started:.0f} s.\n")
+
+
+def main(
+    device: Literal["cuda", "cpu"] = "cuda",
+    file: str = "build/gpu.md",
+    part: Literal["attention", "step", "speed", "files", "run"] | None = None,
+) -> None:
+    """Write the file. The exit status is 1 if a part failed.
+
+    Args:
+        device: Where to run; cpu takes tiny sizes.
+        file: The Markdown file; one that is there is replaced.
+        part: Run only this part.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("gpu: PyTorch finds no CUDA device here; --device cpu shows that the parts run")
+    started = time.monotonic()
+    report = Report(Path(file))
+    report.file.parent.mkdir(parents=True, exist_ok=True)
+    report.file.write_text("# ludic on one GPU\n\n    make gpu\n")
+    mesh = init_distributed(device)
+    with tempfile.TemporaryDirectory() as folder:
+        # Verdicts on families belong to this machine's run alone.
+        os.environ["LUDIC_CACHE_DIR"] = f"{folder}/cache"
+        setting = Setting(device=torch.device(mesh.device_type), is_quick=device == "cpu", folder=Path(folder))
+        report.table("machine", ["", ""], machine(setting))
+        for name, (title, columns, rows) in PARTS.items():
+            if part not in (None, name):
+                continue
+            if time.monotonic() - started > SECONDS:
+                report.write(f"\n## {title}\n\nLeft out: {SECONDS} seconds had passed.\n")
+                continue
+            report.table(title, columns, rows(setting))
+            _free()
+    shut_down()
+    if report.failures:
+        raise SystemExit(f"gpu: {report.failures} tables did not end; {report.file} says why")
+
+
+def machine(setting: Setting) -> Iterator[Cells]:
+    if setting.device.type == "cuda":
+        about = torch.cuda.get_device_properties(setting.device)
+        memory = f"{about.total_memory / 2**30:.0f} GiB"
+        yield "device", f"{about.name}, {memory}, compute capability {about.major}.{about.minor}"
+        yield "CUDA", str(torch.version.cuda)
+    else:
+        yield "device", f"CPU ({platform.machine()}), tiny sizes: the figures mean nothing"
+    yield "Python", platform.python_version()
+    yield "PyTorch, transformers", f"{torch.__version__}, {transformers.__version__}"
+    missing = [name for name in ("msgspec", "duckdb", "polars", "vllm") if not importlib.util.find_spec(name)]
+    yield "not installed", ", ".join(missing) or "none of what ludic needs"
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+# --- Attention -------------------------------------------------------------------------------------------
+
+
+FAMILIES = (
+    *("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma3_text", "olmo3", "glm4_moe", "deepseek_v3", "phi3"),
+    *("gpt_oss", "qwen3_next", "nemotron_h", "granitemoehybrid", "lfm2", "llama4_text"),
+)
+"""Families whose layers differ in what attention or experts compute, and those of the newest small models."""
+_QUICK_FAMILIES = ("qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text")
+_LENGTHS = (5, 23, 1, 14, 130, 300)
+"""Tokens of the sequences: around the windows of small models, one without neighbours, and over the kernel's tiles."""
+_WORSE = 1.5
+"""How much further off than a sequence alone the mean of packed logprobs may be."""
+
+
+def attention(setting: Setting) -> Iterator[Cells]:
+    for family in _QUICK_FAMILIES if setting.is_quick else FAMILIES:
+        try:
+            yield family, *_exactness(setting, family)
+        except ModelError as error:
+            yield family, f"refused: {one_line(error).rpartition('configuration, ')[2]}", "", "", ""
+        _free()
+
+
+def _exactness(setting: Setting, family: str) -> Cells:
+    """Return how far packed and single sequences are from float32 on the CPU."""
+    config = AutoConfig.for_model(family)
+    folder = setting.folder / family
+    config.save_pretrained(folder)
+    check_trainable(str(folder), family)
+    small = shrink(config)
+    torch.manual_seed(0)
+    # A model changes the configuration that it is made from.
+    plain = AutoModelForCausalLM.from_config(deepcopy(small), attn_implementation="eager").eval()
+    with torch.no_grad():
+        spread(plain)
+    model = AutoModelForCausalLM.from_config(deepcopy(small), attn_implementation=PACKED_ATTENTION).eval()
+    model.load_state_dict(plain.state_dict())
+    model = model.to(setting.device, torch.bfloat16)
+    numbers = np.random.default_rng(0)
+    sequences = [numbers.integers(3, NUM_TOKENS, length + 1, dtype=np.int32) for length in _LENGTHS]
+
+    def packed() -> Tensor:
+        rows = [_row(tokens) for tokens in sequences]
+        return token_logprobs(model, pack(rows).to(setting.device))[0]
+
+    def alone(of: PreTrainedModel) -> Tensor:
+        return torch.cat([logprobs_alone(of, tokens) for tokens in sequences])
+
+    wanted = _logprobs_and_gradient(plain, lambda: alone(plain))
+    ours = _logprobs_and_gradient(model, packed)
+    model.set_attn_implementation("eager")
+    theirs = _logprobs_and_gradient(model, lambda: alone(model))
+    off, off_alone = ((each[0] - wanted[0]).abs().mean().item() for each in (ours, theirs))
+    slope, slope_alone = (((each[1] - wanted[1]).norm() / wanted[1].norm()).item() for each in (ours, theirs))
+    verdict = "exact" if off <= _WORSE * off_alone and slope <= _WORSE * slope_alone else "**further off**"
+    return verdict, f"{off:.2g}", f"{off_alone:.2g}", f"{slope:.2%}", f"{slope_alone:.2%}"
+
+
+def _row(tokens: np.ndarray) -> TrainingSequence:
+    return TrainingSequence(
+        rollout_id="",
+        prompt_tokens=tokens[:1],
+        response_tokens=tokens[1:],
+        sampler_logprobs=np.zeros(len(tokens) - 1, np.float32),
+        advantage=0.0,
+    )
+
+
+def _logprobs_and_gradient(model: PreTrainedModel, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return logprobs, and the gradient of a sum of them with fixed signs, as float32 on the CPU."""
+    logprobs = run().float()
+    signs = torch.where(torch.arange(len(logprobs), device=logprobs.device) % 3 == 0, -1.0, 1.0)
+    model.zero_grad()
+    (logprobs * signs).sum().backward()
+    gradient = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    return logprobs.detach().cpu(), gradient
+
+
+# --- One step, in every way of running it ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A way of running the trainer's step."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the trainer."""
+    always_sharded: bool = False
+    """Whether FSDP2 shards the model over its one rank, as over several."""
+
+
+WAYS = (
+    Way(name="float32"),
+    Way(name="float32, FSDP2 on one rank", always_sharded=True),
+    Way(name="bfloat16", settings={"dtype": "bfloat16"}),
+    Way(name="bfloat16, activation checkpointing", settings={"dtype": "bfloat16", "activation_checkpointing": True}),
+    Way(name="bfloat16, compile", settings={"dtype": "bfloat16", "compile": True}),
+    Way(
+        name="bfloat16, activation checkpointing, compile",
+        settings={"dtype": "bfloat16", "activation_checkpointing": True, "compile": True},
+    ),
+)
+_TIMED = 3
+"""Steps that are timed, after one that warms up."""
+
+
+def step(setting: Setting) -> Iterator[Cells]:
+    width, layers = (64, 2) if setting.is_quick else (512, 4)
+    sizes = {
+        "vocab_size": 1024,
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 32,
+        "num_key_value_heads": width // 64,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+    }
+    sequences = skewed_sequences(8 if setting.is_quick else 32, 32 if setting.is_quick else 256, 1024)
+    cpu = torch.device("cpu")
+    wanted, gradient, _ = _one_step(cpu, sizes, sequences, Way(name="on the CPU"))
+    yield "float32 on the CPU", f"{wanted['loss']:.5f}", f"{wanted['grad_norm']:.4f}", "", "", "", ""
+    for way in WAYS:
+        metrics, ours, seconds = _one_step(setting.device, sizes, sequences, way)
+        off = ((ours - gradient).norm() / gradient.norm()).item()
+        yield (
+            way.name,
+            f"{metrics['loss']:.5f}",
+            f"{metrics['grad_norm']:.4f}",
+            f"{off:.2%}",
+            f"{seconds.first:.2f}",
+            f"{seconds.later:.3f}",
+            f"{seconds.phases / seconds.later:.0%}",
+        )
+        _free()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Times of a step."""
+
+    first: float
+    """Of the first call, which compiles and warms up."""
+    later: float
+    """Mean of the calls after it."""
+    phases: float
+    """Mean of what the phases of the later calls took in all, by events of the device where it has them."""
+
+
+def _one_step(
+    device: torch.device, sizes: dict[str, Any], sequences: Sequence[TrainingSequence], way: Way
+) -> tuple[dict[str, float], Tensor, Seconds]:
+    """Return metrics, gradient and times of a step; the gradient is what one step of SGD with rate 1 changes."""
+    config = TrainConfig.of(max_tokens_per_micro_batch=2048, max_grad_norm=None, **way.settings)
+    model = _trainer_model(device, config, sizes, always_sharded=way.always_sharded)
+    before = {name: tensor.clone() for name, tensor in full_state_dict(model).items()}
+    batches, num_tokens = _packed(sequences, config)
+    sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+
+    def once(rate: float) -> tuple[dict[str, float], float, StepTimer]:
+        timer = StepTimer(device)
+        started = time.perf_counter()
+        metrics = train_step(
+            model,
+            sgd,
+            batches,
+            config=config,
+            num_action_tokens=num_tokens,
+            num_ranks=1,
+            learning_rate=rate,
+            timer=timer,
+        )
+        _wait(device)
+        return metrics, time.perf_counter() - started, timer
+
+    metrics, first, _ = once(1.0)
+    after = full_state_dict(model)
+    gradient = torch.cat([(before[name] - after[name]).flatten().float() for name in before])
+    timed = [once(0.0) for _ in range(_TIMED)]
+    later = sum(seconds for _, seconds, _ in timed) / _TIMED
+    phases = sum(sum(timer.seconds().values()) for _, _, timer in timed) / _TIMED
+    return metrics, gradient, Seconds(first=first, later=later, phases=phases)
+
+
+def _trainer_model(
+    device: torch.device,
+    config: TrainConfig,
+    sizes: dict[str, Any],
+    *,
+    made_on: str = "cpu",
+    always_sharded: bool = False,
+) -> PreTrainedModel:
+    """Return a random model as the trainer runs it. made_on: where weights are drawn; a CPU is slow at it."""
+    mesh = init_distributed(device.type)
+    with torch.device(made_on):
+        model = make_model(tie_word_embeddings=True, **sizes)
+    if always_sharded:
+        shard_always(model, mesh)
+        return model
+    shard(
+        model,
+        mesh,
+        compute_dtype=compute_dtype(config),
+        activation_checkpointing=config.model.activation_checkpointing,
+        compile_layers=config.model.compile,
+    )
+    return model
+
+
+def _packed(sequences: Sequence[TrainingSequence], config: TrainConfig) -> tuple[list[MicroBatch], int]:
+    """Return micro-batches, and the number of tokens that they train on."""
+    lengths = np.array([sequence.num_tokens for sequence in sequences])
+    plans = assign(lengths, 1, config.batch.max_tokens_per_micro_batch)[0]
+    return [pack([sequences[i] for i in plan]) for plan in plans], sum(each.num_action_tokens for each in sequences)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# --- Speed and memory at real sizes ----------------------------------------------------------------------
+
+
+_SMALL = {
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+}
+"""Qwen3-0.6B."""
+_LARGE = _SMALL | {
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_attention_heads": 32,
+}
+"""Qwen3-8B, but for the number of layers, and tied embeddings."""
+_TINY = _SMALL | {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+_TOKENS = 16_384
+_BYTES_A_WEIGHT = 18
+"""float32 weight, gradient and two moments, and the bfloat16 copy."""
+_SPARE = 0.35
+"""Share of the memory for activations, logits and what the allocator loses."""
+_PUBLISHED = "prime-rl 0.8, Qwen3-0.6B on one H100 at 16,384 tokens (its own figures)"
+
+
+def speed(setting: Setting) -> Iterator[Cells]:
+    small, tokens = (_TINY, 256) if setting.is_quick else (_SMALL, _TOKENS)
+    if not setting.is_quick:
+        yield _PUBLISHED, "11,896", "11.1%", "12.5", "", "", ""
+    ways = [way for way in WAYS if way.name != "float32" and not way.always_sharded]
+    for way in ways[:2] if setting.is_quick else ways:
+        yield f"{'tiny' if setting.is_quick else '0.6B'}, {way.name}", *_speed(setting, small, way, tokens)
+        _free()
+    for way in () if setting.is_quick else ways:
+        if way.settings.get("activation_checkpointing"):
+            yield from _large(setting, way)
+
+
+def _large(setting: Setting, way: Way) -> Iterator[Cells]:
+    """Yield the row of 8B's layers; where too many were taken, with fewer."""
+    h, kv = _LARGE["hidden_size"], _LARGE["num_key_value_heads"] * _LARGE["head_dim"]
+    layer = 2 * h * h + 2 * h * kv + 3 * h * _LARGE["intermediate_size"]
+    weights = (1 - _SPARE) * torch.cuda.get_device_properties(setting.device).total_memory / _BYTES_A_WEIGHT
+    layers = int((weights - h * _LARGE["vocab_size"]) // layer)
+    while layers > 0:
+        cells = _speed(setting, _LARGE | {"num_hidden_layers": layers}, way, _TOKENS)
+        yield f"8B, {layers} of 36 layers, {way.name}", *cells
+        _free()
+        if cells[0] != _NO_MEMORY:
+            return
+        layers -= 2
+
+
+_NO_MEMORY = "out of memory"
+
+
+def _speed(setting: Setting, sizes: dict[str, Any], way: Way, tokens: int) -> Cells:
+    """Return tokens a second, MFU, GiB at the peak, seconds of the first step, and the shares of the phases."""
+    config = TrainConfig.of(max_tokens_per_micro_batch=tokens, **way.settings)
+    device = setting.device
+    sequences = skewed_sequences(8 if setting.is_quick else 64, tokens // 16, tokens, vocab_size=sizes["vocab_size"])
+    lengths = np.array([each.num_tokens for each in sequences])
+    prompts = np.array([len(each.prompt_tokens) for each in sequences])
+    batches, num_tokens = _packed(sequences, config)
+    seconds = []
+    try:
+        model = _trainer_model(device, config, sizes, made_on=device.type)
+        cost = model_cost(model)
+        optimizer = build_optimizer(model, config)
+        for _ in range(1 + _TIMED):
+            timer = StepTimer(device)
+            started = time.perf_counter()
+            train_step(
+                model,
+                optimizer,
+                batches,
+                config=config,
+                num_action_tokens=num_tokens,
+                num_ranks=1,
+                learning_rate=1e-6,
+                timer=timer,
+            )
+            _wait(device)
+            seconds.append(time.perf_counter() - started)
+    except torch.OutOfMemoryError:
+        return _NO_MEMORY, "", "", "", "", ""
+    later = sum(seconds[1:]) / _TIMED
+    peak, flops = device_peak_flops(device, torch.bfloat16), step_flops(cost, prompts, lengths - prompts) if cost else 0
+    phases = timer.seconds()
+    shares = ", ".join(f"{name} {taken / later:.0%}" for name, taken in phases.items() if taken / later >= 0.005)
+    memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0
+    return (
+        f"{lengths.sum() / later:,.0f}",
+        f"{flops / later / peak:.1%}" if peak else "",
+        f"{memory:.1f}" if memory else "",
+        f"{later:.2f}",
+        f"{seconds[0]:.1f}",
+        shares,
+    )
+
+
+# --- Publishes and checkpoints ---------------------------------------------------------------------------
+
+
+def files(setting: Setting) -> Iterator[Cells]:
+    config = TrainConfig.of(dtype="bfloat16")
+    model = _trainer_model(setting.device, config, _TINY if setting.is_quick else _SMALL)
+    num_weights = sum(p.numel() for p in model.parameters())
+    started = time.perf_counter()
+    weights = full_state_dict(model)
+    gathered = time.perf_counter() - started
+    folder = setting.folder / "publish"
+    save_weights(model, weights, folder, dtype=publish_dtype(config))
+    taken = time.perf_counter() - started
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    yield "publish: gather", *_by_size(4 * num_weights, gathered)
+    yield "publish: convert and write", *_by_size(size, taken - gathered)
+    if not _is_installed("msgspec"):
+        yield "checkpoint", "not measured: the store needs msgspec", "", ""
+        return
+    from ludic.store import Root, RunConfig
+    from ludic.training.checkpoint import take_snapshot, write_checkpoint
+
+    optimizer = build_optimizer(model, config)
+    batches, num_tokens = _packed(skewed_sequences(4, 64, 256, vocab_size=512), config)
+    train_step(model, optimizer, batches, config=config, num_action_tokens=num_tokens, num_ranks=1, learning_rate=1e-6)
+    _wait(setting.device)
+    started = time.perf_counter()
+    snapshot = take_snapshot(model, optimizer, attempt_id=0, step=1, policy_version=0, cursor={}, config={})
+    taken = time.perf_counter() - started
+    size = sum(each.nbytes for part in (snapshot.weights, snapshot.moments) for each in part.values())
+    yield "checkpoint: copy to the host (ranks wait)", *_by_size(size, taken)
+    root = Root.create(str(setting.folder / "run"), RunConfig(model="none", env=("moar_cats",)))
+    started = time.perf_counter()
+    write_checkpoint(root, snapshot)
+    taken = time.perf_counter() - started
+    yield "checkpoint: write (beside the next steps)", *_by_size(size, taken)
+
+
+def _by_size(size: float, seconds: float) -> Cells:
+    return f"{size / 1e9:.2f}", f"{seconds:.2f}", f"{seconds / (1e-9 * size):.2f}"
+
+
+def _is_installed(*names: str) -> bool:
+    return all(importlib.util.find_spec(name) for name in names)
+
+
+# --- Whole runs ------------------------------------------------------------------------------------------
+
+
+def run(setting: Setting) -> Iterator[Cells]:
+    """Yield the waiting shares of a run with each engine that is there."""
+    for engine in ("transformers", "vllm"):
+        needed = ("msgspec", "duckdb", "polars", *(["vllm"] if engine == "vllm" else []))
+        missing = [name for name in needed if not _is_installed(name)]
+        if missing:
+            yield engine, f"not run: {', '.join(missing)} not installed", "", "", ""
+            continue
+        yield engine, *_run(setting, engine)
+
+
+def _run(setting: Setting, engine: str) -> Cells:
+    import ludic
+    from ludic.environments.moar_cats import WORDS
+    from ludic.models.tiny import make_tiny_model
+
+    root, num_steps = str(setting.folder / engine), 4 if setting.is_quick else 100
+    model = str(setting.folder / "model")
+    if not Path(model).exists():
+        make_tiny_model(model, WORDS)
+    command = [sys.executable, "-m", "ludic", "run", root, "--model", model, "--env", "moar_cats", "--engine", engine]
+    settings = {"num_steps": num_steps, "max_tokens": 32, "learning_rate": 3e-3, "device": setting.device.type}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    started = time.perf_counter()
+    done = subprocess.run([*command, *flags, "--accept-incomplete"], capture_output=True, text=True, check=False)
+    taken = time.perf_counter() - started
+    if done.returncode:
+        raise RuntimeError(f"ludic run ended with {done.returncode}: {done.stderr[-300:]}")
+    (row,) = ludic.open(root).sql(_WAITING).iter_rows(named=True)
+    shares = f"{row['waiting']:.0%}", f"{row['first_reward']:.2f} to {row['last_reward']:.2f}"
+    return f"{num_steps}", f"{taken:.0f}", *shares
+
+
+_WAITING = """
+select sum(wait_s) / sum(wait_s + step_s) as waiting, arg_min(reward_mean, step) as first_reward,
+    arg_max(reward_mean, step) as last_reward
+from metrics where kind = 'train'
+"""
+
+PARTS: dict[str, tuple[str, Cells, Callable[[Setting], Iterator[Cells]]]] = {
+    "attention": (
+        "attention: small random models in bfloat16, against float32 on the CPU",
+        ("family", "packed", "logprobs off, nats (mean)", "each sequence alone", "gradient off", "each alone"),
+        attention,
+    ),
+    "step": (
+        "step: one gradient step, against float32 on the CPU",
+        ("", "loss", "gradient norm", "gradient off", "first, s", "later, s", "of it in phases, by events"),
+        step,
+    ),
+    "speed": (
+        "speed: the trainer's step",
+        ("", "tokens/s", "MFU", "GiB at the peak", "step, s", "first step, s", "of the step"),
+        speed,
+    ),
+    "files": ("files: seconds of a publish and a checkpoint", ("", "GB", "s", "s a GB"), files),
+    "run": (
+        "run: a whole run on this GPU, worker and trainer",
+        ("engine", "steps", "s", "of the trainer's time waiting", "reward"),
+        run,
+    ),
+}
+
+
+if __name__ == "__main__":
+    run_script(main, description=__doc__)
