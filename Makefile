@@ -1,4 +1,5 @@
-.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect unit integration faults readers clusters soak durations mutants check format docs bench gpu notebooks clean
+.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect verifiers \
+	verifiers-v1 verifiers-legacy unit integration faults readers clusters soak durations mutants check format docs bench gpu notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,7 +7,8 @@ BIN := .venv/bin
 WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
 # Beside .venv, which is complete before they are begun.
-OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed .venv/docs/installed
+OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed .venv/docs/installed \
+	.venv/verifiers/installed .venv/verifiers-legacy/installed
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 # Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and shown.
@@ -33,7 +35,8 @@ test: .venv/installed  ## run the quick tests, in four minutes
 test-all: .venv/clusters  ## run everything, as CI does, in less than an hour
 	$(MAKE) --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) check docs faults
 	$(MAKE) integration
-	$(MAKE) --jobs 3 --output-sync=target vllm-servers vllm-runs vllm-engines clusters readers inspect
+	$(MAKE) --jobs 3 --output-sync=target vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 \
+		verifiers-legacy inspect
 	$(MAKE) unit
 
 environments: .venv/clusters  ## install all that the tests need
@@ -70,6 +73,16 @@ vllm-servers: .venv-vllm/installed
 
 inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its own readers
 	.venv/inspect/bin/python -m pytest --junitxml=build/tests/$@.xml tests/adapters/exports/test_inspect_logs.py tests/adapters/imports/test_inspect.py
+
+verifiers: verifiers-v1 verifiers-legacy  ## run environments of both APIs of verifiers
+
+verifiers-v1: .venv/verifiers/installed
+	OMP_NUM_THREADS=1 .venv/verifiers/bin/python -m pytest $(TWICE) -k "verifiers or prime_rl" \
+		tests/adapters/environments/test_verifiers_v1.py tests/adapters/environments/test_verifiers_runs.py tests/test_coming_from_guide.py
+
+verifiers-legacy: .venv/verifiers-legacy/installed
+	OMP_NUM_THREADS=1 .venv/verifiers-legacy/bin/python -m pytest $(TWICE) \
+		tests/adapters/environments/test_verifiers_legacy.py tests/adapters/environments/test_verifiers_runs.py
 
 clusters: .venv/clusters .venv/skypilot/installed  ## a run on a Ray cluster that loses nodes; files for other clusters
 	$(BIN)/python -m pytest $(TWICE) tests/clusters tests/adapters/clusters
@@ -136,13 +149,17 @@ clean:  ## remove what the other targets made
 	.venv/skypilot/bin/pip install --quiet skypilot==0.14.1
 	touch $@
 
-# inspect_ai wants an older fsspec than constraints.txt pins: its packages lie over those of .venv.
-.venv/inspect/installed: .venv/installed
-	$(PYTHON) -m venv --without-pip .venv/inspect
-	.venv/inspect/bin/python -c "from sysconfig import get_path as path; from pathlib import Path; \
-		below = path('purelib').replace('.venv/inspect', '.venv'); \
+# These want other versions than constraints.txt pins: their packages lie over those of .venv. Of verifiers, 0.3.1 is the
+# newest with load_environment, and 0.4 has v1 alone.
+.venv/inspect/installed: OVER = inspect-ai==0.3.285 pandas==3.1.1
+.venv/verifiers/installed: OVER = verifiers==0.4.0
+.venv/verifiers-legacy/installed: OVER = verifiers==0.3.1
+.venv/inspect/installed .venv/verifiers/installed .venv/verifiers-legacy/installed: .venv/installed
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(@D)/bin/python -c "from sysconfig import get_path as path; from pathlib import Path; \
+		below = path('purelib').replace('$(@D)', '.venv'); \
 		Path(path('purelib'), 'below.pth').write_text(f'import site; site.addsitedir({below!r})')"
-	$(BIN)/pip --python .venv/inspect/bin/python install --quiet inspect-ai==0.3.285 pandas==3.1.1
+	$(BIN)/pip --python $(@D)/bin/python install --quiet $(OVER)
 	touch $@
 
 # It reads the package as text, and needs nothing of it.

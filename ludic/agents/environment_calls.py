@@ -12,7 +12,7 @@ from ludic.environments.environment import Example, GroupAnswer, SpanReward, Spl
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
 from ludic.environments.single_turn import transition_of
 from ludic.printable import storable
-from ludic.records import LARGEST_REWARD, Message
+from ludic.records import LARGEST_REWARD, Message, ToolCall
 
 
 async def make(make_environment: LimitedEnvironments | Callable[[], Any]) -> HeldEnvironment:
@@ -62,6 +62,36 @@ async def step(held: HeldEnvironment, action: str) -> Transition:
         transition = checked(transition, len(action), held.named("step"))
         if transition.observation is None and not (transition.terminated or transition.truncated):
             raise ValueError("step returned no observation, wanted one since the episode goes on")
+        if transition.tool_results:
+            raise ValueError("step returned tool_results, which only run_tools can give")
+        return transition
+
+
+def tools_of(held: HeldEnvironment) -> list[dict[str, Any]]:
+    """Return the schemas of the tools of a ToolRunner. Raises EpisodeFailedError for what is no schema."""
+    with fails_the_episode():
+        found = held.environment.tools
+        for schema in found:
+            if not isinstance(schema, Mapping) or not isinstance(schema.get("function", {}).get("name"), str):
+                raise TypeError(
+                    f"tools of the environment has {shown(schema)}, wanted a schema such as "
+                    "{'type': 'function', 'function': {'name': ..., 'description': ..., 'parameters': ...}}"
+                )
+        return [dict(schema) for schema in found]
+
+
+async def run_tools(held: HeldEnvironment, text: str, calls: Sequence[ToolCall]) -> Transition:
+    """Let a ToolRunner run tool calls, and return the transition. Raises EpisodeFailedError."""
+    with fails_the_episode():
+        transition = await held.call("run_tools", text, calls)
+        _check_transition("run_tools returned {}", transition)
+        transition = checked(transition, len(text), "run_tools")
+        if len(transition.tool_results) != len(calls):
+            raise ValueError(
+                f"run_tools returned {len(transition.tool_results)} tool_results, wanted one for each of {len(calls)} "
+                "calls"
+            )
+        _check_texts("a result that run_tools returned", filter(None, transition.tool_results))
         return transition
 
 

@@ -8,14 +8,14 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from ludic.agents import environment_calls as calls
 from ludic.agents.agent import Agent
 from ludic.agents.delegation import Delegate, SubAgent, SubTask, delegate_validators
 from ludic.agents.episode import Part
-from ludic.agents.player import Player
+from ludic.agents.player import EnvironmentTools, Player
 from ludic.agents.requests import (
     ENGINE_ERRORS,
     Ending,
@@ -211,6 +211,8 @@ class Play:
         if root is None:
             of_environment, validators = environment_tools(self.held)
             tools += of_environment
+            if hasattr(self.environment, "run_tools") and (schemas := calls.tools_of(self.held)):
+                player.of_environment = EnvironmentTools(schemas=schemas, run=partial(calls.run_tools, self.held))
         if self._agent.sub_agents and player.part.depth < self.limits.max_depth:
 
             async def delegate(task: str, sub_agent: SubAgent) -> str:
@@ -218,10 +220,11 @@ class Play:
 
             tools.append(Delegate(self._agent.sub_agents, delegate))
             validators |= delegate_validators(self._agent.sub_agents)
+        own = player.of_environment.names if player.of_environment is not None else ()
+        twice = [name for name in (*own, *(tool.name for tool in tools)) if name in self._agent.toolbox]
+        if twice:
+            raise ConfigError(f"the environment and the run's tools have a tool {twice[0]!r} each; rename one")
         if tools:
-            twice = [tool.name for tool in tools if tool.name in self._agent.toolbox]
-            if twice:
-                raise ConfigError(f"the environment and the run's tools have a tool {twice[0]!r} each; rename one")
             # Limits of time are those of the environment and of the episode.
             player.external = Toolbox(tools, time_limit_s=None, validators=validators)
         return player

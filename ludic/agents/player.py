@@ -6,7 +6,7 @@ cut off and is refused, is a step of its own: the environment is not stepped, an
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
@@ -87,8 +87,24 @@ class _Decision:
     start: int | None = None
     """Index of the action in the completion's text; None if it is not known."""
     tool_calls: tuple[ToolCall, ...] = ()
+    transition: Transition | None = None
+    """What came of the tool calls that the environment has run; None if it has run none."""
     reward: float = 0.0
     """Format reward of the completion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentTools:
+    """Tools of a ToolRunner; see ludic.environments.environment."""
+
+    schemas: Sequence[Mapping[str, Any]]
+    run: Callable[[str, Sequence[ToolCall]], Awaitable[Transition]]
+    """Runs calls of a completion, given its text without calls. Raises EpisodeFailedError."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tools."""
+        return tuple(schema["function"]["name"] for schema in self.schemas)
 
 
 class Player:
@@ -112,11 +128,15 @@ class Player:
         """The dialogue so far; see `begin`."""
         self.external = Toolbox(())
         """Tools that the protocol runs for the agent."""
+        self.of_environment: EnvironmentTools | None = None
+        """Tools that the environment runs as a step; None if it has none."""
         self._agent, self._acting, self._budget = agent, acting, budget
         self._episode = Episode(request, part, agent.model, agent.engine.name, agent.engine.policy_version)
         self._context: Context | None = None
         self._prompts: PromptBuilder | None = None
         self._step: Step | None = None
+        self._told: str | None = None
+        """What came of the last step, with the results of tools that the environment has run."""
         self._early: list[Transition] = []
         """What happened before the first action."""
         self._error_of_ask: Exception | None = None
@@ -153,7 +173,8 @@ class Player:
     async def act(self) -> str | None:
         """Ask the agent, and run its tools, until it acts; returns its action.
 
-        None after a completion without an action: the agent was told what was wrong, and may act again. Raises
+        None after a completion without an action: the agent was told what was wrong, or the environment has run its
+        tool calls. Unless the episode is over by then, it may act again. Raises
         LimitReachedError if the agent has no step, no token or no room left, and EpisodeFailedError.
         """
         task = asyncio.current_task()
@@ -171,10 +192,13 @@ class Player:
         if self.max_steps is not None and self._episode.num_steps >= self.max_steps:
             raise LimitReachedError("max_steps", f"the agent has made {self.max_steps} steps")
         newest = self.messages[-1]
-        observation = None if newest.role == "assistant" else newest.content
+        observation = None if newest.role == "assistant" else self._told or newest.content
         decision = await self._decide_with_tools()
         self._step = Step(observation, decision.action, decision.start, transitions=self._early)
         self._early = []
+        if decision.transition is not None:
+            self.take(decision.transition)
+            return None
         if decision.action is None:
             self._add(Transition(observation=decision.feedback, reward=0.0, terminated=False))
         return decision.action
@@ -267,7 +291,13 @@ class Player:
             # The first action gets the reward.
             self._early = [replace(merged, observation=None)]
         else:
-            self._episode.add_step(self._step.observation, self._step.action, merged, self._step.token_rewards)
+            told = self._told = _joined(merged)
+            self._episode.add_step(
+                self._step.observation,
+                self._step.action,
+                replace(merged, observation=told),
+                self._step.token_rewards,
+            )
             self._step = None
         if merged.observation is not None and not (merged.terminated or merged.truncated):
             self._show(merged.observation)
@@ -291,9 +321,11 @@ class Player:
             self.messages.append(call.view[-1])
             if not decision.tool_calls:
                 return decision
-            results = await self._run_tools(decision.tool_calls)
+            results, transition = await self._run_tools(call, decision.tool_calls)
             self._episode.set_results(results)
             self.messages.extend(map(_as_message, results))
+            if transition is not None:
+                return replace(decision, action=call.said, transition=transition)
         raise AssertionError("the last round has no tool calls")
 
     def _with_calls_apart(self, call: _Call, tool_calls: tuple[ToolCall, ...]) -> _Call:
@@ -303,12 +335,39 @@ class Player:
         self._prompt_builder.complete(seen, call.prompt, call.completion, answer)
         return replace(call, view=(*seen, answer))
 
-    async def _run_tools(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
-        """Run the tools side by side. A blocking tool has a thread for each call, so their number is limited."""
+    async def _run_tools(self, call: _Call, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], Transition | None]:
+        """Run the tools side by side. A blocking tool has a thread for each call, so their number is limited.
+
+        Returns the calls with their results, and what came of those that the environment has run.
+        """
         limit = self.limits.max_tool_calls
-        results = await asyncio.gather(*map(self._run_tool, calls[:limit]))
         error = f"not run: only the first {limit} calls of an answer are run"
-        return [*results, *(replace(call, error=error) for call in calls[limit:])]
+        results = {each.id: replace(each, error=error) for each in calls}
+        own = [each for each in calls[:limit] if self._is_of_environment(each)]
+        others = [each for each in calls[:limit] if not self._is_of_environment(each)]
+        results |= {each.id: each for each in await asyncio.gather(*map(self._run_tool, others))}
+        transition = None
+        if own:
+            results_of_own, transition = await self._run_in_environment(call, own)
+            results |= {each.id: each for each in results_of_own}
+        return list(results.values()), transition
+
+    def _is_of_environment(self, call: ToolCall) -> bool:
+        """Return whether the environment runs a call, of a tool of its own or one that nobody knows."""
+        return self.of_environment is not None and call.name not in (*self._agent.toolbox.names, *self.external.names)
+
+    async def _run_in_environment(self, call: _Call, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], Transition]:
+        assert self.of_environment is not None
+        form = self._agent.tool_format
+        text = "" if form.calls_apart else form.parse(call.said).rest
+        transition = await self.of_environment.run(text, calls)
+        results = [
+            replace(each, error="not run by the environment")
+            if result is None
+            else replace(each, result=self.external.cut(result))
+            for each, result in zip(calls, transition.tool_results, strict=True)
+        ]
+        return results, replace(transition, tool_results=tuple(each.result for each in results))
 
     async def _run_tool(self, call: ToolCall) -> ToolCall:
         toolbox, also = self._agent.toolbox, self.external.names
@@ -335,7 +394,7 @@ class Player:
         """Read a completion. num_left: rounds of tool calls that are allowed before the next step."""
         if call.completion.finish_reason == "length" and not self.limits.accept_incomplete:
             return _Decision(feedback=INCOMPLETE_OBSERVATION)
-        if self._agent.toolbox.names or self.external.names:
+        if self._agent.toolbox.names or self.external.names or self.of_environment is not None:
             found = self._agent.tool_format.parse(call.marked_text(self.tokenizer))
             if found.feedback is not None:
                 return _Decision(feedback=found.feedback)
@@ -360,7 +419,7 @@ class Player:
     def _note(self, call: _Call, decision: _Decision) -> None:
         target: ActionTarget = "env"
         action = decision.action
-        if any(each.name in self.external for each in decision.tool_calls):
+        if any(each.name in self.external or self._is_of_environment(each) for each in decision.tool_calls):
             target = "external"
         elif decision.tool_calls:
             target, action = "internal", call.said
@@ -391,8 +450,9 @@ class Player:
     def _prompt_builder(self) -> PromptBuilder:
         if self._prompts is None:
             # Without tools of the protocol, prompts are rendered once for the first calls of a group's episodes.
-            render = None if self.external.names else self._agent.render
-            schemas = [*self._agent.toolbox.schemas, *self.external.schemas]
+            own = self.of_environment.schemas if self.of_environment is not None else ()
+            render = None if self.external.names or own else self._agent.render
+            schemas = [*self._agent.toolbox.schemas, *self.external.schemas, *own]
             self._prompts = PromptBuilder(self.tokenizer, schemas, render)
         return self._prompts
 
@@ -481,7 +541,14 @@ def merge(transitions: Sequence[Transition]) -> Transition | None:
         truncated=any(each.truncated for each in transitions),
         info={name: value for each in transitions for name, value in each.info.items()},
         extra={name: value for each in transitions for name, value in each.extra.items()},
+        tool_results=next((each.tool_results for each in transitions if each.tool_results), ()),
     )
+
+
+def _joined(transition: Transition) -> str | None:
+    """Return what the agent is told: the results of its tools, then the observation; None if there is nothing."""
+    told = [each for each in (*transition.tool_results, transition.observation) if each is not None]
+    return "\n\n".join(told) if told else None
 
 
 # --- Rewards of parts of an action -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Protocols of environments. Environments know nothing of tools, tokens, models or training.
+"""Protocols of environments. Environments know nothing of tokens, models or training.
 
 To add your own, write a class in a file that implements `SingleTurnEnvironment` (a question and a score),
 `Environment` (several steps) or `MultiAgentEnvironment` (several agents), and name it `path/to/file.py:ClassName`.
@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, SupportsFloat, TypeVar, runtime_check
 
 import numpy as np
 
-from ludic.records import ExtraValue, Message
+from ludic.records import ExtraValue, Message, ToolCall
 
 RUN_IN = ("loop", "thread", "process")
 """Where the blocking methods of an environment run, by its attribute `run_in`: the first is the default."""
@@ -118,6 +118,8 @@ class Transition:
     info: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, ExtraValue] = field(default_factory=dict)
     """Values of the run's own columns x_*; see Score."""
+    tool_results: tuple[str | None, ...] = ()
+    """Only of `run_tools`: the result of each call, in their order; None if a call was not run."""
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -197,6 +199,29 @@ class MultiAgentEnvironment(Protocol):
 
         An observation of an agent that did not move is shown at its next turn, and a reward counts for its last move.
         The episode is over when it is over for all agents.
+        """
+        ...
+
+
+@runtime_checkable
+class ToolRunner(Protocol):
+    """Environment with several steps that runs tool calls itself, all calls of a completion together.
+
+    A completion with such calls is a step of the environment, which it may end the episode with. An environment whose
+    tools are independent of each other needs only methods that are marked with `tool`.
+    """
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Schemas of the tools of this episode, as ludic.agents.tools.toolbox.Tool has them; read after `reset`."""
+        ...
+
+    def run_tools(self, text: str, calls: Sequence[ToolCall]) -> Transition | Awaitable[Transition]:
+        """Run the calls of a completion, and return their results in `tool_results`.
+
+        text: of the completion, without the calls. calls: those that name a tool of this environment or an unknown one;
+        their arguments are text as the model wrote it, not checked. An observation follows the results as a message of
+        the user; None if there is none.
         """
         ...
 

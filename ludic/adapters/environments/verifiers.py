@@ -1,30 +1,35 @@
-"""Environments of the package verifiers (0.4), `verifiers/NAME`: NAME is an installed package with a Taskset.
+"""Environments of the package verifiers, `verifiers/NAME`: NAME is an installed package.
 
-ludic takes the place of the harness: it asks its own model, in plain turns. What runs is verifiers' own: the Taskset
-gives the prompts, the Env decides the turns, and the Task's rewards, metrics and stops judge the Trace.
-
-Refused with a reason, since it needs more than text: tools, intercepts, containers, rewards and hooks that want a
-runtime, judges, several agents, and a harness of the package's own. A judge that a reward function calls itself is
-outside of ludic's view.
+Both of its APIs run: the older one, a function `load_environment` (verifiers 0.1.11 to 0.3), and v1, a class Taskset
+(0.4). The module of NAME tells which one it is. verifiers plays and scores the episode; ludic's agent takes the place
+of the model. `verifiers_legacy.py` and `verifiers_v1.py` say what each refuses.
 """
 
+import importlib
 import importlib.util
 import json
+import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import lru_cache
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ludic.code.run import failure_of, only_exceptions
 from ludic.environments.environment import Example, Family, Split, Transition
 from ludic.environments.splits import nth
 from ludic.errors import ConfigError
-from ludic.installed import is_installed, module_file, package_of, require
-from ludic.records import Message
+from ludic.installed import installed_version, is_installed, module_file, package_of, require
+from ludic.records import Message, ToolCall
 
 if TYPE_CHECKING:
-    from ludic.adapters.environments.verifiers_episodes import Episode
+    from ludic.adapters.environments.verifiers_turns import Episode, Loaded, Turn
 
 PREFIX = "verifiers/"
+
+NEWEST_LEGACY = "0.3.1"
+"""Newest version of verifiers that has load_environment."""
 
 
 def names() -> tuple[str, ...]:
@@ -45,8 +50,14 @@ def is_known(name: str) -> bool:
 def module_of(name: str) -> str | None:
     """Return the module of an id, as verifiers finds it: its own, or that of another package; None if there is none."""
     module = name.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
-    candidates = (f"verifiers.v1.tasksets.{module}", module) if module.isidentifier() else ()
+    own = () if _is_legacy() else (f"verifiers.v1.tasksets.{module}",)
+    candidates = (*own, module) if module.isidentifier() else ()
     return next((each for each in candidates if importlib.util.find_spec(each)), None)
+
+
+def _is_legacy() -> bool:
+    """Return whether the installed verifiers has the older API; a version has one of them."""
+    return importlib.util.find_spec("verifiers.envs") is not None
 
 
 def source(name: str) -> tuple[str | None, str | None]:
@@ -55,80 +66,124 @@ def source(name: str) -> tuple[str | None, str | None]:
     return module_file(module), package_of(module)
 
 
-class Verifiers:
-    """Environment of several steps around an Env of verifiers, which gives its reward at the end of an episode.
+# --- Loading ---------------------------------------------------------------------------------------------
 
-    The reward is the sum of the task's rewards times their weights. Each component is a reward times its weight, under
-    its function's name, or a metric. `truncated` is set if max_turns of the agent's configuration ended the episode.
+
+@lru_cache(maxsize=16)
+def load(name: str, options_json: str, num_tasks: int | None) -> "Loaded":
+    """Load an environment and its examples, once in a process.
+
+    options_json: its options. num_tasks: number of tasks or rows to take; None takes all. Raises ConfigError.
+    """
+    version, options = installed_version("verifiers"), json.loads(options_json)
+    try:
+        with only_exceptions():
+            module = module_of(name) or name
+            _import(module)
+            if _is_legacy():
+                from ludic.adapters.environments import verifiers_legacy
+
+                return verifiers_legacy.load(module, options, num_tasks)
+            from ludic.adapters.environments import verifiers_v1
+
+            return verifiers_v1.load(name, options, num_tasks)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"verifiers {version} can't load it: {failure_of(error).error}") from error
+
+
+def _import(module_name: str) -> None:
+    """Import the module of an environment. Raises ConfigError if it is of the API that this verifiers lacks."""
+    version = installed_version("verifiers")
+    too_old = ConfigError(
+        f"it has load_environment, which verifiers {version} can't load; pip install 'verifiers=={NEWEST_LEGACY}'"
+    )
+    try:
+        module = importlib.import_module(module_name)
+    except (AttributeError, ImportError) as error:
+        if _is_legacy() or not _names_load_environment(module_name):
+            raise
+        raise too_old from error
+    has_function = callable(getattr(module, "load_environment", None))
+    if _is_legacy() and not has_function:
+        raise ConfigError(f"it has no load_environment, and a Taskset needs verifiers 0.4; {version} is installed")
+    if not _is_legacy() and has_function and not getattr(module, "__all__", ()):
+        raise too_old
+
+
+def _names_load_environment(module_name: str) -> bool:
+    """Return whether the text of a module defines or imports load_environment; nothing of it runs."""
+    path = Path(module_file(module_name) or "")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return re.search(r"(def|import.*) load_environment\b", text) is not None
+
+
+# --- The environment -------------------------------------------------------------------------------------
+
+
+class Verifiers:
+    """Environment of several steps around one of verifiers, which gives its reward at the end of an episode.
+
+    It is a ToolRunner: a completion with tool calls is a step, whose calls verifiers runs. Each component of the reward
+    is what a function returned times its weight, under the function's name, or a metric. `truncated` is set if a limit
+    of the package ended the episode.
     """
 
-    def __init__(
-        self,
-        name: str,
-        /,
-        *,
-        seed: int = 0,
-        num_tasks: int | None = None,
-        taskset: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, name: str, /, *, seed: int = 0, num_tasks: int | None = None, **options: Any) -> None:
         """Load the environment; once in a process.
 
-        num_tasks: take only the first tasks; an infinite Taskset needs it. taskset: fields of its configuration.
-        options: other fields of the Env's configuration, such as agent={"max_turns": 4}. Raises ConfigError.
+        num_tasks: take only the first tasks, or rows of a data set; an infinite Taskset needs it. options: arguments of
+        load_environment; of v1, fields of the Env's configuration, such as agent={"max_turns": 4}, and `taskset` with
+        those of the Taskset's. Raises ConfigError.
         """
-        from ludic.adapters.environments.verifiers_episodes import load
-
         self._seed = seed
-        config = {**options, "taskset": {**(taskset or {}), "id": name}}
-        self._loaded = load(json.dumps(config, sort_keys=True), num_tasks)
+        self._loaded = load(name, json.dumps(options, sort_keys=True), num_tasks)
         self._episode: Episode | None = None
         self.max_steps = self._loaded.max_turns
 
     def example(self, index: int, split: Split) -> Example:
-        from ludic.adapters.environments.verifiers_episodes import first_messages, plain, task_digest
-
         numbers = self._loaded.numbers[split]
         if not numbers:
-            raise ConfigError(f"the Taskset has {len(self._loaded.tasks)} tasks, none of them in the split {split}")
+            total = sum(map(len, self._loaded.numbers.values()))
+            raise ConfigError(f"it has {total} tasks, none of them in the split {split}")
         number = nth(numbers, index, self._seed)
-        task = self._loaded.tasks[number]
-        answer = getattr(task.data, "answer", None)
-        return Example(
-            example_id=task_digest(task)[:16],
-            messages=plain(first_messages(task)),
-            data={"number": number},
-            wanted=None if answer is None else str(answer),
-        )
+        return self._loaded.example(number)
 
-    def reset(self, example: Example) -> tuple[Message, ...]:
-        from ludic.adapters.environments.verifiers_episodes import Episode
+    async def reset(self, example: Example) -> tuple[Message, ...]:
+        from ludic.adapters.environments.verifiers_turns import Episode
 
-        self._episode = Episode(self._loaded.env, self._loaded.tasks[example.data["number"]])
+        loaded, number = self._loaded, example.data["number"]
+        self._episode = Episode(lambda line: loaded.play(number, line))
         # ludic may leave an episode in the middle, at a limit of its own.
         weakref.finalize(self, self._episode.cancel)
-        return self._episode.begin()
+        return await self._episode.begin()
 
-    def step(self, action: str) -> Transition:
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return () if self._episode is None else self._episode.tools
+
+    async def step(self, action: str) -> Transition:
         assert self._episode is not None, "step() before reset()"
-        observation = self._episode.answer(action)
-        if observation is not None:
-            return Transition(observation=observation, reward=0.0, terminated=False)
-        return _judged(self._episode.trace)
+        return _transition(await self._episode.answer(action))
+
+    async def run_tools(self, text: str, calls: Sequence[ToolCall]) -> Transition:
+        assert self._episode is not None, "run_tools() before reset()"
+        return _transition(await self._episode.answer(text, calls))
 
 
-def _judged(trace: Any) -> Transition:
-    """Return the last transition of a scored Trace."""
-    weighted = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
-    metrics = {name: value for name, value in trace.metrics.items() if value is not None}
-    is_cut = trace.stop_condition == "max_turns"
+def _transition(turn: "Turn") -> Transition:
+    outcome = turn.outcome
+    if outcome is None:
+        return Transition(observation=turn.observation, reward=0.0, terminated=False, tool_results=turn.results)
     return Transition(
-        observation=None,
-        reward=sum(weighted.values()),
-        reward_components={**metrics, **weighted},
-        terminated=not is_cut,
-        truncated=is_cut,
-        info={"stop_condition": str(trace.stop_condition)},
+        observation=turn.observation,
+        reward=outcome.reward,
+        reward_components=outcome.components,
+        terminated=not outcome.is_cut,
+        truncated=outcome.is_cut,
+        info={"stop_condition": outcome.stop_condition},
+        tool_results=turn.results,
     )
 
 

@@ -40,6 +40,8 @@ class ParsedCalls:
     """Calls in the order of the text, without results; ids count from 0 in each text."""
     feedback: str | None = None
     """Message to the model about markup that could not be read; None if all could."""
+    rest: str = ""
+    """The text around the calls."""
 
 
 class ToolFormat(Protocol):
@@ -75,16 +77,23 @@ class _Markup:
     def parse(self, text: str) -> ParsedCalls:
         found: list[_Call] = []
         problems: list[str] = []
-        position = 0
+        around: list[str] = []
+        position = end = 0
         while len(problems) < MAX_UNREADABLE and (match := self.start.search(text, position)):
             try:
                 calls, position = self.read(text, match.end())
             except _UnreadableError as error:
                 problems.append(str(error))
                 calls, position = [], match.end()
+            if calls:
+                around.append(text[end : match.start()])
+                end = position
             found += calls
+        around.append(text[end:])
         calls_with_ids = (ToolCall(id=f"call_{i}", name=name, arguments=a) for i, (name, a) in enumerate(found))
-        return ParsedCalls(calls=tuple(calls_with_ids), feedback=_feedback(problems, self.example))
+        return ParsedCalls(
+            calls=tuple(calls_with_ids), feedback=_feedback(problems, self.example), rest="".join(around).strip()
+        )
 
 
 def make_tool_format(name: str) -> ToolFormat:

@@ -93,12 +93,12 @@ class Toolbox:
         """
         try:
             tool, arguments = self._prepare(call, also)
-            result = self._cut(str(await self._run_in_time(tool, arguments)))
+            result = self.cut(str(await self._run_in_time(tool, arguments)))
         except ToolError as error:
-            return replace(call, result=None, error=self._cut(str(error)))
+            return replace(call, result=None, error=self.cut(str(error)))
         except Exception as error:
             note(failure_of(error))
-            return replace(call, result=None, error=self._cut(describe(error)))
+            return replace(call, result=None, error=self.cut(describe(error)))
         return replace(call, result=result, error=None)
 
     def _prepare(self, call: ToolCall, also: Sequence[str]) -> tuple[Tool, Mapping[str, Any]]:
@@ -115,8 +115,8 @@ class Toolbox:
             raise ToolError(f"{tool.name} took longer than {self.time_limit_s:g} s and was stopped")
         return _outcome(task, tool)
 
-    def _cut(self, text: str) -> str:
-        """Return text that can be stored as UTF-8 and is not too long."""
+    def cut(self, text: str) -> str:
+        """Return a result or an error as text that can be stored as UTF-8 and is not too long."""
         return shortened(storable(text), self.output_limit)[0]
 
 

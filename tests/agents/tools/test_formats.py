@@ -96,7 +96,7 @@ def test_no_text_raises_and_all_that_is_found_can_be_stored(name: str, text: str
 @pytest.mark.parametrize("name", NAMES)
 @given(text=st.text(alphabet="abc ,.\n{}[]"))
 def test_text_without_markup_has_no_calls(name: str, text: str) -> None:
-    assert parse(name, text) == ParsedCalls(calls=())
+    assert parse(name, text) == ParsedCalls(calls=(), rest=text.strip())
 
 
 def test_a_call_may_stand_between_words() -> None:
@@ -166,7 +166,7 @@ def test_sound_calls_beside_a_broken_one_are_found() -> None:
     ],
 )
 def test_an_answer_in_json_is_no_call(name: str, text: str) -> None:
-    assert parse(name, text) == ParsedCalls(calls=())
+    assert parse(name, text) == ParsedCalls(calls=(), rest=text.strip())
 
 
 def test_llama_may_speak_before_its_call_and_name_the_type_first() -> None:
@@ -191,3 +191,18 @@ def test_a_long_hostile_text_is_read_in_a_moment(name: str) -> None:
 def test_an_unknown_format_is_refused_with_those_that_exist(name: str) -> None:
     with pytest.raises(ConfigError, match="is unknown; there are hermes, llama, mistral, json, and json:TAG"):
         make_tool_format(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", 'One. <tool_call>{"name": "a"}</tool_call> Two. <tool_call>{"name": "b"}</tool_call> Three.'),
+        ("llama", 'One. {"name": "a", "parameters": {}} Two. {"name": "b", "parameters": {}} Three.'),
+        ("mistral", 'One. [TOOL_CALLS][{"name": "a"}] Two. [TOOL_CALLS]b[ARGS]{} Three.'),
+        ("json", 'One. ```json\n{"name": "a"}\n``` Two. ```json\n{"name": "b"}\n``` Three.'),
+    ],
+)
+def test_the_rest_is_the_text_without_the_calls(name: str, text: str) -> None:
+    parsed = parse(name, text)
+    assert [call.name for call in parsed.calls] == ["a", "b"]
+    assert parsed.rest.split() == ["One.", "Two.", "Three."]
