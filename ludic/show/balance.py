@@ -46,7 +46,7 @@ class Balance:
         text = f"trainer busy {self.trainer_busy:.0%}, {workers} busy {self.worker_busy:.0%}: "
         match self.waiting:
             case "both":
-                return text + "they wait for each other in turn; leave out batches_ahead, or raise it if it is set"
+                return text + "they wait for each other in turn; no --batches-ahead, or a higher one, lets both work"
             case "none":
                 return text + "balanced"
         who = "the trainer waits" if self.waiting == "trainer" else "workers wait"
