@@ -3,10 +3,10 @@
     python -m benchmarks.plan
 
 Each measured size is a process of its own with one rank and one thread, in float32. A peak is Linux's VmHWM minus what
-the process held after its imports. `step` is a gradient step when gradients and AdamW's moments are there, as from the second
-micro-batch of the second step on. `files` is a publish and a checkpoint of the same step, both in memory, while threads write
-them. Published peaks are the ones of prime-rl's benchmarks/baselines (January 2026, reserved by PyTorch's allocator, so
-without what CUDA itself takes), for full fine-tuning in bfloat16 that computes activations again.
+the process held after its imports. `step` is a gradient step when gradients and AdamW's moments are there, as from the
+second micro-batch of the second step on. `files` is a publish and a checkpoint of the same step, both in memory, while
+threads write them. Published peaks are those of prime-rl's benchmarks/baselines (January 2026, reserved by PyTorch's
+allocator, so without what CUDA itself takes), for full fine-tuning in bfloat16 that computes activations again.
 """
 
 import tempfile
@@ -116,8 +116,15 @@ def measure(case: str, size: tuple[int, int, int], num_tokens: int, settings: Mo
     def step(*of_tokens: int) -> None:
         batches = [even_batch(num_tokens, size[2]) for num_tokens in of_tokens]
         num_action_tokens = sum(int(batch.action_mask.sum()) for batch in batches)
-        options = {"num_action_tokens": num_action_tokens, "num_ranks": 1, "learning_rate": 1e-4}
-        train_step(model, optimizer, batches, config=config, **options)
+        train_step(
+            model,
+            optimizer,
+            batches,
+            config=config,
+            num_action_tokens=num_action_tokens,
+            num_ranks=1,
+            learning_rate=1e-4,
+        )
 
     step(8)  # makes the moments
     if case == "files":

@@ -10,7 +10,7 @@ All figures are bytes. Imports no store. Raises ModelError if transformers can't
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -161,7 +161,7 @@ class Activations:
     more: int
     """What is added to it at the peak: logits of a chunk, gradients on their way, a layer that is computed again."""
     is_exact: bool = True
-    """Whether the passes ran; False for the formula of `_by_formula`."""
+    """Whether the passes ran in this dtype; if not, the figures are estimates, and rather too large."""
 
 
 def activations(
@@ -172,11 +172,16 @@ def activations(
     num_tokens: tokens of the micro-batch. length: of each of its sequences; matters where attention has no kernel that
     runs in the memory of its output, such as float32 on CUDA. Raises ModelError if the model can't be made.
     """
-    model = _on_meta(config, settings)
-    try:
-        return _run_on_meta(model, settings, num_tokens=num_tokens, length=length, device=device)
-    except Exception:  # such as a mixture of experts whose routing asks for values
-        return _by_formula(config, settings, num_tokens=num_tokens)
+    for dtype in dict.fromkeys((settings.dtype, "bfloat16")):
+        model = _on_meta(config, replace(settings, dtype=dtype, publish_dtype=None))
+        try:
+            found = _run_on_meta(model, settings, num_tokens=num_tokens, length=length, device=device)
+        except Exception:  # such as experts that are multiplied together, which run in bfloat16 alone
+            continue
+        if dtype == settings.dtype:
+            return found
+        return Activations(kept=2 * found.kept, more=2 * found.more, is_exact=False)
+    return _by_formula(config, settings, num_tokens=num_tokens)
 
 
 def _run_on_meta(model: Any, settings: ModelConfig, *, num_tokens: int, length: int, device: Device) -> Activations:

@@ -98,7 +98,9 @@ def test_rank_0_gathers_what_is_published_and_kept() -> None:
     parts = host_memory(SIZES, ModelConfig(dtype="bfloat16"), ranks=2, rank=0, device="cuda")
     assert list(parts.values())[1:] == [4000, 2000, 12_000]  # float32, bfloat16, weights and moments
     assert list(host_memory(SIZES, ModelConfig(), ranks=2, rank=1, device="cuda")) == ["Python and libraries"]
-    assert host_memory(SIZES, ModelConfig(), ranks=2, rank=1, device="cuda", reference="host")["reference model"] == 2000
+    assert (
+        host_memory(SIZES, ModelConfig(), ranks=2, rank=1, device="cuda", reference="host")["reference model"] == 2000
+    )
 
 
 def test_a_cache_grows_with_the_sequence_but_not_beyond_a_layers_window() -> None:
@@ -202,7 +204,9 @@ def test_mixtures_of_experts_run_without_memory_too() -> None:
         for experts in (1, 4)
     ]
     assert all(each.is_exact for each in found)
-    assert found[1].kept > found[0].kept + 2 * 3 * 1000 * 16 * 4  # three more experts a token
+    in_float32 = activations(config, ModelConfig(), num_tokens=1000, length=1000, device="cpu")
+    assert (in_float32.is_exact, in_float32.kept > found[0].kept) == (False, True)
+    assert found[1].kept > found[0].kept + 2 * 3 * 1000 * 16 * 2  # three more experts a token
 
 
 def test_a_family_that_does_not_run_without_memory_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
