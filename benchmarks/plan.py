@@ -62,7 +62,10 @@ def main(quick: bool = False) -> None:
     print_table(
         f"plan: memory of one rank in float32 on the CPU, micro-batches of {num_tokens:,} tokens", columns, rows
     )
-    rows = [[name, *_beside(_planned_gpu(*of), peak, "GiB")] for name, *of, peak in PUBLISHED]
+    rows = [
+        [name, *_beside(_planned_gpu(size, ranks, tokens), peak, "GiB")]
+        for name, size, ranks, tokens, peak in PUBLISHED
+    ]
     print_table("plan: memory of a GPU beside peaks that prime-rl published", columns, rows)
 
 

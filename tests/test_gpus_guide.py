@@ -1,4 +1,4 @@
-"""docs/gpus.md: its commands that need no GPU run, the others have flags that ludic has, and its figures are the plan's."""
+"""docs/gpus.md: its commands that need no GPU run, the others have known flags, and its figures are the plan's."""
 
 import json
 import re

@@ -32,6 +32,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+*-]*")
 """Matches the other texts: names that mean the same in a shell, in YAML and in an #SBATCH line."""
 
 
+def _is_name(field: str, value: str) -> bool:
+    return NAME.fullmatch(value.removeprefix("/") if field == "log_folder" else value) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """Machines of a run on a cluster."""
@@ -88,7 +92,7 @@ class ClusterConfig:
         check(self)
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, str) and field.name not in _SHELL and not NAME.fullmatch(value):
+            if isinstance(value, str) and field.name not in _SHELL and not _is_name(field.name, value):
                 raise ConfigError(f"{field.name} is {value!r}, wanted a name of letters, digits and _ . : / @ + * -")
         for text in self.variable:
             if not _VARIABLE.fullmatch(text):

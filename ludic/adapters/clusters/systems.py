@@ -77,7 +77,7 @@ def _slurm_trainer(plan: ClusterPlan) -> str:
 def _log_folder(plan: ClusterPlan) -> str:
     """Return the folder of log files with a slash at its end; empty for the folder in which sbatch runs."""
     folder = plan.cluster.log_folder or (None if is_url(plan.url) else f"{plan.url}/{LOGS.folder}")
-    return f"{folder}/" if folder is not None and NAME.fullmatch(folder.lstrip("/")) else ""
+    return f"{folder}/" if folder is not None and NAME.fullmatch(folder.removeprefix("/")) else ""
 
 
 def _slurm_options(plan: ClusterPlan, *, num_processes: int, num_gpus: int, memory_gb: int) -> dict[str, str]:
