@@ -11,7 +11,6 @@ from tiny_runs import create_root, make_model
 from transformers import Qwen3Config
 
 from ludic.cli.main import main
-from ludic.operations.machines import plan
 from ludic.operations.start import create, run
 
 PAGE = (Path(__file__).parents[1] / "docs/gpus.md").read_text(encoding="utf-8")
@@ -34,9 +33,9 @@ def test_the_page_has_the_commands_that_are_tested_below() -> None:
     assert [words[0] for words in COMMANDS] == ["plan", "plan", "run", "run", "create", "launch"]
 
 
-@pytest.mark.parametrize("words", [*named("run"), *named("create"), *named("plan")], ids=" ".join)
+@pytest.mark.parametrize("words", [*named("run"), *named("create")], ids=" ".join)
 def test_its_flags_are_settings_that_fit_together(words: list[str]) -> None:
-    operation = {"run": run, "create": create, "plan": plan}[words[0]]
+    operation = {"run": run, "create": create}[words[0]]
     assert parsed(operation, *words[1:]) is not None
 
 
