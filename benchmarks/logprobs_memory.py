@@ -7,14 +7,13 @@ own forward pass, log_softmax in float32, gather.
 """
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.measure import in_a_process, print_table
+from benchmarks.measure import in_a_process, peak_bytes, print_table, start_peak
 from benchmarks.models import make_model
 from ludic.batches.packing import MicroBatch, TrainingSequence, pack
 from ludic.flags import run_script
@@ -23,7 +22,6 @@ from ludic.training.packed import packed_arguments
 
 ALL_LOGITS = 0
 """Chunk size that means no chunks."""
-_CLEAR_PEAK = "5"
 
 
 def main(quick: bool = False) -> None:
@@ -48,13 +46,11 @@ def main(quick: bool = False) -> None:
 def measure(case: str, vocab_size: int, num_tokens: int, chunk_tokens: int) -> int:
     """Return the peak memory of a pass minus the memory before it, in bytes."""
     model, training = _model(vocab_size), case == "training"
-    first, batch = _batch(8, vocab_size), _batch(num_tokens, vocab_size)
+    first, batch = even_batch(8, vocab_size), even_batch(num_tokens, vocab_size)
     _run(model, first, chunk_tokens, training)
-    # Reset the kernel's peak counter.
-    Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
-    before = _memory("VmRSS")
+    before = start_peak()
     _run(model, batch, chunk_tokens, training)
-    return max(_memory("VmHWM") - before, 1)  # a tiny pass may fit into memory that the first pass left
+    return max(peak_bytes() - before, 1)  # a tiny pass may fit into memory that the first pass left
 
 
 def _run(model: PreTrainedModel, batch: MicroBatch, chunk_tokens: int, training: bool) -> None:
@@ -94,7 +90,7 @@ def _model(vocab_size: int) -> PreTrainedModel:
     )
 
 
-def _batch(num_tokens: int, vocab_size: int) -> MicroBatch:
+def even_batch(num_tokens: int, vocab_size: int) -> MicroBatch:
     """Return sequences of at most 512 response tokens after a prompt of one token."""
     rng = np.random.default_rng(0)
     lengths = [512] * (num_tokens // 512) or [num_tokens]
@@ -110,12 +106,6 @@ def _batch(num_tokens: int, vocab_size: int) -> MicroBatch:
             for index, length in enumerate(lengths)
         ]
     )
-
-
-def _memory(name: str) -> int:
-    """Return the bytes in a line of /proc/self/status."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

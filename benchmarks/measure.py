@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from statistics import median
 from typing import ParamSpec, TypeVar
 
@@ -72,6 +73,22 @@ def processes() -> ForkServerContext:
     # Without the program itself, which each process runs as its main module.
     context.set_forkserver_preload([name for name in sys.modules if name.partition(".")[0] in _PRELOADED])
     return context
+
+
+def start_peak() -> int:
+    """Let the kernel count this process's peak memory from now on; returns the bytes that it holds."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _process_bytes("VmRSS")
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has held since `start_peak`."""
+    return _process_bytes("VmHWM")
+
+
+def _process_bytes(name: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:

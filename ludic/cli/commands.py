@@ -52,6 +52,10 @@ _RUN = Command(
     methods=("launch",),
 )
 _CHECK = Command("operations.start:check", (*_RUN.first, "server_url"))
+_PLAN = Command(
+    "operations.machines:plan",
+    ("model", "gpus", "gpu", "gpu_memory_gb", "num_workers", "ranks", "engine", "dtype", "lora_rank", "max_tokens"),
+)
 _CREATE = Command(
     "operations.start:create",
     (
@@ -138,6 +142,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = MappingProxyType(
             "sql": Command("operations.look:write_sql", methods=("sql", "sql_stream")),
         },
         "Start": {
+            "plan": _PLAN,
             "check": _CHECK,
             "create": _CREATE,
             "worker": Command("operations.start:worker", methods=("work",)),

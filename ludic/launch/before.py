@@ -9,6 +9,7 @@ number, an environment that fails. Each check returns what it found, or raises a
 import json
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,11 +33,14 @@ from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
 from ludic.installed import require
 from ludic.launch.config import LaunchConfig
+from ludic.launch.gpus import visible_gpus
 from ludic.launch.local import VLLM, check_launch, gpu_plan
 from ludic.launch.roots import check_option_names, rules_of, uses_of
 from ludic.models.first_model import first_config, first_tokenizer, local_folder, write_files
 from ludic.paths import is_url
+from ludic.results import size
 from ludic.rollouts.sampler import check_sampling_code
+from ludic.settings import to_flags
 from ludic.sql.made_up import try_rules
 from ludic.store import Root, RunConfig, latest_policy
 from ludic.store.weights import read_identity, weight_files
@@ -130,6 +134,7 @@ def checks(start: Start) -> Iterator[Mapping[str, Check]]:
             "adapters": model.check_adapters,
             "server": partial(_check_server, start),
             "disk": model.check_disk,
+            "memory": model.check_memory,
         }
 
 
@@ -220,6 +225,8 @@ def _check_server(start: Start) -> Found | str:
 # --- The model and the disk --------------------------------------------------------------------------------------
 
 _WORD_BYTES = {"bfloat16": 2, "float16": 2}
+_SMALL = 20_000_000
+"""Weights up to which the memory on a CPU is not worth the seconds of a plan: with activations, some GB."""
 _OPTIMIZER_BYTES = 12
 """Bytes of a trained weight in a checkpoint: the weight and two moments of AdamW, in float32."""
 
@@ -306,7 +313,7 @@ class _Model:
         if not os.access(place, os.W_OK):
             raise StoreError(f"{place} can't be written by this user; choose another folder for the root")
         if self._num_weights is None:
-            return f"{_size(free)} are free at {place}"
+            return f"{size(free)} are free at {place}"
         adapters = settings.model.lora_rank is not None
         word = 2 if (settings.model.publish_dtype or settings.model.dtype) == "bfloat16" else 4
         version = 0 if settings.model.publish_lora == "adapter" else self._num_weights * word
@@ -314,21 +321,38 @@ class _Model:
         least = checkpoint + 2 * version
         if free < least:
             raise ConfigError(
-                f"{_size(free)} are free at {place}, and one checkpoint and two versions of {self._start.run.model} "
-                f"take {_size(least)}; free some space, or choose another folder for the root"
+                f"{size(free)} are free at {place}, and one checkpoint and two versions of {self._start.run.model} "
+                f"take {size(least)}; free some space, or choose another folder for the root"
             )
         kept = (settings.checkpoint.keep_checkpoints, settings.checkpoint.keep_policies)
         most = checkpoint * ((kept[0] or 0) + 1) + version * ((kept[1] or 0) + 1)
-        text = f"{_size(free)} are free at {place}; checkpoints and versions take up to {_size(most)}"
+        text = f"{size(free)} are free at {place}; checkpoints and versions take up to {size(most)}"
         if None in kept:
-            each = f"each checkpoint takes {_size(checkpoint)}, each version {_size(version)}"
-            return f"{_size(free)} are free at {place}; {each}"
+            each = f"each checkpoint takes {size(checkpoint)}, each version {size(version)}"
+            return f"{size(free)} are free at {place}; {each}"
         advice = "; lower keep_checkpoints or keep_policies" if free < most else ""
         return Found(text + advice, is_doubtful=free < most)
 
+    def check_memory(self) -> Found | str:
+        """Compare what each process needs with the memory of this machine's GPUs, or of the machine."""
+        start = self._start
+        if start.processes.launcher != "local":
+            return f"not looked at on {start.processes.launcher}; `ludic plan` tells what is needed"
+        if self._num_weights is not None and self._num_weights < _SMALL and not visible_gpus():
+            return f"a model of {self._num_weights:,} weights is small beside this machine"
+        from ludic.launch.plan import Settings, machine_here, plan, settings_that_fit
+        from ludic.models.weight_files import load_config
 
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.1f} MB"
+        config, machine = load_config(str(self.folder)), machine_here()
+        wanted = Settings(run=start.run, train=start.train, processes=start.processes, engine=start.engine)
+        found = plan(config, wanted, machine)
+        if found.problems:
+            changes = settings_that_fit(config, wanted, machine)
+            advice = f"; these settings fit: {shlex.join(to_flags(changes))}" if changes else ""
+            return Found(f"{'; '.join(found.problems)}{advice}; `ludic plan` shows the parts", is_doubtful=True)
+        place = "GPU" if machine.gpus else "host"
+        needs = [f"{need.process} {size(need.total)}" for need in found.needs if need.place == place]
+        return f"{', '.join(needs)} of {'a GPU' if machine.gpus else 'this machine'}; `ludic plan` shows the parts"
 
 
 # --- Users' code -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Devices of the drivers: NVIDIA on Linux, NVIDIA in WSL, AMD."""
 
-_MEMORY_OF_WORKERS = 0.9
+WHOLE_SHARE = 0.9
 """Share of a GPU's memory that workers divide; what is left is for CUDA and the libraries. vLLM's own default."""
 _MEMORY_BESIDE_TRAINER = 0.5
 """Share of a GPU's memory that workers divide if the trainer uses the same GPU."""
@@ -53,7 +53,7 @@ class GpuPlan:
         return [f"GPU {gpu} is shared by {self._describe_users(gpu)}" for gpu in gpus if self._users(gpu) > 1]
 
     def _share(self, gpu: str) -> float:
-        whole = _MEMORY_BESIDE_TRAINER if gpu in self.trainer else _MEMORY_OF_WORKERS
+        whole = _MEMORY_BESIDE_TRAINER if gpu in self.trainer else WHOLE_SHARE
         return whole / self._num_workers(gpu)
 
     def _users(self, gpu: str) -> int:

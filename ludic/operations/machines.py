@@ -1,22 +1,127 @@
-"""Machines: servers of a run's policies, the files of a cluster, the number of workers on it."""
+"""Machines: what a run needs, servers of its policies, the files of a cluster, the number of workers on it."""
 
 import threading
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from ludic.adapters.clusters.config import ClusterConfig, System
+from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
-from ludic.launch.config import ServeConfig
+from ludic.launch.config import LaunchConfig, ServeConfig
 from ludic.operations.start import Algorithm, RootUrl, train_config
-from ludic.settings import Shown, convert, operation
+from ludic.run_config import RunConfig
+from ludic.settings import Range, Shown, convert, operation, settings_of, split, to_flags, without_tables
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from ludic.operations.typed import ClusterFilesSettings, ServeSettings, WriteClusterFilesSettings
+    from ludic.launch.plan import Machine
+    from ludic.operations.outcomes import Planned
+    from ludic.operations.typed import ClusterFilesSettings, PlanSettings, ServeSettings, WriteClusterFilesSettings
     from ludic.run import Run
 
 _NEXT = {"slurm": "sbatch {}", "kubernetes": "kubectl apply -f {}", "skypilot": "sky jobs launch {}"}
 """Command that starts a file, by system."""
+
+
+Gigabytes = Annotated[float, Range(0, 10**6, above=True)]
+"""10^9 bytes."""
+
+
+@operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
+def plan(
+    *,
+    algorithm: Algorithm = None,
+    gpus: Annotated[int, Range(0, 4096)] | None = None,
+    gpu: str | None = None,
+    gpu_memory_gb: Gigabytes | None = None,
+    host_memory_gb: Gigabytes | None = None,
+    disk_gb: Gigabytes | None = None,
+    bandwidth_gb_s: Gigabytes = 1.0,
+    **settings: Unpack["PlanSettings"],
+) -> "Planned":
+    """Say what memory, disk and time a run needs, what does not fit, and settings that do.
+
+    Takes the settings of `ludic run`, with --config too, but no root: of the model only config.json is read, and
+    nothing is started. Raises ConfigError, ModelError.
+
+    Args:
+        algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
+        gpus: Number of GPUs to plan for, 0 for the CPU; None takes those of this machine.
+        gpu: Type of the GPUs, such as H100, A100 or "RTX 4090", which says their memory.
+        gpu_memory_gb: Memory of each GPU in GB, instead of its type.
+        host_memory_gb: Memory in GB that all processes on a machine may take; None compares with none.
+        disk_gb: Free space in GB where the root is; None compares with none.
+        bandwidth_gb_s: GB that a process reads or writes a second, of the root and of its temporary folder.
+    """
+    import shlex
+
+    from ludic.launch.plan import Settings, plan, settings_that_fit
+    from ludic.models.first_model import local_folder
+    from ludic.models.weight_files import load_config
+    from ludic.operations.outcomes import Planned
+    from ludic.training.presets import load_algorithm
+
+    parts = split(
+        settings, run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
+    )
+    preset = load_algorithm(algorithm) if algorithm is not None else {}
+    train = without_tables(parts["train"], {each.name: each for each in settings_of(TrainConfig)})
+    run = convert(RunConfig, {"env": ("moar_cats",)} | parts["run"])
+    wanted = Settings(
+        run=run,
+        train=convert(TrainConfig, {**preset, **train}),
+        processes=convert(LaunchConfig, parts["launch"]),
+        engine=convert(EngineConfig, parts["engine"]),
+    )
+    machine = _machine(gpus, gpu, gpu_memory_gb, host_memory_gb, disk_gb, bandwidth_gb_s)
+    with local_folder(run.model, with_weights=False) as folder:
+        config = load_config(str(folder))
+    found = plan(config, wanted, machine)
+    changes = settings_that_fit(config, wanted, machine) if found.problems else {}
+    return Planned(
+        model=run.model,
+        num_weights=found.sizes.num_weights,
+        num_trained=found.sizes.num_trained,
+        memory=found.rows(),
+        disk=found.disk,
+        publish=found.publish,
+        notes=found.remarks,
+        problems=found.problems,
+        settings_that_fit=changes,
+        flags=shlex.join(to_flags(changes or {})),
+    )
+
+
+def _machine(
+    gpus: int | None,
+    gpu: str | None,
+    gpu_gb: float | None,
+    host_gb: float | None,
+    disk_gb: float | None,
+    bandwidth_gb_s: float,
+) -> "Machine":
+    """Return the machine to plan for; what is None is that of this machine, or unknown. Raises ConfigError."""
+    from ludic.errors import ConfigError
+    from ludic.launch.plan import Machine, machine_here
+    from ludic.training.flops import gpu_bytes
+
+    if gpu is not None and gpu_gb is not None:
+        raise ConfigError(f"gpu is {gpu} and gpu_memory_gb is {gpu_gb:g}; give one of them")
+    given = gpu_bytes(gpu) if gpu is not None else None if gpu_gb is None else int(gpu_gb * 1e9)
+    here = machine_here()
+    if gpus is None:
+        gpus = here.gpus or (1 if given is not None else 0)
+    if gpus and given is None and not here.gpus:
+        raise ConfigError(
+            f"gpus is {gpus}, and this machine has none to look at; give gpu, such as H100, or gpu_memory_gb"
+        )
+    return Machine(
+        gpus=gpus,
+        gpu_bytes=given or here.gpu_bytes,
+        host_bytes=None if host_gb is None else int(host_gb * 1e9),
+        disk_bytes=None if disk_gb is None else int(disk_gb * 1e9),
+        bandwidth=bandwidth_gb_s * 1e9,
+    )
 
 
 @operation(serve=ServeConfig)
@@ -104,12 +209,15 @@ def write_cluster_files(
     import sys
 
     from ludic.errors import ConfigError
+    from ludic.launch.local import log_folder
     from ludic.paths import local_path
     from ludic.printable import printable
     from ludic.run import open_run
 
     cluster.check_for(system)
     run = open_run(root)
+    if system == "slurm" and run.root.is_local:
+        log_folder(run.root).mkdir(exist_ok=True)  # Slurm ends a job whose log file it can't open
     files = cluster_files(run, system, cluster=cluster, engine=engine, algorithm=algorithm, **settings)
     if out is None:
         sys.stdout.write("\n".join(files.values()))

@@ -1,10 +1,10 @@
-"""Results of operations that have no home below: what was checked, sampled and trained."""
+"""Results of operations that have no home below: what was planned, checked, sampled and trained."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ludic.results import Part, Result
+from ludic.results import Frame, Part, Result
 from ludic.show.evaluations import Evaluation
 
 
@@ -27,6 +27,52 @@ class Checked(Result):
     def failure(self) -> str | None:
         num_wrong = sum(row["state"] == "wrong" for row in self.rows)
         return f"{num_wrong} of {len(self.rows)} checks found a mistake" if num_wrong else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Planned(Result):
+    """What a run needs, and settings that fit."""
+
+    model: str
+    """The model, as it was given."""
+    num_weights: int
+    """Weights of the model."""
+    num_trained: int
+    """Weights that are trained."""
+    memory: Sequence[Mapping[str, Any]]
+    """One row for each kind of process and place, with `process`, `place` (GPU or host), `part`, `needed_bytes`,
+    `limit_bytes` and `fits`, and before it one for each part of it."""
+    disk: Mapping[str, int]
+    """Bytes on the disk, by part."""
+    publish: Mapping[str, float]
+    """Seconds of a publish, by part."""
+    notes: Sequence[str]
+    problems: Sequence[str]
+    """A sentence for each thing that does not fit."""
+    settings_that_fit: Mapping[str, Any] | None
+    """Changes of settings by which it fits; empty if it fits as it is, None if none was found."""
+    flags: str = ""
+    """The same, as flags."""
+
+    def parts(self) -> Iterator[Part]:
+        """Tables of memory, disk and seconds, and sentences."""
+        trained = "" if self.num_trained == self.num_weights else f", of which {self.num_trained:,} are trained"
+        yield f"{self.model}: {self.num_weights:,} weights{trained}"
+        yield Frame("memory", self.memory, ("process", "place", "part", "needed_bytes", "limit_bytes"), most=100)
+        disk = [{"disk": name, "size_bytes": value} for name, value in self.disk.items()]
+        yield Frame("disk", [*disk, {"disk": "all", "size_bytes": sum(self.disk.values())}], ("disk", "size_bytes"))
+        seconds = [{"publish": name, "seconds": value} for name, value in self.publish.items()]
+        yield Frame("publish", seconds, ("publish", "seconds"))
+        yield from self.notes
+        for problem in self.problems:
+            yield f"does not fit: {problem}"
+        if not self.problems:
+            is_compared = any(row["limit_bytes"] is not None for row in self.memory)
+            yield "all of it fits" if is_compared else "nothing was given to compare with, such as --host-memory-gb"
+        elif self.settings_that_fit:
+            yield f"these settings fit: {self.flags}"
+        else:
+            yield "no change of settings that was tried is enough; use more or larger GPUs, or a smaller model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

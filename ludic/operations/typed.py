@@ -357,6 +357,12 @@ class LaunchSettings(TrainConfigValues, CodeSettingsValues, LaunchConfigValues, 
     """Settings of `start.launch`."""
 
 
+class PlanSettings(
+    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
+):
+    """Settings of `machines.plan`."""
+
+
 class ReportSettings(MeasureConfigValues, total=False):
     """Settings of `look.report`."""
 

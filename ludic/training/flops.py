@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ludic.errors import ConfigError, unknown_name
+
 # Config fields of mixtures of experts: how many there are, and how many a token uses.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
@@ -29,22 +31,23 @@ _USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "t
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "attention", "hybrid", "hybrid_sliding")
 """Kinds of layers that compare pairs of tokens, by the names of layer_types."""
 
-# Dense TFLOPS from vendors' data sheets, without sparsity: bfloat16 (accumulated in float32), and float32 without TF32.
-# The first entry whose name occurs as whole words in the device's name is used.
-_PEAK_TFLOPS: tuple[tuple[str, float, float], ...] = (
-    ("B200", 2250, 75),
-    ("H200 NVL", 835, 60),
-    ("H200", 989, 67),
-    ("GH200", 989, 67),
-    ("H100 PCIe", 756, 51),
-    ("H100 NVL", 835, 60),
-    ("H100", 989, 67),
-    ("A100", 312, 19.5),
-    ("A10", 125, 31.2),
-    ("L40S", 362, 91.6),
-    ("L4", 121, 30.3),
-    ("RTX 4090", 165, 82.6),
-    ("RTX 3090", 71, 35.6),
+# Dense TFLOPS from vendors' data sheets, without sparsity: bfloat16 (accumulated in float32), and float32 without TF32;
+# and memory in GB. The first entry whose name occurs as whole words in the device's name is used.
+_GPUS: tuple[tuple[str, float, float, int], ...] = (
+    ("B200", 2250, 75, 180),
+    ("H200 NVL", 835, 60, 141),
+    ("H200", 989, 67, 141),
+    ("GH200", 989, 67, 96),
+    ("H100 PCIe", 756, 51, 80),
+    ("H100 NVL", 835, 60, 94),
+    ("H100", 989, 67, 80),
+    ("A100 40GB", 312, 19.5, 40),
+    ("A100", 312, 19.5, 80),
+    ("A10", 125, 31.2, 24),
+    ("L40S", 362, 91.6, 48),
+    ("L4", 121, 30.3, 24),
+    ("RTX 4090", 165, 82.6, 24),
+    ("RTX 3090", 71, 35.6, 24),
 )
 
 
@@ -115,10 +118,18 @@ def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
     """Return the peak FLOPs per second of a CUDA device; None for a MIG slice or a device that is not in the table."""
     if "MIG" in device_name.split():
         return None
-    for name, bfloat16, float32 in _PEAK_TFLOPS:
+    for name, bfloat16, float32, _ in _GPUS:
         if re.search(rf"\b{name}\b", device_name):
             return 1e12 * (bfloat16 if dtype == torch.bfloat16 else float32)
     return None
+
+
+def gpu_bytes(name: str) -> int:
+    """Return the memory of a GPU by its name in the table, such as H100. Raises ConfigError, which lists the names."""
+    sizes = {known.lower(): gigabytes * 10**9 for known, _, _, gigabytes in _GPUS}
+    if name.lower() not in sizes:
+        raise ConfigError(f"{unknown_name('GPU', name, [known for known, *_ in _GPUS])}; or give its memory")
+    return sizes[name.lower()]
 
 
 def _flops_a_token(weight: Tensor) -> int:

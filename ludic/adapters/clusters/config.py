@@ -19,12 +19,21 @@ _ONLY_FOR: dict[str, tuple[System, ...]] = {
     "image": ("kubernetes", "skypilot"),
     "setup": ("slurm", "skypilot"),
     "max_hours": ("slurm", "kubernetes"),
+    "log_folder": ("slurm",),
+    "line": ("slurm",),
 }
 """Settings that apply to some systems only."""
-_SHELL = "setup"
-"""The setting that is shell code."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+*-]*")
+_SHELL = ("setup", "line")
+"""Settings that are shell code."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\n]*")
+MAX_HOURS = 24
+"""Hours of a Slurm job without max_hours: a partition's own default may be minutes."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+*-]*")
 """Matches the other texts: names that mean the same in a shell, in YAML and in an #SBATCH line."""
+
+
+def _is_name(field: str, value: str) -> bool:
+    return NAME.fullmatch(value.removeprefix("/") if field == "log_folder" else value) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +52,16 @@ class ClusterConfig:
     """Type of the GPUs as the cluster names it, such as h100, H100 or NVIDIA-H100-80GB-HBM3. SkyPilot needs it."""
     cpus: Annotated[int, Range(1, 10**4)] = 4
     """CPUs for each rank and each worker."""
-    memory_gb: Annotated[int, Range(1, 10**5)] = 32
-    """Memory for each rank and each worker, in GiB."""
+    memory_gb: Annotated[int, Range(1, 10**5)] | None = None
+    """Memory for each rank and each worker, in GiB; None takes what `ludic plan` says, with a quarter more."""
+    serve: bool = False
+    """Run `ludic serve` beside each worker, on its GPUs; the worker samples from it, so that vLLM lives in a process of
+    its own, which is restarted alone."""
+    variable: tuple[str, ...] = ()
+    """Environment variables of all processes, such as HF_HOME=/shared/hf NCCL_SOCKET_IFNAME=eth0; no secrets."""
     max_hours: Annotated[int, Range(1, 10**5)] | None = None
-    """slurm, kubernetes: hours after which the cluster ends the jobs; None takes the cluster's limit."""
+    """slurm, kubernetes: hours after which the cluster ends the jobs; None is 24 with slurm, no limit with
+    kubernetes."""
     stop_within_s: StopWithin = STOP_WITHIN_S
     """Seconds that a process may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint;
     then it is killed. Slurm sends SIGTERM so long before the time limit."""
@@ -58,6 +73,12 @@ class ClusterConfig:
     """slurm: partition of the jobs."""
     account: str | None = None
     """slurm: account of the jobs."""
+    log_folder: str | None = None
+    """slurm: folder of the jobs' log files, there before they start; None is the root's logs/ if Slurm can
+    read its name, else the folder in which sbatch runs."""
+    line: tuple[str, ...] = ()
+    """slurm: lines for both files, such as "#SBATCH --exclusive" or "module load cuda"; others than #SBATCH run before
+    ludic does."""
     namespace: str | None = None
     """kubernetes: namespace of the JobSet."""
     secret: str | None = None
@@ -71,13 +92,24 @@ class ClusterConfig:
         check(self)
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, str) and field.name != _SHELL and not _NAME.fullmatch(value):
+            if isinstance(value, str) and field.name not in _SHELL and not _is_name(field.name, value):
                 raise ConfigError(f"{field.name} is {value!r}, wanted a name of letters, digits and _ . : / @ + * -")
+        for text in self.variable:
+            if not _VARIABLE.fullmatch(text):
+                raise ConfigError(f"variable has {text!r}, wanted NAME=VALUE on one line")
+        for text in self.line:
+            if "\n" in text:
+                raise ConfigError(f"line has {text!r}, wanted one line; give several lines one by one")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables by name."""
+        return dict(text.split("=", 1) for text in self.variable)
 
     def check_for(self, system: System) -> None:
         """Raise SettingsError for settings that the system does not use or lacks."""
         for name, systems in _ONLY_FOR.items():
-            if getattr(self, name) is not None and system not in systems:
+            if getattr(self, name) and system not in systems:
                 raise SettingsError(f"{name} does not apply to {system}; leave it out")
         if system == "kubernetes" and self.image is None:
             raise SettingsError("image is missing: a container image with ludic and the engine; give --image")

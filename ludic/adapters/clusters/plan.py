@@ -4,30 +4,55 @@ The commands are those of any machine, `ludic worker` and `ludic train`. Only se
 commands take by themselves become flags, so that the files stay short.
 """
 
+import logging
 import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ludic.adapters.clusters.config import ClusterConfig, System
 from ludic.children import SAFE_ENVIRONMENT, python_words
+from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, ModelError, one_line
+from ludic.launch.config import LaunchConfig
 from ludic.launch.here import args_of_ranks
+from ludic.launch.plan import Machine, Settings, plan
 from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
 from ludic.launch.roots import url_anywhere
 from ludic.masking import secrets_of
+from ludic.models.first_model import first_config
+from ludic.models.weight_files import load_config
 from ludic.settings import settings_of, to_flags
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import next_config
 
+logger = logging.getLogger(__name__)
+
 MAX_RESTARTS = 1000
 """Restarts of a process that dies; each goes on from the root."""
 PORT = 29500
 """Port on which the trainer's machines find each other."""
+
+
+SERVER_PORT = 8000
+"""Port of the server beside a worker, on a machine of its own."""
+_HEADROOM = 1.25
+"""Factor on the memory that is planned: for files in memory, rollouts of a batch, and what a plan does not know."""
+_UNKNOWN_GB = 32
+"""GiB of a process whose model can't be looked at where the files are written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Host memory of the machines of a run, in GiB."""
+
+    trainer: int
+    """Each of the trainer's machines, for all of its ranks."""
+    worker: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +69,26 @@ class ClusterPlan:
     num_steps: int
     worker_flags: Sequence[str]
     train_flags: Sequence[str]
+    memory: Memory
+    serve_flags: Sequence[str] = ()
+    """Flags of `ludic serve`; used if cluster.serve is set."""
 
-    def worker_command(self, slot: str) -> str:
-        """Return the shell command of a worker. slot: shell expression, such as "$SLURM_ARRAY_TASK_ID"."""
-        return f"{shlex.join(['ludic', 'worker', self.url])} --slot {slot} {shlex.join(self.worker_flags)}".rstrip()
+    def worker_command(self, slot: str, port: str = str(SERVER_PORT)) -> str:
+        """Return the shell command of a worker. slot: shell expression, such as "$SLURM_ARRAY_TASK_ID".
+
+        port: shell expression for the port of the server beside it, if there is one.
+        """
+        server = f" --engine server --server-url http://127.0.0.1:{port}" if self.cluster.serve else ""
+        flags = shlex.join(self.worker_flags)
+        return f"{shlex.join(['ludic', 'worker', self.url])} --slot {slot}{server} {flags}".rstrip()
+
+    def serve_command(self, port: str = str(SERVER_PORT)) -> str | None:
+        """Return the shell command that starts a worker's server in the background; None without servers."""
+        if not self.cluster.serve:
+            return None
+        return (
+            f"{shlex.join(['ludic', 'serve', self.url])} --port {port} {shlex.join(self.serve_flags)}".rstrip() + " &"
+        )
 
     def train_command(self, host: str, port: str = str(PORT)) -> str:
         """Return the shell command of one machine of the trainer. host, port: shell expressions of the first one."""
@@ -64,7 +105,7 @@ class ClusterPlan:
     def environment(self) -> dict[str, str]:
         """Environment variables of all processes. Logs should be readable while a process runs."""
         stops = stop_variables(self.cluster.stop_within_s)
-        return {**ENVIRONMENT, **SAFE_ENVIRONMENT, **stops, "PYTHONUNBUFFERED": "1"}
+        return {**ENVIRONMENT, **SAFE_ENVIRONMENT, **stops, "PYTHONUNBUFFERED": "1", **self.cluster.variables}
 
     @property
     def kill_after_s(self) -> int:
@@ -95,12 +136,18 @@ def make_plan(
         raise ConfigError("`ludic launch` starts workers, which offline training and replays do not use")
     if root.is_local and system != "slurm":
         raise ConfigError(f"{root.url} is a folder, which machines of {system} do not see; create the run in a bucket")
-    secrets = list(secrets_of({**asdict(engine), **config.flat(), "setup": _words(cluster.setup or "")}))
+    if cluster.serve and engine.engine not in (ENGINE, "vllm"):
+        raise ConfigError(f"serve starts vLLM servers, and engine is {engine.engine}; leave one of them out")
+    shell = _words("\n".join([cluster.setup or "", *cluster.line]))
+    secrets = list(secrets_of({**asdict(engine), **config.flat(), "setup": shell, "variable": [cluster.variables]}))
     if secrets:
         raise ConfigError(
             f"{secrets[0]} is or holds a secret, and `ludic launch` writes none into a file; leave it out, and set an "
             "environment variable where the processes run"
         )
+    of_server = {"tensor_parallel", "gpu_memory", "engine_options", "engine"} if cluster.serve else set()
+    of_engine = _differing(asdict(engine), asdict(EngineConfig()))
+    serve = {name: value for name, value in of_engine.items() if name in (of_server | {"max_batch"}) - {"engine"}}
     trust = {"trust_code": True} if cluster.trust_code else {}
     # A trainer that goes over to another objective takes the defaults of its settings.
     defaults = {each.name: each.default for each in settings_of(TrainConfig)}
@@ -112,9 +159,38 @@ def make_plan(
         cluster=cluster,
         tensor_parallel=engine.tensor_parallel,
         num_steps=config.num_steps,
-        worker_flags=to_flags({**_differing(asdict(engine), asdict(EngineConfig())), **trust}),
+        worker_flags=to_flags({**{k: v for k, v in of_engine.items() if k not in of_server}, **trust}),
         train_flags=to_flags({**_differing(config.flat(), by_itself), **trust}),
+        serve_flags=to_flags(serve),
+        memory=_memory(root, config, replace(engine, engine="vllm") if cluster.serve else engine, cluster),
     )
+
+
+def _memory(root: Root, config: TrainConfig, engine: EngineConfig, cluster: ClusterConfig) -> Memory:
+    """Return what `memory_gb` says, or what the run needs."""
+    if cluster.memory_gb is not None:
+        return Memory(trainer=cluster.memory_gb * cluster.ranks, worker=cluster.memory_gb)
+    try:
+        with first_config(root) as folder:
+            model = load_config(str(folder))
+    except ModelError as error:
+        logger.warning(
+            "the run's model can't be looked at here, so each process gets %d GiB; --memory-gb sets another number: %s",
+            *(_UNKNOWN_GB, one_line(error)),
+        )
+        return Memory(trainer=_UNKNOWN_GB * cluster.ranks, worker=_UNKNOWN_GB)
+    processes = LaunchConfig(ranks=cluster.nodes * cluster.ranks, local_workers=min(1, root.run.num_workers))
+    settings = Settings(run=root.run, train=config, processes=processes, engine=engine)
+    # Enough GPUs for the count; how large they are does not change the host's memory.
+    num_gpus = processes.ranks + engine.tensor_parallel if cluster.gpus else 0
+    found = plan(model, settings, Machine(gpus=num_gpus, gpu_bytes=10**12))
+    needs = {need.process: need.total for need in found.needs if need.place == "host"}
+    trainer = needs["rank 0"] + (cluster.ranks - 1) * needs.get("other ranks", 0)
+    return Memory(trainer=_to_gib(trainer), worker=_to_gib(needs["each worker"]))
+
+
+def _to_gib(num_bytes: int) -> int:
+    return math.ceil(_HEADROOM * num_bytes / 2**30)
 
 
 def _words(script: str) -> list[dict[str, str]]:

@@ -12,10 +12,12 @@ from typing import Any
 
 import yaml
 
-from ludic.adapters.clusters.config import ClusterConfig, System
+from ludic.adapters.clusters.config import MAX_HOURS, NAME, ClusterConfig, System
 from ludic.adapters.clusters.plan import MAX_RESTARTS, PORT, ClusterPlan, make_plan
 from ludic.engines.config import EngineConfig
+from ludic.paths import is_url
 from ludic.store import Root
+from ludic.store.catalogue import LOGS
 from ludic.training.config import TrainConfig
 
 # --- Slurm -----------------------------------------------------------------------------------------------
@@ -24,6 +26,8 @@ from ludic.training.config import TrainConfig
 _HEAD = "#!/bin/bash"
 _SRUN = "srun --kill-on-bad-exit=1"
 """When one machine's process fails, Slurm ends the others, which would wait for it until their time limit."""
+_SLURM_PORT = '"$((20000 + SLURM_JOB_ID % 20000))"'
+"""Shell expression for a port: two jobs may share a machine."""
 _NEWEST_STEP = "select coalesce(max(step), 0) as step from policies"
 
 
@@ -36,22 +40,28 @@ def _slurm_workers(plan: ClusterPlan) -> str:
     options = {
         "job-name": f"{plan.name}-workers",
         "array": f"0-{plan.workers - 1}",
-        "output": "%x-%a.log",
-        **_slurm_options(plan, num_processes=1, num_gpus=plan.worker_gpus),
+        "output": f"{_log_folder(plan)}%x-%a.log",
+        **_slurm_options(plan, num_processes=1, num_gpus=plan.worker_gpus, memory_gb=plan.memory.worker),
     }
-    command = plan.worker_command('"$SLURM_ARRAY_TASK_ID"')
-    return _slurm_file(plan, options, ["# Each array task is one slot of the run's schedule.", f"{_SRUN} {command}"])
+    command = plan.worker_command('"$SLURM_ARRAY_TASK_ID"', _SLURM_PORT)
+    lines = ["# Each array task is one slot of the run's schedule."]
+    if serve := plan.serve_command(_SLURM_PORT):
+        lines.append("# One step for both: Slurm stops the server when the worker ends.")
+        command = f"bash -c {shlex.quote(f'{serve} exec {command}')}"
+    return _slurm_file(plan, options, [*lines, f"{_SRUN} {command}"])
 
 
 def _slurm_trainer(plan: ClusterPlan) -> str:
     options = {
         "job-name": f"{plan.name}-trainer",
-        "output": "%x.log",
+        "output": f"{_log_folder(plan)}%x.log",
         "nodes": str(plan.cluster.nodes),
         "ntasks-per-node": "1",
-        **_slurm_options(plan, num_processes=plan.cluster.ranks, num_gpus=plan.trainer_gpus),
+        **_slurm_options(
+            plan, num_processes=plan.cluster.ranks, num_gpus=plan.trainer_gpus, memory_gb=plan.memory.trainer
+        ),
     }
-    train = plan.train_command('"$host"', '"$((20000 + SLURM_JOB_ID % 20000))"')  # two jobs may share a machine
+    train = plan.train_command('"$host"', _SLURM_PORT)
     lines = [
         "# Without `| head`, which may kill scontrol, and then this job.",
         'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
@@ -64,17 +74,23 @@ def _slurm_trainer(plan: ClusterPlan) -> str:
     return _slurm_file(plan, options, lines)
 
 
-def _slurm_options(plan: ClusterPlan, *, num_processes: int, num_gpus: int) -> dict[str, str]:
-    """Return the options of both jobs. num_processes: ludic's processes on a machine."""
+def _log_folder(plan: ClusterPlan) -> str:
+    """Return the folder of log files with a slash at its end; empty for the folder in which sbatch runs."""
+    folder = plan.cluster.log_folder or (None if is_url(plan.url) else f"{plan.url}/{LOGS.folder}")
+    return f"{folder}/" if folder is not None and NAME.fullmatch(folder.removeprefix("/")) else ""
+
+
+def _slurm_options(plan: ClusterPlan, *, num_processes: int, num_gpus: int, memory_gb: int) -> dict[str, str]:
+    """Return the options of both jobs. num_processes, memory_gb: of ludic's processes on a machine."""
     cluster = plan.cluster
     gpus = f"{cluster.gpu_type}:{num_gpus}" if cluster.gpu_type else str(num_gpus)
     options = {
         "cpus-per-task": str(cluster.cpus * num_processes),
-        "mem": f"{cluster.memory_gb * num_processes}G",
+        "mem": f"{memory_gb}G",
         "gpus-per-node": gpus if num_gpus else None,
         "partition": cluster.partition,
         "account": cluster.account,
-        "time": None if cluster.max_hours is None else f"{cluster.max_hours}:00:00",
+        "time": f"{cluster.max_hours or MAX_HOURS}:00:00",
         # To the processes, not to the batch shell. Slurm's clock ticks once a minute.
         "signal": f"TERM@{plan.kill_after_s + 60}",
         "requeue": "",
@@ -85,9 +101,11 @@ def _slurm_options(plan: ClusterPlan, *, num_processes: int, num_gpus: int) -> d
 
 def _slurm_file(plan: ClusterPlan, options: Mapping[str, str], lines: list[str]) -> str:
     directives = [f"#SBATCH --{name}{f'={value}' if value else ''}" for name, value in options.items()]
-    exports = [f"export {name}={value}" for name, value in plan.environment.items()]
+    directives += [line for line in plan.cluster.line if line.startswith("#SBATCH")]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in plan.environment.items()]
     exports.append("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not take it from sbatch")
     setup = [plan.cluster.setup] if plan.cluster.setup else []
+    setup += [line for line in plan.cluster.line if not line.startswith("#SBATCH")]
     return "\n".join([_HEAD, *directives, "set -euo pipefail", *setup, *exports, *lines, ""])
 
 
@@ -155,14 +173,18 @@ def _literal(text: str) -> str:
 
 def _pod(plan: ClusterPlan, name: str, command: str, *, num_processes: int, num_gpus: int) -> dict[str, Any]:
     cluster = plan.cluster
-    amounts: dict[str, Any] = {"cpu": cluster.cpus * num_processes, "memory": f"{cluster.memory_gb * num_processes}Gi"}
+    memory_gb = plan.memory.trainer if name == "trainer" else plan.memory.worker
+    amounts: dict[str, Any] = {"cpu": cluster.cpus * num_processes, "memory": f"{memory_gb}Gi"}
+    script = _SCRIPT.format(command=command)
+    if name == "worker" and (serve := plan.serve_command()):
+        script = f"{serve}\n{script}"  # the container, and with it the server, ends with the worker
     if num_gpus:
         amounts["nvidia.com/gpu"] = num_gpus
     container: dict[str, Any] = {
         "name": name,
         "image": cluster.image,
-        "command": ["bash", "-euc", _literal(_SCRIPT.format(command=command))],
-        "env": [{"name": key, "value": value} for key, value in plan.environment.items()],
+        "command": ["bash", "-euc", _literal(script)],
+        "env": [{"name": key, "value": _literal(value)} for key, value in plan.environment.items()],
         "resources": {"requests": amounts, "limits": amounts},
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
     }
@@ -196,12 +218,26 @@ def skypilot_files(plan: ClusterPlan) -> dict[str, str]:
     trainer = {
         "name": "trainer",
         "num_nodes": plan.cluster.nodes,
-        **_task(plan, plan.train_command(_HOST), num_processes=plan.cluster.ranks, num_gpus=plan.trainer_gpus),
+        **_task(
+            plan,
+            plan.train_command(_HOST),
+            num_processes=plan.cluster.ranks,
+            num_gpus=plan.trainer_gpus,
+            memory_gb=plan.memory.trainer,
+        ),
     }
+    serve = plan.serve_command()
     workers = [
         {
             "name": f"worker-{slot}",
-            **_task(plan, plan.worker_command(str(slot)), num_processes=1, num_gpus=plan.worker_gpus, use_spot=True),
+            **_task(
+                plan,
+                "\n".join([*([serve] if serve else []), plan.worker_command(str(slot))]),
+                num_processes=1,
+                num_gpus=plan.worker_gpus,
+                memory_gb=plan.memory.worker,
+                use_spot=True,
+            ),
         }
         for slot in range(plan.workers)
     ]
@@ -209,13 +245,13 @@ def skypilot_files(plan: ClusterPlan) -> dict[str, str]:
 
 
 def _task(
-    plan: ClusterPlan, command: str, *, num_processes: int, num_gpus: int, use_spot: bool = False
+    plan: ClusterPlan, command: str, *, num_processes: int, num_gpus: int, memory_gb: int, use_spot: bool = False
 ) -> dict[str, Any]:
     cluster = plan.cluster
     resources: dict[str, Any] = {
         "infra": cluster.infra,
         "cpus": f"{cluster.cpus * num_processes}+",
-        "memory": f"{cluster.memory_gb * num_processes}+",
+        "memory": f"{memory_gb}+",
         "accelerators": f"{cluster.gpu_type}:{num_gpus}" if num_gpus else None,
         "image_id": None if cluster.image is None else f"docker:{cluster.image}",
         "use_spot": use_spot or None,

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,7 +33,7 @@ from ludic.children import SAFE_ENVIRONMENT
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.launch.process import stop_variables
-from ludic.operations.machines import write_cluster_files
+from ludic.operations.machines import serve, write_cluster_files
 from ludic.operations.start import trainer, worker
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt, start_attempt
@@ -268,7 +269,7 @@ def test_skypilots_job_group_runs_the_commands(root: Root) -> None:
     assert workers[0]["resources"] == {
         "infra": "aws",
         "cpus": "4+",
-        "memory": "32+",
+        "memory": f"{plan.memory.worker}+",
         "accelerators": "H100:2",
         "image_id": "docker:me/ludic:1",
         "use_spot": True,
@@ -356,6 +357,75 @@ def test_processes_of_a_cluster_are_safe_and_have_the_time_to_stop_that_the_user
         grace = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
         assert len(grace) == 2
         assert all(900 < int(seconds) <= 960 for seconds in grace)
+
+
+def test_a_machines_memory_is_what_the_plan_says_unless_it_is_given(root: Root) -> None:
+    text = cluster_files(root, "slurm", TRAIN, ENGINE, replace(SLURM, memory_gb=7))
+    assert [re.findall(r"--mem=(\d+)G", each) for each in text.values()] == [["7"], ["28"]]  # four ranks
+    plan = make_plan(root, "slurm", TRAIN, ENGINE, SLURM)
+    # Libraries of four ranks on CUDA, 4 GB each, and of vLLM, 6 GB; a quarter more. The tiny model adds a few MB.
+    assert (plan.memory.trainer, plan.memory.worker) == (19, 7)
+    assert make_plan(root, "slurm", TRAIN, ENGINE, ClusterConfig(gpus=False)).memory.trainer == 2
+
+
+def test_a_model_that_can_not_be_looked_at_gets_32_gib_a_process(
+    root: Root, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(tmp_path / "model")
+    plan = make_plan(root, "slurm", TRAIN, ENGINE, SLURM)
+    assert (plan.memory.trainer, plan.memory.worker) == (4 * 32, 32)
+    assert "--memory-gb sets another number" in caplog.text
+
+
+def test_lines_and_variables_of_the_user_are_in_the_files(root: Root, tmp_path: Path) -> None:
+    value = "a 'b' $(touch hacked)"
+    cluster = replace(
+        SLURM, line=("#SBATCH --exclusive", "touch before"), variable=(f"ODD={value}", "HF_HOME=/shared/hf")
+    )
+    workers, _ = cluster_files(root, "slurm", TRAIN, ENGINE, cluster).values()
+    assert workers.index("#SBATCH --exclusive\n") < workers.index("set -euo")
+    run_with_stand_ins(workers, tmp_path, srun='printf %s "$ODD" > seen; [ -e before ]')
+    assert (tmp_path / "seen").read_text() == value
+    assert not (tmp_path / "hacked").exists()
+    (text,) = kubernetes_files(in_bucket(root, replace(KUBERNETES, variable=("ODD=$(HOME) $$",)))).values()
+    assert text.count("value: $$(HOME) $$$$") == 2
+    (text,) = skypilot_files(in_bucket(root, replace(SKYPILOT, variable=(f"ODD={value}",)))).values()
+    assert [task["envs"]["ODD"] for task in list(yaml.safe_load_all(text))[1:]] == [value] * 4
+    for wrong, said in [({"variable": ("1X=2",)}, "wanted NAME=VALUE"), ({"line": ("a\nb",)}, "wanted one line")]:
+        with pytest.raises(ConfigError, match=said):
+            ClusterConfig(**wrong)
+    with pytest.raises(ConfigError, match="HF_TOKEN is or holds a secret"):
+        make_plan(root, "slurm", TRAIN, ENGINE, replace(SLURM, variable=("HF_TOKEN=hf_abcdefghijklmnop",)))
+    with pytest.raises(ConfigError, match="line does not apply to kubernetes"):
+        replace(KUBERNETES, line=("#SBATCH --exclusive",)).check_for("kubernetes")
+
+
+def test_a_server_runs_beside_each_worker_and_has_the_options_of_vllm(root: Root, tmp_path: Path) -> None:
+    for system, cluster in (("slurm", SLURM), ("kubernetes", KUBERNETES), ("skypilot", SKYPILOT)):
+        write = {"slurm": slurm_files, "kubernetes": kubernetes_files, "skypilot": skypilot_files}[system]
+        plan = make_plan(root, "slurm", TRAIN, ENGINE, replace(SLURM, serve=True))
+        text = "\n".join(write(replace(plan, cluster=replace(cluster, serve=True))).values())
+        assert "serve" in text
+    assert parsed(serve, root.url, "--port", "8000", *plan.serve_flags).serve.tensor_parallel == 2
+    settings = parsed(worker, root.url, *shlex.split(plan.worker_command("1"))[3:])
+    assert (settings.engine.engine, settings.engine.server_url) == ("server", ("http://127.0.0.1:8000",))
+    assert settings.engine.tensor_parallel == 1
+    workers, _ = cluster_files(root, "slurm", TRAIN, ENGINE, replace(SLURM, serve=True)).values()
+    answers = {"srun": 'shift; exec "$@"', "ludic": "sleep 0.1"}
+    calls = run_with_stand_ins(workers, tmp_path, **answers)
+    assert {tuple(call[:2]) for call in calls if call[0] == "ludic"} == {("ludic", "serve"), ("ludic", "worker")}
+    ports = {word.rpartition(":")[2] for call in calls for word in call if re.search(r"^(20001|http:.*:20001)$", word)}
+    assert ports == {"20001"}
+
+
+def test_slurms_jobs_have_a_time_limit_and_log_where_slurm_can_read_the_name(root: Root) -> None:
+    for text in cluster_files(root, "slurm", TRAIN, ENGINE, ClusterConfig()).values():
+        assert "#SBATCH --time=24:00:00\n" in text
+        assert re.search(r"--output=%x(-%a)?\.log\n", text)  # the root's name is odd
+    for text in cluster_files(root, "slurm", TRAIN, ENGINE, ClusterConfig(log_folder="/shared/logs")).values():
+        assert "#SBATCH --output=/shared/logs/%x" in text
+    plan = replace(make_plan(root, "slurm", TRAIN, ENGINE, ClusterConfig()), url="/shared/runs/7")
+    assert all("#SBATCH --output=/shared/runs/7/logs/%x" in text for text in slurm_files(plan).values())
 
 
 def test_only_settings_that_differ_from_the_commands_own_become_flags(root: Root) -> None:

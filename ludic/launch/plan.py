@@ -1,0 +1,488 @@
+"""What a run needs before it starts: memory of each process, disk, seconds of a publish, and settings that fit.
+
+From a model's configuration, a run's settings and a machine; pure, except `machine_here`. ludic.training.memory has the
+figures of a model, ludic.launch.gpus says who gets which GPU. All sizes are bytes; a GB is 10^9 of them.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedConfig
+
+from ludic.engines.config import EngineConfig
+from ludic.errors import ConfigError
+from ludic.launch.config import LaunchConfig
+from ludic.launch.gpus import WHOLE_SHARE, GpuPlan, assign_gpus, parse_gpus, visible_gpus
+from ludic.results import size
+from ludic.run_config import RunConfig
+from ludic.training.config import TrainConfig
+from ludic.training.memory import (
+    Activations,
+    Device,
+    ModelSizes,
+    Parts,
+    activations,
+    checkpoint_bytes,
+    host_memory,
+    model_sizes,
+    rank_memory,
+    sampler_memory,
+    version_bytes,
+)
+
+VLLM = "vllm"
+PROMPT_TOKENS = 1024
+"""Tokens of a prompt, where no setting bounds a sequence. Assumed."""
+BYTES_A_TOKEN = 7.2
+"""Bytes of a stored response token, all columns (benchmarks/README.md, store_size)."""
+_WORKER_HOST = {"cpu": 10**9, "cuda": 6 * 10**9}
+"""Bytes of host memory of a worker's process or processes without weights. Measured for cpu; assumed for cuda."""
+_SERVER_HOST = 10**9
+"""Bytes of host memory of a worker that asks servers."""
+
+# Bytes a second of one thread, measured on one core of an AMD EPYC; and from a GPU to memory that is not pinned, which
+# vendors state as 3 to 6 GB/s for PCIe 4 and 5.
+_TO_HOST = 4e9
+_CONVERSION = 2.8e9
+_DIGEST = 1.2e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a run would run on."""
+
+    gpus: int
+    """Number of GPUs; 0 plans for the CPU."""
+    gpu_bytes: int = 0
+    """Memory of each GPU."""
+    host_bytes: int | None = None
+    """Memory of the host for all processes; None is unknown, and is not compared."""
+    disk_bytes: int | None = None
+    """Free space where the root is; None is unknown, and is not compared."""
+    bandwidth: float = 1e9
+    """Bytes a second between a process and the root, and to the temporary folder."""
+
+    @property
+    def device(self) -> Device:
+        return "cuda" if self.gpus else "cpu"
+
+
+def machine_here() -> Machine:
+    """Return this machine: its GPUs that processes may use, and the memory that they may take."""
+    names = visible_gpus()
+    gpu_bytes = 0
+    if names:
+        import torch
+
+        gpu_bytes = min(torch.cuda.get_device_properties(number).total_memory for number in range(len(names)))
+    return Machine(gpus=len(names), gpu_bytes=gpu_bytes, host_bytes=_host_bytes())
+
+
+def _host_bytes() -> int | None:
+    """Return the memory of the machine, or less if a container is limited to less; None if it is unknown."""
+    known = []
+    with suppress(ValueError, OSError, AttributeError):  # not on every system
+        known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(ValueError, OSError):  # "max" without a limit
+        known.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(known, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of a run that its memory follows from."""
+
+    run: RunConfig
+    train: TrainConfig
+    processes: LaunchConfig
+    engine: EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Memory of one kind of process in one place."""
+
+    process: str
+    """Such as rank 0, other ranks, worker."""
+    place: Literal["GPU", "host"]
+    parts: Parts
+    limit: int | None = None
+    """Bytes that it may take; None is unknown."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.limit is None or self.total <= self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run needs."""
+
+    sizes: ModelSizes
+    needs: Sequence[Need]
+    disk: Mapping[str, int]
+    """Bytes on the disk by part; the sum is the most at a time, without rollouts."""
+    publish: Mapping[str, float]
+    """Seconds of a publish by part, in order."""
+    remarks: Sequence[str]
+    problems: Sequence[str]
+    """A sentence for each thing that does not fit."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each part of a need, and one for the whole."""
+        rows: list[dict[str, Any]] = []
+        for need in self.needs:
+            own = {"process": need.process, "place": need.place}
+            parts = need.parts.items() if len(need.parts) > 1 else ()
+            rows += [
+                {**own, "part": part, "needed_bytes": value, "limit_bytes": None, "fits": None} for part, value in parts
+            ]
+            whole = {"part": "all", "needed_bytes": need.total, "limit_bytes": need.limit, "fits": need.fits}
+            rows.append({**own, **whole})
+        return rows
+
+
+def plan(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Plan:
+    """Return what a run needs. config: of the model. Raises ConfigError for GPUs that can't be assigned, ModelError."""
+    return _Planner(config, settings, machine, {}).plan()
+
+
+def settings_that_fit(config: PreTrainedConfig, settings: Settings, machine: Machine) -> dict[str, Any] | None:
+    """Return the changes by which a run fits, by the names of the flags; None if none of those tried is enough.
+
+    Changes that cost least come first, each as far as needed: bfloat16, activation checkpointing, smaller micro-batches
+    and chunks of logits, the reference in host memory, more ranks, workers on several GPUs, and LoRA at last.
+    """
+    changed: dict[str, Any] = {}
+    known: dict[Any, Any] = {}
+    best = _excess(config, settings, machine, known)
+    for name, values in _changes(settings, machine):
+        for value in values:
+            if best == 0:
+                return changed
+            tried = {**changed, name: value}
+            excess = _excess(config, _with(settings, tried), machine, known)
+            if excess < best:
+                changed, best = tried, excess
+    return changed if best == 0 else None
+
+
+def _excess(config: PreTrainedConfig, settings: Settings, machine: Machine, known: dict[Any, Any]) -> float:
+    """Return the bytes that do not fit, of all processes; infinite for settings that contradict each other."""
+    try:
+        needs = _Planner(config, settings, machine, known).needs()
+    except ConfigError:
+        return math.inf
+    return sum(max(0, need.total - need.limit) for need in needs if need.limit is not None)
+
+
+def _changes(settings: Settings, machine: Machine) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield settings with the values to try, in order."""
+    model, tokens = settings.train.model, settings.train.batch.max_tokens_per_micro_batch
+    if machine.gpus:
+        yield "dtype", ["bfloat16"] if model.dtype == "float32" else []
+    yield "activation_checkpointing", [] if model.activation_checkpointing else [True]
+    least = min(tokens, settings.run.max_sequence_tokens or PROMPT_TOKENS + settings.run.max_tokens)
+    yield "max_tokens_per_micro_batch", list(_halves(tokens, max(least, 1024)))
+    yield "logprob_chunk_tokens", list(_halves(model.logprob_chunk_tokens, 128))
+    if settings.train.loss.reference is not None and not settings.train.loss.reference_offload:
+        yield "reference_offload", [True]
+    # One GPU at least is left to the workers.
+    yield "ranks", [ranks for ranks in (2, 4, 8, 16, 32, 64) if settings.processes.ranks < ranks < machine.gpus]
+    if settings.engine.engine == VLLM:
+        yield "tensor_parallel", [each for each in (2, 4, 8) if settings.engine.tensor_parallel < each < machine.gpus]
+    yield "max_batch", list(_halves(settings.engine.max_batch, 16))
+    if model.lora_rank is None:
+        yield "lora_rank", [32]
+
+
+def _halves(value: int, least: int) -> Iterator[int]:
+    while value // 2 >= least:
+        value //= 2
+        yield value
+
+
+def _with(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    of_launch = {name: value for name, value in changes.items() if name == "ranks"}
+    of_engine = {name: value for name, value in changes.items() if name in ("tensor_parallel", "max_batch")}
+    of_train = {name: value for name, value in changes.items() if name not in {*of_launch, *of_engine}}
+    return replace(
+        settings,
+        train=settings.train.replace(**of_train) if of_train else settings.train,
+        processes=replace(settings.processes, **of_launch),
+        engine=replace(settings.engine, **of_engine),
+    )
+
+
+class _Planner:
+    """One plan."""
+
+    def __init__(self, config: PreTrainedConfig, settings: Settings, machine: Machine, known: dict[Any, Any]) -> None:
+        """known: figures of the model that other plans for it have computed, by what they depend on."""
+        self._config, self._settings, self._machine, self._known = config, settings, machine, known
+        self._run, self._train = settings.run, settings.train
+        self._processes, self._engine = settings.processes, settings.engine
+        is_on_cpu = machine.gpus == 0 or settings.train.model.device == "cpu"
+        self._device: Device = "cpu" if is_on_cpu else "cuda"
+        self._ranks = settings.processes.ranks
+        self._num_workers = settings.processes.workers_of(settings.run.num_workers)
+
+    def plan(self) -> Plan:
+        needs = self.needs()
+        return Plan(
+            sizes=self._sizes,
+            needs=needs,
+            disk=self._disk(),
+            publish=self._publish(),
+            remarks=list(self._remarks()),
+            problems=list(self._problems(needs)),
+        )
+
+    # --- The model -----------------------------------------------------------------------------------------------
+
+    @property
+    def _sizes(self) -> ModelSizes:
+        return self._once(model_sizes, self._train.model)
+
+    @property
+    def _passes(self) -> Activations:
+        tokens = self._train.batch.max_tokens_per_micro_batch
+        length = min(tokens, self._length)
+        return self._once(activations, self._train.model, num_tokens=tokens, length=length, device=self._device)
+
+    def _once(self, measure: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Return measure(config, ...), which takes seconds, from what is known."""
+        key = (measure, args, *named.items())
+        if key not in self._known:
+            self._known[key] = measure(self._config, *args, **named)
+        return self._known[key]
+
+    @cached_property
+    def _length(self) -> int:
+        """Tokens of the longest sequence, as far as settings tell."""
+        limit = getattr(self._config.get_text_config(decoder=True), "max_position_embeddings", None) or 10**9
+        one_turn = PROMPT_TOKENS + self._run.max_tokens
+        longest = self._run.max_sequence_tokens or self._train.batch.max_seq_len or one_turn
+        return min(limit, longest)
+
+    @property
+    def _reference(self) -> Literal["none", "device", "host"]:
+        loss = self._train.loss
+        is_base = self._train.model.lora_rank is not None and loss.reference == self._run.model
+        if loss.reference is None or is_base:
+            return "none"
+        return "host" if loss.reference_offload else "device"
+
+    # --- Memory --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _gpus(self) -> GpuPlan | None:
+        is_spread = self._engine.engine == VLLM or self._engine.tensor_parallel > 1
+        return assign_gpus(
+            [str(number) for number in range(self._machine.gpus)],
+            ranks=0 if self._device == "cpu" else self._ranks,
+            num_workers=self._num_workers,
+            trainer=parse_gpus(self._processes.trainer_gpus),
+            workers=parse_gpus(self._processes.worker_gpus),
+            gpus_per_worker=self._engine.tensor_parallel if is_spread else None,
+        )
+
+    def needs(self) -> list[Need]:
+        """Return the memory of each kind of process, on its GPU and on the host."""
+        needs = [*self._of_trainer(), *self._of_workers()]
+        whole = sum(need.total * self._how_many(need) for need in needs if need.place == "host")
+        if self._machine.host_bytes is not None:
+            everything = Need(
+                process="all processes", place="host", parts={"all": whole}, limit=self._machine.host_bytes
+            )
+            needs.append(everything)
+        return needs
+
+    def _how_many(self, need: Need) -> int:
+        return {"other ranks": self._ranks - 1, "each worker": self._num_workers}.get(need.process, 1)
+
+    def _of_trainer(self) -> Iterator[Need]:
+        on_device = rank_memory(
+            self._sizes,
+            self._passes,
+            self._train.model,
+            ranks=self._ranks,
+            device=self._device,
+            reference=self._reference,
+        )
+        names = ["rank 0", "other ranks"][: self._ranks]
+        if self._device == "cuda":
+            yield Need(process="each rank", place="GPU", parts=on_device, limit=self._limit_of_trainer)
+        for rank, name in enumerate(names):
+            host = host_memory(
+                self._sizes,
+                self._train.model,
+                ranks=self._ranks,
+                rank=rank,
+                device=self._device,
+                reference=self._reference,
+            )
+            yield Need(process=name, place="host", parts={**(on_device if self._device == "cpu" else {}), **host})
+
+    @property
+    def _limit_of_trainer(self) -> int:
+        """Bytes of a GPU that workers which share it leave to a rank."""
+        gpus = self._gpus
+        if gpus is None or self._engine.engine == "server":
+            return self._machine.gpu_bytes
+        taken = [sum(self._taken(slot) for slot, its in enumerate(gpus.workers) if gpu in its) for gpu in gpus.trainer]
+        return self._machine.gpu_bytes - max(taken, default=0)
+
+    def _taken(self, slot: int) -> int:
+        """Return the bytes that a worker takes of each of its GPUs."""
+        if self._engine.engine == VLLM:
+            return int(self._share(slot) * self._machine.gpu_bytes)
+        return sum(self._of_engine.values())
+
+    def _share(self, slot: int) -> float:
+        assert self._gpus is not None
+        return self._engine.gpu_memory or self._gpus.memory_share(slot) or WHOLE_SHARE
+
+    def _of_workers(self) -> Iterator[Need]:
+        if self._num_workers == 0:
+            return
+        if self._engine.engine == "server":
+            yield Need(process="each worker", place="host", parts={"Python and libraries": _SERVER_HOST})
+            return
+        host = {"Python and libraries": _WORKER_HOST[self._machine.device]}
+        if self._machine.gpus:
+            yield Need(process="each worker", place="GPU", parts=self._of_engine, limit=self._limit_of_worker)
+            if self._engine.engine != VLLM:
+                host["weights, while they are loaded"] = self._version
+            yield Need(process="each worker", place="host", parts=host)
+        else:
+            yield Need(process="each worker", place="host", parts={**host, **self._of_engine})
+
+    @property
+    def _limit_of_worker(self) -> int:
+        """Bytes of a GPU that the first worker's engine may take."""
+        if self._engine.engine == VLLM:
+            return self._taken(0)
+        gpus = self._gpus
+        shares = gpus is not None and bool(gpus.workers) and bool(set(gpus.workers[0]) & set(gpus.trainer))
+        if not shares:
+            return self._machine.gpu_bytes
+        return self._machine.gpu_bytes - next(need.total for need in self._of_trainer() if need.place == "GPU")
+
+    @cached_property
+    def _of_engine(self) -> Parts:
+        """Bytes of one device of a worker's engine; of vLLM with the cache of one sequence, else of a full batch."""
+        dtype = self._sampler_dtype
+        spread = self._engine.tensor_parallel
+        parts = self._once(
+            sampler_memory,
+            self._sizes,
+            dtype,
+            max_batch=self._engine.max_batch,
+            tensor_parallel=spread,
+            device=self._machine.device,
+        )
+        num_sequences = 1 if self._engine.engine == VLLM else self._engine.max_batch
+        cache = num_sequences * self._sizes.cache_bytes(self._length, dtype)
+        of = "1 sequence" if num_sequences == 1 else f"{num_sequences} sequences"
+        return {**parts, f"key-value cache of {of} of {self._length:,} tokens": -(-cache // spread)}
+
+    @property
+    def _sampler_dtype(self) -> str:
+        """Dtype of a worker's weights; vLLM on GPUs converts float32 to bfloat16."""
+        model = self._train.model
+        if not self._machine.gpus:
+            return "float32"
+        return "bfloat16" if self._engine.engine == VLLM else model.publish_dtype or model.dtype
+
+    # --- Disk and time -------------------------------------------------------------------------------------------
+
+    @property
+    def _version(self) -> int:
+        return version_bytes(self._sizes, self._train.model)
+
+    def _disk(self) -> dict[str, int]:
+        """Return bytes below the root and in temporary folders. A deleted file is replaced before it is deleted."""
+        kept = self._train.checkpoint
+        checkpoint = checkpoint_bytes(self._sizes)
+        num_checkpoints = self._train.num_steps // (kept.checkpoint_every or self._train.num_steps)
+        num_versions = self._train.num_steps // self._run.steps_per_version
+        checkpoints = min(kept.keep_checkpoints or 10**9, num_checkpoints) + 1
+        versions = min(kept.keep_policies or 10**9, num_versions) + 1
+        return {
+            f"{versions} published versions": versions * self._version,
+            f"{checkpoints} checkpoints": checkpoints * checkpoint,
+            "temporary folder of rank 0": checkpoint + self._version,
+        }
+
+    @property
+    def tokens_a_step(self) -> int:
+        return self._run.groups_per_batch * self._run.group_size * self._run.max_tokens
+
+    def _publish(self) -> dict[str, float]:
+        """Return seconds: while all ranks wait, then in a thread of rank 0, then in each worker."""
+        weights, version, model = 4 * self._sizes.num_weights, self._version, self._train.model
+        if model.publish_lora == "adapter":
+            weights = version
+        converts = (model.publish_dtype or model.dtype) != "float32" and model.publish_lora == "merged"
+        bandwidth = self._machine.bandwidth
+        return {
+            "all ranks wait: weights to the memory of rank 0": weights / _TO_HOST,
+            "a thread: conversion": weights / _CONVERSION if converts else 0.0,
+            "a thread: file in the temporary folder": version / bandwidth,
+            "a thread: digest": version / _DIGEST,
+            "a thread: to the root": version / bandwidth,
+            "each worker: from the root": version / bandwidth,
+        }
+
+    def _remarks(self) -> Iterator[str]:
+        if not self._passes.is_exact:
+            yield (
+                f"the passes of {self._config.model_type} can't run without memory, so its activations are estimated "
+                "by a formula"
+            )
+        stored = size(self.tokens_a_step * BYTES_A_TOKEN)
+        yield (
+            f"rollouts: {BYTES_A_TOKEN:g} GB for a billion sampled tokens; at most {self.tokens_a_step:,} tokens, "
+            f"{stored}, a step, which nothing deletes unless `ludic expire` is told to"
+        )
+        if self._machine.gpus and self._engine.engine == VLLM and self._num_workers:
+            yield self._cache_of_vllm()
+
+    def _cache_of_vllm(self) -> str:
+        """Say how many sequences the memory that is left to vLLM holds."""
+        cache_name = next(name for name in self._of_engine if name.startswith("key-value cache"))
+        others = sum(value for name, value in self._of_engine.items() if name != cache_name)
+        left = max(0, self._limit_of_worker - others)
+        num = left // self._of_engine[cache_name]
+        return (
+            f"vLLM has {size(left)} of each GPU for its cache: {num:,} sequences of {self._length:,} tokens at a time; "
+            f"max_batch is {self._engine.max_batch}"
+        )
+
+    def _problems(self, needs: Sequence[Need]) -> Iterator[str]:
+        for need in needs:
+            if not need.fits and need.limit is not None:
+                largest = max(need.parts, key=lambda part: need.parts[part])
+                most = f"; {size(need.parts[largest])} of them: {largest}" if len(need.parts) > 1 else ""
+                has = size(max(0, need.limit))
+                yield f"{need.process} needs {size(need.total)} of {_PLACES[need.place]}, and has {has}{most}"
+        free, needed = self._machine.disk_bytes, sum(self._disk().values())
+        if free is not None and free < needed:
+            yield (
+                f"the disk has {size(free)} free, and checkpoints, versions and temporary files take up to "
+                f"{size(needed)}; lower keep_checkpoints or keep_policies"
+            )
+
+
+_PLACES = {"GPU": "its GPU", "host": "the host's memory"}

@@ -1,0 +1,502 @@
+"""Memory of a training step, a publish, a checkpoint and a sampler, from a model's configuration and the settings.
+
+Nothing is loaded and nothing is computed. The model is built on PyTorch's meta device, whose tensors have shapes and no
+memory. States (weights, gradients, moments) follow from the number of weights. Activations do not follow from a formula
+that holds for every family, so forward and backward pass of a micro-batch run on the meta device, through the code that
+trains, and the bytes of all living tensors are added up. benchmarks/plan.py compares the figures with measured peaks.
+
+All figures are bytes. Imports no store. Raises ModelError if transformers can't make the model.
+"""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedConfig
+from transformers.masking_utils import sdpa_mask
+
+from ludic.batches.packing import TrainingSequence, pack
+from ludic.errors import ModelError, one_line
+from ludic.models.lora import add_adapters
+from ludic.training.config import ModelConfig
+from ludic.training.logprobs import linear_logprobs
+
+FLOAT32 = 4
+"""Bytes of a float32. Trained weights, their gradients and AdamW's two moments each take one, whatever the dtype."""
+MOMENTS = 2 * FLOAT32
+"""Bytes of AdamW's moments of a trained weight (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
+
+Device = Literal["cpu", "cuda"]
+Parts = dict[str, int]
+"""Bytes by part; their sum is the peak."""
+
+
+def word_bytes(dtype: str) -> int:
+    """Return the bytes of a number: float32 or bfloat16."""
+    return 2 if dtype == "bfloat16" else FLOAT32
+
+
+_WINDOWED = ("sliding_attention", "chunked_attention")
+_WITHOUT_CACHE = ("linear_attention", "conv", "mamba", "mlp", "moe")
+"""Kinds of layers, as configurations name them."""
+
+
+# --- The model ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Numbers of weights of a model; tied weights count once."""
+
+    num_weights: int
+    """Weights of the model, without adapters."""
+    num_trained: int
+    """Weights that are trained: all, or those of the adapters."""
+    layer_weights: int
+    """Weights of the largest decoder layer, with its adapters."""
+    root_weights: int
+    """Weights outside the decoder layers: embeddings, head and last norm."""
+    largest_weight: int
+    """Numbers in the largest trained weight."""
+    vocab_size: int
+    """Rows of the head."""
+    cached: int
+    """Numbers that a sampler's key-value cache keeps for each token, in the layers that see all tokens."""
+    cached_in_window: int
+    """The same, in layers that see a window of tokens."""
+    window: int
+    """Tokens of that window; 0 if no layer has one."""
+
+    def cache_bytes(self, length: int, dtype: str) -> int:
+        """Return the bytes of the cache of one sequence. length: in tokens."""
+        return word_bytes(dtype) * (self.cached * length + self.cached_in_window * min(length, self.window))
+
+
+def model_sizes(config: PreTrainedConfig, settings: ModelConfig) -> ModelSizes:
+    """Count the weights of a configuration's model. Raises ModelError."""
+    model = _on_meta(config, settings)
+    layers = _layers(model)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    of_layers = [_count(layer.parameters()) for layer in layers]
+    num_adapters = 0 if settings.lora_rank is None else _count(trained)
+    everything = _count(model.parameters())
+    cached, cached_in_window, window = _cache(config)
+    return ModelSizes(
+        num_weights=everything - num_adapters,
+        num_trained=_count(trained),
+        layer_weights=max(of_layers),
+        root_weights=everything - sum(of_layers),
+        largest_weight=max(weight.numel() for weight in trained),
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        cached=cached,
+        cached_in_window=cached_in_window,
+        window=window,
+    )
+
+
+def _on_meta(config: PreTrainedConfig, settings: ModelConfig) -> Any:
+    """Return the model with its adapters, without memory, in the dtype of the forward pass."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=_COUNTED)
+    except Exception as error:  # each configuration checks its values in its own way
+        raise ModelError(f"{config.model_type}: transformers can't make the model: {one_line(error)}") from error
+    model.tie_weights()
+    if settings.lora_rank is not None:
+        rank, alpha, targets = settings.lora_rank, settings.lora_alpha, settings.lora_targets
+        with torch.device("meta"):
+            add_adapters(model, source=config.model_type, rank=rank, alpha=alpha, targets=targets)
+    return model.to(getattr(torch, settings.dtype)).eval()
+
+
+def _layers(model: Any) -> nn.ModuleList:
+    """Return the decoder layers, as ludic.training.model.decoder_layers does."""
+    wanted = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == wanted:
+            return module
+    raise ModelError(f"{model.config.model_type}: found no ModuleList of {wanted} decoder layers")
+
+
+def _count(weights: Any) -> int:
+    return sum(weight.numel() for weight in weights)
+
+
+def _cache(config: PreTrainedConfig) -> tuple[int, int, int]:
+    """Return the numbers that a cache keeps for a token in whole layers and in layers with a window, and the window.
+
+    Keys and values of each layer's heads; with latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), the
+    compressed vector and the rotated key. Layers of linear attention keep a state of fixed size, which is left out.
+    """
+    text = config.get_text_config(decoder=True)
+    kinds = list(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
+    if latent := getattr(text, "kv_lora_rank", None):
+        a_layer = latent + text.qk_rope_head_dim
+    else:
+        head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        a_layer = 2 * head * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    window = getattr(text, "sliding_window", None) or 0
+    in_window = sum(kind in _WINDOWED for kind in kinds) if window else 0
+    without = sum(kind in _WITHOUT_CACHE for kind in kinds)
+    return a_layer * (len(kinds) - in_window - without), a_layer * in_window, window
+
+
+# --- Activations: a forward and a backward pass without memory ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Bytes that the forward and backward pass of one micro-batch take beside weights and gradients."""
+
+    kept: int
+    """What the decoder's forward pass keeps for the backward pass."""
+    more: int
+    """What is added to it at the peak: logits of a chunk, gradients on their way, a layer that is computed again."""
+    is_exact: bool = True
+    """Whether the passes ran in this dtype; if not, the figures are estimates, and rather too large."""
+
+
+def activations(
+    config: PreTrainedConfig, settings: ModelConfig, *, num_tokens: int, length: int, device: Device
+) -> Activations:
+    """Return the bytes of a micro-batch's passes.
+
+    num_tokens: tokens of the micro-batch. length: of each of its sequences; matters where attention has no kernel that
+    runs in the memory of its output, such as float32 on CUDA. Raises ModelError if the model can't be made.
+    """
+    for dtype in dict.fromkeys((settings.dtype, "bfloat16")):
+        model = _on_meta(config, replace(settings, dtype=dtype, publish_dtype=None))
+        try:
+            found = _run_on_meta(model, settings, num_tokens=num_tokens, length=length, device=device)
+        except Exception:  # such as experts that are multiplied together, which run in bfloat16 alone
+            continue
+        if dtype == settings.dtype:
+            return found
+        return Activations(kept=2 * found.kept, more=2 * found.more, is_exact=False)
+    return _by_formula(config, settings, num_tokens=num_tokens)
+
+
+def _run_on_meta(model: Any, settings: ModelConfig, *, num_tokens: int, length: int, device: Device) -> Activations:
+    for weight in model.parameters():
+        # Gradients are counted by their number; here each lives until it would be added to the others.
+        if weight.requires_grad:
+            weight.register_post_accumulate_grad_hook(_drop_gradient)
+    for layer in _layers(model) if settings.activation_checkpointing else ():
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    batch = _batch(num_tokens, length).to(torch.device("meta"))
+    weights = [*model.parameters(), *model.buffers()]
+    has_kernel = device == "cuda" and settings.dtype == "bfloat16"
+    # PyTorch's attention in float32 has no fused kernel for grouped heads on CUDA; it has one on the CPU.
+    counted = {"has_kernel": has_kernel, "score_length": length if device == "cuda" and not has_kernel else None}
+    with _Living(weights) as living:
+        hidden = _decode(model, batch, **counted)[0, batch.logit_positions]
+        kept = living.num_bytes
+        head = model.get_output_embeddings()
+        logprobs, _ = linear_logprobs(
+            hidden,
+            head.weight,
+            head.bias,
+            batch.targets,
+            batch.temperatures,
+            chunk_tokens=settings.logprob_chunk_tokens,
+        )
+        logprobs.sum().backward()
+    return Activations(kept=kept, more=living.peak - kept)
+
+
+def _decode(model: Any, batch: Any, **counted: Any) -> Tensor:
+    """Run the decoder as ludic.training.logprobs does; returns its last hidden state, (1, T, hidden size)."""
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.int64, device="meta")
+    hidden: Tensor = model.get_decoder()(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        use_cache=False,
+        attention_mask=mask,
+        **counted,
+    ).last_hidden_state
+    return hidden
+
+
+def _drop_gradient(weight: Tensor) -> None:
+    weight.grad = None
+
+
+def _batch(num_tokens: int, length: int) -> Any:
+    """Return a micro-batch of sequences of one length; a token of each is its prompt."""
+    lengths = [length] * (num_tokens // length)
+    lengths += [num_tokens - sum(lengths)] if sum(lengths) < num_tokens else []
+    return pack(
+        [
+            TrainingSequence(
+                rollout_id=str(index),
+                prompt_tokens=np.zeros(1, np.int32),
+                response_tokens=np.zeros(each, np.int32),
+                sampler_logprobs=np.zeros(each, np.float32),
+                advantage=0.0,
+            )
+            for index, each in enumerate(lengths)
+        ]
+    )
+
+
+class _Living(TorchDispatchMode):
+    """Adds up the storages that operations make, as long as each lives."""
+
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        """known: tensors that are not counted."""
+        super().__init__()
+        self.num_bytes = self.peak = 0
+        self._seen: dict[int, Any] = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._see(leaf.untyped_storage())
+        return result
+
+    def _see(self, storage: Any) -> None:
+        if id(storage) in self._seen:
+            return
+        size = storage.nbytes()
+        self._seen[id(storage)] = weakref.ref(storage, partial(self._forget, id(storage), size))
+        self.num_bytes += size
+        self.peak = max(self.peak, self.num_bytes)
+
+    def _forget(self, key: int, size: int, _: Any) -> None:
+        self._seen.pop(key, None)
+        self.num_bytes -= size
+
+
+_COUNTED = "ludic_counted"
+"""attn_implementation of models that are only counted."""
+
+
+def _counted_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    has_kernel: bool = True,
+    score_length: int | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """Take the memory of ludic.training.logprobs.packed_attention, and compute nothing.
+
+    query: (1, H, T, D), key, value: (1, K, T, D); returns (1, T, H, D). has_kernel: whether one kernel runs over all
+    sequences. score_length: tokens whose scores are kept for each token; None keeps none.
+    """
+    output = _Fused.apply(query, key, value, score_length)
+    return (output if has_kernel else torch.cat([output], dim=1)), None
+
+
+class _Fused(torch.autograd.Function):
+    """Keeps query, key, value, the output and one float32 a row and head (Dao 2023, arXiv 2307.08691, section 3.1).
+
+    With a length, it keeps the scores of each pair of tokens, too: PyTorch's plain attention.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, length: int | None) -> Tensor:
+        _, heads, tokens, _ = query.shape
+        output = query.new_empty(1, tokens, heads, value.shape[-1])
+        kept = [query.new_empty(heads, tokens, dtype=torch.float32)]
+        if length is not None:
+            kept.append(query.new_empty(heads, tokens, length))
+        ctx.save_for_backward(query, key, value, output, *kept)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors[:3]
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
+
+
+AttentionInterface.register(_COUNTED, _counted_attention)
+AttentionMaskInterface.register(_COUNTED, sdpa_mask)
+
+
+def _by_formula(config: PreTrainedConfig, settings: ModelConfig, *, num_tokens: int) -> Activations:
+    """Estimate the activations of a family whose passes can't run on the meta device.
+
+    34 bytes for each token, layer and hidden unit at 2 bytes a number, of a layer whose attention is fused and whose
+    MLP is four times as wide (Korthikanti et al. 2022, arXiv 2205.05198, equation 2 without the attention's scores);
+    here twice as much, for gated MLPs and several experts for a token.
+    """
+    text = config.get_text_config(decoder=True)
+    scale = word_bytes(settings.dtype) / 2
+    layer = round(2 * 34 * text.hidden_size * num_tokens * scale)
+    entry = round(2 * text.hidden_size * num_tokens * scale)
+    kept = text.num_hidden_layers * (entry if settings.activation_checkpointing else layer)
+    logits = 12 * min(settings.logprob_chunk_tokens, num_tokens) * text.vocab_size
+    head = text.vocab_size * text.hidden_size * (FLOAT32 + word_bytes(settings.dtype))
+    return Activations(kept=kept, more=max(logits + head, layer), is_exact=False)
+
+
+# --- A rank of the trainer, on its device ------------------------------------------------------------------------
+
+
+CUDA = 2 * 10**9
+"""Bytes of a GPU for CUDA's context, NCCL's buffers and the libraries' workspaces. Assumed, not measured."""
+
+
+def rank_memory(
+    sizes: ModelSizes,
+    passes: Activations,
+    settings: ModelConfig,
+    *,
+    ranks: int,
+    device: Device,
+    reference: Literal["none", "device", "host"] = "none",
+) -> Parts:
+    """Return the bytes by part of one rank's device at the peak of a step.
+
+    Trained weights, gradients and moments are float32, 16 bytes a weight (ZeRO, Rajbhandari et al. 2020, arXiv
+    1910.02054, section 3.1, whose 16 bytes are split otherwise), divided by the ranks (FSDP, Zhao et al. 2023, arXiv
+    2304.11277). The peak is either in the passes of a micro-batch that is not the first, when gradients are there, or
+    in AdamW's step. reference: where the weights of a reference model are, if it is a model of its own.
+    """
+    word = word_bytes(settings.dtype)
+    frozen = sizes.num_weights if settings.lora_rank is not None else 0
+    parts = {
+        "weights": -(-(FLOAT32 * sizes.num_trained + word * frozen) // ranks),
+        "gradients": -(-FLOAT32 * sizes.num_trained // ranks),
+        "AdamW's moments": -(-MOMENTS * sizes.num_trained // ranks),
+    }
+    if reference == "device":
+        parts["reference model"] = -(-word * sizes.num_weights // ranks)
+    in_passes = {"activations": passes.kept, "logits, gradients on their way": passes.more}
+    if ranks > 1 or settings.dtype != "float32":
+        in_passes["layers gathered by FSDP2"] = _gathered(sizes, word)
+    in_step = _adamw_temporaries(sizes, ranks, device)
+    if in_step > sum(in_passes.values()):
+        in_passes = {"AdamW's temporaries": in_step}
+    return {**parts, **in_passes, **({"CUDA and libraries": CUDA} if device == "cuda" else {})}
+
+
+def _gathered(sizes: ModelSizes, word: int) -> int:
+    """Return the bytes of whole weights and gradients in the passes.
+
+    The unit of embeddings and head stays gathered from the forward to the backward pass; beside the layer in use, the
+    next one is gathered ahead. A layer's gradients are whole, and copied as float32, until they are reduced (ludic
+    reduces in float32). Read from FSDP2 of torch 2.13.
+    """
+    return word * (sizes.root_weights + 2 * sizes.layer_weights) + (word + FLOAT32) * sizes.layer_weights
+
+
+def _adamw_temporaries(sizes: ModelSizes, ranks: int, device: Device) -> int:
+    """Return the bytes of AdamW's step: a square root for each weight on CUDA, where it handles all at once (foreach).
+
+    On the CPU it handles one tensor after the other. Read from torch 2.13's torch/optim/adam.py.
+    """
+    if device == "cuda":
+        return -(-FLOAT32 * sizes.num_trained // ranks)
+    return -(-2 * FLOAT32 * sizes.largest_weight // ranks)
+
+
+# --- A worker's engine, on its device ----------------------------------------------------------------------------
+
+
+STEP_TOKENS = 8192
+"""Tokens that an engine computes at once: vLLM's default max_num_batched_tokens of most GPUs (vllm/engine/arg_utils.py
+of 0.32). The transformers engine is counted alike."""
+GRAPHS = 10**9
+"""Bytes of vLLM's CUDA graphs. Assumed: vLLM logs 0.5 to 1 GiB for models of 1 to 8 billion weights."""
+
+
+def sampler_memory(
+    config: PreTrainedConfig, sizes: ModelSizes, dtype: str, *, max_batch: int, tensor_parallel: int, device: Device
+) -> Parts:
+    """Return the bytes by part of one device of an engine, without its key-value cache (see ModelSizes.cache_bytes).
+
+    dtype: of its weights. Weights and the layers' temporaries are divided by tensor_parallel (Megatron-LM, Shoeybi et
+    al. 2019, arXiv 1909.08053). Logits are float32, with probabilities and a sorted copy.
+    """
+    passing = _forward_bytes(config, ModelConfig(dtype="bfloat16" if dtype == "bfloat16" else "float32"))
+    parts = {
+        "weights": -(-word_bytes(dtype) * sizes.num_weights // tensor_parallel),
+        "one forward pass": -(-passing // tensor_parallel),
+        "logits": 3 * FLOAT32 * max_batch * sizes.vocab_size,
+    }
+    return {**parts, **({"CUDA and graphs": CUDA + GRAPHS} if device == "cuda" else {})}
+
+
+def _forward_bytes(config: PreTrainedConfig, settings: ModelConfig) -> int:
+    """Return the bytes of a decoder's forward pass over STEP_TOKENS tokens without gradients."""
+    model = _on_meta(config, settings)
+    batch = _batch(STEP_TOKENS - 1, STEP_TOKENS - 1).to(torch.device("meta"))
+    try:
+        with torch.no_grad(), _Living([*model.parameters(), *model.buffers()]) as living:
+            _decode(model, batch, has_kernel=True, score_length=None)
+        return living.peak
+    except Exception:  # as in `activations`
+        formula = _by_formula(config, settings, num_tokens=STEP_TOKENS)
+        return formula.kept // config.get_text_config(decoder=True).num_hidden_layers
+
+
+# --- Memory of the host ------------------------------------------------------------------------------------------
+
+
+PROCESS: Mapping[Device, int] = {"cpu": 7 * 10**8, "cuda": 4 * 10**9}
+"""Bytes of a process of the trainer before a model is there: Python and libraries. Measured for cpu; for cuda, whose
+libraries are larger and whose staging buffers are pinned, assumed."""
+
+
+def host_memory(
+    sizes: ModelSizes,
+    settings: ModelConfig,
+    *,
+    ranks: int,
+    rank: int,
+    device: Device,
+    reference: Literal["none", "device", "host"] = "none",
+    async_checkpoint: bool = True,
+) -> Parts:
+    """Return the bytes by part of a rank's host memory, without what `rank_memory` counts if the device is the CPU.
+
+    Rank 0 gathers whole weights for a publish, and whole weights and moments for a checkpoint; when both are due at a
+    step they exist together, while threads write them. safetensors writes tensors without another copy.
+    """
+    word = word_bytes(settings.dtype)
+    parts = {"Python and libraries": PROCESS[device]}
+    if reference == "host":
+        parts["reference model"] = -(-word * sizes.num_weights // ranks)
+    if rank > 0:
+        return parts
+    published = settings.publish_dtype or settings.dtype
+    if settings.lora_rank is None:
+        parts["whole weights, to publish"] = FLOAT32 * sizes.num_weights
+    elif settings.publish_lora == "merged":
+        parts["whole weights, to publish"] = 2 * word * sizes.num_weights + FLOAT32 * sizes.num_trained
+    else:
+        parts["adapters, to publish"] = FLOAT32 * sizes.num_trained
+    if published != "float32" and settings.publish_lora == "merged":
+        parts[f"the same in {published}"] = word_bytes(published) * sizes.num_weights
+    parts["weights and moments, for a checkpoint"] = (FLOAT32 + MOMENTS) * sizes.num_trained
+    if device == "cpu" and ranks > 1:  # what is gathered there is copied once more (ludic.training.model.detached)
+        parts["moments, while they are copied"] = MOMENTS * sizes.num_trained
+    return parts
+
+
+# --- Files -------------------------------------------------------------------------------------------------------
+
+
+def version_bytes(sizes: ModelSizes, settings: ModelConfig) -> int:
+    """Return the bytes of a published version's weights."""
+    if settings.publish_lora == "adapter":
+        return FLOAT32 * sizes.num_trained
+    return word_bytes(settings.publish_dtype or settings.dtype) * sizes.num_weights
+
+
+def checkpoint_bytes(sizes: ModelSizes) -> int:
+    """Return the bytes of a checkpoint: trained weights and moments in float32."""
+    return (FLOAT32 + MOMENTS) * sizes.num_trained

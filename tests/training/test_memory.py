@@ -1,0 +1,237 @@
+"""Memory that is planned: counted by hand, and beside the tensors of a model that really runs."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
+
+from ludic.batches.packing import TrainingSequence, pack
+from ludic.errors import ModelError
+from ludic.training.config import ModelConfig
+from ludic.training.logprobs import PACKED_ATTENTION, token_logprobs
+from ludic.training.memory import (
+    CUDA,
+    Activations,
+    ModelSizes,
+    activations,
+    checkpoint_bytes,
+    host_memory,
+    model_sizes,
+    rank_memory,
+    sampler_memory,
+    version_bytes,
+)
+
+SIZES = ModelSizes(
+    num_weights=1000,
+    num_trained=1000,
+    layer_weights=100,
+    root_weights=200,
+    largest_weight=150,
+    vocab_size=50,
+    cached=64,
+    cached_in_window=32,
+    window=10,
+)
+PASSES = Activations(kept=5000, more=700)
+
+
+def small(**changes: object) -> Qwen3Config:
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+    return Qwen3Config(**{**sizes, **heads, **changes})
+
+
+def test_weights_are_those_of_the_model_and_tied_ones_count_once() -> None:
+    for is_tied in (True, False):
+        config = small(tie_word_embeddings=is_tied)
+        found = model_sizes(config, ModelConfig())
+        model = AutoModelForCausalLM.from_config(config)
+        assert found.num_weights == found.num_trained == sum(weight.numel() for weight in model.parameters())
+        # 300 x 32 embeddings, once or twice, and the last norm.
+        assert found.root_weights == 300 * 32 * (1 if is_tied else 2) + 32
+        assert found.num_weights == found.root_weights + 3 * found.layer_weights
+        assert found.largest_weight == 300 * 32
+
+
+def test_only_adapters_are_trained() -> None:
+    found = model_sizes(small(), ModelConfig(lora_rank=2, lora_targets=("q_proj",)))
+    assert found.num_trained == 3 * 2 * (32 + 32)  # in 3 layers, 2 columns from 32 numbers and 2 to 4 heads of 8
+    assert found.num_weights == model_sizes(small(), ModelConfig()).num_weights
+
+
+def test_a_rank_holds_its_share_of_16_bytes_a_weight() -> None:
+    parts = rank_memory(SIZES, PASSES, ModelConfig(), ranks=1, device="cpu")
+    states = {"weights": 4000, "gradients": 4000, "AdamW's moments": 8000}
+    assert parts == {**states, "activations": 5000, "logits, gradients on their way": 700}
+    parts = rank_memory(SIZES, PASSES, ModelConfig(dtype="bfloat16"), ranks=4, device="cuda", reference="device")
+    # In bfloat16: embeddings, head and two layers gathered, 400 numbers; gradients of a layer in both dtypes.
+    assert parts == {
+        **{name: value // 4 for name, value in states.items()},
+        "reference model": 500,
+        "activations": 5000,
+        "logits, gradients on their way": 700,
+        "layers gathered by FSDP2": 2 * 400 + 6 * 100,
+        "CUDA and libraries": CUDA,
+    }
+
+
+def test_adamws_step_is_the_peak_where_activations_are_few() -> None:
+    few = Activations(kept=10, more=10)
+    parts = rank_memory(SIZES, few, ModelConfig(), ranks=1, device="cuda")
+    assert (parts["AdamW's temporaries"], "activations" in parts) == (4000, False)
+    assert rank_memory(SIZES, few, ModelConfig(), ranks=1, device="cpu")["AdamW's temporaries"] == 2 * 4 * 150
+
+
+def test_frozen_weights_of_adapters_have_no_gradients() -> None:
+    sizes = ModelSizes(**{**{name: getattr(SIZES, name) for name in SIZES.__slots__}, "num_trained": 10})
+    settings = ModelConfig(lora_rank=1, dtype="bfloat16")
+    parts = rank_memory(sizes, PASSES, settings, ranks=1, device="cpu")
+    assert (parts["weights"], parts["gradients"], parts["AdamW's moments"]) == (40 + 2000, 40, 80)
+    assert (version_bytes(sizes, settings), checkpoint_bytes(sizes)) == (2000, 120)
+    assert version_bytes(sizes, ModelConfig(lora_rank=1, publish_lora="adapter")) == 40
+
+
+def test_rank_0_gathers_what_is_published_and_kept() -> None:
+    parts = host_memory(SIZES, ModelConfig(dtype="bfloat16"), ranks=2, rank=0, device="cuda")
+    assert list(parts.values())[1:] == [4000, 2000, 12_000]  # float32, bfloat16, weights and moments
+    assert list(host_memory(SIZES, ModelConfig(), ranks=2, rank=1, device="cuda")) == ["Python and libraries"]
+    assert (
+        host_memory(SIZES, ModelConfig(), ranks=2, rank=1, device="cuda", reference="host")["reference model"] == 2000
+    )
+
+
+def test_a_cache_grows_with_the_sequence_but_not_beyond_a_layers_window() -> None:
+    assert SIZES.cache_bytes(4, "float32") == 4 * (64 + 32) * 4
+    assert SIZES.cache_bytes(100, "bfloat16") == 2 * (64 * 100 + 32 * 10)
+    found = model_sizes(small(), ModelConfig())
+    assert (found.cached, found.cached_in_window) == (3 * 2 * 2 * 8, 0)  # layers, keys and values, heads, their size
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    found = model_sizes(small(layer_types=kinds, sliding_window=7, use_sliding_window=True), ModelConfig())
+    assert (found.cached, found.cached_in_window, found.window) == (2 * 2 * 8, 2 * 2 * 2 * 8, 7)
+
+
+def kept_by(config: Qwen3Config, num_tokens: int, length: int) -> int:
+    """Bytes that the decoder of a real model keeps for its backward pass, beside weights."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION).eval()
+    weights = {weight.untyped_storage().data_ptr() for weight in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def sequence(name: int) -> TrainingSequence:
+        values = torch.ones(length)
+        return TrainingSequence(
+            rollout_id=str(name),
+            prompt_tokens=values[:1].int().numpy(),
+            response_tokens=values.int().numpy(),
+            sampler_logprobs=values.numpy(),
+            advantage=1.0,
+        )
+
+    batch = pack([sequence(name) for name in range(num_tokens // length)])
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        held = token_logprobs(model, batch)
+    del held
+    return sum(kept.values())
+
+
+def test_activations_are_those_that_a_real_model_keeps() -> None:
+    config = small(hidden_size=64, num_hidden_layers=4)
+    found = activations(config, ModelConfig(), num_tokens=512, length=128, device="cpu")
+    assert found.is_exact
+    assert found.kept == pytest.approx(kept_by(config, 512, 128), rel=0.1)
+
+
+def test_activation_checkpointing_keeps_a_layers_input_only() -> None:
+    all_, few = (
+        activations(small(), ModelConfig(activation_checkpointing=is_on), num_tokens=1000, length=500, device="cpu")
+        for is_on in (False, True)
+    )
+    inputs = 3 * 1000 * 32 * 4
+    assert inputs <= few.kept < 2.5 * inputs  # with rotary tables and the last norm, which all layers share
+    assert few.kept < all_.kept / 3
+    assert few.more > all_.more - 1  # a layer is computed again
+
+
+def test_logits_take_their_chunk_not_the_micro_batch() -> None:
+    config = small(vocab_size=20_000)
+    more = [
+        activations(config, ModelConfig(logprob_chunk_tokens=chunk), num_tokens=2000, length=500, device="cpu").more
+        for chunk in (100, 200, 4000)
+    ]
+    one_chunk = 4 * 100 * 20_000
+    assert 2 * one_chunk < more[1] - more[0] < 3.1 * one_chunk  # logits, probabilities, their product
+    assert more[2] > 8 * more[1]
+
+
+def test_float32_on_cuda_keeps_the_scores_of_each_pair_of_tokens() -> None:
+    """It has no fused kernel there for heads that share keys."""
+    here, cuda = (
+        activations(small(), ModelConfig(), num_tokens=1000, length=500, device=device) for device in ("cpu", "cuda")
+    )
+    assert cuda.kept - here.kept == 3 * 4 * 1000 * 500 * 4  # layers, heads, tokens, tokens of a sequence
+    bfloat16 = activations(small(), ModelConfig(dtype="bfloat16"), num_tokens=1000, length=500, device="cuda")
+    assert bfloat16.kept < here.kept
+
+
+def test_mixtures_of_experts_run_without_memory_too() -> None:
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        vocab_size=300,
+        hidden_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=8,
+    )
+    found = [
+        activations(
+            type(config)(**{**config.to_dict(), "num_experts_per_tok": experts}),
+            ModelConfig(),
+            num_tokens=1000,
+            length=1000,
+            device="cpu",
+        )
+        for experts in (1, 4)
+    ]
+    assert all(each.is_exact for each in found)
+    in_float32 = activations(config, ModelConfig(), num_tokens=1000, length=1000, device="cpu")
+    assert (in_float32.is_exact, in_float32.kept > found[0].kept) == (False, True)
+    assert found[1].kept > found[0].kept + 2 * 3 * 1000 * 16 * 2  # three more experts a token
+
+
+def test_a_family_that_does_not_run_without_memory_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asks_for_a_value(self: object, *_: object, **__: object) -> None:
+        torch.zeros((), device="meta").item()
+
+    monkeypatch.setattr("transformers.models.qwen3.modeling_qwen3.Qwen3MLP.forward", asks_for_a_value)
+    found = activations(small(), ModelConfig(), num_tokens=100, length=100, device="cpu")
+    # 34 bytes at 2 bytes a number, twice for float32 and twice for gated and mixed MLPs.
+    assert (found.is_exact, found.kept) == (False, 3 * 100 * 32 * 34 * 2 * 2)
+    assert sampler_memory(small(), SIZES, "float32", max_batch=1, tensor_parallel=1, device="cpu")
+
+
+def test_an_engine_divides_its_weights_over_its_gpus() -> None:
+    parts = sampler_memory(small(), SIZES, "bfloat16", max_batch=10, tensor_parallel=4, device="cpu")
+    assert (parts["weights"], parts["logits"]) == (500, 3 * 4 * 10 * 50)
+    assert parts["one forward pass"] > 0
+
+
+def test_a_configuration_that_makes_no_model_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"^bert: transformers can't make the model|^whisper"):
+        model_sizes(AutoConfig.for_model("whisper", d_model=10, decoder_attention_heads=3), ModelConfig())
+
+
+@pytest.mark.slow
+def test_it_needs_no_store() -> None:
+    code = "import sys, ludic.training.memory; sys.exit('ludic.store' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=200).returncode == 0
