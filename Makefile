@@ -1,4 +1,4 @@
-.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect unit integration faults readers clusters soak durations mutants check format docs bench notebooks clean
+.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect 8bit unit integration faults readers clusters soak durations mutants check format docs bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,7 +6,8 @@ BIN := .venv/bin
 WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
 # Beside .venv, which is complete before they are begun.
-OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed .venv/docs/installed
+OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed .venv/docs/installed \
+	.venv/8bit/installed
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 # Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and shown.
@@ -33,7 +34,7 @@ test: .venv/installed  ## run the quick tests, in four minutes
 test-all: .venv/clusters  ## run everything, as CI does, in less than an hour
 	$(MAKE) --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) check docs faults
 	$(MAKE) integration
-	$(MAKE) --jobs 3 --output-sync=target vllm-servers vllm-runs vllm-engines clusters readers inspect
+	$(MAKE) --jobs 3 --output-sync=target vllm-servers vllm-runs vllm-engines clusters readers inspect 8bit
 	$(MAKE) unit
 
 environments: .venv/clusters  ## install all that the tests need
@@ -70,6 +71,9 @@ vllm-servers: .venv-vllm/installed
 
 inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its own readers
 	.venv/inspect/bin/python -m pytest --junitxml=build/tests/$@.xml tests/adapters/exports/test_inspect_logs.py tests/adapters/imports/test_inspect.py
+
+8bit: .venv/8bit/installed  ## train with moments in 8 bits, beside float32
+	PYTHONPATH=.venv/8bit OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWICE) tests/training/test_adamw_8bit.py
 
 clusters: .venv/clusters .venv/skypilot/installed  ## a run on a Ray cluster that loses nodes; files for other clusters
 	$(BIN)/python -m pytest $(TWICE) tests/clusters tests/adapters/clusters
@@ -139,6 +143,11 @@ clean:  ## remove what the other targets made
 		below = path('purelib').replace('.venv/inspect', '.venv'); \
 		Path(path('purelib'), 'below.pth').write_text(f'import site; site.addsitedir({below!r})')"
 	$(BIN)/pip --python .venv/inspect/bin/python install --quiet inspect-ai==0.3.285 pandas==3.1.1
+	touch $@
+
+# transformers imports torchao wherever it finds it, which takes a second of each start.
+.venv/8bit/installed: .venv/installed
+	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt --target .venv/8bit --upgrade torchao
 	touch $@
 
 # It reads the package as text, and needs nothing of it.

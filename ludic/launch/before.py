@@ -23,6 +23,7 @@ from ludic.code.consent import CodeSettings
 from ludic.code.files import NO_FILES, Files
 from ludic.code.kept import files_to_check
 from ludic.code.run import describe_at
+from ludic.devices import visible_gpus
 from ludic.engines.config import EngineConfig
 from ludic.environments import event_loops
 from ludic.environments.environment import Example, MultiAgentEnvironment
@@ -160,7 +161,7 @@ def _check_settings(start: Start) -> str:
 
 def _check_packages(start: Start) -> str:
     needed = []
-    if start.engine.engine == VLLM:
+    if start.engine.chosen() == VLLM:
         from ludic.engines.vllm_options import check_installed
 
         check_installed()
@@ -175,8 +176,8 @@ def _check_packages(start: Start) -> str:
 
 
 def _check_server(start: Start) -> Found | str:
-    if start.engine.engine != "server":
-        return f"none, the engine is {start.engine.engine}"
+    if start.engine.chosen() != "server":
+        return f"none, the engine is {start.engine.chosen()}"
     from ludic.engines.server_engine import find_silent
 
     silent: dict[str, str] = {}
@@ -293,7 +294,10 @@ class _Model:
         if self._num_weights is None:
             return f"{_size(free)} are free at {place}"
         adapters = settings.model.lora_rank is not None
-        word = 2 if (settings.model.publish_dtype or settings.model.dtype) == "bfloat16" else 4
+        dtype = settings.model.publish_dtype or settings.model.dtype
+        if dtype is None and settings.model.device != "cpu" and visible_gpus():
+            dtype = "bfloat16"  # as ludic.training.device_defaults chooses
+        word = 2 if dtype == "bfloat16" else 4
         version = 0 if settings.model.publish_lora == "adapter" else self._num_weights * word
         checkpoint = 0 if adapters else self._num_weights * _OPTIMIZER_BYTES
         least = checkpoint + 2 * version
