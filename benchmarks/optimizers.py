@@ -7,6 +7,7 @@ optimizers start from the same weights and see the same batches in the same orde
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ def _moment_bytes(optimizer: Optimizer) -> int:
     return sum(part.nbytes for state in optimizer.state.values() for name in state for part in _parts(state[name]))
 
 
-def _parts(moment: Tensor) -> Iterator[Tensor]:
+def _parts(moment: Any) -> Iterator[Tensor]:
     if not hasattr(moment, "codes"):
         yield moment
         return

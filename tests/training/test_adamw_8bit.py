@@ -20,7 +20,7 @@ HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
 with_torchao = pytest.mark.skipif(not HAS_TORCHAO, reason="torchao is in an environment of its own; see `make 8bit`")
 SCRIPT = Path(__file__).with_name("adamw_8bit_on_ranks.py")
 TOLERANCE = 0.05
-"""Largest difference of a loss, in nats a token, at any of 40 steps in which the loss falls from 5.5."""
+"""Largest difference of a loss, in nats a token, at any of 40 steps in which the loss falls from 4.1."""
 
 
 @pytest.mark.skipif(HAS_TORCHAO, reason="torchao is installed")
@@ -82,8 +82,8 @@ def trained(request, tmp_path_factory):
 @pytest.mark.timeout(1300)
 def test_losses_stay_beside_those_of_adamw(trained):
     for seen in trained[1]:
-        assert seen["adamw"][0] > 5
-        assert seen["adamw"][-1] < 2  # it learns
+        assert seen["adamw"][0] > 4
+        assert seen["adamw"][-1] < 0.8 * seen["adamw"][0]  # it learns
         assert seen["adamw_8bit"] == pytest.approx(seen["adamw"], abs=TOLERANCE)
 
 
