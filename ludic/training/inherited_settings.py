@@ -162,7 +162,8 @@ def _end_of(other: Root) -> CheckpointId:
 
 
 def _settings_of(other: Root, attempt_id: int) -> dict[str, Any]:
-    config = in_use(TrainConfig, read_attempt(other, attempt_id).config)
+    stored = read_attempt(other, attempt_id).config
+    config = in_use(TrainConfig, {**ON_CPU, **stored} if stored else stored)
     return {name: value for name, value in config.items() if name not in _FREE}
 
 
