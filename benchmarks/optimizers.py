@@ -25,7 +25,7 @@ from ludic.training.config import TrainConfig
 from ludic.training.model import shard
 from ludic.training.step import build_optimizer, train_step
 
-_VOCABULARY = 4096
+_VOCABULARY = 1024
 _LEARNING_RATE = 1e-3
 
 
@@ -36,8 +36,8 @@ def main(quick: bool = False) -> None:
         quick: Take a few steps of a tiny model, to check that the benchmark works; the figures mean nothing.
     """
     mesh = init_distributed("cpu")
-    steps = (1, 2, 4) if quick else (1, 10, 25, 50, 100, 150, 200)
-    width, num_layers = (64, 1) if quick else (256, 4)
+    steps = (1, 2, 4) if quick else (1, 10, 25, 50, 75, 100)
+    width, num_layers = (64, 1) if quick else (128, 2)
     found = {name: _train(mesh, name, width, num_layers, steps[-1]) for name in ("adamw", "adamw_8bit")}
     shut_down()
     rows = []
@@ -65,8 +65,8 @@ def _train(mesh: DeviceMesh, optimizer: str, width: int, num_layers: int, num_st
     shard(model, mesh)
     settings = {"objective": "sft", "optimizer": optimizer, "learning_rate": _LEARNING_RATE}
     config = TrainConfig.of(**settings)
-    adam, sequences = build_optimizer(model, config), skewed_sequences(64, 32, 128, vocab_size=_VOCABULARY)
-    batches = [sequences[start : start + 16] for start in range(0, 64, 16)]
+    adam, sequences = build_optimizer(model, config), skewed_sequences(32, 16, 64, vocab_size=_VOCABULARY)
+    batches = [sequences[start : start + 16] for start in range(0, 32, 16)]
     losses = []
     for step in range(num_steps):
         batch = batches[step % len(batches)]
