@@ -1,5 +1,6 @@
 .PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect verifiers \
-	verifiers-v1 verifiers-legacy unit integration faults readers clusters soak durations mutants check format docs bench gpu notebooks clean
+	verifiers-v1 verifiers-legacy 8bit unit integration faults readers clusters soak durations mutants check format docs bench \
+	gpu notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +9,7 @@ WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
 # Beside .venv, which is complete before they are begun.
 OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed .venv/docs/installed \
-	.venv/verifiers/installed .venv/verifiers-legacy/installed
+	.venv/verifiers/installed .venv/verifiers-legacy/installed .venv/8bit/installed
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 # Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and shown.
@@ -36,7 +37,7 @@ test-all: .venv/clusters  ## run everything, as CI does, in less than an hour
 	$(MAKE) --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) check docs faults
 	$(MAKE) integration
 	$(MAKE) --jobs 3 --output-sync=target vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 \
-		verifiers-legacy inspect
+		verifiers-legacy inspect 8bit
 	$(MAKE) unit
 
 environments: .venv/clusters  ## install all that the tests need
@@ -83,6 +84,9 @@ verifiers-v1: .venv/verifiers/installed
 verifiers-legacy: .venv/verifiers-legacy/installed
 	OMP_NUM_THREADS=1 .venv/verifiers-legacy/bin/python -m pytest $(TWICE) \
 		tests/adapters/environments/test_verifiers_legacy.py tests/adapters/environments/test_verifiers_runs.py
+
+8bit: .venv/8bit/installed  ## train with moments in 8 bits, beside float32
+	PYTHONPATH=.venv/8bit OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWICE) tests/training/test_adamw_8bit.py
 
 clusters: .venv/clusters .venv/skypilot/installed  ## a run on a Ray cluster that loses nodes; files for other clusters
 	$(BIN)/python -m pytest $(TWICE) tests/clusters tests/adapters/clusters
@@ -160,6 +164,11 @@ clean:  ## remove what the other targets made
 		below = path('purelib').replace('$(@D)', '.venv'); \
 		Path(path('purelib'), 'below.pth').write_text(f'import site; site.addsitedir({below!r})')"
 	$(BIN)/pip --python $(@D)/bin/python install --quiet $(OVER)
+	touch $@
+
+# transformers imports torchao wherever it finds it, which takes a second of each start.
+.venv/8bit/installed: .venv/installed
+	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt --target .venv/8bit --upgrade torchao
 	touch $@
 
 # It reads the package as text, and needs nothing of it.

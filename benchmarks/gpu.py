@@ -38,6 +38,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from benchmarks.models import make_model
 from benchmarks.one_rank import shard_always
 from benchmarks.packing import skewed_sequences
+from ludic.batches.config import MICRO_BATCH_TOKENS
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
 from ludic.distributed import init_distributed, shut_down
 from ludic.errors import ModelError, one_line
@@ -355,8 +356,8 @@ def _trainer_model(
         model,
         mesh,
         compute_dtype=compute_dtype(config),
-        activation_checkpointing=config.model.activation_checkpointing,
-        compile_layers=config.model.compile,
+        activation_checkpointing=bool(config.model.activation_checkpointing),
+        compile_layers=bool(config.model.compile),
     )
     return model
 
@@ -364,7 +365,7 @@ def _trainer_model(
 def _packed(sequences: Sequence[TrainingSequence], config: TrainConfig) -> tuple[list[MicroBatch], int]:
     """Return micro-batches, and the number of tokens that they train on."""
     lengths = np.array([sequence.num_tokens for sequence in sequences])
-    plans = assign(lengths, 1, config.batch.max_tokens_per_micro_batch)[0]
+    plans = assign(lengths, 1, config.batch.max_tokens_per_micro_batch or MICRO_BATCH_TOKENS)[0]
     return [pack([sequences[i] for i in plan]) for plan in plans], sum(each.num_action_tokens for each in sequences)
 
 

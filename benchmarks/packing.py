@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from benchmarks.measure import in_a_process, median_ratio, print_table
 from benchmarks.models import make_model
 from benchmarks.padding import fill_padded, padded_logprobs
+from ludic.batches.config import MICRO_BATCH_TOKENS
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
 from ludic.flags import run_script
 from ludic.training.config import TrainConfig
@@ -35,7 +36,7 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Use tiny sizes, to check that the benchmark works; the figures mean nothing.
     """
-    sizes = (8, 16, 256) if quick else (64, 1000, TrainConfig().batch.max_tokens_per_micro_batch)
+    sizes = (8, 16, 256) if quick else (64, 1000, MICRO_BATCH_TOKENS)
     rounds = 1 if quick else 3
     found = [{name: in_a_process(measure, name, *sizes) for name in CONTESTANTS} for _ in range(rounds)]
     ours = [results["packed"] for results in found]

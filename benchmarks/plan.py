@@ -112,7 +112,7 @@ def measure(case: str, size: tuple[int, int, int], num_tokens: int, settings: Mo
     mesh = init_distributed("cpu")
     before = start_peak()
     model = make_model(**_config(*size).to_diff_dict())
-    shard(model, mesh, activation_checkpointing=settings.activation_checkpointing)
+    shard(model, mesh, activation_checkpointing=bool(settings.activation_checkpointing))
     config = TrainConfig.of(learning_rate=1e-4)
     optimizer = build_optimizer(model, config)
 

@@ -30,6 +30,7 @@ import torch
 from benchmarks.measure import in_a_process, median_ratio, print_table, take_turns
 from benchmarks.padding import fill_padded
 from benchmarks.rollouts import make_batch, with_own_requests
+from ludic.batches.config import MICRO_BATCH_TOKENS
 from ludic.batches.reading import read_rank_batch
 from ludic.batches.source import Plan
 from ludic.flags import run_script
@@ -40,7 +41,7 @@ from ludic.store import RolloutFile, RolloutReader, Root, RunConfig
 from ludic.store.parquet import encode
 from ludic.training.config import TrainConfig
 
-CONFIG = TrainConfig.of(max_tokens_per_micro_batch=16384)
+CONFIG = TrainConfig.of(max_tokens_per_micro_batch=MICRO_BATCH_TOKENS)
 NUM_FILES, GROUPS, GROUP_SIZE = 4, 32, 8
 COLUMNS = {"prompt_tokens": np.int32, "response_tokens": np.int32, "response_logprobs": np.float32}
 _CALLS = 5
@@ -157,7 +158,7 @@ def by_peer(
     def load() -> int:
         rows = [row for file in files for row in loads(file.read_bytes())]
         lengths = [len(row["prompt_tokens"]) + len(row["response_tokens"]) for row in rows]
-        micro_batches = fill_padded(lengths, CONFIG.batch.max_tokens_per_micro_batch)
+        micro_batches = fill_padded(lengths, MICRO_BATCH_TOKENS)
         return sum(_pad([rows[index] for index in indexes]) for indexes in micro_batches)
 
     return load

@@ -27,6 +27,7 @@ from benchmarks.measure import in_a_process, print_table
 from benchmarks.models import make_model
 from benchmarks.packing import skewed_sequences
 from benchmarks.padding import fill_padded, pad_tokens, padded_logprobs, response_states
+from ludic.batches.config import MICRO_BATCH_TOKENS
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
 from ludic.distributed import init_distributed, shut_down
 from ludic.flags import run_script
@@ -60,9 +61,7 @@ def main(quick: bool = False, size: Size = "0.6B") -> None:
     if not quick and not torch.cuda.is_available():
         print("train_step: there is no CUDA device here, so it is left out; --quick shows that it runs")
         return
-    size, rollouts = (
-        ("tiny", (8, 16, 256)) if quick else (size, (64, 1000, TrainConfig().batch.max_tokens_per_micro_batch))
-    )
+    size, rollouts = ("tiny", (8, 16, 256)) if quick else (size, (64, 1000, MICRO_BATCH_TOKENS))
     found = {name: in_a_process(measure, name, size, *rollouts) for name in CONTESTANTS}
     rows = [[name, *_cells(result, found["packed (ludic)"])] for name, result in found.items()]
     columns = ["", "tokens/s", "packed is faster", "MFU", "peak memory", "of packed's", "padding"]
@@ -126,14 +125,16 @@ def _padding(lengths: list[int], budget: int) -> float:
     return 1 - sum(lengths) / num_tokens
 
 
+def _budget(config: TrainConfig) -> int:
+    return config.batch.max_tokens_per_micro_batch or MICRO_BATCH_TOKENS
+
+
 def by_ludic(
     model: PreTrainedModel, optimizer: Optimizer, sequences: Sequence[TrainingSequence], config: TrainConfig
 ) -> None:
     """Step as the trainer's main loop does, starting from sequences."""
     lengths = np.array([sequence.num_tokens for sequence in sequences])
-    batches = [
-        pack([sequences[i] for i in plan]) for plan in assign(lengths, 1, config.batch.max_tokens_per_micro_batch)[0]
-    ]
+    batches = [pack([sequences[i] for i in plan]) for plan in assign(lengths, 1, _budget(config))[0]]
     num_action_tokens = sum(sequence.num_action_tokens for sequence in sequences)
     train_step(
         model,
@@ -171,7 +172,7 @@ def _step(
     logprobs_of: Logprobs,
 ) -> None:
     num_action_tokens = sum(sequence.num_action_tokens for sequence in sequences)
-    for rows in fill_padded([sequence.num_tokens for sequence in sequences], config.batch.max_tokens_per_micro_batch):
+    for rows in fill_padded([sequence.num_tokens for sequence in sequences], _budget(config)):
         some = [sequences[i] for i in rows]
         batch = pack(some).to(model.device)
         logprobs = logprobs_of(model, some, batch)

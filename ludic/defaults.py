@@ -11,8 +11,8 @@ TARGET_BYTES = 128 << 20
 """Default target size of a compacted file, counted as the bytes of its sources."""
 STOP_WITHIN_S = 120
 """Default time to stop cleanly, in seconds. A checkpoint of 3 billion weights, 36 GB, takes 72 s at 0.5 GB/s."""
-ENGINE = "transformers"
-"""Default inference engine of workers."""
+ENGINE = "auto"
+"""Default inference engine of workers: vllm on a GPU where it is installed, else transformers."""
 MAX_OBSERVATION_CHARACTERS = 1_000_000
 """About 250,000 tokens, more than most models read."""
 

@@ -2,10 +2,15 @@
 
 Rank 0's decisions are sent to other ranks as JSON, never pickled. A LudicError of one rank is raised on every rank,
 because a rank that waits for a collective alone hangs.
+
+Each process group has the time-out of its wait. The default group sums and moves tensors, which takes seconds, and
+keeps torch's limits. Work of one rank, such as a download of a model or the end of a checkpoint, may take hours: the
+other ranks wait for it in a gloo group without a limit. If a rank dies, its connections close, and the wait ends.
 """
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +27,11 @@ T = TypeVar("T")
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """Backends of the process group, by device."""
 
+_UNLIMITED = timedelta(days=365)
+
+_waiting_group: dist.ProcessGroup | None = None
+"""Group in which ranks wait for the work of one of them; None before `init_distributed`."""
+
 
 def init_distributed(device: str | None = None) -> DeviceMesh:
     """Join the group that torchrun describes in the environment, or start a group of one rank.
@@ -31,19 +41,36 @@ def init_distributed(device: str | None = None) -> DeviceMesh:
     Returns the one-dimensional mesh to shard over; a second call returns a mesh over the same group. A caller that has
     joined a group before, as Ray Train does, has also chosen the CUDA device of this process.
     """
+    global _waiting_group
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if not dist.is_initialized():
-        if device == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        if "WORLD_SIZE" in os.environ:
-            dist.init_process_group(BACKENDS[device])
-        else:
-            dist.init_process_group(BACKENDS[device], store=dist.HashStore(), rank=0, world_size=1)
+        _waiting_group = None
+        _join(device)
+    if _waiting_group is None:
+        _waiting_group = unlimited_group()
     return init_device_mesh(device, (num_ranks(),))
+
+
+def _join(device: str) -> None:
+    options: dict[str, Any] = {}
+    if device == "cuda":
+        # NCCL connects at once, and a rank on the wrong device fails here instead of in its first collective.
+        options["device_id"] = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(options["device_id"])
+    if "WORLD_SIZE" not in os.environ:
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(BACKENDS[device], **options)
+
+
+def unlimited_group() -> dist.ProcessGroup:
+    """Return a new gloo group of all ranks that waits without a limit; every rank must call it."""
+    return dist.new_group(backend="gloo", timeout=_UNLIMITED)
 
 
 def shut_down() -> None:
     """Leave the process group, if there is one."""
+    global _waiting_group
+    _waiting_group = None
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -98,8 +125,9 @@ def run_on_main(function: Callable[[], T], type_: Any = Any) -> T:
 def bytes_from_main(function: Callable[[], bytes], group: dist.ProcessGroup | None = None) -> bytes:
     """Call `function` on rank 0 only, and return its bytes, or raise its LudicError, on every rank.
 
-    group: a group of all ranks, for a thread that runs while another one uses the default group.
+    The other ranks wait without a limit. group: another `unlimited_group`, for a thread of its own.
     """
+    group = group or _waiting_group
     failure, answer = None, b""
     if is_main():
         try:
@@ -124,9 +152,10 @@ def run_on_all(function: Callable[[], T]) -> T:
     except LudicError as error:
         failure = error
     failed = torch.tensor([num_ranks() if failure is None else rank()])
-    dist.all_reduce(failed, op=dist.ReduceOp.MIN)
+    dist.all_reduce(failed, op=dist.ReduceOp.MIN, group=_waiting_group)
     if int(failed) < num_ranks():
-        description = broadcast_bytes(None if failure is None else _describe(failure), source=int(failed))
+        text = None if failure is None else _describe(failure)
+        description = broadcast_bytes(text, source=int(failed), group=_waiting_group)
         raise failure or _as_described(description)
     return answers[0]
 

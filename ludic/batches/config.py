@@ -9,6 +9,8 @@ from ludic.settings import Count, CountOr0, Index, Seconds, Tokens, check
 
 OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches", "replan_from")
 """Settings that select training on stored rollouts."""
+MICRO_BATCH_TOKENS = 16384
+"""Tokens of a micro-batch on the CPU, and for training loops of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,12 @@ class BatchConfig:
     training_unit: Literal["episode", "turn"] = "episode"
     """Train on each row as one sequence, or on each completion in it as a sequence of its own, whose prompt is all that
     came before. Turns cost more tokens; a setting that looks at sequences, such as max_seq_len, then looks at turns."""
-    max_tokens_per_micro_batch: Tokens = 16384
-    """Maximum tokens in one forward pass of a rank; a longer sequence gets its own pass."""
+    max_tokens_per_micro_batch: Tokens | None = None
+    """Maximum tokens in one forward pass of a rank; a longer sequence gets its own pass. None is 16,384 on the CPU, and
+    fits the memory of a GPU."""
+    balance_by: Literal["tokens", "cost"] | None = None
+    """Quantity that is even over ranks and micro-batches: tokens, or the cost of sequences, in which attention grows
+    with the square of the length. None is cost on CUDA, tokens on the CPU."""
     rollout_timeout_s: Seconds | None = 1800.0
     """Seconds without new rollouts before the trainer stops with an error; None waits forever."""
     max_failed_batches: Count | None = 2

@@ -11,7 +11,8 @@ on.
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, chain, pairwise
+from functools import partial
+from itertools import accumulate, chain, pairwise, zip_longest
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -247,33 +248,62 @@ def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np
 
 
 # --- Shares of ranks -----------------------------------------------------------------------------------
-# Even in tokens, with few row groups read by several ranks. A rank reads each row group that holds one of its
+# Even in tokens or costs, with few row groups read by several ranks. A rank reads each row group that holds one of its
 # sequences; a row group is the smallest unit to read in Parquet. So whole row groups are assigned, and a row group is
 # split only if the ranks would otherwise be uneven.
 
 EVEN = 1.02
-"""Tokens of the fullest rank over the mean of all ranks up to which nothing is split."""
+"""Load of the fullest rank over the mean of all ranks up to which nothing is split."""
 UNEVEN = 1.1
 """Imbalance above which row groups are split whatever is read twice: waiting for a rank costs more than reading."""
 MOST_READ = 1.2
 """Maximum tokens read by all ranks together over the tokens of all row groups, while the ranks are not UNEVEN."""
 
 
+def costs_of(lengths: np.ndarray, attention_tokens: int) -> np.ndarray:
+    """Return (S,) int64: operations of each sequence, over those of the weights for one token, times attention_tokens.
+
+    lengths: (S,) int64 tokens of each sequence. attention_tokens: length at which attention, which grows with the
+    square, takes as many operations as the weights (ludic.models.sizes).
+    """
+    return lengths * (lengths + attention_tokens)
+
+
 def assign(
-    lengths: np.ndarray, num_ranks: int, max_tokens_per_micro_batch: int, row_groups: np.ndarray | None = None
+    lengths: np.ndarray,
+    num_ranks: int,
+    max_tokens_per_micro_batch: int,
+    row_groups: np.ndarray | None = None,
+    costs: np.ndarray | None = None,
 ) -> list[list[list[int]]]:
     """Assign sequences to the ranks' micro-batches: [rank][micro_batch] -> indexes. Deterministic.
 
     lengths: (S,) tokens of each sequence. row_groups: (S,) int64, see `deal`; by default each sequence is a row group.
     A micro-batch holds at most max_tokens_per_micro_batch tokens; a longer sequence gets its own. Every rank gets the
     same number of micro-batches, some of them empty, since FSDP's collectives need every rank in each.
+
+    costs: (S,) int64 of `costs_of`. With them the ranks wait as little as possible for each other, which they do in
+    each micro-batch; the dearest come first. None makes ranks even in tokens, and fills each
+    micro-batch.
     """
-    ranks = deal(lengths, num_ranks, np.arange(len(lengths)) if row_groups is None else row_groups)
-    longest_first = np.argsort(-lengths, kind="stable")
-    shares = [longest_first[ranks[longest_first] == rank].tolist() for rank in range(num_ranks)]
-    plans = [_fill(share, lengths, max_tokens_per_micro_batch) for share in shares]
+    row_groups = np.arange(len(lengths)) if row_groups is None else row_groups
+    shares = partial(_shares, lengths, num_ranks, row_groups)
+    if costs is None:
+        plans = [_fill(share, lengths, max_tokens_per_micro_batch) for share in shares(lengths)]
+    else:
+        choices = (
+            _least_waiting(shares(loads), lengths, costs, max_tokens_per_micro_batch) for loads in (costs, lengths)
+        )
+        plans = min(choices, key=lambda plans: _lockstep_cost(plans, costs))
     num_micro_batches = max(len(plan) for plan in plans)
     return [plan + [[] for _ in range(num_micro_batches - len(plan))] for plan in plans]
+
+
+def _shares(lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray, loads: np.ndarray) -> list[list[int]]:
+    """Return the indexes of each rank's sequences, longest first, as `deal` deals them."""
+    ranks = deal(lengths, num_ranks, row_groups, loads)
+    longest_first = np.argsort(-lengths, kind="stable")
+    return [longest_first[ranks[longest_first] == rank].tolist() for rank in range(num_ranks)]
 
 
 def assign_pairs(
@@ -282,17 +312,19 @@ def assign_pairs(
     num_ranks: int,
     max_tokens_per_micro_batch: int,
     row_groups: np.ndarray | None = None,
+    costs: np.ndarray | None = None,
 ) -> list[list[list[int]]]:
     """Assign sequences as `assign` does, but put both sequences of a pair_id into one micro-batch."""
     if not any(pair_ids):
-        return assign(lengths, num_ranks, max_tokens_per_micro_batch, row_groups)
+        return assign(lengths, num_ranks, max_tokens_per_micro_batch, row_groups, costs)
     members: dict[str | int, list[int]] = {}
     for index, pair_id in enumerate(pair_ids):
         members.setdefault(index if pair_id is None else pair_id, []).append(index)
     units = list(members.values())
     unit_lengths = np.array([lengths[unit].sum() for unit in units], np.int64)
+    unit_costs = None if costs is None else np.array([costs[unit].sum() for unit in units], np.int64)
     unit_row_groups = None if row_groups is None else row_groups[[unit[0] for unit in units]]
-    plan = assign(unit_lengths, num_ranks, max_tokens_per_micro_batch, unit_row_groups)
+    plan = assign(unit_lengths, num_ranks, max_tokens_per_micro_batch, unit_row_groups, unit_costs)
     return [[[index for unit in micro_batch for index in units[unit]] for micro_batch in rank] for rank in plan]
 
 
@@ -314,23 +346,67 @@ def _fill(share: list[int], lengths: np.ndarray, budget: int) -> list[list[int]]
     return micro_batches
 
 
-def deal(lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> np.ndarray:
+def _least_waiting(
+    shares: list[list[int]], lengths: np.ndarray, costs: np.ndarray, budget: int
+) -> list[list[list[int]]]:
+    """Return the ranks' micro-batches, the dearest first, in which the ranks wait least for each other.
+
+    Micro-batches that are even in costs are best, unless a sequence costs more than an even share:
+    then those that were filled longest first are more alike on all ranks. Full ones leave little room to choose, so
+    even ones are also tried with one more. Each choice is made for all ranks alike.
+    """
+    filled = [_fill(share, lengths, budget) for share in shares]
+    fewest, choices = max(len(plan) for plan in filled), [filled]
+    for num_micro_batches in (fewest, fewest + 1):
+        levelled = [_level(share, lengths, costs, budget, num_micro_batches) for share in shares]
+        plans = [plan for plan in levelled if plan is not None]
+        choices += [plans] if len(plans) == len(shares) else []
+    ordered = [[sorted(plan, key=lambda one: -int(costs[one].sum())) for plan in plans] for plans in choices]
+    return min(ordered, key=lambda plans: _lockstep_cost(plans, costs))
+
+
+def _lockstep_cost(plans: list[list[list[int]]], costs: np.ndarray) -> int:
+    """Return the cost of a step: in each micro-batch, all ranks wait for the dearest one."""
+    return sum(max(int(costs[one].sum()) for one in ones) for ones in zip_longest(*plans, fillvalue=[]))
+
+
+def _level(
+    share: list[int], lengths: np.ndarray, costs: np.ndarray, budget: int, num_micro_batches: int
+) -> list[list[int]] | None:
+    """Put each sequence, longest first, into the cheapest micro-batch with room (Graham 1969, LPT); None without."""
+    levelled: list[list[int]] = [[] for _ in range(num_micro_batches)]
+    room, loads = [budget] * num_micro_batches, [0] * num_micro_batches
+    for index in share:
+        tokens = int(lengths[index])
+        with_room = [number for number in range(num_micro_batches) if tokens <= room[number] or not levelled[number]]
+        if not with_room:
+            return None
+        cheapest = min(with_room, key=loads.__getitem__)
+        levelled[cheapest].append(index)
+        room[cheapest] -= tokens
+        loads[cheapest] += int(costs[index])
+    return levelled
+
+
+def deal(lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray, costs: np.ndarray | None = None) -> np.ndarray:
     """Return (S,) int64: the rank of each sequence. Deterministic.
 
     lengths: (S,) int64 tokens of each sequence. row_groups: (S,) int64, number of the sequence's row group, from 0.
+    costs: (S,) int64, load of each sequence; None is its tokens.
 
-    Whole row groups are assigned, longest first, to the rank with the fewest tokens (Graham 1969, LPT). Then sequences
+    Whole row groups are assigned, heaviest first, to the rank with the lowest load (Graham 1969, LPT). Then sequences
     move from the fullest rank to the emptiest until the ranks are EVEN, or until more than MOST_READ would be read and
-    they are not UNEVEN, or until every sequence of the fullest rank is at least as long as the difference.
+    they are not UNEVEN, or until the load of every sequence of the fullest rank is at least the difference.
     """
-    ranks = _deal_whole(lengths, num_ranks, row_groups)
-    while (moved := _even_out(ranks, lengths, num_ranks, row_groups)) is not None:
+    costs = lengths if costs is None else costs
+    ranks = _deal_whole(costs, num_ranks, row_groups)
+    while (moved := _even_out(ranks, lengths, costs, num_ranks, row_groups)) is not None:
         ranks = moved
     return ranks
 
 
 def imbalance(loads: np.ndarray) -> float:
-    """Return tokens of the fullest rank over the mean; 1 if all are equal or 0. loads: (R,) tokens of each rank."""
+    """Return the load of the fullest rank over the mean; 1 if all are equal or 0. loads: (R,), of each rank."""
     return float(loads.max() / loads.mean()) if loads.any() else 1.0
 
 
@@ -341,8 +417,8 @@ def tokens_read(lengths: np.ndarray, ranks: np.ndarray, row_groups: np.ndarray) 
     return int(sizes[pairs % len(sizes)].sum())
 
 
-def _deal_whole(lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> np.ndarray:
-    sizes = np.bincount(row_groups, lengths).astype(np.int64)
+def _deal_whole(costs: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> np.ndarray:
+    sizes = np.bincount(row_groups, costs).astype(np.int64)
     rank_of = np.zeros(len(sizes), np.int64)
     loads = [(0, rank) for rank in range(num_ranks)]
     for row_group in np.argsort(-sizes, kind="stable").tolist():
@@ -352,22 +428,24 @@ def _deal_whole(lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> 
     return rank_of[row_groups]
 
 
-def _even_out(ranks: np.ndarray, lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> np.ndarray | None:
+def _even_out(
+    ranks: np.ndarray, lengths: np.ndarray, costs: np.ndarray, num_ranks: int, row_groups: np.ndarray
+) -> np.ndarray | None:
     """Return the ranks after the move that adds the least to read; None if no move is needed or worthwhile.
 
     Every move lowers the sum of squared loads, so moves end.
     """
-    loads = np.bincount(ranks, lengths, num_ranks)
+    loads = np.bincount(ranks, costs, num_ranks)
     if imbalance(loads) <= EVEN:
         return None
     fullest, emptiest = int(loads.argmax()), int(loads.argmin())
     difference = loads[fullest] - loads[emptiest]
-    movable = (ranks == fullest) & (lengths > 0) & (lengths < difference)
+    movable = (ranks == fullest) & (costs > 0) & (costs < difference)
     moves = []
     for row_group in np.unique(row_groups[movable]).tolist():
         moved = ranks.copy()
-        moved[_fitting(np.flatnonzero(movable & (row_groups == row_group)), lengths, difference / 2)] = emptiest
-        left = abs(difference / 2 - lengths[moved != ranks].sum())
+        moved[_fitting(np.flatnonzero(movable & (row_groups == row_group)), costs, difference / 2)] = emptiest
+        left = abs(difference / 2 - costs[moved != ranks].sum())
         moves.append((tokens_read(lengths, moved, row_groups), left, row_group, moved))
     if not moves:
         return None
@@ -375,15 +453,15 @@ def _even_out(ranks: np.ndarray, lengths: np.ndarray, num_ranks: int, row_groups
     return moved if num_read <= MOST_READ * lengths.sum() or imbalance(loads) > UNEVEN else None
 
 
-def _fitting(indexes: np.ndarray, lengths: np.ndarray, wanted: float) -> list[int]:
-    """Return those of these sequences, longest first, that fit into the wanted tokens; if none fits, the shortest."""
-    by_length = indexes[np.argsort(-lengths[indexes], kind="stable")].tolist()
+def _fitting(indexes: np.ndarray, costs: np.ndarray, wanted: float) -> list[int]:
+    """Return those of these sequences, dearest first, that fit into the wanted load; if none fits, the cheapest."""
+    by_cost = indexes[np.argsort(-costs[indexes], kind="stable")].tolist()
     fitting = []
-    for index in by_length:
-        if lengths[index] <= wanted:
+    for index in by_cost:
+        if costs[index] <= wanted:
             fitting.append(index)
-            wanted -= lengths[index]
-    return fitting or by_length[-1:]
+            wanted -= costs[index]
+    return fitting or by_cost[-1:]
 
 
 # --- Micro-batches -------------------------------------------------------------------------------------

@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.batches.config import BatchConfig
+from ludic.batches.config import MICRO_BATCH_TOKENS, BatchConfig
 from ludic.batches.packing import (
     MicroBatch,
     Sequences,
     assign_pairs,
     cap,
+    costs_of,
     cut_out,
     imbalance,
     kept_tokens_of,
@@ -29,7 +30,8 @@ from ludic.batches.packing import (
 )
 from ludic.batches.source import Plan
 from ludic.errors import ConfigError, SchemaError, StoreError
-from ludic.models.first_model import vocabulary_of
+from ludic.models.first_model import first_config, vocabulary_of
+from ludic.models.sizes import LayerSizes
 from ludic.schema import token_arrays
 from ludic.schema.validation import TRAINED_COLUMNS, find_untrainable
 from ludic.store import Root
@@ -62,17 +64,33 @@ class RankBatch:
     num_truncated: int
     """Sequences that were cut to max_seq_len."""
     token_imbalance: float
-    """Tokens of the fullest rank over the mean of all ranks, for the whole batch."""
+    """Tokens of the fullest rank over the mean of all ranks, for the whole batch; costs if these are balanced."""
     read_s: float
     """Seconds this rank spent reading its sequences, in the background."""
     pack_s: float
     """Seconds this rank spent packing its sequences, in the background."""
 
 
-def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_ranks: int) -> RankBatch:
+def attention_tokens(root: Root, config: BatchConfig) -> int | None:
+    """Return what `read_rank_batch` needs to balance costs, from the run's model; None if tokens are balanced.
+
+    Raises ModelError if the model's configuration can't be read.
+    """
+    if config.balance_by != "cost":
+        return None
+    from ludic.models.weight_files import load_config  # loads transformers
+
+    with first_config(root) as folder:
+        return LayerSizes.of(load_config(str(folder))).attention_tokens
+
+
+def read_rank_batch(
+    root: Root, config: BatchConfig, plan: Plan, rank: int, num_ranks: int, attention_tokens: int | None = None
+) -> RankBatch:
     """Read and pack one rank's sequences of a plan; the result is the same on any machine.
 
-    Raises StoreError, SchemaError or InvalidBatchError if a rollout can't be read or trained on.
+    attention_tokens: see `costs_of`; None balances tokens. Raises StoreError, SchemaError or InvalidBatchError if a
+    rollout can't be read or trained on.
     """
     used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
     units = _turns(root, used) if config.training_unit == "turn" else _rows(used)
@@ -80,8 +98,10 @@ def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_
     if config.max_seq_len is not None:
         lengths = np.minimum(lengths, config.max_seq_len)
     pair_ids = take_rows(used.select(["pair_id"]), units.row.tolist())["pair_id"].to_pylist()
-    shares = assign_pairs(lengths, pair_ids, num_ranks, config.max_tokens_per_micro_batch, _row_groups(used)[units.row])
-    indexes = [sorted(chain.from_iterable(share)) for share in shares]
+    costs = None if attention_tokens is None else costs_of(lengths, attention_tokens)
+    most_tokens = config.max_tokens_per_micro_batch or MICRO_BATCH_TOKENS
+    shares = assign_pairs(lengths, pair_ids, num_ranks, most_tokens, _row_groups(used)[units.row], costs)
+    loads, indexes = lengths if costs is None else costs, [sorted(chain.from_iterable(share)) for share in shares]
     reading_since = time.perf_counter()
     rows = np.unique(units.row[indexes[rank]])
     sequences, num_truncated = read_sequences(root, take_rows(used, rows.tolist()), plan.tokens), 0
@@ -101,7 +121,7 @@ def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_
         num_action_tokens=sequences.num_action_tokens,
         num_tokens=sequences.num_tokens,
         num_truncated=num_truncated,
-        token_imbalance=imbalance(np.array([lengths[of_rank].sum() for of_rank in indexes])),
+        token_imbalance=imbalance(np.array([loads[of_rank].sum() for of_rank in indexes])),
         read_s=packing_since - reading_since,
         pack_s=time.perf_counter() - packing_since,
     )

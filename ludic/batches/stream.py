@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,15 +19,13 @@ import torch.distributed as dist
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.offline import StoredRollouts
-from ludic.batches.reading import RankBatch, Vetting, read_rank_batch
+from ludic.batches.reading import RankBatch, Vetting, attention_tokens, read_rank_batch
 from ludic.batches.source import Plan, PlanSource, batch_rules
-from ludic.distributed import bytes_from_main, num_ranks, rank, run_on_all
+from ludic.distributed import bytes_from_main, num_ranks, rank, run_on_all, run_on_main, unlimited_group
 from ludic.errors import ConfigError
 from ludic.sql.planner import LossUnit, Planner
 from ludic.store import Attempt, Root, write_ledger
 
-_UNLIMITED = timedelta(days=365)
-"""Timeout of waiting for a plan; rollout_timeout_s or the end of rank 0's process ends the wait."""
 _CLOSE_S = 30.0
 
 Result = TypeVar("Result")
@@ -47,11 +44,13 @@ class PlannedStream:
     ) -> None:
         """source: in the state of the step before. attempt: its ledger is written. Both are None on other ranks."""
         self._root, self._config, self._source, self._attempt, self._stop = root, config, source, attempt, stop
+        self._attention_tokens = run_on_main(partial(attention_tokens, root, config))
         self._next: Future[RankBatch | None] | None = None
         self._tokens: pa.Table | None = None
         """Tokens of the newest plan that its source has read, on rank 0."""
-        # A separate group: plans are sent while the step's collectives use the default group.
-        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=_UNLIMITED)
+        # A separate group: plans are sent while the step's collectives use others. rollout_timeout_s, or the end of
+        # rank 0's process, ends the wait for a plan.
+        self._group: dist.ProcessGroup | None = unlimited_group()
 
     def start_plan(self, step: int, trainer_version: int) -> None:
         """Begin to plan, read and pack a step that will start from the weights of `trainer_version`."""
@@ -89,7 +88,7 @@ class PlannedStream:
         if not data:
             return None
         plan, self._tokens = replace(Plan.from_bytes(data), tokens=self._tokens), None
-        return read_rank_batch(self._root, self._config, plan, rank(), num_ranks())
+        return read_rank_batch(self._root, self._config, plan, rank(), num_ranks(), self._attention_tokens)
 
     def _plan(self, step: int, trainer_version: int) -> bytes:
         """Plan a step and write its ledger, on rank 0; returns nothing if there is no plan."""
@@ -156,6 +155,7 @@ class BatchStream:
         run = roots[0].run
         groups_per_batch, seed = groups_per_batch or run.groups_per_batch, run.seed if seed is None else seed
         self._rules = batch_rules(self._config, groups_per_batch, seed, loss_unit=loss_unit)
+        self._attention_tokens = attention_tokens(self._root, self._config)
         self._stored = StoredRollouts.read(roots, self._rules, own=roots[0])
         self._num_groups = self._stored.count_groups(self._rules)
         self._rank, self._num_ranks = rank, num_ranks
@@ -196,4 +196,6 @@ class BatchStream:
 
     def _read(self, planner: Planner, step: int) -> RankBatch | None:
         plan = self._stored.plan(planner, self._vetting, step, attempt_id=0, trainer_version=0, cursor={})
-        return read_rank_batch(self._root, self._config, plan, self._rank, self._num_ranks) if plan else None
+        if not plan:
+            return None
+        return read_rank_batch(self._root, self._config, plan, self._rank, self._num_ranks, self._attention_tokens)

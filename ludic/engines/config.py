@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ludic.defaults import ENGINE
+from ludic.devices import visible_gpus
+from ludic.installed import is_installed
 from ludic.settings import GpuMemory, MaxBatch, TensorParallel, check
 
 
@@ -14,7 +16,7 @@ class EngineConfig:
 
     engine: str = ENGINE
     """Inference engine: transformers, vllm (in the worker's process), server (vLLM servers elsewhere), or
-    path/to/file.py:ClassName of your own."""
+    path/to/file.py:ClassName of your own. auto is vllm on a GPU where it is installed, else transformers."""
     max_batch: MaxBatch = 256
     """Maximum number of sequences that the engine decodes together; further requests wait."""
     tensor_parallel: TensorParallel = 1
@@ -29,3 +31,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def chosen(self, device: str | None = None) -> str:
+        """Return the engine's name, with one of this machine for auto. device: "cpu" or "cuda"; None takes a GPU."""
+        if self.engine != ENGINE:
+            return self.engine
+        return "vllm" if device != "cpu" and is_installed("vllm") and visible_gpus() else "transformers"

@@ -53,5 +53,5 @@ def find_engine(name: str) -> EngineFactory:
 
 def engine_maker(setup: EngineSetup) -> MakeEngine:
     """Return the function that a worker makes its engine with."""
-    make = partial(find_engine(setup.config.engine), setup=setup)
+    make = partial(find_engine(setup.config.chosen(setup.device)), setup=setup)
     return lambda folder, version: make(folder, version=version)

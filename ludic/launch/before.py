@@ -25,6 +25,7 @@ from ludic.code.files import NO_FILES, Files
 from ludic.code.kept import files_to_check
 from ludic.code.kinds import QUESTIONS
 from ludic.code.run import describe_at
+from ludic.devices import visible_gpus
 from ludic.engines.config import EngineConfig
 from ludic.environments import event_loops
 from ludic.environments.environment import Example, MultiAgentEnvironment
@@ -33,7 +34,6 @@ from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
 from ludic.installed import require
 from ludic.launch.config import LaunchConfig
-from ludic.launch.gpus import visible_gpus
 from ludic.launch.local import VLLM, check_launch, gpu_plan
 from ludic.launch.roots import check_option_names, rules_of, uses_of
 from ludic.models.first_model import first_config, first_tokenizer, local_folder, write_files
@@ -178,7 +178,7 @@ def _check_steps(start: Start) -> None:
 
 def _check_packages(start: Start) -> str:
     needed = []
-    if start.engine.engine == VLLM:
+    if start.engine.chosen() == VLLM:
         from ludic.engines.vllm_options import check_installed
 
         check_installed()
@@ -195,8 +195,8 @@ def _check_packages(start: Start) -> str:
 
 
 def _check_server(start: Start) -> Found | str:
-    if start.engine.engine != "server":
-        return f"none, the engine is {start.engine.engine}"
+    if start.engine.chosen() != "server":
+        return f"none, the engine is {start.engine.chosen()}"
     from ludic.engines.server_engine import find_silent
 
     silent: dict[str, str] = {}
@@ -315,7 +315,10 @@ class _Model:
         if self._num_weights is None:
             return f"{size(free)} are free at {place}"
         adapters = settings.model.lora_rank is not None
-        word = 2 if (settings.model.publish_dtype or settings.model.dtype) == "bfloat16" else 4
+        dtype = settings.model.publish_dtype or settings.model.dtype
+        if dtype is None and settings.model.device != "cpu" and visible_gpus():
+            dtype = "bfloat16"  # as ludic.training.device_defaults chooses
+        word = 2 if dtype == "bfloat16" else 4
         version = 0 if settings.model.publish_lora == "adapter" else self._num_weights * word
         checkpoint = 0 if adapters else self._num_weights * _OPTIMIZER_BYTES
         least = checkpoint + 2 * version

@@ -1,29 +1,21 @@
-"""Decide which GPUs each process of a run on this machine gets, by CUDA_VISIBLE_DEVICES. Pure, except `visible_gpus`.
+"""Decide which GPUs each process of a run on this machine gets, by CUDA_VISIBLE_DEVICES. Pure.
 
 The trainer takes one GPU per rank, the first ones; the workers divide the others. Where there are too few, workers
 share GPUs with each other, and as a last resort with the trainer. A worker whose engine spreads the model over several
 GPUs gets so many, and shares them with no other worker.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
+from ludic.devices import Gpus
 from ludic.errors import ConfigError
-
-VARIABLE = "CUDA_VISIBLE_DEVICES"
-_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Devices of the drivers: NVIDIA on Linux, NVIDIA in WSL, AMD."""
 
 WHOLE_SHARE = 0.9
 """Share of a GPU's memory that workers divide; what is left is for CUDA and the libraries. vLLM's own default."""
 _MEMORY_BESIDE_TRAINER = 0.5
 """Share of a GPU's memory that workers divide if the trainer uses the same GPU."""
-
-Gpus = tuple[str, ...]
-"""Names of GPUs as CUDA_VISIBLE_DEVICES has them: numbers or UUIDs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +39,11 @@ class GpuPlan:
             return None
         return min(self._share(gpu) for gpu in gpus)
 
+    def trainer_share(self) -> float | None:
+        """Return the share of its GPUs' memory that the trainer may take; None if it has them to itself."""
+        is_shared = any(self._users(gpu) > 1 for gpu in self.trainer)
+        return 1 - _MEMORY_BESIDE_TRAINER if is_shared else None
+
     def describe_shared(self) -> list[str]:
         """Return a line for each shared GPU, such as: GPU 0 is shared by the trainer and 1 worker."""
         gpus = dict.fromkeys(gpu for gpus in (self.trainer, *self.workers) for gpu in gpus)
@@ -66,22 +63,6 @@ class GpuPlan:
         num_workers = self._num_workers(gpu)
         workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
         return f"the trainer and {workers}" if gpu in self.trainer else workers
-
-
-def visible_gpus() -> Gpus:
-    """Return the GPUs that this process may use; those of CUDA_VISIBLE_DEVICES if it is set."""
-    if (names := parse_gpus(os.environ.get(VARIABLE))) is not None:
-        return names[: names.index("-1")] if "-1" in names else names  # CUDA ignores what follows an invalid number
-    if not any(Path(device).exists() for device in _DRIVERS):  # importing torch takes seconds
-        return ()
-    import torch
-
-    return tuple(str(number) for number in range(torch.cuda.device_count()))
-
-
-def parse_gpus(text: str | None) -> Gpus | None:
-    """Return the names in a text such as 0,1; None for None."""
-    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def assign_gpus(

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings
+from ludic.devices import MEMORY_VARIABLE, VARIABLE, Gpus, parse_gpus, visible_gpus
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import check_engine
 from ludic.errors import LudicError, SchemaError, StoreError
 from ludic.launch.config import LaunchConfig
-from ludic.launch.gpus import VARIABLE, GpuPlan, Gpus, assign_gpus, parse_gpus, visible_gpus
+from ludic.launch.gpus import GpuPlan, assign_gpus
 from ludic.launch.here import last_step, log_missed, train_args
 from ludic.launch.process import ENVIRONMENT, config_args, stop_variables
 from ludic.launch.roots import other_location
@@ -121,7 +122,7 @@ def check_launch(config: TrainConfig, processes: LaunchConfig, engine: EngineCon
             "`ludic run` trains on rollouts that its workers sample; `ludic train` trains on stored rollouts"
         )
     processes.workers_of(num_workers)
-    check_engine(engine.engine)
+    check_engine(engine.chosen())
 
 
 def predecessor(root: Root, *, take_over: bool = False) -> int:
@@ -162,7 +163,7 @@ def _supervise(
         args=trainer_args,
         log=logs / "trainer.log",
         progress=partial(newest_checkpoint, root),
-        environment=_see(plan.trainer) if plan else {},
+        environment=_see_as_trainer(plan) if plan else {},
     )
     shared = worker_settings(processes, model)
     workers = [
@@ -194,7 +195,7 @@ def plan_gpus(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig
 
 def gpu_plan(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> GpuPlan | None:
     """Assign this machine's GPUs to the trainer and the workers; None if there is none. Raises ConfigError."""
-    is_spread = engine.engine == VLLM or engine.tensor_parallel > 1
+    is_spread = engine.chosen() == VLLM or engine.tensor_parallel > 1
     return assign_gpus(
         visible_gpus(),
         ranks=0 if config.model.device == "cpu" else processes.ranks,
@@ -207,7 +208,7 @@ def gpu_plan(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig,
 
 def limit_memory(engine: EngineConfig, plan: GpuPlan | None, worker: int) -> EngineConfig:
     """Return the settings with a limit of vLLM's memory if the worker shares a GPU, unless the user set one."""
-    if plan is None or engine.engine != VLLM or engine.gpu_memory is not None:
+    if plan is None or engine.chosen() != VLLM or engine.gpu_memory is not None:
         return engine
     share = plan.memory_share(worker)
     if share is not None:
@@ -218,6 +219,12 @@ def limit_memory(engine: EngineConfig, plan: GpuPlan | None, worker: int) -> Eng
 def _see(gpus: Gpus) -> Mapping[str, str]:
     """Return the environment variable that shows a process its GPUs only."""
     return {VARIABLE: ",".join(gpus)}
+
+
+def _see_as_trainer(plan: GpuPlan) -> Mapping[str, str]:
+    """Return the variables of the trainer: its GPUs, and its share of their memory if workers use them, too."""
+    share = plan.trainer_share()
+    return {**_see(plan.trainer), **({} if share is None else {MEMORY_VARIABLE: str(share)})}
 
 
 def worker_settings(processes: LaunchConfig, model: str | None) -> dict[str, Any]:

@@ -15,13 +15,16 @@ from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
+from ludic.defaults import ENGINE
+from ludic.devices import parse_gpus, visible_gpus
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
-from ludic.launch.gpus import WHOLE_SHARE, GpuPlan, assign_gpus, parse_gpus, visible_gpus
+from ludic.launch.gpus import WHOLE_SHARE, GpuPlan, assign_gpus
 from ludic.results import size
 from ludic.run_config import RunConfig
 from ludic.training.config import TrainConfig
+from ludic.training.device_defaults import expected
 from ludic.training.memory import (
     Activations,
     Device,
@@ -157,12 +160,31 @@ def plan(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Plan
     return _Planner(config, settings, machine, {}).plan()
 
 
+def resolved(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Settings:
+    """Return the settings with what processes would choose on this machine. The engine auto is vllm on GPUs."""
+    is_on_cpu = machine.gpus == 0 or settings.train.model.device == "cpu"
+    engine = settings.engine
+    if engine.engine == ENGINE:
+        engine = replace(engine, engine=VLLM if machine.gpus else "transformers")
+    num_processes = settings.processes.ranks + settings.processes.workers_of(settings.run.num_workers)
+    is_shared = engine.engine != "server" and machine.gpus < num_processes
+    train = expected(
+        settings.train,
+        config,
+        device="cpu" if is_on_cpu else "cuda",
+        free=machine.gpu_bytes // (2 if is_shared else 1),
+        num_ranks=settings.processes.ranks,
+    )
+    return replace(settings, train=train, engine=engine)
+
+
 def settings_that_fit(config: PreTrainedConfig, settings: Settings, machine: Machine) -> dict[str, Any] | None:
     """Return the changes by which a run fits, by the names of the flags; None if none of those tried is enough.
 
     Changes that cost least come first, each as far as needed: bfloat16, activation checkpointing, smaller micro-batches
     and chunks of logits, the reference in host memory, more ranks, workers on several GPUs, and LoRA at last.
     """
+    settings = resolved(config, settings, machine)
     changed: dict[str, Any] = {}
     known: dict[Any, Any] = {}
     best = _excess(config, settings, machine, known)
@@ -189,12 +211,15 @@ def _excess(config: PreTrainedConfig, settings: Settings, machine: Machine, know
 def _changes(settings: Settings, machine: Machine) -> Iterator[tuple[str, Sequence[Any]]]:
     """Yield settings with the values to try, in order."""
     model, tokens = settings.train.model, settings.train.batch.max_tokens_per_micro_batch
+    chunk = model.logprob_chunk_tokens
+    assert tokens is not None
+    assert chunk is not None
     if machine.gpus:
         yield "dtype", ["bfloat16"] if model.dtype == "float32" else []
     yield "activation_checkpointing", [] if model.activation_checkpointing else [True]
     least = min(tokens, settings.run.max_sequence_tokens or PROMPT_TOKENS + settings.run.max_tokens)
     yield "max_tokens_per_micro_batch", list(_halves(tokens, max(least, 1024)))
-    yield "logprob_chunk_tokens", list(_halves(model.logprob_chunk_tokens, 128))
+    yield "logprob_chunk_tokens", list(_halves(chunk, 128))
     if settings.train.loss.reference is not None and not settings.train.loss.reference_offload:
         yield "reference_offload", [True]
     # One GPU at least is left to the workers.
@@ -229,6 +254,7 @@ class _Planner:
 
     def __init__(self, config: PreTrainedConfig, settings: Settings, machine: Machine, known: dict[Any, Any]) -> None:
         """known: figures of the model that other plans for it have computed, by what they depend on."""
+        settings = resolved(config, settings, machine)
         self._config, self._settings, self._machine, self._known = config, settings, machine, known
         self._run, self._train = settings.run, settings.train
         self._processes, self._engine = settings.processes, settings.engine
@@ -257,6 +283,7 @@ class _Planner:
     @property
     def _passes(self) -> Activations:
         tokens = self._train.batch.max_tokens_per_micro_batch
+        assert tokens is not None
         length = min(tokens, self._length)
         return self._once(activations, self._train.model, num_tokens=tokens, length=length, device=self._device)
 
@@ -403,7 +430,7 @@ class _Planner:
         model = self._train.model
         if not self._machine.gpus:
             return "float32"
-        return "bfloat16" if self._engine.engine == VLLM else model.publish_dtype or model.dtype
+        return "bfloat16" if self._engine.engine == VLLM else model.publish_dtype or str(model.dtype)
 
     # --- Disk and time -------------------------------------------------------------------------------------------
 

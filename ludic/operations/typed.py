@@ -71,7 +71,8 @@ class TrainConfigValues(TypedDict, total=False):
     replan_from: int | None
     max_seq_len: int | None
     training_unit: Literal["episode", "turn"]
-    max_tokens_per_micro_batch: int
+    max_tokens_per_micro_batch: int | None
+    balance_by: Literal["tokens", "cost"] | None
     rollout_timeout_s: float | None
     max_failed_batches: int | None
     objective: (
@@ -117,22 +118,25 @@ class TrainConfigValues(TypedDict, total=False):
     reference_cache: bool
     kl_weight: float | None
     kl_estimator: Literal["k1", "k2", "k3"]
+    optimizer: Literal["adamw", "adamw_8bit"]
+    fused_adamw: bool | None
     learning_rate: float
     schedule: Literal["constant", "linear", "cosine"]
     warmup_steps: int
     weight_decay: float
     betas: Sequence[float]
     max_grad_norm: float | None
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Literal["float32", "bfloat16"] | None
+    tf32: bool | None
     device: Literal["cpu", "cuda"] | None
     lora_rank: int | None
     lora_alpha: int
     lora_targets: Sequence[str]
     publish_lora: Literal["merged", "adapter"]
     publish_dtype: Literal["float32", "bfloat16"] | None
-    logprob_chunk_tokens: int
-    activation_checkpointing: bool
-    compile: bool
+    logprob_chunk_tokens: int | None
+    activation_checkpointing: bool | None
+    compile: bool | None
     checkpoint_every: int | None
     keep_checkpoints: int | None
     keep_checkpoints_every: int | None

@@ -19,6 +19,7 @@ from ludic.store import Root
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
 from ludic.store.tombstones import list_quarantined
+from ludic.training.config import describe_computing
 from ludic.training.presets import nearest_algorithm
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict
     algorithm = "none of ludic's" if nearest is None else nearest[0] + (f" with {own}" if own else "")
     schedule, warmup = settings.get("schedule"), settings.get("warmup_steps")
     rank, alpha = settings.get("lora_rank"), settings.get("lora_alpha")
+    computing = describe_computing(settings)
     return {
         "algorithm": algorithm,
         "advantage": settings["advantage"],
@@ -195,6 +197,7 @@ def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict
         "filters": ", ".join(settings.get("filters") or ()) or "none",
         "learning rate": f"{number(settings.get('learning_rate'))}, {schedule}"
         + (f" after {plural(warmup, 'step')} of warm-up" if warmup else ""),
+        **({"computes in": computing} if computing else {}),
         "LoRA": "off: all weights are trained" if rank is None else f"rank {rank}, alpha {alpha}",
         "steps": f"{last_step or 0:,} of {settings.get('num_steps') or 0:,}",
     }

@@ -24,6 +24,7 @@ from ludic.show.balance import MOST_WAITING, Balance, Row, find_balance
 from ludic.store import Root
 from ludic.store.claims import LeaseState
 from ludic.store.records import CheckpointId, Policy
+from ludic.training.config import describe_computing
 from ludic.troubles import (
     History,
     Trouble,
@@ -196,6 +197,8 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
         yield "warning", Text(printable(str(trouble)), style="bold red")
     yield "model", Text(printable(f"{run.model}, {plural(run.groups_per_batch, 'group')} of {run.group_size} a batch"))
     yield "trainer", _trainer(status)
+    if status.trainer and (computing := describe_computing(status.trainer.config)):
+        yield "computes in", Text(printable(computing))
     steps, recent = status.steps, status.steps[-_RECENT_STEPS:]
     if not steps:
         num_groups = sum(row["num_groups"] or 0 for row in status.calls)

@@ -3,7 +3,8 @@
 Writes checkpoints/attempt=A/step=S/:
     config.json, model*.safetensors*   weights, as a Hugging Face folder; with LoRA peft's adapter_config.json and
                                        adapter_model.safetensors, whose base is the run's model
-    optimizer.safetensors              moments of each parameter; settings come from the config at resume
+    optimizer.safetensors              moments of each parameter; settings come from the config at resume. Moments in
+                                       8 bits are two tensors, codes and scale (ludic.training.adamw_8bit)
     random.safetensors                 generator states of each rank
     digests.json                       digests of these files
     checkpoint.json                    CheckpointInfo; put last, as the marker of a complete checkpoint
@@ -29,16 +30,18 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from ludic.distributed import bytes_from_main, from_main, num_ranks, rank
+from ludic.distributed import bytes_from_main, from_main, is_main, num_ranks, rank
 from ludic.errors import ModelError, NameTakenError
 from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
 from ludic.store.attempts import MARKER, folder_of
 from ludic.store.records import CheckpointInfo, encode_record
 from ludic.store.root import Root
 from ludic.store.weights import check_copy, write_manifest
+from ludic.training.adamw_8bit import from_file, set_quantized, split_moments, to_file
 from ludic.training.model import detached, full_state_dict, load_model, save_weights
 
 
@@ -73,7 +76,7 @@ def take_snapshot(
         config=config,
         num_ranks=num_ranks(),
     )
-    moments = _moments(model, optimizer, StateDictOptions(full_state_dict=True, cpu_offload=True))
+    moments = to_file(_whole(split_moments(_moments(model, optimizer))))
     return Snapshot(
         info=info,
         model=model,
@@ -116,7 +119,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
     """
     # An optimizer that never stepped creates its moments when they are read, but only if there are no gradients.
     optimizer.zero_grad()
-    wanted_moments = _shapes(_moments(model, optimizer, StateDictOptions()))
+    wanted_moments = _shapes(split_moments(_moments(model, optimizer)))
     wanted_weights = _shapes(_saved(model))
     weights: dict[str, Any] = {}
     moments: dict[str, Any] = {}
@@ -129,7 +132,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
             root.download(folder_of(info), folder)
             check_copy(folder, where)
             weights.update(_read_weights(folder, model, where))
-            moments.update(_read_tensors(folder / "optimizer.safetensors", where))
+            moments.update(from_file(_read_tensors(folder / "optimizer.safetensors", where), wanted_moments))
             _check_fit(_shapes(weights), wanted_weights, f"{where}/{weights_file}")
             _check_fit(_shapes(moments), wanted_moments, f"{where}/optimizer.safetensors")
             _read_tensors(folder / "random.safetensors", where)  # here, before anything is changed
@@ -150,21 +153,33 @@ def _sync(folder: Path) -> None:
             os.fsync(opened.fileno())
 
 
-def _moments(model: PreTrainedModel, optimizer: Optimizer, options: StateDictOptions) -> dict[str, Tensor]:
-    """Return the optimizer's tensors by name, such as state.model.norm.weight.exp_avg; whole if options say so."""
-    return {k: v for k, v in _flat_state(model, optimizer, options).items() if k.startswith("state.")}
+def _moments(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the optimizer's tensors by name, such as state.model.norm.weight.exp_avg; on each rank its shards."""
+    return {k: v for k, v in _flat_state(model, optimizer).items() if k.startswith("state.")}
 
 
-def _flat_state(model: PreTrainedModel, optimizer: Optimizer, options: StateDictOptions) -> dict[str, Any]:
-    options.flatten_optimizer_state_dict = True
-    return get_optimizer_state_dict(model, optimizer, options=options)
+def _flat_state(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Any]:
+    return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+
+def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return whole tensors on the CPU of rank 0, one after the other, and nothing on other ranks."""
+    found = {}
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if is_main():
+            found[name] = whole.cpu()
+    return found
 
 
 def _set_moments(model: PreTrainedModel, optimizer: Optimizer, moments: Mapping[str, Tensor]) -> None:
     """Send every rank its shards of rank 0's whole tensors. The optimizer keeps its settings."""
-    state = _flat_state(model, optimizer, StateDictOptions())
-    names = sorted(name for name in state if name.startswith("state."))
-    loaded: dict[str, Any] = {name: from_main(moments.get(name), like=state[name]) for name in names}
+    state = _flat_state(model, optimizer)
+    wanted = split_moments({name: tensor for name, tensor in state.items() if name.startswith("state.")})
+    loaded: dict[str, Any] = {name: from_main(moments.get(name), like=wanted[name]) for name in sorted(wanted)}
+    set_quantized(state, loaded)
+    loaded = {name: tensor for name, tensor in loaded.items() if name in state}
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     set_optimizer_state_dict(model, optimizer, {**state, **loaded}, options=options)
 

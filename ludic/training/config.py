@@ -8,10 +8,12 @@ at once.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from ludic.batches.config import BatchConfig
+from ludic.batches.config import MICRO_BATCH_TOKENS, BatchConfig
 from ludic.defaults import LEASE_S
 from ludic.errors import ConfigError
 from ludic.settings import LEASE_RANGE, Count, CountOr0, Needs, Range, Tokens, Weight, check, convert, flat
@@ -328,6 +330,11 @@ _SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB|TB)")
 class OptimizerConfig:
     """AdamW and its learning rate schedule."""
 
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """AdamW with moments in float32, or in 8 bits with a scale for each 256 of them (2 bytes a weight instead of 8),
+    for which the extra `8bit` is needed."""
+    fused_adamw: bool | None = None
+    """Update all weights in one kernel, without temporaries of their size; None does so on CUDA. Not for adamw_8bit."""
     learning_rate: Annotated[float, Range(0, 1000, above=True)] = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -352,8 +359,11 @@ class OptimizerConfig:
 class ModelConfig:
     """How the model is trained: dtype, device, LoRA adapters and memory."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of forward and backward passes and of frozen weights; trained weights and the optimizer stay float32."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Dtype of forward and backward passes and of frozen weights; trained weights and the optimizer stay float32. None
+    is bfloat16 on a GPU that has it, float32 elsewhere."""
+    tf32: bool | None = None
+    """Multiply float32 matrices in TF32, with 10 bits of precision; None does so on CUDA. Not used on the CPU."""
     device: Literal["cpu", "cuda"] | None = None
     """Device to train on; None takes CUDA if available."""
     lora_rank: Annotated[int, Range(1, 10**5)] | None = None
@@ -367,13 +377,14 @@ class ModelConfig:
     model."""
     publish_dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype of published weights, which workers sample with; None is the dtype of the forward pass."""
-    logprob_chunk_tokens: Tokens = 1024
-    """Tokens whose logits are in memory at once, in training and for the reference; each takes 4 bytes times the
-    vocabulary."""
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of keeping them."""
-    compile: bool = False
-    """Compile each decoder layer, except its attention, with torch.compile; the first steps take longer."""
+    logprob_chunk_tokens: Tokens | None = None
+    """Tokens whose logits are in memory at once, in training and for the reference; each takes about 12 bytes times the
+    vocabulary. None is 1024 on the CPU, and fits the memory of a GPU."""
+    activation_checkpointing: bool | None = None
+    """Recompute activations in the backward pass instead of keeping them; None does so on CUDA."""
+    compile: bool | None = None
+    """Compile each decoder layer, except its attention, with torch.compile; the first steps take longer. None does so
+    on CUDA, if Triton is installed."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""
@@ -413,6 +424,38 @@ class CheckpointConfig:
         check(self)
         if not _SIZE.fullmatch(self.max_shard_size):
             raise ConfigError(f"max_shard_size is {self.max_shard_size!r}, wanted a size such as 500MB or 5GB")
+
+
+ON_CPU: Mapping[str, Any] = MappingProxyType(
+    {
+        "dtype": "float32",
+        "tf32": False,
+        "activation_checkpointing": False,
+        "compile": False,
+        "fused_adamw": False,
+        "balance_by": "tokens",
+        "max_tokens_per_micro_batch": MICRO_BATCH_TOKENS,
+        "logprob_chunk_tokens": 1024,
+    }
+)
+"""Settings that follow the device if they are None, with their values on the CPU. Trainers of older ludic versions had
+these on every device. ludic.training.device_defaults chooses the values on CUDA."""
+
+
+def describe_computing(settings: Mapping[str, Any]) -> str:
+    """Return in words how a trainer computes; "" for settings, by name, that an older ludic recorded."""
+    if any(settings.get(name) is None for name in ON_CPU):
+        return ""
+    kinds = {"tf32": "TF32", "compile": "compiled", "activation_checkpointing": "activations recomputed"}
+    fused = "fused " if settings["fused_adamw"] and settings.get("optimizer") == "adamw" else ""
+    return "; ".join(
+        [
+            ", ".join([settings["dtype"], *(words for name, words in kinds.items() if settings[name])]),
+            f"micro-batches of {settings['max_tokens_per_micro_batch']:,} tokens, even in {settings['balance_by']}",
+            f"logits of {settings['logprob_chunk_tokens']:,} tokens at a time",
+            f"{fused}{settings.get('optimizer', 'adamw')}",
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from ludic.settings import in_use, settings_of, without_tables
 from ludic.store import Attempt, Root, RunConfig, newest_attempt_id, read_attempt
 from ludic.store.attempts import chain, last_checkpoint, newest_attempt, read_cut, read_parent
 from ludic.store.records import CheckpointId
-from ludic.training.config import TrainConfig
+from ludic.training.config import ON_CPU, TrainConfig
 from ludic.training.presets import load_algorithm
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def next_config(
     given = without_tables(given, {each.name: each for each in settings_of(TrainConfig)})
     earlier = earlier_settings(root_url, given, online=online)
     stored = as_given(earlier, f"earlier settings of {root_url}", "stored")
+    # A trainer of an older ludic goes on as it was: what it has not recorded, it did as on the CPU.
+    stored = {**ON_CPU, **stored} if stored else stored
     config = to_config({**stored, **preset, **given})
     if given.get("replay_batches") is None:
         _log_changes(root_url, earlier, config)
@@ -161,7 +163,8 @@ def _end_of(other: Root) -> CheckpointId:
 
 
 def _settings_of(other: Root, attempt_id: int) -> dict[str, Any]:
-    config = in_use(TrainConfig, read_attempt(other, attempt_id).config)
+    stored = read_attempt(other, attempt_id).config
+    config = in_use(TrainConfig, {**ON_CPU, **stored} if stored else stored)
     return {name: value for name, value in config.items() if name not in _FREE}
 
 

@@ -24,12 +24,13 @@ from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch, PackedKeptTokens
 from ludic.errors import ModelError
+from ludic.training.config import ON_CPU
 from ludic.training.packed import PACKED_ATTENTION, keep_apart, packed_arguments, with_lengths
 
 # --- Logprobs ----------------------------------------------------------------------------------------------------
 
 
-CHUNK_TOKENS = 1024
+CHUNK_TOKENS: int = ON_CPU["logprob_chunk_tokens"]
 """Rows of logits in memory at once: 0.6 GB of float32 at a vocabulary of 150,000, and enough to keep a GPU busy."""
 
 _METHOD = "ludic_token_logprobs"
@@ -39,18 +40,18 @@ def token_logprobs(
     model: PreTrainedModel,
     batch: MicroBatch,
     *,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy at each response token, at its row's temperature: both (A,), at least float32.
 
     Both are of the softmax over batch.kept_tokens, where there are any.
 
-    Works on a plain model, and after `register_token_logprobs` on a sharded model. entropy_gradient: whether the
-    entropy has a gradient.
+    Works on a plain model, and after `register_token_logprobs` on a sharded model. chunk_tokens: rows of logits in
+    memory at once; None is CHUNK_TOKENS. entropy_gradient: whether the entropy has a gradient.
     """
     run = getattr(model, _METHOD, None) or partial(_token_logprobs, model)
-    return run(batch, chunk_tokens, entropy_gradient)
+    return run(batch, chunk_tokens or CHUNK_TOKENS, entropy_gradient)
 
 
 def register_token_logprobs(model: PreTrainedModel, *, float32_head: bool = False) -> None:

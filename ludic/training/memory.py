@@ -5,7 +5,8 @@ memory. States (weights, gradients, moments) follow from the number of weights. 
 that holds for every family, so forward and backward pass of a micro-batch run on the meta device, through the code that
 trains, and the bytes of all living tensors are added up. benchmarks/plan.py compares the figures with measured peaks.
 
-All figures are bytes. Imports no store. Raises ModelError if transformers can't make the model.
+All figures are bytes. Settings that follow the device count as on the CPU if they are None. Imports no store. Raises
+ModelError if transformers can't make the model.
 """
 
 import weakref
@@ -26,7 +27,7 @@ from transformers.masking_utils import sdpa_mask
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ModelError, one_line
 from ludic.models.lora import add_adapters
-from ludic.training.config import ModelConfig
+from ludic.training.config import ON_CPU, ModelConfig
 from ludic.training.logprobs import linear_logprobs
 
 FLOAT32 = 4
@@ -42,6 +43,14 @@ Parts = dict[str, int]
 def word_bytes(dtype: str) -> int:
     """Return the bytes of a number: float32 or bfloat16."""
     return 2 if dtype == "bfloat16" else FLOAT32
+
+
+def _dtype(settings: ModelConfig) -> Literal["float32", "bfloat16"]:
+    return settings.dtype or "float32"
+
+
+def _chunk_tokens(settings: ModelConfig) -> int:
+    return settings.logprob_chunk_tokens or int(ON_CPU["logprob_chunk_tokens"])
 
 
 _WINDOWED = ("sliding_attention", "chunked_attention")
@@ -114,7 +123,7 @@ def _on_meta(config: PreTrainedConfig, settings: ModelConfig) -> Any:
         rank, alpha, targets = settings.lora_rank, settings.lora_alpha, settings.lora_targets
         with torch.device("meta"):
             add_adapters(model, source=config.model_type, rank=rank, alpha=alpha, targets=targets)
-    return model.to(getattr(torch, settings.dtype)).eval()
+    return model.to(getattr(torch, _dtype(settings))).eval()
 
 
 def _layers(model: Any) -> nn.ModuleList:
@@ -172,13 +181,13 @@ def activations(
     num_tokens: tokens of the micro-batch. length: of each of its sequences; matters where attention has no kernel that
     runs in the memory of its output, such as float32 on CUDA. Raises ModelError if the model can't be made.
     """
-    for dtype in dict.fromkeys((settings.dtype, "bfloat16")):
+    for dtype in dict.fromkeys((_dtype(settings), "bfloat16")):
         model = _on_meta(config, replace(settings, dtype=dtype, publish_dtype=None))
         try:
             found = _run_on_meta(model, settings, num_tokens=num_tokens, length=length, device=device)
         except Exception:  # such as experts that are multiplied together, which run in bfloat16 alone
             continue
-        if dtype == settings.dtype:
+        if dtype == _dtype(settings):
             return found
         return Activations(kept=2 * found.kept, more=2 * found.more, is_exact=False)
     return _by_formula(config, settings, num_tokens=num_tokens)
@@ -193,7 +202,7 @@ def _run_on_meta(model: Any, settings: ModelConfig, *, num_tokens: int, length: 
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     batch = _batch(num_tokens, length).to(torch.device("meta"))
     weights = [*model.parameters(), *model.buffers()]
-    has_kernel = device == "cuda" and settings.dtype == "bfloat16"
+    has_kernel = device == "cuda" and _dtype(settings) == "bfloat16"
     # PyTorch's attention in float32 has no fused kernel for grouped heads on CUDA; it has one on the CPU.
     counted = {"has_kernel": has_kernel, "score_length": length if device == "cuda" and not has_kernel else None}
     with _Living(weights) as living:
@@ -206,7 +215,7 @@ def _run_on_meta(model: Any, settings: ModelConfig, *, num_tokens: int, length: 
             head.bias,
             batch.targets,
             batch.temperatures,
-            chunk_tokens=settings.logprob_chunk_tokens,
+            chunk_tokens=_chunk_tokens(settings),
         )
         logprobs.sum().backward()
     return Activations(kept=kept, more=living.peak - kept)
@@ -333,12 +342,12 @@ def _by_formula(config: PreTrainedConfig, settings: ModelConfig, *, num_tokens: 
     here twice as much, for gated MLPs and several experts for a token.
     """
     text = config.get_text_config(decoder=True)
-    scale = word_bytes(settings.dtype) / 2
+    scale = word_bytes(_dtype(settings)) / 2
     layer = round(2 * 34 * text.hidden_size * num_tokens * scale)
     entry = round(2 * text.hidden_size * num_tokens * scale)
     kept = text.num_hidden_layers * (entry if settings.activation_checkpointing else layer)
-    logits = 12 * min(settings.logprob_chunk_tokens, num_tokens) * text.vocab_size
-    head = text.vocab_size * text.hidden_size * (FLOAT32 + word_bytes(settings.dtype))
+    logits = 12 * min(_chunk_tokens(settings), num_tokens) * text.vocab_size
+    head = text.vocab_size * text.hidden_size * (FLOAT32 + word_bytes(_dtype(settings)))
     return Activations(kept=kept, more=max(logits + head, layer), is_exact=False)
 
 
@@ -365,7 +374,7 @@ def rank_memory(
     2304.11277). The peak is either in the passes of a micro-batch that is not the first, when gradients are there, or
     in AdamW's step. reference: where the weights of a reference model are, if it is a model of its own.
     """
-    word = word_bytes(settings.dtype)
+    word = word_bytes(_dtype(settings))
     frozen = sizes.num_weights if settings.lora_rank is not None else 0
     parts = {
         "weights": -(-(FLOAT32 * sizes.num_trained + word * frozen) // ranks),
@@ -375,7 +384,7 @@ def rank_memory(
     if reference == "device":
         parts["reference model"] = -(-word * sizes.num_weights // ranks)
     in_passes = {"activations": passes.kept, "logits, gradients on their way": passes.more}
-    if ranks > 1 or settings.dtype != "float32":
+    if ranks > 1 or _dtype(settings) != "float32":
         in_passes["layers gathered by FSDP2"] = _gathered(sizes, word)
     in_step = _adamw_temporaries(sizes, ranks, device)
     if in_step > sum(in_passes.values()):
@@ -466,13 +475,13 @@ def host_memory(
     Rank 0 gathers whole weights for a publish, and whole weights and moments for a checkpoint; when both are due at a
     step they exist together, while threads write them. safetensors writes tensors without another copy.
     """
-    word = word_bytes(settings.dtype)
+    word = word_bytes(_dtype(settings))
     parts = {"Python and libraries": PROCESS[device]}
     if reference == "host":
         parts["reference model"] = -(-word * sizes.num_weights // ranks)
     if rank > 0:
         return parts
-    published = settings.publish_dtype or settings.dtype
+    published = settings.publish_dtype or _dtype(settings)
     if settings.lora_rank is None:
         parts["whole weights, to publish"] = FLOAT32 * sizes.num_weights
     elif settings.publish_lora == "merged":
@@ -494,7 +503,7 @@ def version_bytes(sizes: ModelSizes, settings: ModelConfig) -> int:
     """Return the bytes of a published version's weights."""
     if settings.publish_lora == "adapter":
         return FLOAT32 * sizes.num_trained
-    return word_bytes(settings.publish_dtype or settings.dtype) * sizes.num_weights
+    return word_bytes(settings.publish_dtype or _dtype(settings)) * sizes.num_weights
 
 
 def checkpoint_bytes(sizes: ModelSizes) -> int:

@@ -37,12 +37,14 @@ _MOST_THREADS = 1024
 
 
 def agree_on_numerics(root: Root, config: TrainConfig, resumed: CheckpointInfo | None) -> dict[str, Any]:
-    """Set each rank's threads, warn of differences to earlier attempts, and return this attempt's numerics.
+    """Set threads and precision of each rank, warn of differences to earlier attempts, and return the numerics.
 
     Collective; call it before anything is computed.
     """
     earlier = run_on_main(lambda: _earlier_numerics(root, config, resumed))
     _set_threads(config, earlier)
+    if _on_cuda() and config.model.tf32:
+        torch.set_float32_matmul_precision("high")
     here = gather_numerics(config)
     if is_main():
         for name, there in earlier.items():
@@ -103,10 +105,9 @@ def recorded_threads(there: Mapping[str, Any], rank: int) -> int | None:
 
 
 def _numerics_of_rank(config: TrainConfig) -> dict[str, Any]:
-    on_cuda = "nccl" in dist.get_backend_config()
     return {
         "num_threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if on_cuda else "cpu",
+        "device": torch.cuda.get_device_name() if _on_cuda() else "cpu",
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "dtype": config.model.dtype,
@@ -121,6 +122,11 @@ def _numerics_of_rank(config: TrainConfig) -> dict[str, Any]:
         "ludic": installed_version(LUDIC),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
+
+
+def _on_cuda() -> bool:
+    """Return whether this process group trains on CUDA."""
+    return "nccl" in dist.get_backend_config()
 
 
 def _cpu_model() -> str:

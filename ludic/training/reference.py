@@ -32,7 +32,7 @@ from ludic.models.lora import adapters_off, base_weights
 from ludic.schema import arrow_schema
 from ludic.store.root import Root
 from ludic.store.tables import ReferenceRow, read_reference, read_reference_index, write_reference
-from ludic.training.logprobs import CHUNK_TOKENS, token_logprobs
+from ludic.training.logprobs import token_logprobs
 from ludic.training.model import full_state_dict
 
 logger = logging.getLogger(__name__)
@@ -45,12 +45,12 @@ _CONCURRENT_READS = 16
 _NO_SETTINGS = ("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype")
 
 
-def model_reference(model: PreTrainedModel, device: torch.device, *, chunk_tokens: int = CHUNK_TOKENS) -> Reference:
+def model_reference(model: PreTrainedModel, device: torch.device, *, chunk_tokens: int | None = None) -> Reference:
     """Return a Reference that runs a model. device: device to compute on; the weights may be offloaded to the CPU."""
     return lambda batches: [reference_logprobs(model, batch.to(device), chunk_tokens=chunk_tokens) for batch in batches]
 
 
-def base_reference(model: PreTrainedModel, device: torch.device, *, chunk_tokens: int = CHUNK_TOKENS) -> Reference:
+def base_reference(model: PreTrainedModel, device: torch.device, *, chunk_tokens: int | None = None) -> Reference:
     """Return a Reference that runs the trained model with its adapters off, so it needs no extra memory."""
     run = model_reference(model, device, chunk_tokens=chunk_tokens)
 
@@ -62,7 +62,7 @@ def base_reference(model: PreTrainedModel, device: torch.device, *, chunk_tokens
 
 
 @torch.no_grad()
-def reference_logprobs(model: PreTrainedModel, batch: MicroBatch, *, chunk_tokens: int = CHUNK_TOKENS) -> Tensor:
+def reference_logprobs(model: PreTrainedModel, batch: MicroBatch, *, chunk_tokens: int | None = None) -> Tensor:
     """Return (A,) float32 logprobs of the response tokens under a model, at the rows' temperatures."""
     logprobs, _ = token_logprobs(model, batch, chunk_tokens=chunk_tokens)
     if isinstance(model, FSDPModule):

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
 from ludic.errors import TrainingError
+from ludic.training.adamw_8bit import adamw_8bit
 from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import KL_ESTIMATORS, MAX_LOG_RATIO, bounded, clipped_tokens, loss_units, rl_loss
@@ -88,7 +89,10 @@ def train_step(
     _check_finite(optimizer, metrics, config)
     with timer.device("optimizer"):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate
+            if isinstance(group["lr"], Tensor):  # torchao compiles its step, in which a number would be a constant
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
         optimizer.step()
         optimizer.zero_grad()
     return metrics
@@ -246,7 +250,7 @@ def _sum_over_ranks(*values: float, device: torch.device) -> list[float]:
 def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     """Return AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101); 1-D parameters (norms, biases) do not decay.
 
-    `train_step` sets the learning rate at each step.
+    `train_step` sets the learning rate at each step. Raises ConfigError for adamw_8bit if torchao is not installed.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -255,7 +259,11 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     ]
     # Adapters have only matrices, and an empty group can't be checkpointed.
     groups = [group for group in groups if group["params"]]
-    return AdamW(groups, lr=config.optimizer.learning_rate, betas=config.optimizer.betas)
+    options: dict[str, Any] = {"lr": config.optimizer.learning_rate, "betas": config.optimizer.betas}
+    if config.optimizer.optimizer == "adamw_8bit":
+        return adamw_8bit(groups, **options)
+    # None, not False: torch chooses foreach only if fused is not given.
+    return AdamW(groups, fused=config.optimizer.fused_adamw or None, **options)
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:

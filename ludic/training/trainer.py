@@ -35,6 +35,7 @@ from ludic.store.records import CheckpointInfo
 from ludic.store.tables import TokenStatsLog
 from ludic.training.checkpoint import Snapshot, load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
+from ludic.training.device_defaults import follow_device
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
 from ludic.training.model import compute_dtype, detached, full_state_dict, load_sharded, publish_dtype, save_weights
 from ludic.training.numerics import agree_on_numerics
@@ -90,6 +91,7 @@ def train(
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
         run_on_main(partial(remember_model, root, model))
+        config = follow_device(root, config, mesh)
         newest = agree_on_newest(root)
         source = open_source(root, config, stop)
         if newest is not None and newest.step >= agree_on_steps(config, source, newest).num_steps:
@@ -451,8 +453,8 @@ def load_trained(
             ),
             with_weights=with_weights,
             compute_dtype=compute_dtype(config),
-            activation_checkpointing=config.model.activation_checkpointing,
-            compile_layers=config.model.compile,
+            activation_checkpointing=bool(config.model.activation_checkpointing),
+            compile_layers=bool(config.model.compile),
             float32_head=first.root.run.float32_head,
         )
     return model, build_optimizer(model, config)

@@ -366,7 +366,7 @@ def expected_weights(root: Root, attempt: Attempt, attempt_id: int, step: int) -
 
 
 def _publishes_exactly(config: Mapping[str, Any]) -> bool:
-    dtype = config.get("publish_dtype") or config.get("dtype", "float32")
+    dtype = config.get("publish_dtype") or config.get("dtype") or "float32"
     return dtype == "float32" and config.get("lora_rank") is None
 
 

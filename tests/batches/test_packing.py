@@ -15,6 +15,7 @@ from ludic.batches.packing import (
     assign,
     assign_pairs,
     cap,
+    costs_of,
     cut_out,
     pack,
     pack_each,
@@ -71,6 +72,46 @@ def test_assignment_worked_out_by_hand():
     # longest first to the emptier rank: 9 -> 0, 5 -> 1, 4 -> 1 (5 < 9), 3 -> 0 (9 = 9), 2 -> 1 (9 < 12)
     # rank 0 with a budget of 10: [9], [3]; rank 1: [5, 4], then 2 does not fit into 1
     assert assign(np.array([2, 9, 4, 5, 3]), 2, 10) == [[[1], [4]], [[3, 2], [0]]]
+
+
+def test_costs_grow_with_the_square_of_the_length():
+    # 3 x (3 + 10) and 1 x (1 + 10): at 10 tokens attention would cost as much as the weights, 10 x 10 each.
+    assert costs_of(np.array([3, 1, 10]), 10).tolist() == [39, 11, 200]
+
+
+def test_even_costs_worked_out_by_hand():
+    # Costs n x n: 64 and four of 16. By tokens, 8 + 4 and 4 + 4 + 4, which cost 80 and 48; by costs 64 and 64.
+    lengths = np.array([8, 4, 4, 4, 4])
+    assert assign(lengths, 2, 16) == [[[0, 3]], [[1, 2, 4]]]
+    assert assign(lengths, 2, 16, costs=costs_of(lengths, 0)) == [[[0]], [[1, 2, 3, 4]]]
+
+
+def lockstep_cost(plan, costs):
+    """In each micro-batch all ranks wait for the dearest one."""
+    return sum(max(costs[rank[number]].sum() for rank in plan) for number in range(len(plan[0])))
+
+
+@given(lengths_ranks_budget, st.integers(0, 100))
+def test_with_costs_each_sequence_is_assigned_once_and_within_budget(case, attention_tokens):
+    lengths, num_ranks, budget = case
+    lengths = lengths.astype(np.int64)
+    costs = costs_of(lengths, attention_tokens)
+    plan = assign(lengths, num_ranks, budget, costs=costs)
+    micro_batches = [m for rank in plan for m in rank]
+    assert sorted(i for m in micro_batches for i in m) == list(range(len(lengths)))
+    assert len({len(rank) for rank in plan}) == 1
+    assert all(lengths[m].sum() <= budget or sum(lengths[m] > 0) == 1 for m in micro_batches if m)
+    assert all(costs[a].sum() >= costs[b].sum() for rank in plan for a, b in pairwise(rank))
+    assert lockstep_cost(plan, costs) <= lockstep_cost(assign(lengths, num_ranks, budget), costs)
+
+
+def test_ranks_wait_less_for_each_other_with_even_costs():
+    """512 sequences of log-normal lengths, up to 16,384 tokens, on 8 ranks; the model has some 0.6 billion weights."""
+    lengths = np.minimum(np.random.default_rng(0).lognormal(7.5, 1.0, 512), 16_384).astype(np.int64)
+    costs = costs_of(lengths, 8000)
+    least = costs.sum() / 8
+    assert lockstep_cost(assign(lengths, 8, 32_768), costs) > 1.017 * least
+    assert lockstep_cost(assign(lengths, 8, 32_768, costs=costs), costs) < 1.01 * least
 
 
 def test_a_rank_with_less_gets_empty_micro_batches():

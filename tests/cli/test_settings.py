@@ -21,7 +21,7 @@ from ludic.operations.start import create, run, trainer, worker
 from ludic.settings import Range, SettingsError, check, settings_of, to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
-from ludic.training.config import LossConfig, PpoClip, TrainConfig
+from ludic.training.config import ON_CPU, LossConfig, PpoClip, TrainConfig
 from ludic.training.inherited_settings import next_config
 from ludic.training.presets import load_algorithm
 
@@ -463,10 +463,15 @@ def test_an_objective_that_reads_them_keeps_the_settings_of_the_trainer_before(t
     assert resumed_with(tmp_path, CLIPPED, "--objective", "cispo") == TrainConfig.of(**CLIPPED | {"objective": "cispo"})
 
 
+def on_cpu(**settings: Any) -> TrainConfig:
+    """Settings as a trainer on the CPU has them; an older ludic had them on every device."""
+    return TrainConfig.of(**{**ON_CPU, **settings})
+
+
 def test_a_run_that_an_older_version_began_keeps_its_settings(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     root.put("attempts/1.json", Path(__file__).parents[1].joinpath("golden", "attempt-former-names.json").read_bytes())
-    assert train_settings(root.url) == TrainConfig.of(
+    assert train_settings(root.url) == on_cpu(
         num_steps=40,
         learning_rate=0.004,
         max_off_policy_steps=8,
@@ -496,14 +501,14 @@ def test_a_run_that_began_with_the_settings_of_all_objectives_is_resumed(tmp_pat
     others = {"num_steps": 40, "learning_rate": 0.004, "device": "cpu", "reference": "first", "kl_weight": 0.04}
     others |= {"kl_estimator": "k2", "loss_normalization": "sequences"}
     clips = {"clip_low": 3e-4, "clip_high": 4e-4, "mask_sequence_kl": 0.05}
-    config = TrainConfig.of(objective="gspo", dual_clip=3.0, **clips, **others)
+    config = on_cpu(objective="gspo", dual_clip=3.0, **clips, **others)
     assert train_settings(root.url) == next_config(root.url, {}) == config
-    later = {"max_failed_batches": 2, "tracker_tags": [], "tracker_samples_every": 20}
+    later = {"max_failed_batches": 2, "tracker_tags": [], "tracker_samples_every": 20, "optimizer": "adamw", **ON_CPU}
     later |= dict.fromkeys(("tracker_project", "tracker_entity", "tracker_name"))
     assert json.loads(json.dumps(config.flat())).items() <= (json.loads(stored)["config"] | later).items()
-    assert train_settings(root.url, "--objective", "cispo") == TrainConfig.of(objective="cispo", **clips, **others)
+    assert train_settings(root.url, "--objective", "cispo") == on_cpu(objective="cispo", **clips, **others)
     others.pop("kl_estimator")
-    assert next_config(root.url, {"objective": "sft", "kl_weight": None}) == TrainConfig.of(
+    assert next_config(root.url, {"objective": "sft", "kl_weight": None}) == on_cpu(
         objective="sft", **others | {"kl_weight": None}
     )
 
@@ -609,4 +614,4 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before(tmp_path: Path) -> N
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config={"objective": "sft", "ratio_level": "sequence", "dpo_beta": 0.5, "learning_rate": 0.25})
-    assert train_settings(root.url) == TrainConfig.of(objective="sft", learning_rate=0.25)
+    assert train_settings(root.url) == on_cpu(objective="sft", learning_rate=0.25)

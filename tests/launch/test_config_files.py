@@ -58,7 +58,7 @@ def test_an_evaluator_gets_a_switch_of_three_states() -> None:
         args = config_args("evaluator", {"accept_incomplete": accept, "env": ("a", "b"), "engine": "transformers"})
         read = parsed(evaluate, "root", *args)
         run = {} if accept is None else {"accept_incomplete": accept}
-        assert (read.samples, read.engine) == (EvalConfig(run=run, env=("a", "b")), EngineConfig())
+        assert (read.samples, read.engine) == (EvalConfig(run=run, env=("a", "b")), EngineConfig(engine="transformers"))
 
 
 def test_files_are_private_and_of_their_content() -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from ludic.devices import VARIABLE, parse_gpus, visible_gpus
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
-from ludic.launch.gpus import VARIABLE, assign_gpus, parse_gpus, visible_gpus
+from ludic.launch.gpus import assign_gpus
 from ludic.launch.local import limit_memory, plan_gpus
 from ludic.launch.supervisor import Child, supervise
 from ludic.training.config import TrainConfig

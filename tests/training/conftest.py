@@ -76,26 +76,32 @@ def step_batches(step: int, *, in_pairs: bool = False) -> tuple[list[MicroBatch]
 
 
 def train(
-    url: str, *, attempt_id: int, steps: range, resume_from: tuple[int, int] | None = None, **options: Any
+    url: str,
+    *,
+    attempt_id: int,
+    steps: range,
+    resume_from: tuple[int, int] | None = None,
+    optimizer: str = "adamw",
+    **options: Any,
 ) -> list[dict]:
     """Metrics of some gradient steps on whatever ranks there are; checkpoints to the root at step 3 and at the end.
 
     The data of a step depend on nothing but the step; step 2 has one sequence, so that a second
     rank has nothing to do. resume_from is an attempt and a step; options are those of `load_sharded`.
     """
-    root, config = Root.open(url), TrainConfig.of(learning_rate=1e-3, weight_decay=0.1)
+    root, config = Root.open(url), TrainConfig.of(learning_rate=1e-3, weight_decay=0.1, optimizer=optimizer)
     model = load_sharded(root.run.model, init_distributed("cpu"), **options)
-    optimizer = build_optimizer(model, config)
+    adam = build_optimizer(model, config)
     if resume_from:
         infos = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
-        load_checkpoint(root, infos[resume_from], model, optimizer)
+        load_checkpoint(root, infos[resume_from], model, adam)
     metrics = []
     for step in steps:
         micro_batches, num_action_tokens = step_batches(step)
         metrics.append(
             train_step(
                 model,
-                optimizer,
+                adam,
                 micro_batches,
                 config=config,
                 num_action_tokens=num_action_tokens,
@@ -107,7 +113,7 @@ def train(
             save_checkpoint(
                 root,
                 model,
-                optimizer,
+                adam,
                 attempt_id=attempt_id,
                 step=step,
                 policy_version=step,

@@ -36,6 +36,21 @@ def test_norms_and_biases_do_not_decay(tiny_model):
         assert torch.allclose(parameter, before[name] * factor), name
 
 
+def test_fused_adamw_updates_as_the_other_one_does(tiny_model):
+    weights = []
+    for fused in (False, True):
+        model = tiny_model()
+        optimizer = build_optimizer(model, TrainConfig.of(fused_adamw=fused, learning_rate=0.01, weight_decay=0.1))
+        for step in range(3):
+            for number, parameter in enumerate(model.parameters()):
+                parameter.grad = torch.full_like(parameter, 0.1 * (number % 3 - 1) + 0.01 * step)
+            optimizer.step()
+        assert optimizer.defaults["fused"] == (fused or None)
+        weights.append(list(model.parameters()))
+    for one, other in zip(*weights, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-6)
+
+
 def test_frozen_parameters_are_left_out(tiny_model):
     model = tiny_model()
     model.model.embed_tokens.weight.requires_grad = False

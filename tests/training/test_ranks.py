@@ -68,6 +68,7 @@ def test_two_ranks_train_as_one_does_and_each_resumes_the_other(tmp_path, run_ro
     # what one rank alone fails with stops both
     assert [seen["error_of_rank_1"] for seen in ranks] == ["nothing arrived: here"] * 2
     # a nan that only rank 1 saw stops both, with the same words
+    assert [seen["waited"] for seen in ranks] == ["done"] * 2
     assert ranks[0]["nan"] == ranks[1]["nan"]
     assert ranks[0]["nan"].startswith("loss and grad_norm not finite")
 

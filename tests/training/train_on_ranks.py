@@ -7,9 +7,12 @@ Steps FIRST to LAST; FROM is ATTEMPT:STEP of the checkpoint to resume from. OUT/
 
 import json
 import sys
+import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
+import torch.distributed as dist
 from conftest import random_model, random_sequences, train
 from torch.optim import SGD
 
@@ -53,6 +56,17 @@ def error_of_rank_1() -> str:
     raise AssertionError("rank 1 raised, this rank did not")
 
 
+def waited_for_rank_0() -> str:
+    """Work of rank 0 that takes longer than the default group's time-out, as a download of a model may."""
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
+
+    def work() -> str:
+        time.sleep(3)
+        return "done"
+
+    return run_on_main(work)
+
+
 def error_of_a_nan_on_rank_1() -> str:
     model = random_model()
     shard(model, init_distributed("cpu"))
@@ -75,6 +89,7 @@ def main(root: str, out: str, attempt_id: str, first: str, last: str, resume_fro
         "error": error_of_rank_0(),
         "error_of_rank_1": error_of_rank_1(),
         "nan": error_of_a_nan_on_rank_1(),
+        "waited": waited_for_rank_0(),  # the last: the default group gives up after a second from here on
     }
     (Path(out) / f"rank={rank()}.json").write_text(json.dumps(seen))
     shut_down()
