@@ -196,7 +196,7 @@ def test_mixtures_of_experts_run_without_memory_too() -> None:
     found = [
         activations(
             type(config)(**{**config.to_dict(), "num_experts_per_tok": experts}),
-            ModelConfig(),
+            ModelConfig(dtype="bfloat16"),
             num_tokens=1000,
             length=1000,
             device="cpu",
