@@ -211,12 +211,15 @@ def _fit_sampled(
     from ludic.launch.local import launch as launch_all
     from ludic.operations.fit_inputs import Inputs
     from ludic.run import Run
+    from ludic.show.watch import log_shown
     from ludic.training.inherited_settings import next_config
 
     inputs = Inputs.of(url)
     with inputs.kept_if_run():
-        own = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
         existing = _opened(url)
+        own = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
+        if existing is not None:
+            _keep_columns(existing, own)
         run = convert(RunConfig, _earlier(existing) | parts["run"] | own)
         train = next_config(url, parts["train"], algorithm, online=True)
         launching = dict(parts["launch"])
@@ -230,8 +233,10 @@ def _fit_sampled(
     if not wait:
         _start_in_background("run", root, inputs, flat(train) | flat(processes) | asdict(engine) | {"model": model})
         return Run(root)
-    # Nodes of a cluster have no consents of this user, who has agreed to all code of the root by now.
-    launch_all(root, train, processes, engine, model=model, code=CodeSettings(trust_code=True))
+    with log_shown():
+        # Nodes of a cluster have no consents of this user, who has agreed to all code of the root by now.
+        launch_all(root, train, processes, engine, model=model, code=CodeSettings(trust_code=True))
+        _tell_results(Run(root))
     return Run(root)
 
 
@@ -260,6 +265,32 @@ def _environment(
     options = {name: each for name, each in options.items() if (name, each) not in _DEFAULTS}
     others = dict(run.get("env_options", {}))
     return {"env": (questions.env,), "env_options": others | {questions.env: options}}
+
+
+def _keep_columns(root: "Root", own: Mapping[str, Any]) -> None:
+    """Take over the columns of a run of an older ludic, which named them. own: settings, of which env_options change.
+
+    Raises ConfigError if the reward names other scorers, or if a first function sees all answers to a question: run.json
+    holds this.
+    """
+    for env, options in own.get("env_options", {}).items():
+        stored = root.run.env_options.get(env)
+        if stored is None:
+            continue
+        if "columns" in stored:
+            options.setdefault("columns", stored["columns"])
+        if _as_json(options.get("scorer")) != _as_json(stored.get("scorer")):
+            raise ConfigError(
+                f"{root.url} began with the scorers {stored.get('scorer')}, and reward now names "
+                f"{options.get('scorer')}; functions may change, and scorers and their weights can't: choose another "
+                "root"
+            )
+        if options.get("group_scorer") != stored.get("group_scorer"):
+            now, before = ("a", "none did") if "group_scorer" in options else ("no", "one did")
+            raise ConfigError(
+                f"{root.url}: {now} function of reward sees all answers to a question (completions), and when the run "
+                f"began {before}; a run can't change this: choose another root"
+            )
 
 
 _DEFAULTS: Sequence[tuple[str, Any]] = (("question", "question"), ("answer", "answer"), ("columns", []))
@@ -351,10 +382,22 @@ def _tell_changes(root: "Root", train: TrainConfig) -> None:
         logger.warning("settings that differ from those of the last start: %s", "; ".join(changed))
 
 
-def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+_MOST_ERRORS = 3
+"""Kinds of errors that are told at the end."""
+
+
+def _tell_results(run: "Run") -> None:
+    """Log the most frequent errors of rollouts, and how the last version that was evaluated compares with the first."""
+    from ludic.eval.numbers import evaluated_versions
+    from ludic.show.report.queries import most_errors
+
+    for row in most_errors(run.root, _MOST_ERRORS):
+        logger.warning("%d rollouts of %s failed: %s", row["num_rollouts"], row["env_name"], row["error"])
+
+
+def _as_json(values: Any) -> Any:
     """Return values as JSON has them: tuples are lists."""
-    found: dict[str, Any] = json.loads(json.dumps(values))
-    return found
+    return json.loads(json.dumps(values))
 
 
 # --- Rows of the data set --------------------------------------------------------------------------------------------
