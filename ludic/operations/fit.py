@@ -217,7 +217,7 @@ def _fit_sampled(
     inputs = Inputs.of(url)
     with inputs.kept_if_run():
         existing = _opened(url)
-        own = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
+        own: dict[str, Any] = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
         if existing is not None:
             _keep_columns(existing, own)
         run = convert(RunConfig, _earlier(existing) | parts["run"] | own)
@@ -268,10 +268,10 @@ def _environment(
 
 
 def _keep_columns(root: "Root", own: Mapping[str, Any]) -> None:
-    """Take over the columns of a run of an older ludic, which named them. own: settings, of which env_options change.
+    """Take over the columns that a run of an older ludic has named. own: settings, whose env_options change.
 
-    Raises ConfigError if the reward names other scorers, or if a first function sees all answers to a question: run.json
-    holds this.
+    Raises ConfigError if the reward names other scorers, or if it sees all answers to a question and did not before, or
+    the reverse: run.json holds both.
     """
     for env, options in own.get("env_options", {}).items():
         stored = root.run.env_options.get(env)
@@ -388,11 +388,33 @@ _MOST_ERRORS = 3
 
 def _tell_results(run: "Run") -> None:
     """Log the most frequent errors of rollouts, and how the last version that was evaluated compares with the first."""
-    from ludic.eval.numbers import evaluated_versions
-    from ludic.show.report.queries import most_errors
+    from ludic.eval.numbers import stored_versions
+    from ludic.results import number
+    from ludic.show.evaluations import interval_text
+    from ludic.sql.connect import Connections
+    from ludic.sql.query import ask
+    from ludic.sql.reports import figure
 
-    for row in most_errors(run.root, _MOST_ERRORS):
+    with Connections() as connections:
+        con = connections.to(run.root)
+        errors = ask(con, run.root, figure("errors"), {"most": _MOST_ERRORS})
+        versions = stored_versions(con, run.root, None)
+    for row in errors:
         logger.warning("%d rollouts of %s failed: %s", row["num_rollouts"], row["env_name"], row["error"])
+    if len(versions) < 2:
+        return
+    try:
+        rows = run.compare(versions[0], versions[-1]).compared.rows
+    except ConfigError as error:  # they have no example in common
+        logger.warning("versions %d and %d are not compared: %s", versions[0], versions[-1], error)
+        return
+    for each in rows:
+        before, after, gain = (number(each[name], 3) for name in ("estimate_a", "estimate_b", "difference"))
+        logger.info(
+            "%s, held out: mean reward %s at version %d, %s at version %d; difference %s, 95%% interval %s",
+            *(each["env_name"], before, versions[0], after, versions[-1], gain),
+            interval_text(each, 3),
+        )
 
 
 def _as_json(values: Any) -> Any:

@@ -80,9 +80,7 @@ def test_a_reward_that_is_no_finite_number_is_named_with_its_place_and_the_other
 
 def test_one_value_of_a_group_that_is_no_finite_number_is_named() -> None:
     rubric = Rubric({"rank": (lambda completions: [1.0, float("inf")], 1.0)})
-    with pytest.raises(
-        ScorerError, match=r"reward rank returned inf, wanted a finite number \(test_rewards.py:\d+"
-    ):
+    with pytest.raises(ScorerError, match=r"reward rank returned inf, wanted a finite number \(test_rewards.py:\d+"):
         rubric.score_group(EXAMPLE, answers("a", "b"))
 
 
