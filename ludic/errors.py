@@ -4,8 +4,9 @@ A message says where the error is, the value found, the value wanted, and what t
 prints it as one line and exits with 1. Any other error is a bug and shows its traceback.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 
 from ludic.masking import mask
 
@@ -26,6 +27,8 @@ class LudicError(Exception):
     """Lines that the command line prints after the message, such as the traceback of a user's code."""
     is_lasting = False
     """Whether a new start would meet the same error, as with a mistake in the settings or in the user's code."""
+    is_for_users = False
+    """Whether its message says all that a user needs, so that an operation raises it without ludic's own frames."""
 
 
 LASTING_EXIT_CODE = 78
@@ -80,7 +83,7 @@ class OwnedError(LudicError, RuntimeError):
 class ConfigError(LudicError, ValueError):
     """A setting is out of range, unknown, or contradicts another."""
 
-    is_lasting = True
+    is_lasting = is_for_users = True
 
 
 class ConsentError(LudicError, PermissionError):
@@ -131,10 +134,12 @@ class JudgeError(LudicError, RuntimeError):
 
 
 class ScorerError(LudicError, RuntimeError):
-    """A scorer in a process of its own raised an error, or its process ended."""
+    """A scorer returned no finite number, raised an error in a process of its own, or its process ended."""
 
     failure_traceback: str | None = None
     """Traceback of the user's code in that process; None if its process ended."""
+    components: Mapping[str, float] = MappingProxyType({})
+    """Components of the reward that the other scorers gave, by name; a failed rollout keeps them."""
 
 
 class ToolError(LudicError, RuntimeError):

@@ -388,6 +388,18 @@ PRIME_RL = Program(
 PROGRAMS = (TRL, VERL, PRIME_RL)
 
 
+_IN_PYTHON = {
+    "reward_funcs": (
+        "reward",
+        "functions with TRL's signature are taken as they are, such as reward=[accuracy, length]",
+    ),
+    "reward_weights": ("reward", "a dict of functions with weights, such as reward={'right': (right, 1.0)}"),
+    "train_dataset": ("dataset", ""),
+    "eval_dataset": ("heldout", "a share of the questions, or a file"),
+}
+"""Arguments of ludic.fit in the place of TRL's."""
+
+
 def answer(name: str, known: Collection[str], shown: Callable[[str], str] = str) -> str | None:
     """Return what a setting of another program is here, as the end of a message; None for a name that none has.
 
@@ -398,6 +410,8 @@ def answer(name: str, known: Collection[str], shown: Callable[[str], str] = str)
     if found is None:
         return None
     program, full, row = found
+    if full in _IN_PYTHON and _IN_PYTHON[full][0] in known:
+        row = Foreign(full, *_IN_PYTHON[full])
     if full in {*row.ours.split(), *_OTHER_MEANING}:
         return None
     which = f"{program}'s" if full == name else f"{program}'s {full}"

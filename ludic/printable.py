@@ -1,6 +1,9 @@
 """Texts that a terminal may print, and texts that a file may hold."""
 
+import logging
 import re
+
+from ludic.masking import mask
 
 # Line breaks and tabs are layout. Other characters of C0 and C1 could move the cursor or rename the window. Characters
 # that change the direction of writing, line separators and invisible tags could disguise the text.
@@ -35,3 +38,17 @@ def printable(text: str) -> str:
 
 def _spell(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def log_handler() -> logging.Handler:
+    """Return a handler that shows records on stderr, each with its time."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter("%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"))
+    return handler
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Escapes control characters, which names in a root may contain, and masks secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(mask(super().format(record)))

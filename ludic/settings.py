@@ -34,7 +34,7 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ludic.errors import ConfigError, unknown_name
+from ludic.errors import ConfigError, LudicError, unknown_name
 from ludic.foreign_settings import answer
 from ludic.masking import SERVER_LOGIN
 from ludic.renamed_settings import close_names
@@ -700,14 +700,27 @@ def operation(**groups: type) -> Callable[[F], F]:
                 given = inspect.signature(function).bind_partial(*args, **kwargs)
             except TypeError:
                 return function(*args, **kwargs)  # whose own error names the function
-            for each in settings_of(function):
-                if not each.path and each.field in given.arguments and (each.ranges or each.choices or each.is_switch):
-                    given.arguments[each.field] = each.convert(given.arguments[each.field])
-            return function(*given.args, **given.kwargs)
+            try:
+                for each in settings_of(function):
+                    if not each.path and each.field in given.arguments and _is_checked(each):
+                        given.arguments[each.field] = each.convert(given.arguments[each.field])
+                return function(*given.args, **given.kwargs)
+            except LudicError as error:
+                if not error.is_for_users:
+                    raise
+                told = error
+            # Frames of ludic would hide the message, and the line of the user's program above it.
+            if told.detail and told.detail not in getattr(told, "__notes__", ()):
+                told.add_note(told.detail)
+            raise told.with_traceback(None) from None
 
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def _is_checked(setting: "Setting") -> bool:
+    return bool(setting.ranges or setting.choices or setting.is_switch)
 
 
 def split(values: Mapping[str, object], **groups: type) -> dict[str, dict[str, Any]]:

@@ -14,8 +14,10 @@ from typing import Any, SupportsFloat
 
 from ludic.code.files import Files
 from ludic.code.kinds import SCORER, find_own, own_code_of, unknown
+from ludic.code.run import place_of_function
 from ludic.environments.environment import Example, GroupAnswer, Score
 from ludic.environments.qa_rows import value_in
+from ludic.environments.rewards import Part
 from ludic.errors import ConfigError, ScorerError
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
@@ -40,9 +42,19 @@ class Trl:
 
     def __init__(self, name: str, files: Files, question: str, answer: str | None) -> None:
         """name: path/to/file.py:function. question: column. Raises ConfigError."""
-        self._name, self._question = f"trl:{name}", question
-        self._function = _find(self._name, name, files)
-        parameters = inspect.signature(self._function).parameters.values()
+        self._take(f"trl:{name}", _find(f"trl:{name}", name, files), question)
+
+    @classmethod
+    def part(cls, name: str, function: Callable[..., Any], weight: float, question: str) -> Part:
+        """Return a function as a reward of ludic.fit. question: column. Raises ConfigError."""
+        scorer = cls.__new__(cls)
+        scorer._take(name, function, question)
+        what = f"reward {name}"
+        return Part(name=name, weight=weight, what=what, score=scorer.score, function=function, takes_row=True)
+
+    def _take(self, name: str, function: Callable[..., Any], question: str) -> None:
+        self._name, self.function, self._question = name, function, question
+        parameters = inspect.signature(self.function).parameters.values()
         self._takes = {each.name for each in parameters}
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
         for each in parameters:
@@ -77,7 +89,7 @@ class Trl:
         }
         if not self._takes_all:
             arguments = {name: value for name, value in arguments.items() if name in self._takes}
-        return self._function(**arguments), notes
+        return self.function(**arguments), notes
 
     async def _one_later(self, found: Awaitable[Any], notes: "_Notes") -> Score | None:
         return self._scores(await found, notes, 1)[0]
@@ -100,10 +112,12 @@ class Trl:
         except TypeError:
             raise ScorerError(
                 f"scorer {self._name} returned {found!r}, wanted a list with a number or None for each completion"
+                f"{place_of_function(self.function)}"
             ) from None
         if len(rewards) != num_answers:
             raise ScorerError(
                 f"scorer {self._name} returned {len(rewards)} rewards, wanted one for each of {num_answers} completions"
+                f"{place_of_function(self.function)}"
             )
         return [
             None if reward is None else Score(reward=reward, components=notes.metrics, info=notes.texts_of(index))
@@ -140,12 +154,12 @@ class Verl:
     def __init__(self, name: str, files: Files, question: str, answer: str | None) -> None:
         """name: path/to/file.py:function. answer: column of the ground truth. Raises ConfigError."""
         self._name, self._truth = f"verl:{name}", answer or self.answer
-        self._function = _find(self._name, name, files)
+        self.function = _find(self._name, name, files)
 
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
         """Return the score of one answer. Raises ScorerError."""
         row = deepcopy(example.data["columns"])
-        found = self._function(
+        found = self.function(
             data_source=row.get("data_source"),
             solution_str=answer,
             ground_truth=value_in(row, self._truth, f"example {example.example_id}"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ludic.agents.requests import EpisodeRequest
+from ludic.agents.requests import NO_COMPONENTS, EpisodeRequest
 from ludic.agents.transcript import RowBuilder, Span, Transcript, TranscriptBuilder
 from ludic.engines.engine import Completion
 from ludic.environments.environment import Transition
@@ -79,6 +79,8 @@ class Episode:
         self.error: str | None = None
         self.traceback: str | None = None
         """Of the user's code that raised the error, or else of the first tool that failed."""
+        self.components_of_failure: Mapping[str, float] = NO_COMPONENTS
+        """What is known of the reward of an episode that failed."""
 
     @property
     def is_over(self) -> bool:
@@ -249,7 +251,7 @@ class Episode:
             token_rewards=np.clip(token_rewards, -LARGEST_REWARD, LARGEST_REWARD).astype(np.float32),
             num_turns=len(row.agent_steps),
             episode_reward=None if self.error is not None else self.reward,
-            reward_components={} if self.error is not None else self._components,
+            reward_components=self._components if self.error is None else self.components_of_failure,
             correct=None if self.error is not None else self._correct,
             terminated=self._terminated,
             truncated=is_truncated,

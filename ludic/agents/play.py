@@ -323,7 +323,7 @@ async def play_alone(player: Player, step: Callable[[str], Awaitable[Transition]
         try:
             player.take(await step(action))
         except EpisodeFailedError as error:
-            return player.fail(str(error), error.traceback)
+            return player.fail(str(error), error.traceback, error.components)
     return None
 
 

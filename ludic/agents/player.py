@@ -19,6 +19,7 @@ from ludic.agents.environment_calls import check_text, checked, checked_messages
 from ludic.agents.episode import Episode, Part
 from ludic.agents.parsers import Parsed
 from ludic.agents.requests import (
+    NO_COMPONENTS,
     EpisodeFailedError,
     EpisodeLimits,
     EpisodeRequest,
@@ -229,13 +230,17 @@ class Player:
         else:
             self._add(transition)
 
-    def fail(self, error: str, traceback: str | None = None) -> None:
-        """End the episode with an error; a step that is not complete has no reward. traceback: of a user's code."""
+    def fail(self, error: str, traceback: str | None = None, components: Mapping[str, float] = NO_COMPONENTS) -> None:
+        """End the episode with an error; a step that is not complete has no reward.
+
+        traceback: of a user's code. components: what is known of the reward.
+        """
         if self._step is not None and not self._step.transitions:
             self._episode.add_failed_step(self._step.observation, self._step.action, error)
             self._step = None
         self._record_step()
         self._episode.error, self._episode.traceback = error, traceback
+        self._episode.components_of_failure = components
 
     def end(self, reason: str, explanation: str) -> None:
         """End the episode by a limit; one in which nothing was sampled has failed."""

@@ -7,14 +7,14 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import cycle, product
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from ludic.code.run import as_error, failure_of
 from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example
-from ludic.errors import ConfigError, EngineError, ModelError
+from ludic.errors import ConfigError, EngineError, ModelError, ScorerError
 from ludic.records import Purpose
 
 
@@ -159,13 +159,18 @@ ENGINE_ERRORS = (ModelError, ConfigError, EngineError)
 """Errors of an engine, which end the worker; no agent reads them, and no episode fails by them."""
 
 
+NO_COMPONENTS: Mapping[str, float] = MappingProxyType({})
+
+
 class EpisodeFailedError(Exception):
     """An environment, a parser or a context raised an error, or returned what can't be stored; the text says which."""
 
-    def __init__(self, error: str, traceback: str | None = None) -> None:
-        """error, traceback: columns of the rows; see ludic.code.run.Failure."""
+    def __init__(
+        self, error: str, traceback: str | None = None, components: Mapping[str, float] = NO_COMPONENTS
+    ) -> None:
+        """error, traceback: columns of the rows; see ludic.code.run.Failure. components: of ScorerError."""
         super().__init__(error)
-        self.traceback = traceback
+        self.traceback, self.components = traceback, components
 
 
 class LimitReachedError(Exception):
@@ -198,4 +203,5 @@ class fails_the_episode:  # noqa: N801
         failure = None if error is None else as_error(error, in_coroutine=True)
         if failure is not None and not isinstance(failure, self._passing):
             found = failure_of(failure)
-            raise EpisodeFailedError(found.error, found.traceback) from failure
+            components = failure.components if isinstance(failure, ScorerError) else NO_COMPONENTS
+            raise EpisodeFailedError(found.error, found.traceback, components) from failure

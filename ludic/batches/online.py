@@ -147,9 +147,10 @@ class OnlineSource:
         if most is None or num_groups < most * self._root.run.groups_per_batch:
             return
         error = AllFailedError(
-            f"{self._root.url}: step {step} has nothing to train on: each of the {self._failed.num_rollouts} rollouts "
-            f"of the newest {num_groups} groups failed, most by {self._failed.error}; correct it and start again, with "
-            "--update-code if a file of yours has changed (max_failed_batches sets how many batches may fail)"
+            f"{self._failed.error}; by this, or alike, each of the {self._failed.num_rollouts} rollouts of the newest "
+            f"{num_groups} groups of {self._root.url} failed, and step {step} has nothing to train on; correct it and "
+            "start again, with --update-code if a file of yours has changed (max_failed_batches sets how many batches "
+            "may fail)"
         )
         error.detail = self._failed.traceback
         raise error

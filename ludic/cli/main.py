@@ -22,7 +22,7 @@ from ludic.errors import DETAIL_INDENT, LASTING_EXIT_CODE, LudicError, similar_n
 from ludic.installed import LUDIC, installed_version
 from ludic.launch.process import is_supervised, stop_on_signals
 from ludic.masking import mask
-from ludic.printable import printable
+from ludic.printable import log_handler, printable
 from ludic.settings import RUN, SettingsError, arguments, opens_its_root, takes_a_root
 
 _MOST_LINES = 4
@@ -64,16 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _log_to_stderr() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(_PrintableFormatter("%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-
-
-class _PrintableFormatter(logging.Formatter):
-    """Escapes control characters, which names in a root may contain, and masks secrets."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(mask(super().format(record)))
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler()])
 
 
 def fail(message: str, exit_code: int = 1, detail: str | None = None) -> None:

@@ -21,6 +21,10 @@ MAX_BYTES = 10_000_000
 """Largest size of a file, in bytes; larger files are refused, since a root stores a copy of each."""
 
 
+ORIGIN = "# Lines of: "
+"""Begins the last line of a text that ludic.fit has taken out of another file, whose path it gives."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFile:
     """A file's text, and the path that it was read from."""
@@ -30,6 +34,15 @@ class UserFile:
     source: bytes
     imports: Mapping[str, "UserFile"] = field(default_factory=dict)
     """Modules in the folder of a Python file that it or they import, by module name; their own `imports` are empty."""
+
+    origin: str | None = None
+    """Path of the file that these lines are from; None looks for it in the text."""
+
+    @property
+    def shown_path(self) -> str:
+        """Path that errors name: of the file from which ludic.fit took these lines, as far as the text says so."""
+        found = self.source.rpartition(ORIGIN.encode())[2] if ORIGIN.encode() in self.source else b""
+        return self.origin or found.decode(errors="replace").strip() or str(self.path)
 
     @property
     def sha256(self) -> str:

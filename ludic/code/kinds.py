@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import resources
 from inspect import isfunction
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -278,8 +279,13 @@ def takes_settings(kind: Kind, name: str) -> bool:
 
 
 def scorer_names(option: Any) -> list[Any]:
-    """Return the names in an option of SCORER_OPTIONS: one name, a list of names, or a mapping of names to weights."""
-    return [option] if isinstance(option, str) else [*option] if isinstance(option, list | tuple | Mapping) else []
+    """Return the names in an option of SCORER_OPTIONS: one name, a list of names, or a mapping.
+
+    The mapping is of names to weights, or of components to pairs of name and weight.
+    """
+    if isinstance(option, Mapping):
+        return [each[0] if isinstance(each, list | tuple) and each else name for name, each in option.items()]
+    return [option] if isinstance(option, str) else [*option] if isinstance(option, list | tuple) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +354,9 @@ def find_own(kind: Kind, name: str, files: Files = NO_FILES) -> Own:
     try:
         module = load_file(file)
     except Exception as error:
-        raise kind.error(f"{kind.role} {name}: {describe_failure(file.path, error)}") from error
+        is_taken = file.shown_path != str(file.path)
+        what = kind.role if is_taken else f"{kind.role} {name}"
+        raise kind.error(f"{what}: {describe_failure(Path(file.shown_path), error)}") from error
     found = getattr(module, name.rpartition(":")[2], None)
     if not kind.fits(found):
         others = vars(module).items()

@@ -5,6 +5,7 @@ The text that ludic.code.files has read is what runs, even if the file has chang
 
 import importlib.abc
 import importlib.util
+import inspect
 import linecache
 import os
 import re
@@ -12,14 +13,15 @@ import signal
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from hashlib import sha256
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from ludic.code.files import UserFile
 from ludic.errors import Interruption, ScorerError, StopNowInterrupt, one_line
@@ -42,6 +44,8 @@ def load_file(file: UserFile) -> ModuleType:
     of one of them, and any error that the file raises.
     """
     for name, beside in file.imports.items():
+        if file.shown_path != str(file.path):
+            beside = replace(beside, origin=str(Path(file.shown_path).with_name(f"{name}.py")))
         _make_importable(name, beside)
     module_name = f"ludic_file_{sha256(str(file.path).encode() + file.source).hexdigest()[:16]}"
     spec = _spec(module_name, file)
@@ -63,9 +67,12 @@ class _TextLoader(importlib.abc.InspectLoader):
         return importlib.util.decode_source(self.file.source)
 
     def get_code(self, fullname: str) -> CodeType:
-        path = str(self.file.path)
+        path = self.file.shown_path
         code = compile(self.file.source, path, "exec", dont_inherit=True)
         source = self.get_source(fullname)
+        running = getattr(sys.modules["__main__"], "__file__", None)
+        if path != str(self.file.path) and running is not None and Path(running).absolute() == Path(path).absolute():
+            return code  # this program is that script, with more lines than were taken
         # Makes tracebacks and inspect show the lines that run. An entry without a time is never reread from the disk.
         linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
         return code
@@ -156,7 +163,9 @@ def describe_failure(path: Path, error: Exception) -> str:
     The line is that of the innermost frame in the file.
     """
     lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path.absolute()
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).absolute() == path.absolute()
     ]
     where = f"{path}, line {lines[-1]}," if lines else str(path)
     return f"{where} failed: {describe(error)}"
@@ -206,9 +215,27 @@ def failure_of(error: Exception) -> Failure:
     place = _trim(found)
     if place is None:
         return Failure(error=storable(describe(error)), traceback=None)
-    where = f"({Path(place.filename).name}:{place.lineno}, in {place.name})"
+    where = _place(place.filename, place.lineno, place.name)
     text = mask("".join(found.format()).rstrip())
-    return Failure(error=storable(f"{describe(error)} {where}"), traceback=storable(left_out(text, _MOST_TRACEBACK)))
+    return Failure(error=storable(f"{describe(error)}{where}"), traceback=storable(left_out(text, _MOST_TRACEBACK)))
+
+
+def place_of_function(function: Callable[..., Any]) -> str:
+    """Return where a user's function is defined, as a Failure's line ends, such as " (rewards.py:12, in ratio)".
+
+    Empty for functions of ludic and of Python.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None or _is_of_ludic_or_python(code.co_filename):
+        return ""
+    return _place(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def _place(file: str, line: int | None, name: str) -> str:
+    return f" ({Path(file).name}:{line}, in {name})"
 
 
 def _traceback_of(error: Exception) -> traceback.TracebackException:

@@ -48,6 +48,8 @@ class Taken:
     """Name of each function in the text, by the name that it was given by."""
     modules: Mapping[str, bytes]
     """Texts of the modules that the text imports from beside it, by name."""
+    origin: str | None
+    """Path of the file that has these lines, or "notebook"; None for functions of installed packages."""
 
 
 def take(functions: Mapping[str, Callable[..., Any]]) -> Taken:
@@ -62,7 +64,15 @@ def take(functions: Mapping[str, Callable[..., Any]]) -> Taken:
     folder = Path.cwd() if base is None else base.path.parent
     modules = modules_beside(folder / "_.py", source.encode())
     _check_imports(source, modules, base)
-    return Taken(source=source, names=names, modules=modules)
+    origin = None if base is None else _shown_path(base.path)
+    if any(_is_cell(each.__code__) for each in functions.values()):
+        origin = origin or "notebook"
+    return Taken(source=source, names=names, modules=modules, origin=origin)
+
+
+def _shown_path(path: Path) -> str:
+    """Return a path as errors show it: from the working directory if it is below."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _check_function(name: str, function: Any) -> None:

@@ -19,10 +19,11 @@ from typing import Any, Protocol
 
 from ludic.code.files import Files
 from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names, takes_settings
-from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split, to_score
+from ludic.code.run import place_of_function
+from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split
 from ludic.environments.limits import TimeLimit
 from ludic.environments.qa_rows import Columns, Row, Rows, Source
-from ludic.environments.rewards import Part, Rubric, rubric_of
+from ludic.environments.rewards import Part, Rubric, rubric_of, score_of
 from ludic.environments.splits import is_heldout, nth
 from ludic.errors import ConfigError, ScorerError, TimeLimitError
 from ludic.installed import require
@@ -49,7 +50,7 @@ class Questions:
         answer_pattern: str | None = None,
         columns: Sequence[str] = (),
         system_prompt: str | None = None,
-        scorer: str | Sequence[str] | Mapping[str, float] = "exact",
+        scorer: str | Sequence[str] | Mapping[str, float | tuple[str, float]] = "exact",
         scorer_options: Mapping[str, Mapping[str, Any]] | None = None,
         group_scorer: str | None = None,
         run_in: str = RUN_IN[0],
@@ -64,14 +65,15 @@ class Questions:
         """Read and check the source.
 
         files: users' files to run instead of those on disk. question, answer: columns; a dot leads into a struct.
-        Unless given, the question is in question, prompt or messages and the answer in answer, or they are those of the
-        program whose scorer is named. An answer of None is for questions without one, which need a scorer of your own.
-        answer_pattern: regular expression; its first group in the answer's column is the answer. columns: names of
-        columns that a scorer of your own gets, as they are, in example.data["columns"]. scorer: exact, numeric, math,
-        regex, path/to/file.py:function, or trl: or verl: before it, model:PATH or pooling:URL; or several, as a list or
-        as a mapping of scorers to weights. scorer_options: settings of each reward model, model:PATH or pooling:URL.
-        group_scorer: path/to/file.py:function, or trl: before it, which then scores all answers to a question together.
-        run_in: where the scorers run: loop, thread or process. tolerance: of numeric. heldout_share: share of held-out
+        Unless given, the question is in question, prompt or messages and the answer in answer, or they are those of
+        the program whose scorer is named. An answer of None is for questions without one, which need a scorer of your
+        own. answer_pattern: regular expression; its first group in the answer's column is the answer. columns: names
+        of columns that a scorer of your own gets, as they are, in example.data["columns"]. scorer: exact, numeric,
+        math, regex, path/to/file.py:function, or trl: or verl: before it, model:PATH or pooling:URL; or several, as a
+        list, or as a mapping of scorers to weights or of names of your own to pairs of scorer and weight.
+        scorer_options: settings of each reward model, model:PATH or pooling:URL. group_scorer:
+        path/to/file.py:function, or trl: before it, which then scores all answers to a question together. run_in:
+        where the scorers run: loop, thread or process. tolerance: of numeric. heldout_share: share of held-out
         questions, from 0 to 1; None is a quarter, and 1 leaves none to train on. heldout: instead, a split of the
         dataset, or another file, that holds them. split, config, revision: of a dataset. sha256: the only content that
         is accepted. Raises ConfigError.
@@ -100,7 +102,9 @@ class Questions:
             answer_pattern=_pattern(answer_pattern),
             problem_of=self._scorers.problem_of,
             others=_names(columns),
+            optional=self._scorers.columns,
             with_row=self._scorers.want_rows,
+            any_answer=self._scorers.is_foreign,
         )
         self._rows: dict[Split, tuple[Rows, Sequence[int]]] = (
             _divide(here.read(chosen), heldout_share)
@@ -225,6 +229,8 @@ class ForeignScorer(Protocol):
     """Column of the question unless the option names another."""
     answer: str | None
     """Column of the right answer unless the option names another; None if the program has no such column."""
+    function: Callable[..., Any]
+    """The user's function."""
 
     def score(self, example: Example, answer: str) -> Any:
         """As Scorer."""
@@ -271,7 +277,7 @@ class QuestionScorers:
         files: Files,
         /,
         *,
-        scorer: str | Sequence[str] | Mapping[str, float] = "exact",
+        scorer: str | Sequence[str] | Mapping[str, float | tuple[str, float]] = "exact",
         scorer_options: Mapping[str, Mapping[str, Any]] | None = None,
         group_scorer: str | None = None,
         tolerance: float = 0.0,
@@ -281,7 +287,7 @@ class QuestionScorers:
         **others: Any,
     ) -> None:
         """The options of Questions; others are not for scorers. Raises ConfigError."""
-        weights = _weights(scorer)
+        weights, components = _weights(scorer), _components(scorer)
         self._names = [*weights]
         if tolerance != 0 and "numeric" not in weights:
             named = ", ".join(weights)
@@ -294,8 +300,8 @@ class QuestionScorers:
         foreign = {name: _foreign(SCORER, name) for name in weights if name not in models}
         of_group = None if group_scorer is None else _foreign(GROUP_SCORER, group_scorer)
         first = next((each for each in (*foreign.values(), of_group) if each is not None), None)
-        self.want_rows = first is not None
-        """Whether a scorer needs all columns of a row."""
+        self.is_foreign = first is not None
+        """Whether a scorer has the signature of another program."""
         self.question: str = question or ("question" if first is None else first.func.question)
         self.answer: str | None = answer if answer != "" else "answer" if first is None else first.func.answer
         comparing = (name for name, make in foreign.items() if make is None and not is_own(SCORER, name))
@@ -306,7 +312,12 @@ class QuestionScorers:
             for name, make in foreign.items()
         }
         scorers |= {name: model.score for name, model in models.items()}
-        rubric = Rubric(_parts(scorers, weights, {name: model.name for name, model in models.items()}))
+        components = {name: model.name for name, model in models.items()} | components
+        rubric = Rubric(_parts(scorers, weights, components))
+        self.columns = tuple(dict.fromkeys(name for part in rubric.parts for name in part.columns))
+        """Columns of a row that functions of columns take by name."""
+        self.want_rows = self.is_foreign or any(part.takes_row for part in rubric.parts)
+        """Whether a scorer needs all columns of a row."""
         self.score: Callable[[Example, str], Score | Awaitable[Score]]
         # A scorer named alone is no rubric: its Score is that of the answer.
         self.score = partial(_score_alone, scorers[scorer], scorer) if isinstance(scorer, str) else rubric.score
@@ -364,7 +375,12 @@ def _foreign(kind: Kind, name: str) -> Any:
 def _weights(option: Any) -> dict[str, float]:
     """Return the weights of the scorers in the option `scorer`, by name. Raises ConfigError."""
     names = scorer_names(option)
-    weights = {**option} if isinstance(option, Mapping) else dict.fromkeys(names, 1.0)
+    weights = dict.fromkeys(names, 1.0)
+    if isinstance(option, Mapping):
+        given = [each[1] if _is_pair(each) else each for each in option.values()]
+        weights = dict(zip(names, given, strict=True))
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"scorer {twice} is named twice; give it once, with the sum of the weights")
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(
             f"scorer is {option!r}, wanted a name, a list of names, or names with their weights, such as "
@@ -376,6 +392,16 @@ def _weights(option: Any) -> dict[str, float]:
     return weights
 
 
+def _components(option: Any) -> dict[str, str]:
+    """Return the components of scorers whose names the option gives, by scorer."""
+    pairs = option.items() if isinstance(option, Mapping) else ()
+    return {each[0]: name for name, each in pairs if _is_pair(each)}
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2
+
+
 def _parts(scorers: Mapping[str, Scorer], weights: Mapping[str, float], named: Mapping[str, str]) -> Iterator[Part]:
     """Yield scorers as parts of a rubric; one that is a rubric itself, as of ludic.fit, by its parts.
 
@@ -385,7 +411,13 @@ def _parts(scorers: Mapping[str, Scorer], weights: Mapping[str, float], named: M
         score = scorers[name]
         rubric = rubric_of(score)
         if rubric is None:
-            yield Part(name=named.get(name) or _short_name(name), weight=weight, what=f"scorer {name}", score=score)
+            yield Part(
+                name=named.get(name) or _short_name(name),
+                weight=weight,
+                what=f"scorer {name}",
+                score=score,
+                function=_function_of(score),
+            )
         else:
             yield from (replace(part, weight=weight * part.weight) for part in rubric.parts)
 
@@ -397,17 +429,27 @@ def _short_name(name: str) -> str:
 
 def _score_alone(scorer: Scorer, name: str, example: Example, answer: str) -> Score | Awaitable[Score]:
     found = scorer(example, answer)
-    return _awaited(found, name) if inspect.isawaitable(found) else _one_score(found, name)
+    function = _function_of(scorer)
+    return _awaited(found, name, function) if inspect.isawaitable(found) else _one_score(found, name, function)
 
 
-async def _awaited(found: Awaitable[Any], name: str) -> Score:
-    return _one_score(await found, name)
+async def _awaited(found: Awaitable[Any], name: str, function: Callable[..., Any]) -> Score:
+    return _one_score(await found, name, function)
 
 
-def _one_score(found: Any, name: str) -> Score:
+def _one_score(found: Any, name: str, function: Callable[..., Any]) -> Score:
     if found is None:
-        raise ScorerError(f"scorer {name} returned None, so the answer is not scored; wanted a number or a Score")
-    return to_score(found, f"scorer {name}")
+        raise ScorerError(
+            f"scorer {name} returned None, so the answer is not scored; wanted a number or a Score"
+            f"{place_of_function(function)}"
+        )
+    return score_of(found, f"scorer {name}", function)
+
+
+def _function_of(scorer: Scorer) -> Callable[..., Any]:
+    """Return the user's function behind a scorer, which is a method of a ForeignScorer if it has another signature."""
+    function: Callable[..., Any] = getattr(getattr(scorer, "__self__", None), "function", scorer)
+    return function
 
 
 def _problem_of_pattern(pattern: str) -> str | None:

@@ -47,13 +47,21 @@ class Columns:
     """Returns what is wrong with a right answer; None if nothing is."""
     others: tuple[str, ...] = ()
     """Columns that a scorer gets as they are."""
+    optional: tuple[str, ...] = ()
+    """More columns that a scorer gets, of rows that have them."""
     with_row: bool = False
-    """Whether a scorer gets all columns of the row. A right answer may then have any type."""
+    """Whether a scorer gets all columns of the row."""
+    any_answer: bool = False
+    """Whether a right answer may have any type."""
 
     @property
     def names(self) -> list[str]:
         """Every column that is named, each once."""
-        return list(dict.fromkeys(name for name in (self.question, self.answer, *self.others) if name is not None))
+        return list(
+            dict.fromkeys(
+                name for name in (self.question, self.answer, *self.others, *self.optional) if name is not None
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +311,7 @@ def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, s
     """Check a row; return its messages as JSON, its answer, and its columns for a scorer as JSON."""
     messages = _messages(value_in(row, columns.question, where), f"{where}, column {columns.question!r}")
     others = {name: value_in(row, name, where) for name in columns.others}
+    others |= {name: row[name] for name in columns.optional if name in row}
     others |= row if columns.with_row else {}
     try:
         name = columns.answer
@@ -313,7 +322,7 @@ def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, s
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        names = [*row] if columns.with_row else columns.others
+        names = [*row] if columns.with_row else [*others]
         raise ConfigError(
             f"{where}: the columns {', '.join(names)} hold {one_line(error)}; wanted what JSON can hold"
         ) from error
@@ -350,7 +359,7 @@ def _message(value: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _answer(value: Any, columns: Columns, where: str) -> str:
-    if columns.with_row and not isinstance(value, str):
+    if columns.any_answer and not isinstance(value, str):
         value = _encoded(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"{where} is {_show(value)}, wanted a text or a number")

@@ -3,6 +3,7 @@
     def reward(completion: str, answer: str) -> float          one answer, and columns of its row by name
     async def judge(completion, **columns) -> float            all columns; awaited
     def rank(completions: list[str], answer: str) -> list      all answers to a question
+    def accuracy(completions, **kwargs) -> list                TRL's signature (ludic/adapters/scorers.py)
 
 `Rubric` adds them up, those of `ludic.fit` and the scorers in the option `scorer` of questions. `ludic.fit` writes the
 file in which workers find its functions.
@@ -12,11 +13,16 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from math import isfinite
+from reprlib import repr as shown
+from typing import Any, SupportsFloat
 
+from ludic.code.run import place_of_function
 from ludic.environments.environment import Example, GroupAnswer, Score, to_score
 from ludic.environments.event_loops import call_all, wait_all
 from ludic.errors import ConfigError, ScorerError, unknown_name
+from ludic.printable import storable
+from ludic.records import LARGEST_REWARD
 
 COMPLETION, COMPLETIONS = "completion", "completions"
 """Parameter for one answer, and for all answers to a question."""
@@ -41,6 +47,12 @@ class Part:
     """Returns the value of one answer, None if it has none; or a coroutine that does."""
     score_group: Callable[[Example, Sequence[GroupAnswer]], Any] | None = None
     """Instead of `score`: returns the values of all answers to a question, in their order."""
+    function: Callable[..., Any] | None = None
+    """The user's function, whose file and line errors name."""
+    columns: tuple[str, ...] = ()
+    """Columns of the data set that it takes, if the data set has them."""
+    takes_row: bool = False
+    """Whether it takes all columns."""
 
 
 class Rubric:
@@ -71,7 +83,8 @@ class Rubric:
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
         """Score one answer by the parts that look at one; to be awaited if one of them is a coroutine.
 
-        Raises ScorerError if no part scores it, and none sees the group.
+        Raises ScorerError, with the values of the other parts, if a part returns no finite number; and if no part
+        scores it, and none sees the group.
         """
         found = call_all(partial(part.score, example, answer) for part in self._single if part.score is not None)
         return self._later(found) if any(map(inspect.isawaitable, found)) else self._sum(found)
@@ -80,9 +93,15 @@ class Rubric:
         return self._sum(await wait_all(found))
 
     def _sum(self, found: Sequence[Any]) -> Score:
-        whole = Score(reward=0.0)
+        whole, failure = Score(reward=0.0), None
         for part, value in zip(self._single, found, strict=True):
-            whole = _with(whole, part, value)
+            try:
+                whole = _with(whole, part, value)
+            except ScorerError as error:
+                failure = failure or error
+        if failure is not None:
+            failure.components = {storable(name): float(value) for name, value in whole.components.items()}
+            raise failure
         if not self._of_groups:
             self._check_scored(whole, "the answer")
         return whole
@@ -92,7 +111,7 @@ class Rubric:
     ) -> Sequence[Score] | Awaitable[Sequence[Score]]:
         """Add the parts that look at all answers to a question; to be awaited if one of them is a coroutine.
 
-        Raises ScorerError if no part scores one of the answers, TypeError if a part returns no list of values.
+        Raises ScorerError if no part scores one of the answers, or if a part returns no list of finite numbers.
         """
         found = call_all(
             partial(part.score_group, example, answers) for part in self._of_groups if part.score_group is not None
@@ -108,8 +127,9 @@ class Rubric:
         scores = [Score(reward=each.reward, correct=each.correct, components=each.components) for each in answers]
         for part, values in zip(self._of_groups, found, strict=True):
             if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(answers):
-                raise TypeError(
-                    f"{part.what} returned {values!r}, wanted a list of {len(answers)} numbers, one an answer"
+                raise ScorerError(
+                    f"{part.what} returned {shown(values)}, wanted a list of {len(answers)} numbers, one an answer"
+                    f"{_place(part.function)}"
                 )
             scores = [_with(score, part, value) for score, value in zip(scores, values, strict=True)]
         for number, score in enumerate(scores):
@@ -120,14 +140,17 @@ class Rubric:
         """Raise ScorerError if no part with a weight has a value."""
         weighted = [part for part in self.parts if part.weight]
         if weighted and not any(part.name in score.components for part in weighted):
-            raise ScorerError(f"{which} is not scored: {', '.join(part.what for part in weighted)} returned None")
+            raise ScorerError(
+                f"{which} is not scored: {', '.join(part.what for part in weighted)} returned None"
+                f"{_place(weighted[0].function)}"
+            )
 
 
 def _with(whole: Score, part: Part, value: Any) -> Score:
     """Return a score with the value of one more part."""
     if value is None:
         return whole
-    score, name, weight = to_score(value, part.what), part.name, part.weight
+    score, name, weight = score_of(value, part.what, part.function), part.name, part.weight
     spans = tuple(replace(span, reward=weight * span.reward) for span in score.span_rewards if weight)
     components = {f"{name}.{each}": number for each, number in score.components.items()}
     return Score(
@@ -138,6 +161,33 @@ def _with(whole: Score, part: Part, value: Any) -> Score:
         info={**whole.info, **{f"{name}.{key}": text for key, text in score.info.items()}},
         extra={**whole.extra, **score.extra},
     )
+
+
+def score_of(found: Any, what: str, function: Callable[..., Any] | None) -> Score:
+    """Return what a scorer returned as a Score of finite numbers. what: names it in errors. function: the user's.
+
+    Raises ScorerError, with the file and the line of the function.
+    """
+    try:
+        score = to_score(found, what)
+    except TypeError as error:
+        raise ScorerError(f"{error}{_place(function)}") from None
+    values = {"": score.reward, **{f" as the component {name}": each for name, each in score.components.items()}}
+    for which, value in values.items():
+        if not _is_reward(value):
+            is_large = isinstance(value, SupportsFloat) and isfinite(float(value))
+            wanted = f"a number up to {LARGEST_REWARD:.2g}" if is_large else "a finite number"
+            raise ScorerError(f"{what} returned {shown(value)}{which}, wanted {wanted}{_place(function)}")
+    return score
+
+
+def _is_reward(value: object) -> bool:
+    # NaN fails the comparison.
+    return isinstance(value, SupportsFloat) and abs(float(value)) <= LARGEST_REWARD
+
+
+def _place(function: Callable[..., Any] | None) -> str:
+    return "" if function is None else place_of_function(function)
 
 
 def rubric_of(scorer: Any) -> Rubric | None:
@@ -166,9 +216,16 @@ def part_of(name: str, function: Reward, weight: float) -> Part:
         return function(**{COMPLETIONS: [answer.text for answer in answers]}, **arguments(example))
 
     what = f"reward {name}"
-    if sees_all:
-        return Part(name=name, weight=weight, what=what, score_group=score_group)
-    return Part(name=name, weight=weight, what=what, score=score)
+    scorer: dict[str, Any] = {"score_group": score_group} if sees_all else {"score": score}
+    return Part(
+        name=name,
+        weight=weight,
+        what=what,
+        function=function,
+        columns=tuple(names),
+        takes_row=takes_all,
+        **scorer,
+    )
 
 
 def _parameters(function: Reward) -> tuple[bool, dict[str, bool], bool]:
@@ -184,9 +241,20 @@ def _parameters(function: Reward) -> tuple[bool, dict[str, bool], bool]:
     return COMPLETIONS in parameters, names, takes_all
 
 
+_OF_TRL = ("prompts", "completion_ids", "trainer_state", "environments", "log_metric", "log_extra")
+"""Parameters that TRL gives to a reward function beside completions and columns."""
+
+
+def is_of_trl(function: Reward) -> bool:
+    """Return whether a reward has TRL's signature: `completions` with **kwargs, or with another argument of TRL."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return (COMPLETIONS in parameters and takes_all) or any(each in parameters for each in _OF_TRL)
+
+
 def sees_group(function: Reward) -> bool:
-    """Return whether a reward looks at all answers to a question."""
-    return _parameters(function)[0]
+    """Return whether a reward looks at all answers to a question; one of TRL gets them one by one."""
+    return _parameters(function)[0] and not is_of_trl(function)
 
 
 def columns_of(name: str, function: Reward, present: Collection[str], where: str) -> list[str]:
@@ -195,6 +263,7 @@ def columns_of(name: str, function: Reward, present: Collection[str], where: str
     Raises ConfigError for a parameter that is no column, and for a function that takes no completion.
     """
     parameters = inspect.signature(function).parameters
+    own = _OF_TRL if is_of_trl(function) else ()
     if (COMPLETION in parameters) == (COMPLETIONS in parameters):
         raise ConfigError(
             f"reward {name} takes ({', '.join(parameters)}), wanted {COMPLETION}, the answer, or {COMPLETIONS}, all "
@@ -204,6 +273,6 @@ def columns_of(name: str, function: Reward, present: Collection[str], where: str
         raise ConfigError(f"reward {name} takes {positional[0]} by position only; leave out the /")
     _, names, takes_all = _parameters(function)
     for each, is_needed in names.items():
-        if is_needed and each not in present:
+        if is_needed and each not in present and each not in own:
             raise ConfigError(f"reward {name}: {unknown_name('column', each, present)} ({where})")
     return [each for each in present if takes_all or each in names]

@@ -139,6 +139,8 @@ class _Result(msgspec.Struct):
     error: str | None = None
     traceback: str | None = None
     """Of the user's code, if it raised the error."""
+    components: dict[str, float] = {}
+    """Of ScorerError."""
 
 
 class ScorerProcesses:
@@ -183,7 +185,7 @@ class ScorerProcesses:
                 raise
             self._free.append(process)
         if result.error is not None:
-            raise _error(result.error, result.traceback)
+            raise _error(result.error, result.traceback, result.components)
         return [_to_score(fields) for fields in result.scores]
 
     async def _take(self) -> "_Process":
@@ -198,7 +200,8 @@ class ScorerProcesses:
             async with asyncio.timeout(_START_LIMIT_S):
                 result = msgspec.msgpack.decode(await process.start(self._start), type=_Result)
             if result.error is not None:
-                raise _error(f"environment {self._name} can't be made in a process: {result.error}", result.traceback)
+                text = f"environment {self._name} can't be made in a process: {result.error}"
+                raise _error(text, result.traceback, {})
         except BaseException as error:
             self._drop(process)
             if isinstance(error, _EndedError | TimeoutError):
@@ -218,9 +221,9 @@ class ScorerProcesses:
         return self._turns[1]
 
 
-def _error(text: str, failure_traceback: str | None) -> ScorerError:
+def _error(text: str, failure_traceback: str | None, components: Mapping[str, float]) -> ScorerError:
     error = ScorerError(text)
-    error.failure_traceback = failure_traceback
+    error.failure_traceback, error.components = failure_traceback, components
     return error
 
 
@@ -374,7 +377,8 @@ def main() -> None:
                     result = _encode(_Result(_scores(environment, call, loop)), "score")
         except Exception as error:
             failure = failure_of(error)
-            result = msgspec.msgpack.encode(_Result(error=failure.error, traceback=failure.traceback))
+            known = dict(error.components) if isinstance(error, ScorerError) else {}
+            result = msgspec.msgpack.encode(_Result(error=failure.error, traceback=failure.traceback, components=known))
         _send(target, result)
 
 

@@ -28,8 +28,8 @@ from ludic.code.run import describe_at
 from ludic.devices import visible_gpus
 from ludic.engines.config import EngineConfig
 from ludic.environments import event_loops
-from ludic.environments.environment import Example, MultiAgentEnvironment
-from ludic.environments.limits import LimitedEnvironments, TimeLimit
+from ludic.environments.environment import Example, GroupAnswer, MultiAgentEnvironment, Transition
+from ludic.environments.limits import HeldEnvironment, LimitedEnvironments, TimeLimit
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
 from ludic.installed import require
@@ -38,6 +38,7 @@ from ludic.launch.local import VLLM, check_launch, gpu_plan
 from ludic.launch.roots import check_option_names, rules_of, uses_of
 from ludic.models.first_model import first_config, first_tokenizer, local_folder, write_files
 from ludic.paths import is_url
+from ludic.records import Message
 from ludic.results import size
 from ludic.rollouts.sampler import check_sampling_code
 from ludic.settings import to_flags
@@ -271,7 +272,6 @@ class _Model:
             if json.loads((self.folder / "tokenizer_config.json").read_text()).get("chat_template"):
                 return "there is one"
         from ludic.models.chat import load_tokenizer, render_prompt
-        from ludic.records import Message
 
         tokenizer = load_tokenizer(str(self.folder))
         tokenizer.name_or_path = self._start.run.model
@@ -406,6 +406,8 @@ class _Code:
                         rewards.append((await calls.step(held, answer)).reward)
                 except ConfigError as error:
                     errors[answer] = str(error)
+            if rewards and hasattr(held.environment, "score_group"):
+                rewards = await self._score_groups(name, held, example, errors)
         finally:
             held.close()
         if not rewards:
@@ -415,6 +417,29 @@ class _Code:
         for answer, why in errors.items():
             return Found(f"{said}; but for the made-up answer {answer!r}: {why}", is_doubtful=True)
         return said
+
+    async def _score_groups(
+        self, name: str, held: HeldEnvironment, example: Example, errors: dict[str, str]
+    ) -> list[float]:
+        """Score made-up answers as groups, all together and then twice each; return the rewards of the first group
+        that is scored, none if none is. Adds to the errors by answer."""
+        answers = [answer for answer in _answers(example) if answer not in errors]
+        found: dict[str, str] = {}
+        for group in [answers, *([answer] * 2 for answer in answers)]:
+            try:
+                with _told(f"environment {name}"):
+                    scored = []
+                    for index, text in enumerate(group):
+                        await calls.reset(held, example)
+                        scored.append(_group_answer(example, text, index, await calls.step(held, text)))
+                    rewards = [each.reward for each in await calls.score_group(held, example, scored)]
+            except ConfigError as error:
+                found[group[0] if len({*group}) == 1 else ", ".join(group)] = str(error)
+            else:
+                errors |= found
+                return rewards
+        errors |= found
+        return []
 
     def check_sql(self) -> str:
         start = self._start
@@ -426,6 +451,18 @@ class _Code:
             env_name=start.run.env[0],
             is_weighted=isinstance(start.train.loss.objective, OffPolicy) and not self._has_agents,
         )
+
+
+def _group_answer(example: Example, text: str, index: int, transition: Transition) -> GroupAnswer:
+    return GroupAnswer(
+        text=text,
+        reward=transition.reward,
+        components=transition.reward_components,
+        messages=(*example.messages, Message(role="assistant", content=text)),
+        group_index=index,
+        agent_id="agent",
+        correct=transition.correct,
+    )
 
 
 def _answers(example: Example) -> list[str]:

@@ -48,6 +48,8 @@ _LOOK_EVERY_S = 2.0
 class ChildError(LudicError, RuntimeError):
     """A process died repeatedly, or of a mistake that a new start would meet again."""
 
+    is_for_users = True
+
 
 @dataclass(slots=True, kw_only=True)
 class Child:
@@ -137,7 +139,8 @@ class Child:
         """
         code = self.process.returncode
         if self._is_mistaken():
-            self._give_up(f"{self.name} ended with {code} and is not started again: {self.last_words()}")
+            said = _REASON.sub("", mask(self._last_line()))
+            self._give_up(f"{said} ({self.name} ended with {code} and is not started again; {self.log} has more)")
             return
         self._count_death()
         if self._is_dying():

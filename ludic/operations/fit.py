@@ -212,12 +212,15 @@ def _fit_sampled(
     from ludic.launch.local import launch as launch_all
     from ludic.operations.fit_inputs import Inputs
     from ludic.run import Run
+    from ludic.show.watch import log_shown
     from ludic.training.inherited_settings import next_config
 
     inputs = Inputs.of(url)
     with inputs.kept_if_run():
-        own = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
         existing = _opened(url)
+        own: dict[str, Any] = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
+        if existing is not None:
+            _keep_columns(existing, own)
         run = convert(RunConfig, _earlier(existing) | parts["run"] | own)
         train = next_config(url, parts["train"], algorithm, online=True)
         launching = dict(parts["launch"])
@@ -231,8 +234,10 @@ def _fit_sampled(
     if not wait:
         _start_in_background("run", root, inputs, flat(train) | flat(processes) | asdict(engine) | {"model": model})
         return Run(root)
-    # Nodes of a cluster have no consents of this user, who has agreed to all code of the root by now.
-    launch_all(root, train, processes, engine, model=model, code=CodeSettings(trust_code=True))
+    with log_shown():
+        # Nodes of a cluster have no consents of this user, who has agreed to all code of the root by now.
+        launch_all(root, train, processes, engine, model=model, code=CodeSettings(trust_code=True))
+        _tell_results(Run(root))
     return Run(root)
 
 
@@ -261,6 +266,32 @@ def _environment(
     options = {name: each for name, each in options.items() if (name, each) not in _DEFAULTS}
     others = dict(run.get("env_options", {}))
     return {"env": (questions.env,), "env_options": others | {questions.env: options}}
+
+
+def _keep_columns(root: "Root", own: Mapping[str, Any]) -> None:
+    """Take over the columns that a run of an older ludic has named. own: settings, whose env_options change.
+
+    Raises ConfigError if the reward names other scorers, or if it sees all answers to a question and did not before, or
+    the reverse: run.json holds both.
+    """
+    for env, options in own.get("env_options", {}).items():
+        stored = root.run.env_options.get(env)
+        if stored is None:
+            continue
+        if "columns" in stored:
+            options.setdefault("columns", stored["columns"])
+        if _as_json(options.get("scorer")) != _as_json(stored.get("scorer")):
+            raise ConfigError(
+                f"{root.url} began with the scorers {stored.get('scorer')}, and reward now names "
+                f"{options.get('scorer')}; functions may change, and scorers and their weights can't: choose another "
+                "root"
+            )
+        if options.get("group_scorer") != stored.get("group_scorer"):
+            now, before = ("a", "none did") if "group_scorer" in options else ("no", "one did")
+            raise ConfigError(
+                f"{root.url}: {now} function of reward sees all answers to a question (completions), and when the run "
+                f"began {before}; a run can't change this: choose another root"
+            )
 
 
 _DEFAULTS: Sequence[tuple[str, Any]] = (("question", "question"), ("answer", "answer"), ("columns", []))
@@ -352,10 +383,44 @@ def _tell_changes(root: "Root", train: TrainConfig) -> None:
         logger.warning("settings that differ from those of the last start: %s", "; ".join(changed))
 
 
-def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+_MOST_ERRORS = 3
+"""Kinds of errors that are told at the end."""
+
+
+def _tell_results(run: "Run") -> None:
+    """Log the most frequent errors of rollouts, and how the last version that was evaluated compares with the first."""
+    from ludic.eval.numbers import stored_versions
+    from ludic.results import number
+    from ludic.show.evaluations import interval_text
+    from ludic.sql.connect import Connections
+    from ludic.sql.query import ask
+    from ludic.sql.reports import figure
+
+    with Connections() as connections:
+        con = connections.to(run.root)
+        errors = ask(con, run.root, figure("errors"), {"most": _MOST_ERRORS})
+        versions = stored_versions(con, run.root, None)
+    for row in errors:
+        logger.warning("%d rollouts of %s failed: %s", row["num_rollouts"], row["env_name"], row["error"])
+    if len(versions) < 2:
+        return
+    try:
+        rows = run.compare(versions[0], versions[-1]).compared.rows
+    except ConfigError as error:  # they have no example in common
+        logger.warning("versions %d and %d are not compared: %s", versions[0], versions[-1], error)
+        return
+    for each in rows:
+        before, after, gain = (number(each[name], 3) for name in ("estimate_a", "estimate_b", "difference"))
+        logger.info(
+            "%s, held out: mean reward %s at version %d, %s at version %d; difference %s, 95%% interval %s",
+            *(each["env_name"], before, versions[0], after, versions[-1], gain),
+            interval_text(each, 3),
+        )
+
+
+def _as_json(values: Any) -> Any:
     """Return values as JSON has them: tuples are lists."""
-    found: dict[str, Any] = json.loads(json.dumps(values))
-    return found
+    return json.loads(json.dumps(values))
 
 
 # --- Rows of the data set --------------------------------------------------------------------------------------------

@@ -22,10 +22,11 @@ from typing import Any
 
 import msgspec
 
+from ludic.code.files import ORIGIN
 from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
 from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
-from ludic.environments.rewards import columns_of, sees_group
+from ludic.environments.rewards import columns_of, is_of_trl, sees_group
 from ludic.errors import ConfigError, one_line
 from ludic.launch.roots import is_there
 from ludic.paths import cache_folder, is_url
@@ -33,8 +34,8 @@ from ludic.store.catalogue import INPUTS
 from ludic.store.filesystem import Storage
 
 Row = Mapping[str, Any]
-Rewards = Mapping[str, tuple[Callable[..., Any] | None, float]]
-"""Functions and weights by name; None for the name of a scorer, such as exact."""
+Rewards = Mapping[str, tuple[Callable[..., Any] | str, float]]
+"""Functions, or names of scorers such as exact, with their weights; by the names of the components."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,21 +202,19 @@ def _question(row: Row, options: Mapping[str, Any], where: str) -> str:
 
 
 def named_rewards(reward: Any) -> Rewards:
-    """Return functions, or None for scorers, and weights by name.
+    """Return functions, or names of scorers, and weights by name.
 
-    reward: a function; a list of functions and names of scorers; or functions and pairs by name, and weights by the
-    names of scorers. Raises ConfigError.
+    reward: a function; a list of functions and names of scorers, or of pairs of one and its weight; or such values by
+    names of the user's own, and weights by the names of scorers. Raises ConfigError.
     """
     if callable(reward):
         return {_name_of(reward): (reward, 1.0)}
     if isinstance(reward, Mapping):
         return {str(name): _weighted(str(name), each) for name, each in reward.items()}
     is_list = isinstance(reward, Sequence) and not isinstance(reward, str)
-    if is_list and reward and all(callable(each) or isinstance(each, str) for each in reward):
-        named = {
-            each if isinstance(each, str) else _name_of(each): (None if isinstance(each, str) else each, 1.0)
-            for each in reward
-        }
+    if is_list and reward and not any(isinstance(each, int | float) for each in reward):
+        values = [_weighted(str(number), each) for number, each in enumerate(reward)]
+        named = {each if isinstance(each, str) else _name_of(each): (each, weight) for each, weight in values}
         if len(named) == len(reward):
             return named
         raise ConfigError("two rewards have the same name; give a dict of names to functions")
@@ -225,15 +224,15 @@ def named_rewards(reward: Any) -> Rewards:
     )
 
 
-def _weighted(name: str, value: Any) -> tuple[Callable[..., Any] | None, float]:
-    function, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)
+def _weighted(name: str, value: Any) -> tuple[Callable[..., Any] | str, float]:
+    function, weight = value if isinstance(value, tuple | list) and len(value) == 2 else (value, 1.0)
     if isinstance(value, int | float):
-        function, weight = None, value
+        function, weight = name, value
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool) and weight - weight == 0
-    if not (callable(function) or function is None) or not is_number:
+    if not (callable(function) or isinstance(function, str)) or not is_number:
         raise ConfigError(
-            f"reward {name} is {_shown(value)}, wanted a function or (function, weight), or for the name of a scorer "
-            "its weight"
+            f"reward {name} is {_shown(value)}, wanted a function, the name of a scorer, or a pair of one and its "
+            "weight; for the name of a scorer also its weight alone"
         )
     return function, float(weight)
 
@@ -250,8 +249,12 @@ def write_rewards(inputs: Inputs, rewards: Rewards, questions: Questions) -> dic
     """Write the functions to a file; return the options of the environment that name all rewards and their columns."""
     if not rewards:
         raise ConfigError("reward is empty, wanted at least one function")
-    functions = {name: (function, weight) for name, (function, weight) in rewards.items() if function is not None}
-    scorers = {name: weight for name, (function, weight) in rewards.items() if function is None}
+    functions = {name: (each, weight) for name, (each, weight) in rewards.items() if not isinstance(each, str)}
+    scorers = {
+        name: weight if name == each else [each, weight]
+        for name, (each, weight) in rewards.items()
+        if isinstance(each, str)
+    }
     if not functions:
         return {"scorer": scorers}
     written = _write_functions(inputs, functions, questions)
@@ -265,23 +268,28 @@ def write_rewards(inputs: Inputs, rewards: Rewards, questions: Questions) -> dic
 def _write_functions(
     inputs: Inputs, rewards: Mapping[str, tuple[Callable[..., Any], float]], questions: Questions
 ) -> dict[str, Any]:
-    taken: dict[str, None] = {}
     for name, (function, _) in rewards.items():
         if callable(function) and hasattr(function, "__code__"):
-            taken |= dict.fromkeys(columns_of(name, function, questions.columns, questions.where))
+            columns_of(name, function, questions.columns, questions.where)  # refuses others
     text = take({f"reward {name}": function for name, (function, _) in rewards.items()})
+    of_trl = {name for name, (function, _) in rewards.items() if is_of_trl(function)}
     parts = ", ".join(
-        f"{name!r}: ({text.names[f'reward {name}']}, {weight!r})" for name, (_, weight) in rewards.items()
+        f"_Trl.part({name!r}, {text.names[f'reward {name}']}, {weight!r}, {questions.question!r})"
+        if name in of_trl
+        else f"_part({name!r}, {text.names[f'reward {name}']}, {weight!r})"
+        for name, (_, weight) in rewards.items()
     )
     lines = [
         text.source,
         "",
         "# Written by ludic.fit: these functions as a scorer.",
-        "from ludic.environments.rewards import Rubric as _Rubric",
+        *(["from ludic.adapters.scorers import Trl as _Trl"] if of_trl else []),
+        "from ludic.environments.rewards import Rubric as _Rubric, part_of as _part",
         "",
-        f"_rubric = _Rubric({{{parts}}})",
+        f"_rubric = _Rubric([{parts}])",
         f"{SCORER} = _rubric.score",
         f"{GROUP_SCORER} = _rubric.score_group",
+        *([] if text.origin is None else [f"{ORIGIN}{text.origin}"]),
         "",
     ]
     # The rewards would import a module that an earlier call, or another user, left there.
@@ -293,7 +301,6 @@ def _write_functions(
     has_group = any(sees_group(function) for function, _ in rewards.values())
     return {
         "scorer": f"{file}:{SCORER}",
-        "columns": list(taken),
         **({"group_scorer": f"{file}:{GROUP_SCORER}"} if has_group else {}),
     }
 

@@ -479,7 +479,14 @@ async def score_together(environments: LimitedEnvironments, request: EpisodeRequ
     except EpisodeFailedError as error:
         why = f"score_group of environment {request.env_name} failed: {error}"
         return [
-            [row if row.error is not None else failed(row, why, error.traceback) for row in rows] for rows in episodes
+            [
+                row
+                if row.error is not None
+                # What single answers scored says which scorer it was not.
+                else replace(failed(row, why, error.traceback), reward_components=row.reward_components)
+                for row in rows
+            ]
+            for rows in episodes
         ]
     tasks_have_scores = isinstance(held.environment, TaskScorer)
     changed: dict[str, Rollout] = {}

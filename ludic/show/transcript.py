@@ -286,11 +286,12 @@ def _environment_steps(steps: list[dict[str, Any]], look: Look) -> Table:
 
 def _code_lines(code: list[dict[str, Any]]) -> dict[str, str]:
     """Return the code that scored and the code that gave advantages, by title."""
-    lines = {}
+    lines: dict[str, str] = {}
     for record in code:
         text = f"{record['name']}, sha256 {str(record['sha256'])[:_ID_DIGITS]} of {record['path'] or record['package']}"
         if record["attempt_id"] is None:
-            lines["scored by"] = f"{text} (life {record['life']} of slot {record['slot']})"
+            text = f"{text} (life {record['life']} of slot {record['slot']})"
+            lines["scored by"] = "; ".join(filter(None, (lines.get("scored by"), text)))
         else:
             lines[f"advantage of attempt {record['attempt_id']}"] = text
     return {name: printable(text) for name, text in lines.items()}

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from ludic.errors import SchemaError, StoreError
+from ludic.printable import log_handler
 from ludic.records import RolloutBatch
 from ludic.results import NOTEBOOK_COLUMNS, printable, to_html
 from ludic.rollouts.metrics import mean_reward
@@ -270,6 +271,23 @@ def _look_and_draw(watcher: Watcher, width: Callable[[], int], show: Callable[[R
             show(Group(shown, Text(f"looking again: {printable(str(error))}", style="bold red")))
 
     return look
+
+
+@contextmanager
+def log_shown() -> Iterator[None]:
+    """Show ludic's log on stderr while the block lasts, if there is no panel and this program shows no log itself."""
+    log = logging.getLogger("ludic")
+    if _can_draw(Console(stderr=True)) or log.hasHandlers():
+        yield
+        return
+    handler, level = log_handler(), log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 @contextmanager

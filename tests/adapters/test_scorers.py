@@ -94,7 +94,7 @@ def made(folder: Path, scorer: str | list[str], row: dict[str, Any] | None = Non
 
 
 def calls_of(environment: Environment) -> list[Any]:
-    function = environment.environment._scorers.score.args[0].__self__._function
+    function = environment.environment._scorers.score.args[0].__self__.function
     return function.__globals__["calls"]
 
 

@@ -257,7 +257,10 @@ def test_a_users_scorer_gets_the_example_and_the_columns_it_asks_for(jsonl, tmp_
     transition = environment.step("four.")
     assert (transition.reward, transition.reward_components) == (5 - 1, {"ending": 1})
     assert reward(make(name, scorer=f"{tmp_path}/mine.py:is_right", heldout_share=0), "2") == 1
-    with pytest.raises(TypeError, match=r"mine\.py:broken returned 'very good', wanted a number or a Score"):
+    with pytest.raises(
+        ScorerError,
+        match=r"mine\.py:broken returned 'very good', wanted a number or a Score \(mine.py:\d+, in",
+    ):
         reward(make(name, scorer=f"{tmp_path}/mine.py:broken", heldout_share=0), "2")
 
 

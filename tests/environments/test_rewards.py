@@ -62,9 +62,26 @@ def test_a_coroutine_is_awaited_beside_a_plain_function_and_gets_all_columns() -
     )
 
 
-def test_a_metric_that_is_no_number_does_not_spoil_the_reward() -> None:
-    rubric = Rubric({"right": (right, 1.0), "watched": (lambda completion: float("nan"), 0.0)})
-    assert score(rubric, "7").reward == 1.0
+def ratio(completion: str) -> float:
+    return float("nan")
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_a_reward_that_is_no_finite_number_is_named_with_its_place_and_the_others_are_kept(weight: float) -> None:
+    rubric = Rubric({"ratio": (ratio, weight), "right": (right, 1.0)})
+    place = rf"\(test_rewards.py:{ratio.__code__.co_firstlineno}, in ratio\)$"
+    with pytest.raises(ScorerError, match=rf"reward ratio returned nan, wanted a finite number {place}") as caught:
+        score(rubric, "7")
+    assert caught.value.components == {"right": 1.0}
+    large = Rubric({"large": (lambda completion: Score(reward=1.0, components={"x": 1e39}), 1.0)})
+    with pytest.raises(ScorerError, match=r"reward large returned 1e\+39 as the component x, wanted a number up to 3"):
+        score(large, "7")
+
+
+def test_one_value_of_a_group_that_is_no_finite_number_is_named() -> None:
+    rubric = Rubric({"rank": (lambda completions: [1.0, float("inf")], 1.0)})
+    with pytest.raises(ScorerError, match=r"reward rank returned inf, wanted a finite number \(test_rewards.py:\d+"):
+        rubric.score_group(EXAMPLE, answers("a", "b"))
 
 
 def test_a_value_of_none_is_left_out_of_the_sum() -> None:
@@ -116,12 +133,12 @@ def test_an_answer_that_a_group_leaves_unscored_keeps_its_own_score() -> None:
 @pytest.mark.parametrize("found", [3.0, [1.0], "ab", None])
 def test_a_group_needs_a_number_for_each_answer(found: object) -> None:
     rubric = Rubric({"rank": (lambda completions: found, 1.0)})
-    with pytest.raises(TypeError, match=r"reward rank returned .*, wanted a list of 2 numbers, one an answer"):
+    with pytest.raises(ScorerError, match=r"reward rank returned .*, wanted a list of 2 numbers, one an answer"):
         rubric.score_group(EXAMPLE, answers("a", "b"))
 
 
 def test_a_reward_that_returns_no_number_is_named() -> None:
-    with pytest.raises(TypeError, match=r"reward right returned 'yes', wanted a number or a Score"):
+    with pytest.raises(ScorerError, match=r"reward right returned 'yes', wanted a number or a Score"):
         score(Rubric({"right": (lambda completion: "yes", 1.0)}), "7")
 
 

@@ -202,9 +202,7 @@ def test_a_mistake_that_a_new_start_would_meet_again_gets_one_life(fail, tmp_pat
     )
     message, lives = fail("nothing")
     log = tmp_path / "trainer.log"
-    assert message == (
-        f"trainer ended with {code} and is not started again: 12:00:01 ludic: no key *** ({log} has more)"
-    )
+    assert message == (f"no key *** (trainer ended with {code} and is not started again; {log} has more)")
     assert lives == 1
 
 
@@ -304,7 +302,7 @@ def test_a_child_aside_that_keeps_dying_never_ends_the_run(aside, tmp_path: Path
 def test_a_child_aside_with_a_lasting_mistake_has_one_life_beside_the_others(aside, tmp_path: Path, caplog) -> None:
     began = time.monotonic()
     evaluator = aside(78, until=lambda: num_lives(tmp_path, "evaluator") and time.monotonic() - began > 1.5)
-    said = f"evaluator ended with 78 and is not started again: another worker took slot 0 ({evaluator.log} has more)"
+    said = f"another worker took slot 0 (evaluator ended with 78 and is not started again; {evaluator.log} has more)"
     assert [record.message for record in caplog.records] == [f"{said}; the others go on"]
     assert num_lives(tmp_path, "evaluator") == 1
     with pytest.raises(ChildError, match="evaluator ended with 78 and is not started again"):
@@ -338,7 +336,8 @@ def test_a_process_that_says_that_all_fails_ends_the_run_at_once_with_its_traceb
     child = Child(name="trainer", args=lambda: [*ranks, "hopeless"], log=tmp_path / "trainer.log")
     with pytest.raises(ChildError) as ended:
         supervise(child, [], environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)
-    words = f"ludic: step 1: each rollout failed ({tmp_path / 'trainer.log'} has more)"
-    assert re.fullmatch(rf"trainer ended with \d+ and is not started again: {re.escape(words)}", str(ended.value))
+    more = re.escape(f"{tmp_path / 'trainer.log'} has more")
+    ending = rf"\(trainer ended with \d+ and is not started again; {more}\)"
+    assert re.fullmatch(rf"step 1: each rollout failed {ending}", str(ended.value))
     assert ended.value.detail == "Traceback (most recent call last):\n\n  File own.py"
     assert child.num_restarts == 0

@@ -1,6 +1,7 @@
 """One call trains: the snippet of README as a script, the cells of a notebook, data sets, rewards, and mistakes."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ import ludic
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, LudicError
 from ludic.models.tiny import make_tiny_model
-from ludic.operations.fit import _has_heldout
+from ludic.operations.fit import _has_heldout, _keep_columns
 from ludic.operations.fit_inputs import (
     Inputs,
     conversations,
@@ -373,10 +374,12 @@ def test_rewards_get_names_and_weights() -> None:
     assert named_rewards(reward) == {"reward": (reward, 1.0)}
     assert named_rewards([reward, len]) == {"reward": (reward, 1.0), "len": (len, 1.0)}
     assert named_rewards({"a": (reward, 0), "b": reward}) == {"a": (reward, 0.0), "b": (reward, 1.0)}
-    assert named_rewards(["math", reward]) == {"math": (None, 1.0), "reward": (reward, 1.0)}
-    assert named_rewards({"exact": 0, "a": (reward, 2)}) == {"exact": (None, 0.0), "a": (reward, 2.0)}
+    assert named_rewards(["math", reward]) == {"math": ("math", 1.0), "reward": (reward, 1.0)}
+    assert named_rewards([("math", 0.5), (reward, 2)]) == {"math": ("math", 0.5), "reward": (reward, 2.0)}
+    assert named_rewards({"exact": 0, "a": (reward, 2)}) == {"exact": ("exact", 0.0), "a": (reward, 2.0)}
+    assert named_rewards({"a": "math", "b": ("exact", 0.5)}) == {"a": ("math", 1.0), "b": ("exact", 0.5)}
     with pytest.raises(
-        ConfigError, match=r"reward a is \(<function .*, 'x'\), wanted a function or \(function, weight\), or for the"
+        ConfigError, match=r"reward a is \(<function .*, 'x'\), wanted a function, the name of a scorer"
     ):
         named_rewards({"a": (reward, "x")})
     with pytest.raises(ConfigError, match=r"two rewards have the same name"):
@@ -405,6 +408,112 @@ def test_functions_and_scorers_are_parts_of_one_sum(tmp_path: Path) -> None:
         make_environment(questions.env, {**options, "heldout_share": 0})
 
 
+def accuracy(completions: list[Any], answer: list[str], **kwargs: Any) -> list[float]:
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+
+def easy(completion: str, level: int, unit: float = 0.5) -> float:
+    return level * unit
+
+
+def rank_of_one(completions: list[str], answer: str) -> list[float]:
+    return [1.0]
+
+
+def test_a_function_with_trls_signature_and_a_scorer_under_another_name_are_parts(tmp_path: Path) -> None:
+    inputs = Inputs(url=str(tmp_path), folder=tmp_path)
+    questions = write_questions(inputs, [{"question": "say red", "answer": "red"}], {})
+    rewards = named_rewards({"right": (accuracy, 2.0), "same": ("exact", 0.5)})
+    environment = make_environment(questions.env, {**write_rewards(inputs, rewards, questions), "heldout_share": 0})()
+    environment.reset(environment.example(0, "train"))
+    transition = environment.step("red")
+    assert transition.reward == 2.0 + 0.5
+    assert transition.reward_components == {"right": 1.0, "same": 1.0, "same.correct": 1.0}
+    # All rewards of TRL get one answer at a time, in lists of one.
+    assert not hasattr(environment, "score_group")
+
+
+def test_the_columns_of_a_reward_are_no_option_so_a_changed_reward_may_take_others(tmp_path: Path) -> None:
+    inputs = Inputs(url=str(tmp_path), folder=tmp_path)
+    questions = write_questions(inputs, [{"question": "say red", "answer": "red", "level": 3}], {})
+
+    first = write_rewards(inputs, named_rewards({"r": reward}), questions)
+    assert write_rewards(inputs, named_rewards({"r": easy}), questions) == first
+    environment = make_environment(questions.env, {**first, "heldout_share": 0})()
+    environment.reset(environment.example(0, "train"))
+    assert environment.step("red").reward == 1.5
+
+
+def test_a_run_keeps_which_scorers_it_names(tmp_path: Path) -> None:
+    env = "qa/questions.jsonl"
+    scorers = {"scorer": "reward.py:ludic_score", "columns": ["answer"]}
+
+    class Root:
+        url, run = "runs/mine", ludic.RunConfig(model="x", env=(env,), env_options={env: scorers})
+
+    def kept(**options: Any) -> dict[str, Any]:
+        own = {"env_options": {env: {"scorer": "reward.py:ludic_score", **options}}}
+        _keep_columns(Root, own)  # type: ignore[arg-type]
+        return own["env_options"][env]
+
+    assert kept() == scorers
+    with pytest.raises(
+        ConfigError, match=r"runs/mine began with the scorers reward.py:ludic_score, and reward now names"
+    ):
+        kept(scorer={"math": 1.0})
+    with pytest.raises(
+        ConfigError, match=r"a function of reward sees all answers to a question \(completions\), and when"
+    ):
+        kept(group_scorer="reward.py:ludic_score_group")
+
+
+FAILING = f"""
+import ludic
+
+
+def helper(text):
+    return {{}}[text]
+
+
+def right(completion):
+    return helper(completion)
+
+
+ludic.grpo(model="{MODEL}", dataset="questions.jsonl", reward=right, root="runs/mine", device="cpu")
+"""
+
+
+def test_an_error_names_the_script_and_its_line_without_frames_of_ludic(folder: Path) -> None:
+    (folder / "train.py").write_text(FAILING)
+    done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"KeyError: '\w+' \(train.py, line 6\), for the made-up answer '\w+'", done.stderr), done.stderr
+    assert "inputs/reward.py" not in done.stderr
+    assert done.stderr.count("  File ") <= 4
+    assert not (folder / "runs" / "mine").exists()
+
+
+@pytest.mark.slow
+def test_without_a_terminal_each_step_and_the_end_are_lines(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        "import ludic\ndef reward(completion, answer):\n    return 1.0 if len(completion) % 2 else float('nan')\n"
+        f'ludic.grpo(model="{MODEL}", dataset="questions.jsonl", reward=reward, root="runs/mine", {SETTINGS})\n'
+    )
+    done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "ludic.run: step 1 of 2  reward ",
+        "ludic.run: step 2 of 2  reward ",
+        "failed: ScorerError: reward reward returned nan, wanted a finite number (train.py:2, in reward)",
+        "held out: mean reward ",
+    ):
+        assert said in done.stderr
+    rows = (
+        ludic.open(folder / "runs" / "mine").sql("select distinct error from rollouts where error is not null").rows()
+    )
+    assert rows == [("ScorerError: reward reward returned nan, wanted a finite number (train.py:2, in reward)",)]
+
+
 GOOD = {"model": MODEL, "dataset": "questions.jsonl", "reward": "exact", "root": "runs/mine"}
 
 
@@ -413,6 +522,12 @@ GOOD = {"model": MODEL, "dataset": "questions.jsonl", "reward": "exact", "root":
     [
         ({"learning_rat": 1e-6}, r"setting 'learning_rat' is unknown; did you mean 'learning_rate'\?"),
         ({"rewrad": 1}, r"setting 'rewrad' is unknown; did you mean 'reward'\?"),
+        ({"reward_funcs": [len]}, r"'reward_funcs' is TRL's; in ludic it is reward: functions with TRL's signature"),
+        (
+            {"reward_weights": [1]},
+            r"'reward_weights' is TRL's; in ludic it is reward: a dict of functions with weights",
+        ),
+        ({"reward": rank_of_one}, r"reward rank_of_one returned \[1.0\], wanted a list of 3 numbers.*for the made-up"),
         ({"num_steps": 0}, r"num_steps is 0, wanted at least 1"),
         ({"algorithm": "grop"}, r"algorithm 'grop' is unknown; did you mean 'grpo'"),
         ({"dataset": None}, r"dataset is None; give one and a reward, or an environment"),

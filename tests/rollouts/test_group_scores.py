@@ -174,7 +174,7 @@ def test_an_error_fails_the_episodes_of_the_group_and_names_the_environment(
     for row in (rows[0], rows[2]):
         assert str(row.error).startswith("score_group of environment own failed: ")
         assert says in str(row.error)
-        assert (row.episode_reward, row.reward_components, row.terminated) == (None, {}, False)
+        assert (row.episode_reward, row.reward_components["kept"], row.terminated) == (None, 1.0, False)
         assert row.messages
     assert without_place(rows[1].error) == "KeyError: 'own'"
 
