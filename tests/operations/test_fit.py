@@ -416,10 +416,6 @@ def easy(completion: str, level: int, unit: float = 0.5) -> float:
     return level * unit
 
 
-def rank_of_one(completions: list[str], answer: str) -> list[float]:
-    return [1.0]
-
-
 def test_a_function_with_trls_signature_and_a_scorer_under_another_name_are_parts(tmp_path: Path) -> None:
     inputs = Inputs(url=str(tmp_path), folder=tmp_path)
     questions = write_questions(inputs, [{"question": "say red", "answer": "red"}], {})
@@ -493,6 +489,16 @@ def test_an_error_names_the_script_and_its_line_without_frames_of_ludic(folder: 
     assert not (folder / "runs" / "mine").exists()
 
 
+def test_a_function_of_the_group_is_tried_before_a_start(folder: Path) -> None:
+    text = "def right(completions, answer):\n    return [1.0]\n"
+    (folder / "train.py").write_text(FAILING.replace("def right(completion):\n    return helper(completion)\n", text))
+    done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert (
+        "reward right returned [1.0], wanted a list of 3 numbers, one an answer (train.py:9, in right)" in done.stderr
+    )
+    assert not (folder / "runs" / "mine").exists()
+
+
 @pytest.mark.slow
 def test_without_a_terminal_each_step_and_the_end_are_lines(folder: Path) -> None:
     (folder / "train.py").write_text(
@@ -527,7 +533,6 @@ GOOD = {"model": MODEL, "dataset": "questions.jsonl", "reward": "exact", "root":
             {"reward_weights": [1]},
             r"'reward_weights' is TRL's; in ludic it is reward: a dict of functions with weights",
         ),
-        ({"reward": rank_of_one}, r"reward rank_of_one returned \[1.0\], wanted a list of 3 numbers.*for the made-up"),
         ({"num_steps": 0}, r"num_steps is 0, wanted at least 1"),
         ({"algorithm": "grop"}, r"algorithm 'grop' is unknown; did you mean 'grpo'"),
         ({"dataset": None}, r"dataset is None; give one and a reward, or an environment"),
