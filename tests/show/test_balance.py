@@ -51,7 +51,7 @@ def test_those_who_wait_in_turn_are_told_to_work_ahead() -> None:
     steps = [step(at_s, step_s=5, wait_s=5) for at_s in (20, 30, 40)]
     found = find_balance(steps, every_10_s(40, step_s=5, wait_s=5))
     assert (found.balanced_workers, found.waiting) == (1.0, "both")
-    assert "batches_ahead" in str(found)
+    assert "--batches-ahead" in str(found)
 
 
 def test_a_tenth_of_waiting_is_balanced() -> None:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -239,7 +240,8 @@ def test_a_pod_passes_sigterm_on_and_then_does_not_count_as_completed(root: Root
             process.terminate()
             assert process.wait(30) == 1
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the whole group has ended
+                os.killpg(process.pid, signal.SIGKILL)
     assert (tmp_path / "stored").exists()
 
 
