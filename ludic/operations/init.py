@@ -5,7 +5,6 @@ The files are those of ludic/operations/first_experiment/, as they are.
 
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ludic.errors import ConfigError
 from ludic.paths import is_url
 from ludic.results import Part, Result
 from ludic.settings import Shown, operation
+from ludic.temporary import temporary_folder
 
 _TEMPLATES = Path(__file__).with_name("first_experiment")
 _MODEL = "model"
@@ -69,8 +69,8 @@ def init(folder: Annotated[str | PathLike[str], Shown("FOLDER", by_position=True
         _refuse_files(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that files are moved within one disk.
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as partial:
-            new = Path(partial) / "new"
+        with temporary_folder("init", beside=target.parent) as partial:
+            new = partial / "new"
             shutil.copytree(_TEMPLATES, new, ignore=shutil.ignore_patterns("__pycache__"))
             _make_model(new / _MODEL)
             files = sorted(f"{path.name}/" if path.is_dir() else path.name for path in new.iterdir())

@@ -328,6 +328,7 @@ ELSEWHERE = {
     "agents/tools/interpreter.py": "a temporary folder",
     "demos/words.py": "reward.png of a remote run, in the working directory",
     "operations/fit_inputs.py": "inputs/, which holds nothing that is stored, often before there is a root",
+    "operations/init.py": "the folder that the user names, and a temporary folder beside it",
     "operations/machines.py": "job files, in the folder that the user names",
     "cli/docs.py": "docs/ and a module of types, by make format",
     "cli/main.py": "opens /dev/null",

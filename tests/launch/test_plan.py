@@ -11,7 +11,7 @@ from ludic.engines.config import EngineConfig
 from ludic.launch.config import LaunchConfig
 from ludic.launch.plan import Machine, Settings, plan, settings_that_fit
 from ludic.run_config import RunConfig
-from ludic.training.config import TrainConfig
+from ludic.training.config import ON_CPU, TrainConfig
 
 H100 = 80 * 10**9
 QWEN3_8B = {
@@ -98,11 +98,11 @@ def test_all_processes_share_the_host() -> None:
 @pytest.mark.slow
 def test_settings_that_are_said_to_fit_an_8b_model_on_eight_gpus_do() -> None:
     config, machine = config_of(QWEN3_8B), Machine(gpus=8, gpu_bytes=H100)
-    as_it_is = settings_of(ranks=4, num_workers=4)
+    as_it_is = settings_of(ranks=4, num_workers=4, **ON_CPU)
     assert plan(config, as_it_is, machine).problems
     changes = settings_that_fit(config, as_it_is, machine)
     assert changes == {"dtype": "bfloat16", "activation_checkpointing": True}
-    found = plan(config, settings_of(ranks=4, num_workers=4, **changes), machine)
+    found = plan(config, settings_of(ranks=4, num_workers=4, **ON_CPU | changes), machine)
     assert found.problems == []
     # 33 GB of states, 5 of layer inputs, 5 of logits and gradients, 4 of gathered layers, 2 of CUDA.
     rank = next(need for need in found.needs if need.place == "GPU")
@@ -130,7 +130,8 @@ def test_a_plan_is_near_peaks_that_were_published(
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": width}
     config = config_of({**QWEN3_8B, **sizes, "num_attention_heads": heads, "tie_word_embeddings": True})
     settings = settings_of(
-        ranks=ranks, dtype="bfloat16", activation_checkpointing=True, max_tokens_per_micro_batch=tokens
+        ranks=ranks,
+        **ON_CPU | {"dtype": "bfloat16", "activation_checkpointing": True, "max_tokens_per_micro_batch": tokens},
     )
     found = plan(config, settings, Machine(gpus=16, gpu_bytes=H100))
     rank = next(need for need in found.needs if need.place == "GPU")
