@@ -159,10 +159,11 @@ CELLS = (
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # four runs, one after the other
 def test_cells_of_a_notebook_resume_and_take_a_changed_reward(folder: Path) -> None:
     cells = [nbformat.v4.new_code_cell(dedent(cell)) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(folder)}}).execute()
     found = [
         [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", [])]
         for cell in notebook.cells
