@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 # Fields of configurations that say how many experts a mixture has, how many a token uses, and how wide each is.
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 _EXPERT_WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "ffn_hidden_size")
 
 
@@ -41,11 +41,11 @@ class LayerSizes:
         heads = _number(values, ("num_attention_heads",), max(1, hidden // 128))
         head = _number(values, ("head_dim",), max(1, hidden // heads))
         mlp = all_mlp = _number(values, ("intermediate_size",), 4 * hidden)
-        if (experts := _number(values, _EXPERTS, 0)) > 0:
+        if (experts := _number(values, EXPERTS, 0)) > 0:
             width = _number(values, _EXPERT_WIDTH, mlp)
             shared = _number(values, ("shared_expert_intermediate_size",), 0)
             shared += _number(values, ("n_shared_experts",), 0) * width
-            mlp, all_mlp = _number(values, _CHOSEN, 1) * width + shared, experts * width + shared
+            mlp, all_mlp = _number(values, CHOSEN, 1) * width + shared, experts * width + shared
         return cls(
             num_layers=_number(values, ("num_hidden_layers",), 1),
             hidden=hidden,

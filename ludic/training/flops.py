@@ -23,10 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ludic.errors import ConfigError, unknown_name
-
-# Config fields of mixtures of experts: how many there are, and how many a token uses.
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+from ludic.models.sizes import CHOSEN, EXPERTS
 
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "attention", "hybrid", "hybrid_sliding")
 """Kinds of layers that compare pairs of tokens, by the names of layer_types."""
@@ -70,7 +67,7 @@ def model_cost(model: PreTrainedModel) -> ModelCost | None:
     """
     config = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
-    num_experts, num_used = (_first(config, names) for names in (_EXPERTS, _USED))
+    num_experts, num_used = (_first(config, names) for names in (EXPERTS, CHOSEN))
     stacked = [weight for weight in model.parameters() if weight.ndim == 3 and weight.shape[0] == num_experts]
     if head is None or (num_experts and not (num_used and stacked)):
         return None
