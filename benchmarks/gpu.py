@@ -46,8 +46,15 @@ from ludic.flags import run_script
 from ludic.models.families import NUM_TOKENS, logprobs_alone, shrink, spread
 from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
-from ludic.training.logprobs import token_logprobs
-from ludic.training.model import check_trainable, compute_dtype, full_state_dict, publish_dtype, save_weights, shard
+from ludic.training.model import (
+    check_trainable,
+    compute_dtype,
+    full_state_dict,
+    packed_logprobs,
+    publish_dtype,
+    save_weights,
+    shard,
+)
 from ludic.training.packed import PACKED_ATTENTION
 from ludic.training.step import StepTimer, build_optimizer, train_step
 
@@ -192,31 +199,17 @@ def _exactness(setting: Setting, family: str) -> Cells:
     numbers = np.random.default_rng(0)
     sequences = [numbers.integers(3, NUM_TOKENS, length + 1, dtype=np.int32) for length in _LENGTHS]
 
-    def packed() -> Tensor:
-        rows = [_row(tokens) for tokens in sequences]
-        return token_logprobs(model, pack(rows).to(setting.device))[0]
-
     def alone(of: PreTrainedModel) -> Tensor:
         return torch.cat([logprobs_alone(of, tokens) for tokens in sequences])
 
     wanted = _logprobs_and_gradient(plain, lambda: alone(plain))
-    ours = _logprobs_and_gradient(model, packed)
+    ours = _logprobs_and_gradient(model, lambda: packed_logprobs(model, sequences))
     model.set_attn_implementation("eager")
     theirs = _logprobs_and_gradient(model, lambda: alone(model))
     off, off_alone = ((each[0] - wanted[0]).abs().mean().item() for each in (ours, theirs))
     slope, slope_alone = (((each[1] - wanted[1]).norm() / wanted[1].norm()).item() for each in (ours, theirs))
     verdict = "exact" if off <= _WORSE * off_alone and slope <= _WORSE * slope_alone else "**further off**"
     return verdict, f"{off:.2g}", f"{off_alone:.2g}", f"{slope:.2%}", f"{slope_alone:.2%}"
-
-
-def _row(tokens: np.ndarray) -> TrainingSequence:
-    return TrainingSequence(
-        rollout_id="",
-        prompt_tokens=tokens[:1],
-        response_tokens=tokens[1:],
-        sampler_logprobs=np.zeros(len(tokens) - 1, np.float32),
-        advantage=0.0,
-    )
 
 
 def _logprobs_and_gradient(model: PreTrainedModel, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:

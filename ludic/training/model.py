@@ -7,7 +7,7 @@ Models stay in eval mode, so that dropout does not change the trainer's logprobs
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,15 @@ def _packed(model: PreTrainedModel) -> Sampled:
         raise ModelError("it caps its attention scores (attn_logit_softcapping), which PyTorch's fused attention can't")
     check_head(model, model.config.model_type)
     sequences = probe_sequences(model)
+    logprobs = packed_logprobs(model, sequences)
+    return list(zip(sequences, logprobs.split([len(tokens) - 1 for tokens in sequences]), strict=True))
+
+
+def packed_logprobs(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> Tensor:
+    """Return the logprobs of all tokens but the first of each sequence, end to end, by one packed pass.
+
+    sequences: each (length,) int32, at least two tokens.
+    """
     rows = [
         TrainingSequence(
             rollout_id=str(index),
@@ -89,8 +98,7 @@ def _packed(model: PreTrainedModel) -> Sampled:
         )
         for index, tokens in enumerate(sequences)
     ]
-    logprobs, _ = token_logprobs(model, pack(rows).to(model.device))
-    return list(zip(sequences, logprobs.split([len(tokens) - 1 for tokens in sequences]), strict=True))
+    return token_logprobs(model, pack(rows).to(model.device))[0]
 
 
 @contextmanager
