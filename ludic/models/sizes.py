@@ -11,6 +11,8 @@ from typing import Any, Self
 # Fields of configurations that say how many experts a mixture has, how many a token uses, and how wide each is.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mlp", "moe")
+"""Kinds of layers, by the names of layer_types, that compare no pairs of tokens and keep no keys."""
 _EXPERT_WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "ffn_hidden_size")
 
 

@@ -23,10 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ludic.errors import ConfigError, unknown_name
-from ludic.models.sizes import CHOSEN, EXPERTS
-
-_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "attention", "hybrid", "hybrid_sliding")
-"""Kinds of layers that compare pairs of tokens, by the names of layer_types."""
+from ludic.models.sizes import CHOSEN, EXPERTS, WITHOUT_ATTENTION
 
 # Dense TFLOPS from vendors' data sheets, without sparsity: bfloat16 (accumulated in float32), and float32 without TF32;
 # and memory in GB. The first entry whose name occurs as whole words in the device's name is used.
@@ -95,7 +92,7 @@ def _first(config: PreTrainedConfig, names: Sequence[str]) -> int:
 
 def _num_attention_layers(config: PreTrainedConfig) -> int:
     kinds = getattr(config, "layer_types", None)
-    return config.num_hidden_layers if kinds is None else sum(kind in _ATTENTION for kind in kinds)
+    return config.num_hidden_layers if kinds is None else sum(kind not in WITHOUT_ATTENTION for kind in kinds)
 
 
 def step_flops(cost: ModelCost, prompt_lengths: np.ndarray, response_lengths: np.ndarray) -> float:

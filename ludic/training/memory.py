@@ -27,6 +27,7 @@ from transformers.masking_utils import sdpa_mask
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ModelError, one_line
 from ludic.models.lora import add_adapters
+from ludic.models.sizes import WITHOUT_ATTENTION
 from ludic.training.config import ON_CPU, ModelConfig
 from ludic.training.logprobs import linear_logprobs
 
@@ -54,7 +55,6 @@ def _chunk_tokens(settings: ModelConfig) -> int:
 
 
 _WINDOWED = ("sliding_attention", "chunked_attention")
-_WITHOUT_CACHE = ("linear_attention", "conv", "mamba", "mlp", "moe")
 """Kinds of layers, as configurations name them."""
 
 
@@ -154,7 +154,7 @@ def _cache(config: PreTrainedConfig) -> tuple[int, int, int]:
         a_layer = 2 * head * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
     window = getattr(text, "sliding_window", None) or 0
     in_window = sum(kind in _WINDOWED for kind in kinds) if window else 0
-    without = sum(kind in _WITHOUT_CACHE for kind in kinds)
+    without = sum(kind in WITHOUT_ATTENTION for kind in kinds)
     return a_layer * (len(kinds) - in_window - without), a_layer * in_window, window
 
 
