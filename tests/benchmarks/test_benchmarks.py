@@ -92,10 +92,10 @@ def test_speeds_show_the_spread_of_the_rounds():
 
 
 def test_chunks_and_all_logits_give_the_same_logprobs():
-    from benchmarks.logprobs_memory import _batch, _model, by_all_logits
+    from benchmarks.logprobs_memory import _model, by_all_logits, even_batch
     from ludic.training.logprobs import token_logprobs
 
-    model, batch = _model(100), _batch(64, 100)
+    model, batch = _model(100), even_batch(64, 100)
     found = token_logprobs(model, batch, chunk_tokens=10)[0]
     np.testing.assert_allclose(found.detach(), by_all_logits(model, batch).detach(), atol=1e-5)
 
