@@ -193,6 +193,9 @@ class Rollout:
     kept_tokens: Sequence[np.ndarray] | None = None
     """Token ids, (kept,) int32 ascending, that top_k and top_p kept at each response token; empty where action_mask is
     0. None if nothing was cut, or it is not known."""
+    experts: np.ndarray | None = None
+    """(prompt_length + response_length - 1, L, K) int16: at each token that the sampler read, the last one is none, the
+    K experts that the router of each of L layers chose, ascending. None if they were not kept."""
 
     num_turns: int = 1
     episode_reward: float | None

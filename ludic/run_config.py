@@ -69,6 +69,9 @@ class RunConfig:
     keep_sampling_mask: bool | None = None
     """Store the tokens that top_k and top_p kept at each sampled token, so that the trainer renormalises over them.
     None stores them in training where top_k or top_p is set; True in evaluations too."""
+    keep_experts: bool = False
+    """Store the experts that a mixture's routers chose for each token in training, so that the trainer sends tokens to
+    the same ones (router replay, docs/models.md)."""
     sweep: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings that the episodes of a group take in turn, such as {"temperature": [0.7, 1.0, 1.3]}; also
     top_p, top_k and max_tokens. Several settings are combined."""

@@ -253,12 +253,22 @@ def _kept_tokens(draw: st.DrawFn, tokens: np.ndarray, mask: np.ndarray | None) -
 
 
 @st.composite
+def _experts(draw: st.DrawFn, num_read: int) -> np.ndarray:
+    num_layers, chosen = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    sets = st.sets(st.integers(0, 2**15 - 1), min_size=chosen, max_size=chosen).map(sorted)
+    size = num_read * num_layers
+    found = draw(st.lists(sets, min_size=size, max_size=size))
+    return np.array(found, np.int16).reshape(num_read, num_layers, chosen)
+
+
+@st.composite
 def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
     """Any row that validation passes; identity: what its group decides."""
     error = draw(_MAYBE_TEXT)
     length = draw(st.integers(0 if error is not None else 1, 6))
     mask = draw(st.none() | _arrays(st.booleans(), np.bool_, length))
     logprobs = draw(_arrays(_LOGPROBS, np.float32, length))
+    prompt = draw(st.integers(1, 4).flatmap(lambda n: _arrays(_TOKENS, np.int32, n)))
     tokens = draw(_arrays(_TOKENS, np.int32, length))
     agent_steps = draw(st.lists(_agent_steps(length), max_size=2).map(tuple))
     truncation_reason = draw(st.sampled_from([None, "max_steps", "env", "max_seq_len", "context_length"]))
@@ -280,12 +290,13 @@ def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
         top_k=draw(st.none() | _INT32),
         max_tokens=draw(_INT32),
         seed=draw(_INT64),
-        prompt_tokens=draw(st.integers(1, 4).flatmap(lambda n: _arrays(_TOKENS, np.int32, n))),
+        prompt_tokens=prompt,
         response_tokens=tokens,
         response_logprobs=logprobs if mask is None else np.where(mask, logprobs, np.float32(0)),
         token_rewards=draw(_arrays(_FLOAT32, np.float32, length)),
         action_mask=mask,
         kept_tokens=draw(st.none() | _kept_tokens(tokens, mask)),
+        experts=draw(st.none() | _experts(len(prompt) + length - 1)) if length else None,
         num_turns=draw(st.integers(0, 2**31 - 1)),
         episode_reward=draw(_FLOAT64 if error is None else st.none() | _FLOAT64),
         reward_components=draw(st.dictionaries(_TEXT, _FLOAT64, max_size=2)),

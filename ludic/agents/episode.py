@@ -126,7 +126,9 @@ class Episode:
         passed on, or the text of an internal call; None after a parse failure and for external calls. feedback: what
         the agent is told of a parse failure. reward: for the format, in addition to rewards of the environment.
         """
-        span = self._transcripts.add_call(prompt, completion.tokens, completion.logprobs, completion.kept_tokens)
+        span = self._transcripts.add_call(
+            prompt, completion.tokens, completion.logprobs, completion.kept_tokens, completion.experts
+        )
         if span.segment_index == len(self._rows):
             self._rows.append(_Row())
         row = self._rows[span.segment_index]
@@ -245,6 +247,7 @@ class Episode:
             response_logprobs=transcript.response_logprobs,
             action_mask=transcript.action_mask,
             kept_tokens=transcript.kept_tokens,
+            experts=transcript.experts,
             segment_index=transcript.segment_index,
             parent_segment_index=transcript.parent_segment_index,
             # Several rewards at one token may add up to more than a float32 holds.

@@ -485,6 +485,11 @@ class Player:
                 f"engine {self._agent.engine.name} returns no sampling mask, which training needs with top_k or top_p; "
                 "start a run without these, or with --keep-sampling-mask False, which biases importance ratios"
             )
+        if params.return_experts and completion.experts is None:
+            raise ConfigError(
+                f"engine {self._agent.engine.name} returns no experts, which keep_experts stores; start a run "
+                "without --keep-experts"
+            )
         answer = Message(role="assistant", content=decode(self.tokenizer, completion.tokens))
         self._prompt_builder.complete(messages, prompt, completion, answer)
         return _Call(view=(*messages, answer), prompt=prompt, completion=completion, said=answer.content)

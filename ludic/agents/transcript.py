@@ -41,6 +41,9 @@ class Transcript:
     kept_tokens: tuple[np.ndarray, ...] | None = None
     """Token ids, (kept,) int32, that the sampler kept at each response token, empty where action_mask is 0; None if a
     completion came without them."""
+    experts: np.ndarray | None = None
+    """(prompt_length + response_length - 1, L, K) int16, of each token that the sampler read; None if a completion came
+    without them."""
     segment_index: int = 0
     """Index of the row in the episode."""
     parent_segment_index: int | None = None
@@ -60,11 +63,13 @@ class TranscriptBuilder:
         tokens: np.ndarray,
         logprobs: np.ndarray | None = None,
         kept_tokens: Sequence[np.ndarray] | None = None,
+        experts: np.ndarray | None = None,
     ) -> Span:
         """Add a call to the newest row that its prompt extends, else to a new row; return the completion's span.
 
         prompt_tokens: (prompt_length,) int32, the whole prompt. tokens: (length,) int32, the completion. logprobs:
-        (length,) float32. kept_tokens: for each token (kept,) int32.
+        (length,) float32. kept_tokens: for each token (kept,) int32. experts: (prompt_length + length - 1, L, K) int16,
+        of the prompt too.
         """
         rows = range(len(self._rows) - 1, -1, -1)
         segment = next((index for index in rows if self._rows[index].is_extended_by(prompt_tokens)), None)
@@ -75,7 +80,7 @@ class TranscriptBuilder:
             self._rows.append(RowBuilder(segment))
         row = self._rows[segment]
         row.add_context(prompt_tokens[len(row) :])
-        return row.add_completion(tokens, logprobs, kept_tokens)
+        return row.add_completion(tokens, logprobs, kept_tokens, experts)
 
     def transcripts(self) -> tuple[Transcript, ...]:
         """Return the rows so far, by segment_index; empty before the first call."""
@@ -93,6 +98,8 @@ class RowBuilder:
         self._logprobs: list[np.ndarray] = []
         self._kept_tokens: list[np.ndarray] | None = []
         """Of the response; None once a completion came without."""
+        self._experts: list[np.ndarray] | None = []
+        """Of all tokens but the last; None once a completion came without."""
         self._length = 0
         self._has_logprobs = True
         self._prompt_length: int | None = None
@@ -122,10 +129,12 @@ class RowBuilder:
         tokens: np.ndarray,
         logprobs: np.ndarray | None = None,
         kept_tokens: Sequence[np.ndarray] | None = None,
+        experts: np.ndarray | None = None,
     ) -> Span:
         """Append sampled tokens and return their span; the response begins with the first of them.
 
-        tokens: (length,) int32. logprobs: (length,) float32. kept_tokens: for each token (kept,) int32.
+        tokens: (length,) int32. logprobs: (length,) float32. kept_tokens: for each token (kept,) int32. experts:
+        (tokens of the row - 1, L, K) int16, of all tokens of the row that were read, from its first on.
         """
         if self._prompt_length is None:
             self._prompt_length = len(self)
@@ -138,6 +147,11 @@ class RowBuilder:
             self._kept_tokens = None
         elif self._kept_tokens is not None:
             self._kept_tokens += kept_tokens
+        if experts is None:
+            self._experts = None
+        elif self._experts is not None:
+            # What an earlier call read was sampled from then; a later call may have read it under other weights.
+            self._experts.append(experts[sum(map(len, self._experts)) :])
         return Span(segment_index=self._segment_index, start=start, end=len(self) - self._prompt_length)
 
     def transcript(self, parent_segment_index: int | None = None) -> Transcript:
@@ -152,6 +166,7 @@ class RowBuilder:
             has_logprobs=self._has_logprobs,
             action_mask=None if mask.all() else mask,
             kept_tokens=tuple(self._kept_tokens) if self._kept_tokens else None,
+            experts=np.concatenate(self._experts) if self._experts else None,
             segment_index=self._segment_index,
             parent_segment_index=parent_segment_index,
         )

@@ -68,6 +68,9 @@ class BatchConfig:
     max_tokens_per_micro_batch: Tokens | None = None
     """Maximum tokens in one forward pass of a rank; a longer sequence gets its own pass. None is 16,384 on the CPU, and
     fits the memory of a GPU."""
+    replay_experts: bool | None = None
+    """Send each token to the experts that the sampler chose (router replay, docs/models.md), where a rollout has
+    them. None does so in a run with keep_experts."""
     balance_by: Literal["tokens", "cost"] | None = None
     """Quantity that is even over ranks and micro-batches: tokens, or the cost of sequences, in which attention grows
     with the square of the length. None is cost on CUDA, tokens on the CPU."""

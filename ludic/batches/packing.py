@@ -132,6 +132,9 @@ class TrainingSequence:
     """Id shared by both sequences of a pair, which must be packed together; None without a pair."""
     kept_tokens: KeptTokens | None = None
     """Tokens that the sampler drew each response token from; None if it drew from all."""
+    experts: np.ndarray | None = None
+    """(prompt_length + response_length - 1, L, K) int16: K experts, ascending, in each of L layers, that the model is
+    to send each token to that it reads; None leaves them to its routers."""
 
     @property
     def num_tokens(self) -> int:
@@ -162,10 +165,12 @@ class Sequences:
     temperature: Sequence[float]
     pair_id: Sequence[str | None]
     kept_tokens: Sequence[KeptTokens | None]
+    experts: Sequence[np.ndarray | None]
 
     def __post_init__(self) -> None:
         for name in _PER_TOKEN:
             self._check_lengths(name)
+        self._check_experts()
         for rollout_id, prompt, temperature in zip(self.rollout_id, self.prompt_tokens, self.temperature, strict=True):
             if len(prompt) == 0:
                 raise InvalidBatchError(
@@ -184,6 +189,17 @@ class Sequences:
                     f"rollout {rollout_id}: {name} has shape {values.shape}, "
                     f"response_tokens has {tokens.shape}; both must be one value a response token"
                 )
+
+    def _check_experts(self) -> None:
+        rows = zip(self.rollout_id, self.experts, self.prompt_tokens, self.response_tokens, strict=True)
+        for rollout_id, experts, prompt, response in rows:
+            if experts is not None and len(experts) != (num_read := _num_read(prompt, response)):
+                raise InvalidBatchError(
+                    f"rollout {rollout_id}: experts has shape {experts.shape}, wanted experts of {num_read} tokens: "
+                    "prompt_tokens, and response_tokens without the last one"
+                )
+        if len({experts.shape[1:] for experts in self.experts if experts is not None}) > 1:
+            raise InvalidBatchError("experts are of models with different numbers of layers or of experts for a token")
 
     @classmethod
     def of(cls, sequences: Iterable[TrainingSequence]) -> Self:
@@ -209,6 +225,11 @@ def _num_tokens(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> int:
     return len(prompt_tokens) + len(response_tokens) if len(response_tokens) else 0
 
 
+def _num_read(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> int:
+    """Return the tokens that the model reads: a response's last token predicts nothing."""
+    return max(0, len(prompt_tokens) + len(response_tokens) - 1)
+
+
 def _num_action_tokens(action_mask: np.ndarray | None, response_tokens: np.ndarray) -> int:
     return len(response_tokens) if action_mask is None else int(np.count_nonzero(action_mask))
 
@@ -224,8 +245,18 @@ def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
     def cut(column: Sequence[Any]) -> list[Any]:
         return [v[:most] if isinstance(v, _LISTS) else v for v, most in zip(column, room, strict=True)]
 
+    if not num_cut:
+        return sequences, 0
     lists = {name: cut(getattr(sequences, name)) for name in ("response_tokens", *_PER_TOKEN)}
-    return replace(sequences, **lists) if num_cut else sequences, num_cut
+    experts = _cut_experts(sequences.experts, sequences.prompt_tokens, lists["response_tokens"])
+    return replace(sequences, **lists, experts=experts), num_cut
+
+
+def _cut_experts(
+    experts: Sequence[np.ndarray | None], prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]
+) -> list[np.ndarray | None]:
+    rows = zip(experts, prompts, responses, strict=True)
+    return [None if each is None else each[: _num_read(prompt, response)] for each, prompt, response in rows]
 
 
 def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Sequences:
@@ -244,7 +275,8 @@ def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np
         np.concatenate([sequences.prompt_tokens[row], sequences.response_tokens[row][:start]])
         for row, start, _ in bounds
     ]
-    return Sequences(prompt_tokens=prompts, **lists, **others)
+    experts = _cut_experts([sequences.experts[row] for row, *_ in bounds], prompts, lists["response_tokens"])
+    return Sequences(prompt_tokens=prompts, experts=experts, **lists, **others)
 
 
 # --- Shares of ranks -----------------------------------------------------------------------------------
@@ -499,6 +531,9 @@ class MicroBatch:
     """Packed tokens of each sequence; the sum is T. Not a tensor, so that reading it never waits for a device."""
     kept_tokens: PackedKeptTokens | None = None
     """Tokens that the sampler drew response tokens from; None if it drew all from the whole vocabulary."""
+    experts: Tensor | None = None
+    """(T, L, K) int16: K experts, ascending, in each of L layers, that each token is sent to; -1 leaves a token to the
+    routers. None leaves them all (ludic.models.experts)."""
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on another device."""
@@ -575,7 +610,21 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
         pack_kept_tokens([sequences.kept_tokens[index] for index in plan], lengths[start:stop].tolist())
         for plan, (start, stop) in zip(plans, bounds, strict=True)
     ]
-    return _split(out, packed_lengths, num_targets, rollout_ids, kept)
+    experts = [
+        _pack_experts([sequences.experts[index] for index in plan], input_lengths[start:stop].tolist())
+        for plan, (start, stop) in zip(plans, bounds, strict=True)
+    ]
+    return _split(out, packed_lengths, num_targets, rollout_ids, kept, experts)
+
+
+def _pack_experts(experts: Sequence[np.ndarray | None], lengths: Sequence[int]) -> Tensor | None:
+    """Lay the experts of sequences end to end; None if there are none. lengths: tokens that are read of each."""
+    shapes = [each.shape[1:] for each in experts if each is not None]
+    if not shapes:
+        return None
+    rows = zip(experts, lengths, strict=True)
+    parts = [np.full((length, *shapes[0]), -1, np.int16) if each is None else each for each, length in rows]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _pair_numbers(sequences: Sequences, plan: Sequence[int]) -> list[int]:
@@ -623,6 +672,7 @@ def _split(
     num_targets: Sequence[int],
     rollout_ids: Sequence[tuple[str, ...]],
     kept_tokens: Sequence[PackedKeptTokens | None],
+    experts: Sequence[Tensor | None],
 ) -> list[MicroBatch]:
     """Split the arrays into micro-batches, given each one's packed tokens by sequence and its response tokens."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -637,6 +687,9 @@ def _split(
             rollout_ids=ids,
             sequence_lengths=lengths,
             kept_tokens=kept,
+            experts=of_experts,
         )
-        for number, (ids, lengths, kept) in enumerate(zip(rollout_ids, packed_lengths, kept_tokens, strict=True))
+        for number, (ids, lengths, kept, of_experts) in enumerate(
+            zip(rollout_ids, packed_lengths, kept_tokens, experts, strict=True)
+        )
     ]

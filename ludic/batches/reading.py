@@ -32,8 +32,8 @@ from ludic.batches.source import Plan
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.models.first_model import first_config, vocabulary_of
 from ludic.models.sizes import LayerSizes
-from ludic.schema import token_arrays
-from ludic.schema.validation import TRAINED_COLUMNS, find_untrainable
+from ludic.schema import matrix_arrays, token_arrays
+from ludic.schema.validation import TRAINED_COLUMNS, Routing, find_untrainable, reason_against_experts
 from ludic.store import Root
 from ludic.store.ledger import read_rollouts
 from ludic.store.parquet import take_rows
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _KEYS = ("rollout_id", "prompt_length", "response_length")
 """Ledger columns that `read_trained` adds: the row, and how long the plan took its lists to be."""
+_EXPERTS = "experts"
 _PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
 _PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
 """Ledger columns that locate a rollout and say how it is trained on."""
@@ -84,12 +85,33 @@ def attention_tokens(root: Root, config: BatchConfig) -> int | None:
         return LayerSizes.of(load_config(str(folder))).attention_tokens
 
 
+def replayed_routing(root: Root, config: BatchConfig) -> Routing | None:
+    """Return what the routers of the run's model choose from; None if no experts are replayed.
+
+    Raises ModelError if the model has no experts, or its configuration can't be read.
+    """
+    if not (root.run.keep_experts if config.replay_experts is None else config.replay_experts):
+        return None
+    from ludic.models.experts import routing_of  # these load transformers
+    from ludic.models.weight_files import load_config
+
+    with first_config(root) as folder:
+        return routing_of(load_config(str(folder)), root.run.model)
+
+
 def read_rank_batch(
-    root: Root, config: BatchConfig, plan: Plan, rank: int, num_ranks: int, attention_tokens: int | None = None
+    root: Root,
+    config: BatchConfig,
+    plan: Plan,
+    rank: int,
+    num_ranks: int,
+    attention_tokens: int | None = None,
+    routing: Routing | None = None,
 ) -> RankBatch:
     """Read and pack one rank's sequences of a plan; the result is the same on any machine.
 
-    attention_tokens: see `costs_of`; None balances tokens. Raises StoreError, SchemaError or InvalidBatchError if a
+    attention_tokens: see `costs_of`; None balances tokens. routing: of the model whose experts are replayed; None
+    replays none. Raises StoreError, SchemaError or InvalidBatchError if a
     rollout can't be read or trained on.
     """
     used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
@@ -104,7 +126,10 @@ def read_rank_batch(
     loads, indexes = lengths if costs is None else costs, [sorted(chain.from_iterable(share)) for share in shares]
     reading_since = time.perf_counter()
     rows = np.unique(units.row[indexes[rank]])
-    sequences, num_truncated = read_sequences(root, take_rows(used, rows.tolist()), plan.tokens), 0
+    of_rows = take_rows(used, rows.tolist())
+    sequences, num_truncated = read_sequences(root, of_rows, plan.tokens), 0
+    if routing is not None:
+        sequences = replace(sequences, experts=_read_experts(root, of_rows, routing))
     if config.training_unit == "turn":
         of_rank = units.take(indexes[rank])
         sequences = cut_out(sequences, np.searchsorted(rows, of_rank.row), of_rank.start, of_rank.end)
@@ -180,8 +205,27 @@ def read_sequences(root: Root, rows: pa.Table, known: pa.Table | None = None) ->
         advantage=_advantages(rows),
         weight=rows["weight"].to_pylist(),
         pair_id=rows["pair_id"].to_pylist(),
+        experts=[None] * rows.num_rows,
         **columns,
     )
+
+
+def _read_experts(root: Root, rows: pa.Table, routing: Routing) -> list[np.ndarray | None]:
+    """Return the experts of ledger rows; None where there are none, or none of this model's.
+
+    A row with such experts is no worse than one without: the trainer's own routers choose.
+    """
+    found: list[np.ndarray | None] = []
+    if rows.num_rows == 0:
+        return found
+    stored = _columns_of(read_trained(root, rows, [_EXPERTS]), rows, [_EXPERTS])[_EXPERTS]
+    keys = [rows[name].to_pylist() for name in _KEYS]
+    for rollout_id, prompt, response, experts in zip(*keys, stored, strict=True):
+        reason = None if experts is None else reason_against_experts(experts, prompt + response - 1, routing)
+        if reason is not None:
+            logger.warning("%s: rollout %s: experts %s; they are not replayed", root.url, rollout_id, reason)
+        found.append(None if reason else experts)
+    return found
 
 
 def read_trained(root: Root, rows: pa.Table, columns: Sequence[str] = TRAINED_COLUMNS) -> pa.Table:
@@ -217,6 +261,8 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     """Return the value of each row, lists as arrays; goes by chunk, since joining chunks would copy them."""
     if not pa.types.is_list(column.type):
         return column.to_pylist()
+    if pa.types.is_list(column.type.value_type) and pa.types.is_list(column.type.value_type.value_type):
+        return [values for chunk in column.chunks for values in matrix_arrays(chunk)]
     if pa.types.is_list(column.type.value_type):
         return kept_tokens_of(column)
     return [values for chunk in column.chunks for values in token_arrays(chunk)]

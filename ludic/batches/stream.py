@@ -19,10 +19,11 @@ import torch.distributed as dist
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.offline import StoredRollouts
-from ludic.batches.reading import RankBatch, Vetting, attention_tokens, read_rank_batch
+from ludic.batches.reading import RankBatch, Vetting, attention_tokens, read_rank_batch, replayed_routing
 from ludic.batches.source import Plan, PlanSource, batch_rules
 from ludic.distributed import bytes_from_main, num_ranks, rank, run_on_all, run_on_main, unlimited_group
 from ludic.errors import ConfigError
+from ludic.schema.validation import Routing
 from ludic.sql.planner import LossUnit, Planner
 from ludic.store import Attempt, Root, write_ledger
 
@@ -45,6 +46,7 @@ class PlannedStream:
         """source: in the state of the step before. attempt: its ledger is written. Both are None on other ranks."""
         self._root, self._config, self._source, self._attempt, self._stop = root, config, source, attempt, stop
         self._attention_tokens = run_on_main(partial(attention_tokens, root, config))
+        self._routing = run_on_main(partial(replayed_routing, root, config), Routing | None)
         self._next: Future[RankBatch | None] | None = None
         self._tokens: pa.Table | None = None
         """Tokens of the newest plan that its source has read, on rank 0."""
@@ -88,7 +90,9 @@ class PlannedStream:
         if not data:
             return None
         plan, self._tokens = replace(Plan.from_bytes(data), tokens=self._tokens), None
-        return read_rank_batch(self._root, self._config, plan, rank(), num_ranks(), self._attention_tokens)
+        return read_rank_batch(
+            self._root, self._config, plan, rank(), num_ranks(), self._attention_tokens, self._routing
+        )
 
     def _plan(self, step: int, trainer_version: int) -> bytes:
         """Plan a step and write its ledger, on rank 0; returns nothing if there is no plan."""
@@ -156,6 +160,7 @@ class BatchStream:
         groups_per_batch, seed = groups_per_batch or run.groups_per_batch, run.seed if seed is None else seed
         self._rules = batch_rules(self._config, groups_per_batch, seed, loss_unit=loss_unit)
         self._attention_tokens = attention_tokens(self._root, self._config)
+        self._routing = replayed_routing(self._root, self._config)
         self._stored = StoredRollouts.read(roots, self._rules, own=roots[0])
         self._num_groups = self._stored.count_groups(self._rules)
         self._rank, self._num_ranks = rank, num_ranks
@@ -198,4 +203,6 @@ class BatchStream:
         plan = self._stored.plan(planner, self._vetting, step, attempt_id=0, trainer_version=0, cursor={})
         if not plan:
             return None
-        return read_rank_batch(self._root, self._config, plan, self._rank, self._num_ranks, self._attention_tokens)
+        return read_rank_batch(
+            self._root, self._config, plan, self._rank, self._num_ranks, self._attention_tokens, self._routing
+        )

@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isnan
@@ -35,6 +35,7 @@ from transformers.cache_utils import (
 
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, nan_logits
 from ludic.errors import ModelError
+from ludic.models.experts import Routers
 from ludic.models.families import Sampled, probe_sequences
 from ludic.records import WeightSpan
 
@@ -60,6 +61,8 @@ class _Call:
     logprobs: list[float] = field(default_factory=list)
     kept_tokens: list[np.ndarray] = field(default_factory=list)
     """Ids that each token was drawn from, if the request asks for them."""
+    experts: list[np.ndarray] = field(default_factory=list)
+    """Experts of the tokens that the model has read, each (n, L, K) int16, if the request asks for them."""
     began: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
     versions: list[tuple[int, int]] = field(default_factory=list)
@@ -88,6 +91,7 @@ class _Call:
                 finish_reason="stop" if stopped else "length",
                 weight_versions=self._spans(),
                 kept_tokens=tuple(self.kept_tokens) if self.request.params.wants_kept_tokens else None,
+                experts=np.concatenate(self.experts) if self.request.params.return_experts else None,
                 first_token_s=self.first_token_s,
             )
             self.end(completion)
@@ -122,12 +126,15 @@ class ContinuousBatch:
         max_batch: int,
         eos_token_ids: Sequence[int],
         usable_version: Callable[[], int],
+        routers: Routers | None = None,
     ) -> None:
         """max_length: maximum tokens of a sequence. max_batch: maximum sequences that are decoded together.
 
         eos_token_ids: tokens that end every completion. usable_version: called before each step; returns the version of
-        the weights, or raises if they can't be used, which fails all requests.
+        the weights, or raises if they can't be used, which fails all requests. routers: of the model, for requests that
+        ask for experts.
         """
+        self._routers = routers
         self._model, self._max_length, self._max_batch = model, max_length, max_batch
         self._eos_token_ids = frozenset(eos_token_ids)
         self._usable_version = usable_version
@@ -234,7 +241,8 @@ class ContinuousBatch:
         if self._sequences is not None:
             # A call cancelled while its prompt ran has no token yet; 0 is as good as any.
             tokens = [call.tokens[-1] if call.tokens else 0 for call in self._rows]
-            self._sequences.extend(self._tensor(tokens, np.int64))
+            self._sequences.extend(self._tensor(tokens, np.int64), self._recording(self._rows))
+            _keep_experts(self._rows, self._sequences.experts)
         if joining:
             self._join(joining)
         if self._sequences is None:
@@ -265,7 +273,8 @@ class ContinuousBatch:
 
     def _join(self, joining: list[_Call]) -> None:
         prompts = [np.asarray(call.request.prompt_tokens, dtype=np.int32) for call in joining]
-        sequences = Sequences(self._model, prompts, self._max_length)
+        sequences = Sequences(self._model, prompts, self._max_length, self._recording(joining))
+        _keep_experts(joining, sequences.experts)
         if self._sequences is None:
             self._sequences = sequences
         else:
@@ -273,9 +282,19 @@ class ContinuousBatch:
         self._rows = self._rows + joining
         self._params = make_rows([call.request.params for call in self._rows], self._model.device)
 
+    def _recording(self, calls: Sequence[_Call]) -> Routers | None:
+        """Return the model's routers if a call asks for experts."""
+        return self._routers if any(call.request.params.return_experts for call in calls) else None
+
     def _tensor(self, values: Sequence[float], dtype: type[np.generic]) -> Tensor:
         # torch.tensor takes 20 µs for 64 numbers of a list, which is 1% of a step; through NumPy it is 4.
         return torch.from_numpy(np.array(values, dtype)).to(self._model.device)
+
+
+def _keep_experts(calls: Sequence[_Call], experts: Sequence[np.ndarray] | None) -> None:
+    for call, of_call in zip(calls, experts or (), strict=experts is not None):
+        if call.request.params.return_experts and not call.is_over:
+            call.experts.append(of_call)
 
 
 def _uniforms(seed: int) -> Iterator[float]:
@@ -322,11 +341,19 @@ class Sequences:
 
     logits: Tensor
     """(B, V), of the next tokens, in the model's dtype."""
+    experts: list[np.ndarray] | None = None
+    """For each sequence, the experts of the tokens that the last call gave, (n, L, K) int16; None without routers."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[np.ndarray], max_length: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[np.ndarray],
+        max_length: int,
+        routers: Routers | None = None,
+    ) -> None:
         """Run the prompts, each int32; equal prompts, as in a group of rollouts, are run once.
 
-        max_length: maximum tokens of a sequence.
+        max_length: maximum tokens of a sequence. routers: record what they choose; None does not.
         """
         self._model = model
         self._last_position = max_length - 1
@@ -340,12 +367,16 @@ class Sequences:
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         self._position = positions[:, -1:]
         """(B, 1) int64, of the last token."""
-        self._forward(tokens, positions)
+        self._forward(tokens, positions, routers)
+        experts = self._experts_of(mask)
         for run in runs[1:]:
-            self.join(Sequences(model, run, max_length))
+            others = Sequences(model, run, max_length, routers)
+            experts += others.experts or []
+            self.join(others)
         order = {prompt.tobytes(): index for index, prompt in enumerate(chain.from_iterable(runs))}
         if (indexes := [order[prompt.tobytes()] for prompt in prompts]) != list(range(len(self))):
             self._index(torch.tensor(indexes, device=model.device))
+        self.experts = None if routers is None else [experts[index] for index in indexes]
 
     def __len__(self) -> int:
         """Number of sequences."""
@@ -366,12 +397,13 @@ class Sequences:
                 if isinstance(layer, DynamicLayer):
                     _drop_left(layer, padding)
 
-    def extend(self, tokens: Tensor) -> None:
-        """Append one token, (B,) int64, to each sequence."""
+    def extend(self, tokens: Tensor, routers: Routers | None = None) -> None:
+        """Append one token, (B,) int64, to each sequence. routers: record what they choose; None does not."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         # A finished sequence may wait in the batch; the positions of its padding must stay in the model's range.
         self._position = (self._position + 1).clamp(max=self._last_position)
-        self._forward(tokens[:, None], self._position)
+        self._forward(tokens[:, None], self._position, routers)
+        self.experts = None if routers is None else self._experts_of(self._mask[:, -1:])
 
     def join(self, others: "Sequences") -> None:
         """Append other sequences of the same model to the batch; `others` must not be used afterwards."""
@@ -386,16 +418,25 @@ class Sequences:
         self.logits, self._mask, self._position = self.logits[indexes], self._mask[indexes], self._position[indexes]
         self._cache.reorder_cache(indexes)
 
-    def _forward(self, tokens: Tensor, positions: Tensor) -> None:
-        output = self._model(
-            input_ids=tokens,
-            attention_mask=self._mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+    def _forward(self, tokens: Tensor, positions: Tensor, routers: Routers | None) -> None:
+        with nullcontext() if routers is None else routers.record() as recorded:
+            output = self._model(
+                input_ids=tokens,
+                attention_mask=self._mask,
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         self.logits = output.logits[:, -1]
+        self._recorded = None if recorded is None else recorded()
+
+    def _experts_of(self, mask: Tensor) -> list[np.ndarray]:
+        """Return each sequence's experts of the last forward pass, without padding. mask: (B, n), of its tokens."""
+        if self._recorded is None:
+            return []
+        experts = self._recorded.view(*mask.shape, *self._recorded.shape[1:]).cpu().numpy()
+        return [of_row[-length:] for of_row, length in zip(experts, mask.sum(1).tolist(), strict=True)]
 
 
 def _pad_left(prompts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:

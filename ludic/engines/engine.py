@@ -14,7 +14,7 @@ import numpy as np
 
 from ludic.errors import ConfigError, EngineError, ModelError
 from ludic.records import FinishReason, WeightSpan
-from ludic.schema.validation import LOGPROB_TOLERANCE, LOWEST_LOGPROB, NUM_TOKEN_IDS
+from ludic.schema.validation import LOGPROB_TOLERANCE, LOWEST_LOGPROB, NUM_TOKEN_IDS, reason_against_experts
 from ludic.settings import Count, Temperature, Tokens, TopP, check
 
 
@@ -34,6 +34,8 @@ class SamplingParams:
     """Tokens that end a completion, as its last token. The engine adds the model's own end-of-sequence tokens."""
     return_mask: bool = False
     """Return the tokens that top_k and top_p kept at each token."""
+    return_experts: bool = False
+    """Return the experts that a mixture's routers chose for each token that the model read."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -70,6 +72,9 @@ class Completion:
     kept_tokens: tuple[np.ndarray, ...] | None = None
     """Token ids, (kept,) int32 ascending, that top_k and top_p kept at each token, with the token itself; the logprob
     is under the softmax over them. None unless params.wants_kept_tokens."""
+    experts: np.ndarray | None = field(default=None, compare=False)
+    """(prompt_length + length - 1, L, K) int16: for each token that the model read, of the prompt too, the K experts
+    that the router of each of L layers chose, ascending. None unless params.return_experts."""
     first_token_s: float | None = field(default=None, compare=False)
     """Seconds from the request to its first token; None if the engine does not measure it."""
 
@@ -181,6 +186,12 @@ def check_request(request: GenerationRequest, *, vocab_size: int, max_length: in
         )
 
 
+def check_keeps_experts(request: GenerationRequest, engine_name: str, *, is_kept: bool) -> None:
+    """Raise ConfigError if a request wants experts from an engine that was started without keep_experts."""
+    if request.params.return_experts and not is_kept:
+        raise ConfigError(f"engine {engine_name} was started without keep_experts, so it returns no experts")
+
+
 def check_completion(
     engine_name: str, request: GenerationRequest, completion: Completion, vocab_size: int | None
 ) -> None:
@@ -192,6 +203,10 @@ def check_completion(
         found = why_no_answer(request, completion.tokens, completion.logprobs, completion.kept_tokens, vocab_size)
         if found is None and _has_stray_token(request.prompt_tokens, vocab_size):
             found = f"it took a prompt with a token that is not from 0 to {(vocab_size or NUM_TOKEN_IDS) - 1}"
+        if found is None and completion.experts is not None:
+            num_read = len(request.prompt_tokens) + len(completion.tokens) - 1
+            reason = reason_against_experts(completion.experts, num_read)
+            found = None if reason is None else f"experts {reason}"
     except (TypeError, ValueError) as error:
         found = f"its tokens or logprobs are no numbers ({error})"
     if found is not None:

@@ -25,6 +25,8 @@ class EngineSetup:
     """Returns the folder of the model that LoRA adapters belong to; None is the one that they name."""
     float32_head: bool = False
     """Compute logits in float32, as the trainer does."""
+    keep_experts: bool = False
+    """Requests may ask for the experts that tokens are sent to."""
     run_id: str | None = None
     """Run that the worker samples for; workers of a run may share servers."""
 

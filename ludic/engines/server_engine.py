@@ -32,13 +32,14 @@ from uuid import uuid4
 
 import httpx2
 
-from ludic.engines.engine import Completion, GenerationRequest, check_request
+from ludic.engines.engine import Completion, GenerationRequest, check_keeps_experts, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import Server, check_url
 from ludic.engines.server_loading import Wanted, Weights
 from ludic.engines.server_pool import ServerPool
 from ludic.errors import ConfigError, ModelError, NoServerError
 from ludic.masking import SERVER_LOGIN, keep_secret
+from ludic.models.experts import routing_of
 from ludic.models.lora import base_of_adapter
 from ludic.models.weight_files import check_folder, eos_token_ids, load_config, load_generation_config
 from ludic.settings import check
@@ -69,19 +70,22 @@ class ServerEngine:
         max_batch: int = 256,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         loads_all: bool = False,
+        keep_experts: bool = False,
     ) -> None:
         """Bring the servers to the weights of a folder, and return once one of them has these.
 
         urls: such as http://node1:8000. run_id: workers of the same run share servers; None shares them with nobody.
         max_batch: maximum requests that each server has at a time; further ones wait here. request_timeout_s: time in
         which a server should answer a request. loads_all: also load into servers that `ludic serve` started, which is
-        for `ludic serve` itself.
+        for `ludic serve` itself. keep_experts: requests may ask for the experts that tokens are sent to.
         """
         if not urls:
             raise ConfigError(_NO_URL)
         addresses = [check_url(url) for url in dict.fromkeys(urls)]
         self._config = load_config(folder)
         _check(folder, self._config)
+        routing = routing_of(self._config, folder) if keep_experts else None
+        self._keeps_experts = keep_experts
         self.max_batch = max_batch * len(addresses)
         self._run_id = run_id or f"none-{uuid4().hex}"
         self._vocab_size = self._config.get_text_config().vocab_size
@@ -101,6 +105,7 @@ class ServerEngine:
             eos_token_ids=eos_token_ids(self._config, load_generation_config(folder)),
             max_batch=max_batch,
             loads_all=loads_all,
+            routing=routing,
         )
         try:
             self._load(folder, version)
@@ -120,6 +125,7 @@ class ServerEngine:
 
     async def generate(self, request: GenerationRequest) -> Completion:
         check_request(request, vocab_size=self._vocab_size, max_length=self.max_length)
+        check_keeps_experts(request, self.name, is_kept=self._keeps_experts)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._pool.sample(request), self._loop))
 
     def load_weights(self, folder: str, version: int) -> None:
@@ -216,6 +222,7 @@ def make_engine(folder: str, *, version: int, setup: EngineSetup) -> ServerEngin
         run_id=setup.run_id,
         max_batch=setup.config.max_batch,
         request_timeout_s=options.request_timeout_s,
+        keep_experts=setup.keep_experts,
     )
 
 

@@ -5,12 +5,14 @@ UnreachableError if no answer comes, BadAnswerError if one can't be used, Refuse
 itself, and ConfigError for a server that was started without the flags that ludic needs.
 """
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx2
 import msgspec
+import numpy as np
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from ludic.engines.engine import GenerationRequest
@@ -86,6 +88,8 @@ class Answer(msgspec.Struct):
     """Labels of the weights; None if the server does not give them."""
     candidates: list[tuple[list[int], list[float]]] | None = None
     """Ids and logprobs of the most likely tokens at each token, if the request asks for them."""
+    experts: np.ndarray | None = None
+    """Experts of each layer for the tokens that the model read, if the request asks for them; of any shape."""
 
 
 class Model(_Said):
@@ -150,6 +154,8 @@ class _Choice(_Said):
     logprobs: _LogProbs
     finish_reason: str | None
     weight_versions: list[Span] | None = None
+    routed_experts: bytes | None = None
+    """A file of NumPy, which msgspec decodes from base64."""
 
 
 class _Generated(msgspec.Struct):
@@ -277,13 +283,31 @@ class Server:
         answer = self._checked(request, choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
         if request.params.wants_kept_tokens:
             answer.candidates = [_candidates(entry.top_logprobs) for entry in choice.logprobs.content]
+        if request.params.return_experts:
+            answer.experts = self._experts(choice.routed_experts)
         return answer
+
+    def _experts(self, data: bytes | None) -> np.ndarray:
+        if data is None:
+            raise ConfigError(
+                f"{self.name} returns no experts; start it with --enable-return-routed-experts, or a run "
+                "without --keep-experts"
+            )
+        try:
+            return np.load(io.BytesIO(data), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise BadAnswerError(f"{self.name} answered with experts that are no array of NumPy: {error}") from error
 
     async def complete(self, request: GenerationRequest, params: Mapping[str, Any], salt: str, model: str) -> Answer:
         """Sample by /v1/completions, which tells no versions of weights. Arguments: see `generate`.
 
-        Raises ConfigError for a request that wants the kept tokens.
+        Raises ConfigError for a request that wants the kept tokens or experts.
         """
+        if request.params.return_experts:
+            raise ConfigError(
+                f"{self.name} does not tell which experts it chose; start it with --enable-scale-out and "
+                "--enable-return-routed-experts, or a run without --keep-experts"
+            )
         if request.params.wants_kept_tokens:
             raise ConfigError(
                 f"{self.name} does not tell which tokens top_k and top_p kept; start it with --enable-scale-out, or a "

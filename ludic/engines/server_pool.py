@@ -31,10 +31,10 @@ from ludic.engines.server_http import (
     UnreachableError,
 )
 from ludic.engines.server_loading import ServerFacts, Wanted, inspect, is_claim, load, weights_of
-from ludic.engines.vllm_options import to_completion, to_vllm_params
+from ludic.engines.vllm_options import to_completion, to_experts, to_vllm_params
 from ludic.errors import ConfigError, LudicError, ModelError, NoServerError
 from ludic.records import WeightSpan
-from ludic.schema.validation import LOGPROB_TOLERANCE
+from ludic.schema.validation import LOGPROB_TOLERANCE, Routing
 
 logger = logging.getLogger(__name__)
 
@@ -95,12 +95,14 @@ class ServerPool:
         eos_token_ids: Sequence[int],
         max_batch: int = 256,
         loads_all: bool = False,
+        routing: Routing | None = None,
     ) -> None:
         """vocab_size, max_length, eos_token_ids: of the model. max_batch: requests that a server has at a time, and
         a few more whose prefix it has.
 
-        loads_all: load servers of `ludic serve` too.
+        loads_all: load servers of `ludic serve` too. routing: of the model, for requests that ask for experts.
         """
+        self._routing = routing
         self.max_length = max_length
         """Maximum tokens of prompt and completion; fixed by the servers that are there when the first one is ready."""
         self.version = "unknown"
@@ -263,6 +265,10 @@ class ServerPool:
             answer = await server.complete(request, params, salt, facts.model)
             answer.spans = _same_weights(server, before, await server.label(), len(answer.tokens))
         self._check(server, request, answer)
+        experts = None
+        if answer.experts is not None:
+            assert self._routing is not None, "ServerEngine refuses such requests"
+            experts = to_experts(answer.experts, self._routing)
         versions = self._versions(server, answer)
         try:
             return to_completion(
@@ -272,6 +278,7 @@ class ServerPool:
                 finish_reason=answer.finish_reason,
                 weight_versions=versions,
                 candidates=answer.candidates,
+                experts=experts,
             )
         except ModelError as error:
             raise _NanError(f"{server.name}: {error}") from error

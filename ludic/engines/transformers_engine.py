@@ -22,9 +22,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ludic.engines.continuous import ContinuousBatch, probe_batches
-from ludic.engines.engine import Completion, GenerationRequest, check_request
+from ludic.engines.engine import Completion, GenerationRequest, check_keeps_experts, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.errors import ConfigError, HalfLoadedError, ModelError
+from ludic.models.experts import Routers
 from ludic.models.families import Sampled, check_family
 from ludic.models.lora import base_of_adapter, merge_adapter
 from ludic.models.weight_files import (
@@ -63,6 +64,7 @@ class TransformersEngine:
         max_batch: int = 256,
         base: Callable[[], str] | None = None,
         float32_head: bool = False,
+        keep_experts: bool = False,
     ) -> None:
         """Load a Hugging Face folder or id.
 
@@ -70,6 +72,7 @@ class TransformersEngine:
         weights. max_batch: maximum sequences that are decoded together; further requests wait their turn.
         base: returns the folder of the model that LoRA adapters are merged into; None takes the base that they name.
         float32_head: compute logits in float32, as a trainer with the same setting does.
+        keep_experts: requests may ask for the experts that tokens are sent to.
         """
         if max_batch < 1:
             raise ConfigError(f"max_batch is {max_batch}, wanted at least 1")
@@ -91,6 +94,7 @@ class TransformersEngine:
             use_decoding_attention(self._model)
         if float32_head:
             _make_logits_in_float32(self._model)
+        self._routers = _tried_routers(self._model, folder) if keep_experts else None
         self.name = f"transformers {transformers.__version__}"
         self._half_loaded: str | None = None
         """Folder whose weights have replaced only a part of those in use."""
@@ -103,11 +107,13 @@ class TransformersEngine:
             max_batch=max_batch,
             eos_token_ids=eos_token_ids(self._model.config, self._model.generation_config),
             usable_version=self._usable_version,
+            routers=self._routers,
         )
 
     async def generate(self, request: GenerationRequest) -> Completion:
         vocab_size = self._model.config.get_text_config().vocab_size
         check_request(request, vocab_size=vocab_size, max_length=self.max_length)
+        check_keeps_experts(request, self.name, is_kept=self._routers is not None)
         return await self._batch.generate(request)
 
     def load_weights(self, folder: str, version: int) -> None:
@@ -160,8 +166,17 @@ def make_engine(folder: str, *, version: int, setup: EngineSetup) -> Transformer
         device=setup.device,
         base=setup.base,
         float32_head=setup.float32_head,
+        keep_experts=setup.keep_experts,
         max_batch=setup.config.max_batch,
     )
+
+
+def _tried_routers(model: PreTrainedModel, where: str) -> Routers:
+    """Return a model's routers after one pass, which shows that ludic knows how they choose. Raises ModelError."""
+    routers = Routers(model, where)
+    with torch.inference_mode(), routers.record():
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
+    return routers
 
 
 def _load_model(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from transformers import PretrainedConfig
 
-from ludic.engines.engine import Completion, GenerationRequest, check_request
+from ludic.engines.engine import Completion, GenerationRequest, check_keeps_experts, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.engines.vllm_options import (
     check_device,
@@ -30,15 +30,19 @@ from ludic.engines.vllm_options import (
     check_options,
     engine_arguments,
     set_cpu_variables,
+    set_expert_variables,
     set_variables,
     to_completion,
+    to_experts,
     to_vllm_params,
 )
 from ludic.errors import ConfigError, EngineError, HalfLoadedError, ModelError, one_line
 from ludic.installed import package_of
+from ludic.models.experts import routing_of
 from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of_adapter
 from ludic.models.weight_files import check_folder, eos_token_ids, load_config, load_generation_config, read_shapes
 from ludic.records import WeightSpan
+from ludic.schema.validation import Routing
 
 if TYPE_CHECKING:
     from vllm import AsyncEngineArgs, CompletionOutput, SamplingParams
@@ -79,6 +83,7 @@ class VllmEngine:
         model = _model_of(folder, setup)
         self._config = load_config(model)
         self._vocab_size: int = self._config.get_text_config().vocab_size
+        self._routing = routing_of(self._config, folder) if setup.keep_experts else None
         self._eos_token_ids = eos_token_ids(self._config, load_generation_config(model))
         if self._adapter is None:
             check_folder(folder, self._config)
@@ -107,11 +112,12 @@ class VllmEngine:
 
     async def generate(self, request: GenerationRequest) -> Completion:
         check_request(request, vocab_size=self._vocab_size, max_length=self.max_length)
+        check_keeps_experts(request, self.name, is_kept=self._routing is not None)
         # Converted here, so that the event loop of vLLM does no more than it must.
         params = _to_params(request, self._eos_token_ids, self._vocab_size)
         prompt = request.prompt_tokens.tolist()
         sampled = await asyncio.wrap_future(self._process.submit(self._generate(prompt, params)))
-        return _to_completion(request, sampled)
+        return _to_completion(request, sampled, self._routing)
 
     async def _generate(self, prompt: list[int], params: "SamplingParams") -> _Sampled:
         """Return the whole output; runs in the event loop of vLLM."""
@@ -220,6 +226,8 @@ def _make_arguments(
     on_cpu = current_platform.is_cpu()
     check_device(setup.device, on_cpu=on_cpu)
     check_options(setup.config.engine_options, AsyncEngineArgs)
+    if setup.keep_experts:
+        set_expert_variables(on_cpu=on_cpu)
     if on_cpu:
         set_cpu_variables(setup.config.tensor_parallel, num_threads=torch.get_num_threads())
     arguments = engine_arguments(model, config, setup, on_cpu=on_cpu)
@@ -238,7 +246,7 @@ def _to_params(request: GenerationRequest, eos: tuple[int, ...], vocab_size: int
     return SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY, flat_logprobs=True, skip_clone=True)
 
 
-def _to_completion(request: GenerationRequest, sampled: _Sampled) -> Completion:
+def _to_completion(request: GenerationRequest, sampled: _Sampled, routing: Routing | None) -> Completion:
     output, adapter = sampled.output, sampled.adapter
     tokens, found = output.token_ids, output.logprobs
     if adapter is None:
@@ -257,6 +265,7 @@ def _to_completion(request: GenerationRequest, sampled: _Sampled) -> Completion:
         ]
         if request.params.wants_kept_tokens
         else None,
+        experts=to_experts(output.routed_experts, routing) if routing and request.params.return_experts else None,
         finish_reason=output.finish_reason,
         weight_versions=spans,
         first_token_s=sampled.first_token_s,

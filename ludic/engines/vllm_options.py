@@ -21,6 +21,7 @@ from ludic.engines.vllm_worker import OWNER
 from ludic.errors import ConfigError, EngineError, ModelError, unknown_name
 from ludic.installed import is_installed
 from ludic.records import FinishReason, WeightSpan
+from ludic.schema.validation import Routing
 
 _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -42,7 +43,10 @@ _FLAGS = {
     "gpu_memory_utilization": "--gpu-memory",
 }
 """Arguments that a flag sets."""
-_OURS = {"model", "generation_config", "logprobs_mode", "max_logprobs", "enable_lora", "worker_extension_cls"}
+_OURS = {
+    *("model", "generation_config", "logprobs_mode", "max_logprobs", "enable_lora", "worker_extension_cls"),
+    "enable_return_routed_experts",
+}
 """Arguments that change which distribution tokens are drawn from, or which logprobs are stored."""
 _MOST_CPU_CACHE_BYTES = 4 << 30
 _BLOCK_TOKENS = 128
@@ -70,6 +74,16 @@ def set_variables() -> None:
     _set_defaults(_DEFAULTS)
     os.environ[OWNER] = str(os.getpid())
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())  # vLLM sets it after its imports
+
+
+def set_expert_variables(*, on_cpu: bool) -> None:
+    """Set those that vLLM needs to return experts. Raises ConfigError on the CPU, where it can't."""
+    if on_cpu:
+        raise ConfigError(
+            "keep_experts is set, and vLLM returns the experts of its routers on GPUs only; use --engine transformers, "
+            "or start a run without --keep-experts"
+        )
+    _set_defaults({"VLLM_USE_V2_MODEL_RUNNER": "1"})
 
 
 def set_cpu_variables(tensor_parallel: int, *, num_threads: int) -> None:
@@ -117,6 +131,7 @@ def engine_arguments(folder: str, config: PretrainedConfig, setup: EngineSetup, 
             "max_logprobs": -1,
             "worker_extension_cls": "ludic.engines.vllm_worker.WorkerExtension",
         }
+        | ({"enable_return_routed_experts": True} if setup.keep_experts else {})
     )
 
 
@@ -209,11 +224,13 @@ def to_completion(
     finish_reason: str | None,
     weight_versions: Sequence[WeightSpan],
     candidates: Sequence[tuple[Sequence[int], Sequence[float]]] | None = None,
+    experts: np.ndarray | None = None,
     first_token_s: float | None = None,
 ) -> Completion:
     """Return the completion of a request from the lists that vLLM gives, one entry per token.
 
     candidates: ids and logprobs of the token and the most likely ones, if the request wants kept_tokens.
+    experts: of `to_experts`, if the request wants them.
     A greedy completion gets logprobs 0, as the protocol says; vLLM gives those of temperature 1.
     """
     reason = _FINISH_REASONS.get(finish_reason or "")
@@ -228,8 +245,24 @@ def to_completion(
         finish_reason=reason,
         weight_versions=tuple(weight_versions),
         kept_tokens=None if candidates is None else tuple(_kept(*pair) for pair in candidates),
+        experts=experts,
         first_token_s=first_token_s,
     )
+
+
+def to_experts(found: np.ndarray | None, routing: Routing) -> np.ndarray:
+    """Return (n, L, K) int16, ascending, from vLLM's routed experts, (n, all layers, K), 0 in layers without experts.
+
+    Raises EngineError if these are of another shape.
+    """
+    if found is None:
+        raise EngineError("vLLM gave no experts; was it started with --enable-return-routed-experts?")
+    if found.ndim != 3 or found.shape[1] <= max(routing.layers) or found.shape[2] != routing.chosen:
+        raise EngineError(
+            f"vLLM gave experts of shape {found.shape}, wanted {routing.chosen} in each layer up to "
+            f"{max(routing.layers)}"
+        )
+    return np.sort(found[:, list(routing.layers)].astype(np.int16), axis=2)
 
 
 def _kept(token_ids: Sequence[int], logprobs: Sequence[float]) -> np.ndarray:

@@ -133,6 +133,7 @@ def checks(start: Start) -> Iterator[Mapping[str, Check]]:
             "model": model.check,
             "chat template": model.check_template,
             "adapters": model.check_adapters,
+            "experts": model.check_experts,
             "server": partial(_check_server, start),
             "disk": model.check_disk,
             "memory": model.check_memory,
@@ -288,6 +289,16 @@ class _Model:
         rank, alpha, targets = settings.lora_rank, settings.lora_alpha, settings.lora_targets
         layers = try_adapters(str(self.folder), source=self._start.run.model, rank=rank, alpha=alpha, targets=targets)
         return f"on {layers} layers"
+
+    def check_experts(self) -> str:
+        """Look for experts to keep or replay, without the model's weights."""
+        if not self._start.run.keep_experts and not self._start.train.batch.replay_experts:
+            return "not kept"
+        from ludic.models.experts import routing_of
+        from ludic.models.weight_files import load_config
+
+        routing = routing_of(load_config(str(self.folder)), self._start.run.model)
+        return f"{routing.chosen} of {routing.num_experts} in {len(routing.layers)} layers"
 
     @property
     def _num_weights(self) -> int | None:

@@ -139,6 +139,7 @@ def _arguments(root: Root, config: ServeConfig, folder: str) -> ServerArguments:
         host=config.host,
         port=config.port,
         float32_head=root.run.float32_head,
+        keep_experts=root.run.keep_experts,
         engine=asdict(engine),
     )
 

@@ -15,7 +15,13 @@ from ludic.children import end_with_parent
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import SERVE_NAME
-from ludic.engines.vllm_options import check_options, engine_arguments, set_cpu_variables, set_variables
+from ludic.engines.vllm_options import (
+    check_options,
+    engine_arguments,
+    set_cpu_variables,
+    set_expert_variables,
+    set_variables,
+)
 from ludic.errors import LudicError
 from ludic.models.weight_files import load_config
 from ludic.settings import to_flags
@@ -35,6 +41,7 @@ class ServerArguments:
     float32_head: bool
     engine: Mapping[str, Any]
     """Fields of EngineConfig."""
+    keep_experts: bool = False
 
     def to_args(self) -> list[str]:
         """Return the arguments after `python -m`."""
@@ -62,8 +69,14 @@ def _flags(arguments: ServerArguments) -> list[str]:
     from vllm.platforms import current_platform
 
     on_cpu = current_platform.is_cpu()
-    setup = EngineSetup(config=EngineConfig(**arguments.engine), float32_head=arguments.float32_head)
+    setup = EngineSetup(
+        config=EngineConfig(**arguments.engine),
+        float32_head=arguments.float32_head,
+        keep_experts=arguments.keep_experts,
+    )
     check_options(setup.config.engine_options, AsyncEngineArgs)
+    if setup.keep_experts:
+        set_expert_variables(on_cpu=on_cpu)
     if on_cpu:
         set_cpu_variables(setup.config.tensor_parallel, num_threads=torch.get_num_threads())
     options = engine_arguments(arguments.folder, load_config(arguments.folder), setup, on_cpu=on_cpu)

@@ -50,7 +50,14 @@ def work(
         prepare_code(root, sampling_uses(root.run), code, partial(check_sampling_code, root.run))
     with ExitStack() as stack:
         base = stack.enter_context(base_of_run(root, model))
-        setup = partial(EngineSetup, device=device, base=base, float32_head=root.run.float32_head, run_id=root.run_id)
+        setup = partial(
+            EngineSetup,
+            device=device,
+            base=base,
+            float32_head=root.run.float32_head,
+            keep_experts=root.run.keep_experts,
+            run_id=root.run_id,
+        )
         make = as_maker(engine, setup)
         if guard:
             make = _frozen(make)

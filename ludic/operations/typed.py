@@ -28,6 +28,7 @@ class RunConfigValues(TypedDict, total=False):
     top_k: int | None
     max_tokens: int
     keep_sampling_mask: bool | None
+    keep_experts: bool
     sweep: Mapping[str, Any]
     curriculum: int | None
     accept_incomplete: bool
@@ -72,6 +73,7 @@ class TrainConfigValues(TypedDict, total=False):
     max_seq_len: int | None
     training_unit: Literal["episode", "turn"]
     max_tokens_per_micro_batch: int | None
+    replay_experts: bool | None
     balance_by: Literal["tokens", "cost"] | None
     rollout_timeout_s: float | None
     max_failed_batches: int | None
@@ -251,6 +253,7 @@ class CreateSettings(CodeSettingsValues, total=False):
     top_k: int | None
     max_tokens: int
     keep_sampling_mask: bool | None
+    keep_experts: bool
     sweep: Mapping[str, Any]
     curriculum: int | None
     accept_incomplete: bool
@@ -336,6 +339,7 @@ class FitSettings(TrainConfigValues, CodeSettingsValues, EngineConfigValues, Lau
     top_k: int | None
     max_tokens: int
     keep_sampling_mask: bool | None
+    keep_experts: bool
     sweep: Mapping[str, Any]
     curriculum: int | None
     accept_incomplete: bool

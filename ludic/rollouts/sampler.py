@@ -83,6 +83,7 @@ class GroupSampler:
                 top_k=self.run.top_k,
                 max_tokens=self.run.max_tokens,
                 return_mask=split == "train" if keep_mask is None else keep_mask,
+                return_experts=split == "train" and self.run.keep_experts,
             ),
             seed=derive_seed(self.run.seed, group_number),
             group_id=new_id(),

@@ -1,8 +1,17 @@
 """Schemas of the tables, validation of batches, and conversion of records to Arrow and back."""
 
 from ludic.extra_columns import EXTRA_TYPES, check_extra_columns, extra_names
-from ludic.schema.conversion import column_values, from_table, ragged_arrays, resolve_row, to_table, token_arrays
+from ludic.schema.conversion import (
+    column_values,
+    from_table,
+    matrix_arrays,
+    ragged_arrays,
+    resolve_row,
+    to_table,
+    token_arrays,
+)
 from ludic.schema.tables import (
+    MATRIX_COLUMNS,
     NO_COLUMNS,
     RAGGED_COLUMNS,
     SCALAR_COLUMNS,
@@ -22,6 +31,7 @@ from ludic.schema.validation import Problem, find_problems, validate
 
 __all__ = [
     "EXTRA_TYPES",
+    "MATRIX_COLUMNS",
     "NO_COLUMNS",
     "RAGGED_COLUMNS",
     "SCALAR_COLUMNS",
@@ -41,6 +51,7 @@ __all__ = [
     "find_problems",
     "from_table",
     "load_table",
+    "matrix_arrays",
     "ragged_arrays",
     "resolve_row",
     "rollouts_schema",

@@ -31,7 +31,15 @@ from ludic.records import (
     ToolCall,
     WeightSpan,
 )
-from ludic.schema.tables import NO_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, rollouts_schema
+from ludic.schema.tables import (
+    MATRIX_COLUMNS,
+    NO_COLUMNS,
+    RAGGED_COLUMNS,
+    TOKEN_COLUMNS,
+    arrow_schema,
+    conform,
+    rollouts_schema,
+)
 
 RECORDS: dict[str, type] = {
     "agent_steps": AgentStep,
@@ -165,6 +173,8 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
         return _tokens_to_array(values, type_, column)
     if column in RAGGED_COLUMNS:
         return _ragged_to_array(values, type_, column)
+    if column in MATRIX_COLUMNS:
+        return _matrices_to_array(values, type_, column)
     if pa.types.is_nested(type_) and column not in REFERENCES:
         values = _to_builtins(values)
     elif pa.types.is_string(type_):
@@ -209,6 +219,18 @@ def _ragged_to_array(rows: Sequence[Sequence[np.ndarray] | None], type_: pa.Data
     return pa.ListArray.from_arrays(offsets, inner, type=type_, mask=_absent(rows))
 
 
+def _matrices_to_array(arrays: Sequence[np.ndarray | None], type_: pa.DataType, column: str) -> pa.Array:
+    present = [array for array in arrays if array is not None]
+    numbers = join_tokens([array.reshape(-1) for array in present], column)
+    # Each level's lists are of one length within a row.
+    tokens, rows = [len(array) for array in present], [array.shape[1] for array in present]
+    widths = np.repeat([array.shape[2] for array in present], np.multiply(tokens, rows).astype(np.int64))
+    inner = pa.ListArray.from_arrays(_offsets(widths, column), numbers, type=type_.value_type.value_type)
+    middle = pa.ListArray.from_arrays(_offsets(np.repeat(rows, tokens), column), inner, type=type_.value_type)
+    offsets = _offsets((0 if array is None else len(array) for array in arrays), column)
+    return pa.ListArray.from_arrays(offsets, middle, type=type_, mask=_absent(arrays))
+
+
 def _absent(values: Sequence[Any]) -> pa.Array | None:
     """Return which values are None; None if none is."""
     is_absent = [value is None for value in values]
@@ -216,9 +238,9 @@ def _absent(values: Sequence[Any]) -> pa.Array | None:
 
 
 def join_tokens(arrays: Sequence[np.ndarray], column: str) -> pa.Array:
-    """Concatenate arrays of a token column, or of a ragged column."""
-    type_ = arrow_schema("rollouts").field(column).type.value_type
-    if column in RAGGED_COLUMNS:
+    """Concatenate arrays of numbers, as they are in the innermost lists of a column."""
+    type_ = arrow_schema("rollouts").field(column).type
+    while pa.types.is_list(type_):
         type_ = type_.value_type
     if pa.types.is_boolean(type_):
         return pa.array(np.concatenate([np.empty(0, np.bool_), *arrays]), type_)
@@ -231,7 +253,7 @@ def join_tokens(arrays: Sequence[np.ndarray], column: str) -> pa.Array:
     return pa.Array.from_buffers(type_, length, [None, buffer])
 
 
-def _offsets(lengths: Iterator[int], column: str) -> pa.Array:
+def _offsets(lengths: Iterable[int], column: str) -> pa.Array:
     """Return (rows + 1,) int32: the begin of each row's elements, and the end of the last row's."""
     ends = np.cumsum([0, *lengths], dtype=np.int64)
     _check_size(int(ends[-1]), column, "elements")
@@ -249,6 +271,11 @@ def column_values(table: pa.Table, column: str) -> list[Any]:
     if column in RAGGED_COLUMNS:
         ragged = (value for chunk in table[column].chunks for value in ragged_arrays(chunk))
         return [None if row is None else _split(*row) for row in ragged]
+    if column in MATRIX_COLUMNS:
+        matrices = [value for chunk in table[column].chunks for value in matrix_arrays(chunk)]
+        if any(value is not None and value.size == 0 for value in matrices):
+            raise SchemaError(f"table: column {column!r} has lists of unequal lengths in one row, or empty ones")
+        return matrices
     values = table[column].to_pylist(maps_as_pydicts="lossy")
     if pa.types.is_float32(table[column].type):
         return [None if value is None else _shortest_decimal(value) for value in values]
@@ -286,6 +313,28 @@ def ragged_arrays(array: pa.ListArray) -> list[tuple[np.ndarray, np.ndarray] | N
             of_row = bounds[part.start : part.stop + 1]
             rows.append((flat[of_row[0] : of_row[-1]], of_row - of_row[0]))
     return rows
+
+
+def matrix_arrays(array: pa.ListArray) -> list[np.ndarray | None]:
+    """Return each row of a list<list<list>> column as a read-only view, (n, rows, columns); None for a null.
+
+    A row whose lists are empty, or not all of one length, is an array without elements.
+    """
+    middle = array.flatten()
+    inner = middle.values
+    flat, of_tokens, of_rows = inner.values.to_numpy(), middle.offsets.to_numpy(), inner.offsets.to_numpy()
+    found: list[np.ndarray | None] = []
+    for part in _slices(array):
+        if part is None:
+            found.append(None)
+            continue
+        tokens = of_tokens[part.start : part.stop + 1]
+        rows = of_rows[tokens[0] : tokens[-1] + 1]
+        heights, widths = np.diff(tokens), np.diff(rows)
+        is_even = len(heights) and len(widths) and (heights == heights[0]).all() and (widths == widths[0]).all()
+        shape = (len(heights), int(heights[0]), int(widths[0])) if is_even else (0, 0, 0)
+        found.append(flat[rows[0] : rows[-1]].reshape(shape) if is_even else np.zeros(shape, flat.dtype))
+    return found
 
 
 def _split(numbers: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -22,6 +22,7 @@ VERSION_KEY = b"ludic.schema_version"
 
 _PRIMITIVES: dict[str, pa.DataType] = {
     "string": pa.string(),
+    "int16": pa.int16(),
     "int32": pa.int32(),
     "int64": pa.int64(),
     "float": pa.float32(),
@@ -298,12 +299,20 @@ TOKEN_COLUMNS = tuple(
 )
 """Columns of rollouts with one value per token; NumPy arrays in a Rollout."""
 
-RAGGED_COLUMNS = tuple(
-    field.name
+_LISTS_OF_LISTS = [
+    field
     for field in arrow_schema("rollouts")
     if pa.types.is_list(field.type) and pa.types.is_list(field.type.value_type)
+]
+
+RAGGED_COLUMNS = tuple(
+    field.name for field in _LISTS_OF_LISTS if not pa.types.is_list(field.type.value_type.value_type)
 )
 """Columns of rollouts with a list of numbers per token; a NumPy array per token in a Rollout."""
+
+MATRIX_COLUMNS = tuple(field.name for field in _LISTS_OF_LISTS if pa.types.is_list(field.type.value_type.value_type))
+"""Columns of rollouts with a matrix of numbers per token, of one shape; one NumPy array of three dimensions in a
+Rollout."""
 
 
 # --- docs/schemas.md -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ludic.records import Rollout
 from ludic.schema.conversion import INDEX_FIELDS, record_class
-from ludic.schema.tables import NO_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollouts_schema
+from ludic.schema.tables import MATRIX_COLUMNS, NO_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollouts_schema
 
 _RESPONSE_COLUMNS = ("response_logprobs", "token_rewards", "action_mask")
 
@@ -60,6 +60,9 @@ def _column_misfits(values: Sequence[Any], field: pa.Field) -> Iterator[RowProbl
         if set(map(type, values)) <= {np.ndarray} and set(map(attrgetter("dtype", "ndim"), values)) <= {(dtype, 1)}:
             return
         found = [_array_misfits(array, dtype, field) for array in values]
+    elif field.name in MATRIX_COLUMNS:
+        dtype = np.dtype(field.type.value_type.value_type.value_type.to_pandas_dtype())
+        found = [_array_misfits(array, dtype, field, num_dimensions=3) for array in values]
     elif field.name in RAGGED_COLUMNS:
         found = [_ragged_misfits(arrays, field) for arrays in values]
     elif _fit(values, field, field.name):
@@ -69,10 +72,11 @@ def _column_misfits(values: Sequence[Any], field: pa.Field) -> Iterator[RowProbl
     yield from ((row, *misfit) for row, misfits in enumerate(found) for misfit in misfits)
 
 
-def _array_misfits(array: Any, dtype: np.dtype, field: pa.Field) -> Iterator[Misfit]:
+def _array_misfits(array: Any, dtype: np.dtype, field: pa.Field, num_dimensions: int = 1) -> Iterator[Misfit]:
     if isinstance(array, np.ndarray):
-        if array.dtype != dtype or array.ndim != 1:
-            yield field.name, f"is {array.dtype} of shape {array.shape}, wanted {dtype} of one dimension"
+        if array.dtype != dtype or array.ndim != num_dimensions:
+            wanted = {1: "one dimension", 3: "three dimensions"}[num_dimensions]
+            yield field.name, f"is {array.dtype} of shape {array.shape}, wanted {dtype} of {wanted}"
     elif array is not None or not field.nullable:
         yield field.name, f"is {type(array).__name__}, wanted a NumPy array of {dtype}"
 

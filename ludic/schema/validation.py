@@ -39,8 +39,8 @@ LOGPROB_TOLERANCE = 1e-5
 LOWEST_LOGPROB = -100.0
 """Nats. exp(-104) is 0 in float32, so no sampler draws such a token; vLLM writes -9999 for NaN and minus infinity."""
 
-NUM_TOKEN_IDS = 2**31
-"""Number of token ids that a column can hold: the limit where no model is known."""
+NUM_TOKEN_IDS, NUM_EXPERTS = 2**31, 2**15
+"""Numbers of token ids and of experts that a column can hold: the limits where no model is known."""
 
 PURPOSES: tuple[str, ...] = get_args(Purpose)
 ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
@@ -105,7 +105,11 @@ def _examine(
     tokens = {column: FlatTokens.of(column, fit) for column in _ALWAYS_THERE}
     most = vocab_size or NUM_TOKEN_IDS
     findings = chain(
-        _broken_rules(fit), _bad_tokens(tokens, most), _bad_masked_logprobs(fit), find_bad_kept_tokens(fit, most)
+        _broken_rules(fit),
+        _bad_tokens(tokens, most),
+        _bad_masked_logprobs(fit),
+        find_bad_kept_tokens(fit, most),
+        _bad_experts(fit),
     )
     problems = [
         *(_problem(rollouts[row], column, reason) for row, column, reason in misfits),
@@ -416,6 +420,51 @@ def _at(tokens: np.ndarray, reason: str) -> Iterator[str]:
     if len(tokens):
         others = f", and {len(set(tokens.tolist())) - 1} more" if len(set(tokens.tolist())) > 1 else ""
         yield f"at token {tokens[0]}{others} {reason}"
+
+
+# --- Experts: those that a sampler's router chose, which the trainer sends tokens to ------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """What the routers of a model choose from."""
+
+    layers: tuple[int, ...]
+    """Numbers of the decoder layers with experts."""
+    chosen: int
+    """Experts that a token is sent to."""
+    num_experts: int
+    """Experts of a layer."""
+
+
+def _bad_experts(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
+    """Yield rows whose experts are not of each token that was read, or do not ascend. Their types must fit."""
+    for row, rollout in enumerate(rollouts):
+        if rollout.experts is not None:
+            num_read = rollout.prompt_length + rollout.response_length - 1
+            if (reason := reason_against_experts(rollout.experts, num_read)) is not None:
+                yield row, "experts", reason
+
+
+def reason_against_experts(experts: np.ndarray, num_read: int, routing: Routing | None = None) -> str | None:
+    """Return what is wrong with the experts of one row or completion; None if nothing is.
+
+    experts: three dimensions of int16. num_read: tokens that the sampler read. routing: of the model; None if it is not
+    known.
+    """
+    if len(experts) != num_read or 0 in experts.shape:
+        return f"has shape {experts.shape}, wanted experts for each of the {num_read} tokens that the sampler read"
+    most = NUM_EXPERTS if routing is None else routing.num_experts
+    if routing is not None and experts.shape[1:] != (len(routing.layers), routing.chosen):
+        return (
+            f"has {experts.shape[2]} experts in each of {experts.shape[1]} layers, the model sends a token to "
+            f"{routing.chosen} in each of {len(routing.layers)}"
+        )
+    if experts.min() < 0 or experts.max() >= most:
+        return f"holds numbers from {experts.min()} to {experts.max()}, wanted 0 to {most - 1}"
+    if (np.diff(experts, axis=2) <= 0).any():
+        return "does not ascend, wanted a layer's experts sorted, each once"
+    return None
 
 
 # --- Stored rows that can't be trained on, from the columns that training reads ------------------------

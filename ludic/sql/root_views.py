@@ -284,6 +284,7 @@ def _escape_glob(path: str) -> str:
 
 _TYPES = {
     pa.bool_(): "BOOLEAN",
+    pa.int16(): "SMALLINT",
     pa.int32(): "INTEGER",
     pa.int64(): "BIGINT",
     pa.float32(): "FLOAT",

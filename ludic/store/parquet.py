@@ -255,7 +255,10 @@ _DICTIONARY_ROWS = 64
 """Fewest rows that are encoded with dictionaries; fewer rows are smaller without."""
 _NUMBER_LISTS = [
     f"{name}.list.element"
-    for name in ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards", "kept_tokens.list.element")
+    for name in (
+        *("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards"),
+        *("kept_tokens.list.element", "experts.list.element.list.element"),
+    )
 ]
 
 

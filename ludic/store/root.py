@@ -137,7 +137,7 @@ _FIRST_WITH_STEPS = 2
 def to_json(config: RunConfig, run_id: str) -> bytes:
     """Return the content of run.json. Raises ConfigError if JSON can't hold an option."""
     values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, **asdict(config)}
-    for name in ("extra_columns", "float32_head", "keep_sampling_mask"):
+    for name in ("extra_columns", "float32_head", "keep_sampling_mask", "keep_experts"):
         if values[name] is None or (name != "keep_sampling_mask" and not values[name]):
             del values[name]  # so that a ludic that does not know the setting can open the run
     try:

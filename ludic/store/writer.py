@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ludic.errors import NameTakenError
 from ludic.records import GroupEvent, RolloutBatch
-from ludic.schema import RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, to_table, validate
+from ludic.schema import MATRIX_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, to_table, validate
 from ludic.store.files import Folder, RequestsFile, RolloutFile, check_worker_id
 from ludic.store.local import Content
 from ludic.store.parquet import encode, encode_plain, group_starts, release_memory
@@ -358,7 +358,7 @@ class RolloutWriter:
 def _least_bytes(batch: RolloutBatch) -> int:
     """Return the bytes of a batch's token columns; the batch is not validated, so a column may be missing."""
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    arrays = (getattr(rollout, name) for rollout in rollouts for name in TOKEN_COLUMNS)
+    arrays = (getattr(rollout, name) for rollout in rollouts for name in (*TOKEN_COLUMNS, *MATRIX_COLUMNS))
     ragged = (array for rollout in rollouts for name in RAGGED_COLUMNS for array in getattr(rollout, name) or ())
     return sum(getattr(array, "nbytes", 0) for array in itertools.chain(arrays, ragged))
 

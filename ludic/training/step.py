@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
 from ludic.errors import TrainingError
+from ludic.models.experts import UNKNOWN, Routers
 from ludic.training.adamw_8bit import adamw_8bit
 from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
 from ludic.training.logprobs import token_logprobs
@@ -64,8 +65,8 @@ def train_step(
     """
     timer = timer or StepTimer(model.device)
     if not isinstance(config.loss.objective, OffPolicy):
-        # It compares with no sampler, but is about the whole distribution.
-        micro_batches = [replace(batch, kept_tokens=None) for batch in micro_batches]
+        # It compares with no sampler, but is about the whole distribution, and the model's own experts.
+        micro_batches = [replace(batch, kept_tokens=None, experts=None) for batch in micro_batches]
     totals: dict[str, Tensor] = {}
     with timer.device("collectives"):
         num_sequences = _count_sequences(micro_batches, config, model.device)
@@ -75,12 +76,15 @@ def train_step(
     with timer.device("collectives"):
         micro_batches = shape_advantages(micro_batches, references, config.loss, model.device)
     for batch, of_reference in zip(micro_batches, references, strict=True):
-        with timer.device("forward"):
-            loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, of_reference, token_stats)
-        with timer.device("backward"):
-            # FSDP2 averages gradients over ranks, but the loss is a sum over ranks. Gradients are reduced after each
-            # micro-batch: reducing only after the last would keep them unsharded in memory.
-            (loss * num_ranks).backward()
+        batch = batch.to(model.device)
+        with _replay(model, batch) as other_experts:
+            with timer.device("forward"):
+                loss, sums = _micro_batch_loss(model, batch, config, counts, of_reference, token_stats)
+                sums |= other_experts()
+            with timer.device("backward"):
+                # FSDP2 averages gradients over ranks, but the loss is a sum over ranks. Gradients are reduced after
+                # each micro-batch: reducing only after the last would keep them unsharded in memory.
+                (loss * num_ranks).backward()
         totals = _accumulate(totals, sums)
     with timer.device("collectives"):
         metrics = _reduce(totals, num_action_tokens)
@@ -96,6 +100,32 @@ def train_step(
         optimizer.step()
         optimizer.zero_grad()
     return metrics
+
+
+_OTHER_EXPERTS, _REPLAYED = "experts_changed", "num_replayed"
+
+
+@contextmanager
+def _replay(model: PreTrainedModel, batch: MicroBatch) -> Iterator[Callable[[], dict[str, Tensor]]]:
+    """Send the tokens of a micro-batch to its experts, if it has any, in the block's forward and backward pass.
+
+    After the forward pass, the function returns two sums over sampled tokens that have experts: of the share of layers
+    whose router would have chosen others, and of 1.
+    """
+    zero = torch.zeros((), device=model.device)
+    if batch.experts is None:
+        yield lambda: {_OTHER_EXPERTS: zero, _REPLAYED: zero}
+        return
+    experts = batch.experts
+    with Routers(model, type(model).__name__).replay(experts) as differs:
+
+        def sums() -> dict[str, Tensor]:
+            # A token is sampled by the pass that reads the token before it.
+            is_known = (experts[batch.logit_positions, 0, 0] != UNKNOWN) & batch.action_mask
+            changed = torch.where(is_known, differs()[batch.logit_positions], 0)
+            return {_OTHER_EXPERTS: changed.sum(), _REPLAYED: is_known.sum()}
+
+        yield sums
 
 
 def _micro_batch_loss(
@@ -143,6 +173,11 @@ def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, floa
     sums = torch.stack([value.double() for value in totals.values()])
     dist.all_reduce(sums)
     means = dict(zip(totals, (sums / num_action_tokens).tolist(), strict=True))
+    num_replayed = means.pop(_REPLAYED)
+    if num_replayed > 0:
+        means[_OTHER_EXPERTS] /= num_replayed
+    else:
+        del means[_OTHER_EXPERTS]
     means["ratio_mean"], means["clip_fraction"] = means.pop("ratio"), means.pop("clipped")
     quantiles = {f"ratio_p{percent:02}": ratio_quantile(histogram.cpu(), percent / 100) for percent in (1, 99)}
     return means | quantiles | {"ratio_max": ratio_max.item()}

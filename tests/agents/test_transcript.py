@@ -145,6 +145,33 @@ def test_kept_tokens_are_empty_at_tokens_that_were_not_sampled() -> None:
     assert [kept.tolist() for kept in row.kept_tokens] == [[3, 9], [4], [], [7, 8]]
 
 
+def experts(*numbers: int) -> np.ndarray:
+    """One expert in one layer, for each token that was read."""
+    return np.array(numbers, np.int16)[:, None, None]
+
+
+def test_experts_are_of_each_token_that_was_read_when_it_was_read_first() -> None:
+    builder = TranscriptBuilder()
+    builder.add_call(ids(1, 2), ids(3, 4), experts=experts(10, 20, 30))
+    # A tool's result is 5. The call reads all again, with other experts: weights may have changed in between.
+    builder.add_call(ids(1, 2, 3, 4, 5), ids(6, 7), experts=experts(11, 21, 31, 40, 50, 60))
+    builder.add_call(ids(1, 9), ids(6), experts=experts(12, 90))
+    first, second = builder.transcripts()
+    assert first.experts is not None
+    assert first.experts.tolist() == experts(10, 20, 30, 40, 50, 60).tolist()
+    assert second.experts is not None
+    assert second.experts.tolist() == experts(12, 90).tolist()
+
+
+def test_a_row_with_a_completion_that_lacks_its_experts_has_none() -> None:
+    builder = TranscriptBuilder()
+    builder.add_call(ids(1), ids(3), experts=experts(10))
+    builder.add_call(ids(1, 3), ids(4))
+    builder.add_call(ids(1, 3, 4), ids(5), experts=experts(10, 30, 40))
+    (row,) = builder.transcripts()
+    assert row.experts is None
+
+
 def test_a_row_with_a_completion_that_lacks_its_kept_tokens_has_none() -> None:
     builder = TranscriptBuilder()
     builder.add_call(ids(1), ids(3), nats(-1), (ids(3, 9),))

@@ -275,3 +275,42 @@ def test_kept_tokens_are_cut_with_the_response():
 def test_kept_tokens_of_another_length_are_refused():
     with pytest.raises(InvalidBatchError, match=r"kept_tokens has shape \(1,\), response_tokens has \(2,\)"):
         pack([sequence([1], [5, 6], kept_tokens=kept([5]))])
+
+
+def experts(*numbers):
+    """Two experts in one layer: a number and the one after it, for each token that is read."""
+    return np.array([[[number, number + 1]] for number in numbers], np.int16)
+
+
+def experts_by_token(batch):
+    """The first of the two experts of each packed token."""
+    return None if batch.experts is None else batch.experts[:, 0, 0].tolist()
+
+
+def test_experts_lie_end_to_end_with_the_tokens_that_are_read():
+    rows = [
+        sequence([1, 2], [5, 6], experts=experts(10, 20, 50)),
+        sequence([1], [7, 8]),
+        sequence([3], [9], experts=experts(30)),
+    ]
+    assert experts_by_token(pack(rows)) == [10, 20, 50, -1, -1, 30]
+    assert pack(rows).experts.dtype == torch.int16
+    assert pack(rows[1:2]).experts is None
+    one, other = pack_each(Sequences.of(rows), [[2], [1, 0]])
+    assert (experts_by_token(one), experts_by_token(other)) == ([30], [-1, -1, 10, 20, 50])
+
+
+def test_experts_are_cut_with_the_response():
+    rows = Sequences.of([sequence([1, 1], [8, 2, 3], experts=experts(10, 11, 80, 20)), sequence([1], [4])])
+    capped, num_cut = cap(rows, 4)
+    assert (num_cut, experts_by_token(pack(capped))) == (1, [10, 11, 80, -1])
+    # Parts of the response as sequences of their own: the second has 1 1 8 as its prompt.
+    parts = cut_out(rows, *map(np.array, ([0, 0], [0, 1], [1, 3])))
+    assert experts_by_token(pack(parts)) == [10, 11, 10, 11, 80, 20]
+
+
+def test_experts_of_another_length_or_of_two_models_are_refused():
+    with pytest.raises(InvalidBatchError, match=r"experts has shape \(3, 1, 2\), wanted experts of 2 tokens"):
+        pack([sequence([1], [5, 6], experts=experts(10, 50, 60))])
+    with pytest.raises(InvalidBatchError, match="of models with different numbers of layers"):
+        pack([sequence([1], [5], experts=experts(10)), sequence([1], [5], experts=np.zeros((1, 2, 2), np.int16))])

@@ -1,11 +1,13 @@
 """Servers that fail, differ or are shared, on HTTP servers with vLLM's endpoints; test_engine.py asks a real vLLM."""
 
 import asyncio
+import io
 import json
 import logging
 import shutil
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,6 +19,7 @@ import pytest
 from engine_requests import a_request
 from fake_vllm import FakeVllm, Fault, listening, logprobs_of_folder
 from tenacity import wait_fixed
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ludic.engines import server_loading, server_pool
 from ludic.engines.config import EngineConfig
@@ -25,6 +28,7 @@ from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.server_engine import ServerEngine
 from ludic.engines.server_loading import is_claim
 from ludic.errors import ConfigError, EngineError, ModelError, NoServerError
+from ludic.models.families import shrink
 from ludic.records import WeightSpan
 
 StartEngine = Callable[..., ServerEngine]
@@ -40,8 +44,8 @@ def start(model_folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartE
     monkeypatch.setattr(server_pool, "wait_random_exponential", lambda **_: wait_fixed(0.01))
     with ExitStack() as engines:
 
-        def start(*servers: FakeVllm, **options: Any) -> ServerEngine:
-            engine = ServerEngine(model_folder, [server.url for server in servers], **{"run_id": "run"} | options)
+        def start(*servers: FakeVllm, folder: str = model_folder, **options: Any) -> ServerEngine:
+            engine = ServerEngine(folder, [server.url for server in servers], **{"run_id": "run"} | options)
             engines.callback(engine.close)
             return engine
 
@@ -171,6 +175,40 @@ def test_kept_tokens_that_no_model_gives_are_asked_for_again(fake: FakeVllm, sta
         assert kept is not None
         assert [ids.tolist() for ids in kept] == [[5, 6]] * 16, name
         assert fake.num_completions == 2 * number, name
+
+
+@pytest.fixture
+def mixture_folder(tmp_path: Path) -> str:
+    """Two layers of four experts, two for a token, and a vocabulary of 64."""
+    config = shrink(AutoConfig.for_model("qwen3_moe"))
+    config.vocab_size = 64
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "mixture")
+    return str(tmp_path / "mixture")
+
+
+def test_experts_come_as_a_file_of_numpy_and_garbage_is_asked_for_again(
+    fake: FakeVllm, start: StartEngine, mixture_folder: str
+) -> None:
+    engine = start(fake, folder=mixture_folder, keep_experts=True)
+    num_read = len(a_request().prompt_tokens) + 15
+    of_server = np.tile(np.array([[3, 1], [0, 2]], np.uint8), (num_read, 1, 1))
+    file = io.BytesIO()
+    np.save(file, of_server)
+    good = b64encode(file.getvalue()).decode()
+    fake.faults = [changed(routed_experts=b64encode(b"no array").decode()), changed(routed_experts=good)]
+    found = one(engine, return_experts=True).experts
+    assert found is not None
+    assert (found.shape, found[0].tolist(), fake.num_completions) == ((num_read, 2, 2), [[1, 3], [0, 2]], 2)
+
+
+def test_a_server_without_experts_says_how_it_has_to_be_started(
+    fake: FakeVllm, start: StartEngine, mixture_folder: str
+) -> None:
+    engine = start(fake, folder=mixture_folder, keep_experts=True)
+    with pytest.raises(ConfigError, match="returns no experts; start it with --enable-return-routed-experts, or a run"):
+        one(engine, return_experts=True)
+    with pytest.raises(ConfigError, match="was started without keep_experts"):
+        one(start(fake), return_experts=True)
 
 
 def test_a_server_that_only_lies_is_an_error_that_says_what_it_answered(

@@ -1,5 +1,6 @@
 """What vLLM is asked for, and how its answers are read; worked out by hand, without vLLM."""
 
+import os
 from dataclasses import make_dataclass
 from typing import Any
 
@@ -16,12 +17,15 @@ from ludic.engines.vllm_options import (
     check_installed,
     check_options,
     engine_arguments,
+    set_expert_variables,
     to_completion,
+    to_experts,
     to_vllm_params,
 )
 from ludic.errors import ConfigError, EngineError, ModelError
 from ludic.installed import is_installed
 from ludic.records import WeightSpan
+from ludic.schema.validation import Routing
 
 
 def params_of(**params: Any) -> dict[str, Any]:
@@ -74,6 +78,29 @@ def test_kept_tokens_are_those_whose_logprob_is_finite() -> None:
     assert completion.kept_tokens is not None
     assert [kept.tolist() for kept in completion.kept_tokens] == [[7, 9], [2, 5]]
     assert completion_of().kept_tokens is None
+
+
+def test_experts_are_those_of_layers_that_have_some_sorted() -> None:
+    routing = Routing(layers=(1, 3), chosen=2, num_experts=300)
+    # vLLM gives all four layers, with zeros where there are no experts.
+    found = np.array([[[0, 0], [7, 3], [0, 0], [1, 299]], [[0, 0], [0, 5], [0, 0], [4, 2]]], np.uint16)
+    experts = to_experts(found, routing)
+    assert (experts.tolist(), experts.dtype) == ([[[3, 7], [1, 299]], [[0, 5], [2, 4]]], np.int16)
+    with pytest.raises(EngineError, match=r"gave experts of shape \(2, 3, 2\), wanted 2 in each layer up to 3"):
+        to_experts(found[:, :3], routing)
+    with pytest.raises(EngineError, match="vLLM gave no experts"):
+        to_experts(None, routing)
+
+
+def test_vllm_is_asked_for_experts_only_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    asked = engine_arguments("folder", Qwen3Config(), EngineSetup(keep_experts=True), on_cpu=False)
+    assert asked["enable_return_routed_experts"] is True
+    assert "enable_return_routed_experts" not in engine_arguments("f", Qwen3Config(), EngineSetup(), on_cpu=False)
+    set_expert_variables(on_cpu=False)
+    assert os.environ.pop("VLLM_USE_V2_MODEL_RUNNER") == "1"
+    with pytest.raises(ConfigError, match="vLLM returns the experts of its routers on GPUs only"):
+        set_expert_variables(on_cpu=True)
 
 
 def test_a_greedy_completion_has_logprobs_zero() -> None:

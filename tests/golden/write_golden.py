@@ -1,4 +1,4 @@
-"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.5.
+"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.6.
 
     PYTHONPATH=<checkout of that time> python tests/golden/write_golden.py tests/golden/v1.0
 
@@ -52,6 +52,8 @@ HAS_TRAJECTORIES = HAS_MASK and SCHEMA_VERSION != "1.3"
 """Trajectories came with 1.4, and `truncated` in the ledger."""
 HAS_WANTED = HAS_TRAJECTORIES and SCHEMA_VERSION != "1.4"
 """Wanted answers, whether an answer is correct, and tracebacks came with 1.5."""
+HAS_EXPERTS = HAS_WANTED and SCHEMA_VERSION != "1.5"
+"""The experts of mixtures came with 1.6."""
 NOON = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
 
@@ -123,6 +125,9 @@ def mixed_versions() -> RolloutGroup:
     """Weights were swapped under it; the second episode was cut off."""
     kept = tuple(np.array([token, token + 7, 149_999], np.int32) for token in range(5))
     mask: dict[str, Any] = {"engine": "vllm 0.32.0", "kept_tokens": kept} if HAS_MASK else {}
+    if HAS_EXPERTS:
+        # 7 tokens that were read, 2 layers, 3 experts each
+        mask["experts"] = np.arange(42, dtype=np.int16).reshape(7, 2, 3) + np.int16(255)
     cut_off = {"truncated": True, "truncation_reason": "max_steps", "terminated": False, "finish_reason": "length"}
     return RolloutGroup(
         key="moar_cats/prompt-2",

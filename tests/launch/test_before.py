@@ -58,7 +58,7 @@ def test_each_check_is_a_line_and_no_root_is_made(folder: Path, capsys: pytest.C
     assert (code, err) == (0, "")
     assert {state for state, _ in found.values()} == {"ok"}
     environments = ["environment moar_cats", "environment addition"]
-    of_settings = ["settings", "packages", "model", "chat template", "adapters", "server", "disk", "memory"]
+    of_settings = ["settings", "packages", "model", "chat template", "adapters", "experts", "server", "disk", "memory"]
     assert list(found) == [*of_settings, "code", *environments, "SQL"]
     assert found["settings"][1].startswith("10 steps on ")
     # Six groups of eight; an episode failed, and another one's reward was NaN.
@@ -71,7 +71,7 @@ def test_every_mistake_is_told_at_once_and_each_only_once(folder: Path, capsys: 
     wrong = [name for name, (state, _) in found.items() if state == "wrong"]
     assert (code, wrong) == (1, ["packages", "model", "SQL"])
     assert [name for name, (state, _) in found.items() if state == "left out"] == ["chat template", "disk", "memory"]
-    assert err == "ludic: 3 of 11 checks found a mistake\n"
+    assert err == "ludic: 3 of 12 checks found a mistake\n"
 
 
 def test_a_score_that_fails_for_some_answers_only_is_no_mistake(
@@ -117,6 +117,14 @@ def test_a_method_checks_an_opened_run(folder: Path) -> None:
     checked = ludic.Run(create_root("run", "model")).check(lora_rank=2, lora_targets=["q_proj"])
     assert checked.failure is None
     assert {row["check"]: row["found"] for row in checked.rows}["adapters"] == "on 2 layers"
+
+
+def test_experts_of_a_dense_model_can_not_be_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found, _ = check(capsys, "--model", "model", "--env", "moar_cats", "--keep-experts")
+    assert (code, found["experts"]) == (
+        1,
+        ("wrong", "model: a qwen2 model of this configuration has no experts to keep or replay"),
+    )
 
 
 def test_settings_that_differ_from_the_last_trainers_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

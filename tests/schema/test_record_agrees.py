@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ludic.records import Rollout
-from ludic.schema import RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema
+from ludic.schema import MATRIX_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema
 from ludic.schema.conversion import INDEX_FIELDS, RECORDS
 
 STAMPS = {"run_id", "worker_id", "sequence", "created_at", "group_key"}
@@ -19,7 +19,7 @@ STAMPS = {"run_id", "worker_id", "sequence", "created_at", "group_key"}
 
 def kind_of(type_: pa.DataType, name: str) -> Any:
     """The Python type that holds values of an Arrow type."""
-    if name in TOKEN_COLUMNS:
+    if name in (*TOKEN_COLUMNS, *MATRIX_COLUMNS):
         return np.ndarray
     if name in RAGGED_COLUMNS:
         return Sequence[np.ndarray]

@@ -10,6 +10,7 @@ from strategies import as_plain, make_batch
 from ludic.errors import ConfigError, SchemaError
 from ludic.schema import (
     EXTRA_TYPES,
+    MATRIX_COLUMNS,
     RAGGED_COLUMNS,
     SCALAR_COLUMNS,
     SCHEMA_VERSION,
@@ -56,8 +57,8 @@ def test_every_kind_of_type_reaches_arrow_with_its_nullability():
 
 
 def test_a_schema_carries_its_table_and_version():
-    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.5"}
-    assert SCHEMA_VERSION == "1.5"
+    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.6"}
+    assert SCHEMA_VERSION == "1.6"
     assert arrow_schema("metrics").metadata[b"ludic.table"] == b"metrics"
 
 
@@ -101,9 +102,13 @@ def test_an_unknown_table_is_refused_by_name():
 
 def test_scalar_and_token_columns_are_told_from_the_types():
     assert RAGGED_COLUMNS == ("kept_tokens",)
+    assert MATRIX_COLUMNS == ("experts",)
     assert TOKEN_COLUMNS == ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards", "action_mask")
     nested = {"agent_steps", "environment_steps", "messages", "reward_components", "metadata", "weight_versions"}
-    assert set(ROLLOUTS.names) == {*SCALAR_COLUMNS, *TOKEN_COLUMNS, *RAGGED_COLUMNS, *nested, "traceback"}
+    assert set(ROLLOUTS.names) == {
+        *(*SCALAR_COLUMNS, *TOKEN_COLUMNS, *RAGGED_COLUMNS, *MATRIX_COLUMNS),
+        *(*nested, "traceback"),
+    }
 
 
 @pytest.mark.parametrize("name", ["rollouts", "batches", "metrics"])
@@ -168,9 +173,9 @@ def test_every_wrong_column_is_listed():
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.5; upgrade ludic"),
-        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.5"),
-        ("one", "its schema version is 'one', wanted a number such as 1.5"),
+        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.6; upgrade ludic"),
+        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.6"),
+        ("one", "its schema version is 'one', wanted a number such as 1.6"),
     ],
 )
 def test_another_major_version_is_refused_by_name(version, message):

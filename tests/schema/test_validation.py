@@ -345,3 +345,37 @@ def test_tokens_that_were_not_sampled_keep_none():
     kept = tuple(tokens(token) for token in TURNS.response_tokens)
     (problem,) = find_problems(batch_of(group_of(replace(TURNS, kept_tokens=kept))))
     assert problem.reason == "at token 3 is not empty, wanted no ids, since action_mask is 0"
+
+
+def experts_of(num_read: int) -> np.ndarray:
+    """Experts 1 and 4 of each of three layers."""
+    return np.tile(np.array([1, 4], np.int16), (num_read, 3, 1))
+
+
+READ = SECOND.prompt_length + SECOND.response_length - 1
+
+
+def test_experts_of_every_token_that_was_read_are_sound():
+    assert problems_of_second(experts=experts_of(READ)) == []
+
+
+@pytest.mark.parametrize(
+    ("experts", "reason"),
+    [
+        (experts_of(READ).astype(np.int32), f"is int32 of shape ({READ}, 3, 2), wanted int16 of three dimensions"),
+        (experts_of(READ)[0], "is int16 of shape (3, 2), wanted int16 of three dimensions"),
+        ([[[1, 4]]], "is list, wanted a NumPy array of int16"),
+        (
+            experts_of(READ + 1),
+            f"has shape ({READ + 1}, 3, 2), wanted experts for each of the {READ} tokens that the sampler read",
+        ),
+        (
+            experts_of(READ)[:, :0],
+            f"has shape ({READ}, 0, 2), wanted experts for each of the {READ} tokens that the sampler read",
+        ),
+        (experts_of(READ)[..., ::-1].copy(), "does not ascend, wanted a layer's experts sorted, each once"),
+        (experts_of(READ) - np.int16(2), "holds numbers from -1 to 2, wanted 0 to 32767"),
+    ],
+)
+def test_experts_that_no_router_chose_are_refused(experts, reason):
+    assert problems_of_second(experts=experts) == [("experts", reason)]
