@@ -174,7 +174,7 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
     if column in RAGGED_COLUMNS:
         return _ragged_to_array(values, type_, column)
     if column in MATRIX_COLUMNS:
-        return _matrices_to_array(values, type_, column)
+        return to_matrices(values, type_, column)
     if pa.types.is_nested(type_) and column not in REFERENCES:
         values = _to_builtins(values)
     elif pa.types.is_string(type_):
@@ -219,7 +219,8 @@ def _ragged_to_array(rows: Sequence[Sequence[np.ndarray] | None], type_: pa.Data
     return pa.ListArray.from_arrays(offsets, inner, type=type_, mask=_absent(rows))
 
 
-def _matrices_to_array(arrays: Sequence[np.ndarray | None], type_: pa.DataType, column: str) -> pa.Array:
+def to_matrices(arrays: Sequence[np.ndarray | None], type_: pa.DataType, column: str) -> pa.Array:
+    """Return a list<list<list>> column of this type from arrays of three dimensions; None is a null."""
     present = [array for array in arrays if array is not None]
     numbers = join_tokens([array.reshape(-1) for array in present], column)
     # Each level's lists are of one length within a row.

@@ -83,6 +83,19 @@ def test_every_format_gives_the_same_tokens_back():
                 np.testing.assert_array_equal(array, getattr(rollout, column), err_msg=f"{name}: {column}")
 
 
+def test_each_encoding_of_experts_holds_them():
+    from benchmarks.router_replay import MIXTURES, drawn_experts, encoded_bytes
+
+    experts = drawn_experts(MIXTURES[0], 40)
+    assert experts.shape == (40, 24, 4)
+    assert (np.diff(experts, axis=2) > 0).all()
+    found = encoded_bytes(MIXTURES[0], 20, 2)
+    # 24 layers of 4 experts of 32: 5 bits each are 60 bytes; a bitmap of 32 bits a layer is 96.
+    assert found["PLAIN, none"] > 4 * 96
+    assert found["packed bits, zstd (another type)"] == pytest.approx(60, abs=2)
+    assert found["as ludic writes it"] == pytest.approx(found["BYTE_STREAM_SPLIT, zstd"], rel=0.05)
+
+
 def test_speeds_show_the_spread_of_the_rounds():
     from benchmarks.store_size import _speed
 

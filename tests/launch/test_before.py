@@ -123,7 +123,7 @@ def test_experts_of_a_dense_model_can_not_be_kept(folder: Path, capsys: pytest.C
     code, found, _ = check(capsys, "--model", "model", "--env", "moar_cats", "--keep-experts")
     assert (code, found["experts"]) == (
         1,
-        ("wrong", "model: a qwen2 model of this configuration has no experts to keep or replay"),
+        ("wrong", "model: a qwen3 model of this configuration has no experts to keep or replay"),
     )
 
 
