@@ -75,7 +75,7 @@ class Routers:
         Where it would have chosen the same ones, the result is the same to the bit. Raises ModelError if a router did
         not choose as ludic knows it.
         """
-        choices = [_Replayed(self.num_experts, self.chosen, of_layer) for of_layer in experts.long().unbind(1)]
+        choices = [_Replayed(self.num_experts, self.chosen, of_layer) for of_layer in experts.unbind(1)]
         with self._with(choices):
             yield lambda: torch.stack([choice.differs for choice in choices]).float().mean(0)
             self._check(choices)
@@ -185,15 +185,16 @@ class _Recorded(_Choice):
 
 class _Replayed(_Choice):
     def __init__(self, num_experts: int, chosen: int, experts: Tensor) -> None:
-        """experts: (T, K) int64."""
+        """experts: (T, K) of integers."""
         super().__init__(num_experts, chosen)
         self._experts = experts
         self.differs = torch.zeros(len(experts), dtype=torch.bool, device=experts.device)
         """(T,) bool: tokens that the router would have sent elsewhere."""
 
     def see(self, scores: Tensor, own: Any) -> Any:
+        experts = self._experts.long()
         # The router's own order where the experts are the same, so that sums over them round in the same way.
-        is_own = (own.indices.sort(-1).values == self._experts).all(1) | (self._experts[:, 0] == UNKNOWN)
+        is_own = (own.indices.sort(-1).values == experts).all(1) | (experts[:, 0] == UNKNOWN)
         self.differs = ~is_own
-        indices = torch.where(is_own[:, None], own.indices, self._experts)
+        indices = torch.where(is_own[:, None], own.indices, experts)
         return torch.return_types.topk((scores.gather(-1, indices), indices))

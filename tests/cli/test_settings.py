@@ -503,7 +503,14 @@ def test_a_run_that_began_with_the_settings_of_all_objectives_is_resumed(tmp_pat
     clips = {"clip_low": 3e-4, "clip_high": 4e-4, "mask_sequence_kl": 0.05}
     config = on_cpu(objective="gspo", dual_clip=3.0, **clips, **others)
     assert train_settings(root.url) == next_config(root.url, {}) == config
-    later = {"max_failed_batches": 2, "tracker_tags": [], "tracker_samples_every": 20, "optimizer": "adamw", **ON_CPU}
+    later = {
+        "max_failed_batches": 2,
+        "tracker_tags": [],
+        "tracker_samples_every": 20,
+        "optimizer": "adamw",
+        "replay_experts": None,
+        **ON_CPU,
+    }
     later |= dict.fromkeys(("tracker_project", "tracker_entity", "tracker_name"))
     assert json.loads(json.dumps(config.flat())).items() <= (json.loads(stored)["config"] | later).items()
     assert train_settings(root.url, "--objective", "cispo") == on_cpu(objective="cispo", **clips, **others)

@@ -7,6 +7,8 @@ OUT/rank=R.json: for each case the largest difference of a logprob and of a grad
 
 import json
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch, pack
 from ludic.distributed import init_distributed, num_ranks, rank, shut_down
+from ludic.models.experts import Routers
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import shard
 from ludic.training.packed import packed_arguments
@@ -39,6 +42,41 @@ def model_of(family: str) -> PreTrainedModel:
     return random_model_of(family).double() if family in FAMILIES else small_model_of(family)
 
 
+def replayed(family: str) -> dict[str, float]:
+    """As `differences`, with tokens sent to given experts, which one sequence lacks, and layers that are run again."""
+    numbers = torch.Generator().manual_seed(0)
+    whole, sharded = small_model_of(family), small_model_of(family)
+    shard(sharded, init_distributed("cpu"), activation_checkpointing=True)
+    of_whole, of_sharded = Routers(whole, family), Routers(sharded, family)
+    (num_layers, chosen), num_experts = of_whole.shape, of_whole.num_experts
+    sequences = []
+    for index, sequence in enumerate(random_sequences(5, seed=1)):
+        scores = torch.rand(sequence.num_tokens - 1, num_layers, num_experts, generator=numbers)
+        experts = scores.topk(chosen).indices.sort().values.short().numpy()
+        sequences.append(replace(sequence, experts=None if index == 2 else experts))
+    expected = []
+    for batch in (pack([sequence]) for sequence in sequences):
+        with nullcontext() if batch.experts is None else of_whole.replay(batch.experts):
+            expected.append(whole_logprobs(whole, batch))
+    torch.cat(expected).sum().backward()
+
+    mine = range(rank(), len(sequences), num_ranks())
+    batch = pack([sequences[i] for i in mine])
+    assert batch.experts is not None
+    with of_sharded.replay(batch.experts):
+        found = token_logprobs(sharded, batch, chunk_tokens=7)[0]
+        (found.sum() * num_ranks()).backward()
+    return _off(sharded, whole, found, torch.cat([expected[i] for i in mine]))
+
+
+def _off(sharded: PreTrainedModel, whole: PreTrainedModel, found: Tensor, expected: Tensor) -> dict[str, float]:
+    gradients = zip(sharded.parameters(), whole.parameters(), strict=True)
+    return {
+        "logprobs": (found - expected).abs().max().item(),
+        "gradients": max((p.grad.full_tensor() - q.grad).abs().max().item() for p, q in gradients),
+    }
+
+
 def differences(family: str) -> dict[str, float]:
     """Of the logprobs and of the gradients of their sum; this rank has every second sequence."""
     sequences = random_sequences(5, seed=1)
@@ -51,16 +89,13 @@ def differences(family: str) -> dict[str, float]:
     mine = range(rank(), len(sequences), num_ranks())
     found = token_logprobs(sharded, pack([sequences[i] for i in mine]), chunk_tokens=7)[0]
     (found.sum() * num_ranks()).backward()
-    gradients = zip(sharded.parameters(), whole.parameters(), strict=True)
-    return {
-        "logprobs": (found - torch.cat([expected[i] for i in mine])).abs().max().item(),
-        "gradients": max((p.grad.full_tensor() - q.grad).abs().max().item() for p, q in gradients),
-    }
+    return _off(sharded, whole, found, torch.cat([expected[i] for i in mine]))
 
 
 def main(out: str) -> None:
     init_distributed("cpu")
     seen = {family: differences(family) for family in ("qwen2", "qwen3", "gemma2", "qwen3_5_text", "granite_swa")}
+    seen["qwen3_moe, replayed"] = replayed("qwen3_moe")
     dist.barrier()
     (Path(out) / f"rank={rank()}.json").write_text(json.dumps(seen))
     shut_down()

@@ -30,6 +30,7 @@ def seen(tmp_path_factory):
         # Their layers run on one sequence after the other, of which the ranks have 3 and 2; in part in float32.
         ("qwen3_5_text", 1e-4, 1e-3),
         ("granite_swa", 1e-4, 1e-3),
+        ("qwen3_moe, replayed", 1e-4, 1e-3),
     ],
 )
 def test_two_ranks_have_the_logprobs_and_gradients_of_the_whole_model(seen, family, of_logprobs, of_gradients):
