@@ -111,8 +111,7 @@ def read_rank_batch(
     """Read and pack one rank's sequences of a plan; the result is the same on any machine.
 
     attention_tokens: see `costs_of`; None balances tokens. routing: of the model whose experts are replayed; None
-    replays none. Raises StoreError, SchemaError or InvalidBatchError if a
-    rollout can't be read or trained on.
+    replays none. Raises StoreError, SchemaError or InvalidBatchError if a rollout can't be read or trained on.
     """
     used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
     units = _turns(root, used) if config.training_unit == "turn" else _rows(used)
@@ -215,17 +214,21 @@ def _read_experts(root: Root, rows: pa.Table, routing: Routing) -> list[np.ndarr
 
     A row with such experts is no worse than one without: the trainer's own routers choose.
     """
-    found: list[np.ndarray | None] = []
     if rows.num_rows == 0:
-        return found
+        return []
     stored = _columns_of(read_trained(root, rows, [_EXPERTS]), rows, [_EXPERTS])[_EXPERTS]
-    keys = [rows[name].to_pylist() for name in _KEYS]
-    for rollout_id, prompt, response, experts in zip(*keys, stored, strict=True):
-        reason = None if experts is None else reason_against_experts(experts, prompt + response - 1, routing)
-        if reason is not None:
-            logger.warning("%s: rollout %s: experts %s; they are not replayed", root.url, rollout_id, reason)
-        found.append(None if reason else experts)
-    return found
+    prompts, responses = (rows[name].to_pylist() for name in ("prompt_length", "response_length"))
+    reasons = [
+        None if experts is None else reason_against_experts(experts, prompt + response - 1, routing)
+        for experts, prompt, response in zip(stored, prompts, responses, strict=True)
+    ]
+    bad = [index for index, reason in enumerate(reasons) if reason is not None]
+    if bad:
+        logger.warning(
+            "%s: the experts of %d rollouts are not replayed; those of the first, %s: experts %s",
+            *(root.url, len(bad), rows["rollout_id"][bad[0]].as_py(), reasons[bad[0]]),
+        )
+    return [None if reason else experts for experts, reason in zip(stored, reasons, strict=True)]
 
 
 def read_trained(root: Root, rows: pa.Table, columns: Sequence[str] = TRAINED_COLUMNS) -> pa.Table:

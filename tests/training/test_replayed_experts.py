@@ -217,5 +217,6 @@ def test_experts_of_another_model_are_named_and_left_to_the_routers(tmp_path: Pa
     deeper = write_mixture(str(tmp_path / "deeper"), "gpt_oss")  # four layers
     other = ludic.create(str(tmp_path / "other"), model=deeper, **RUN)
     other.train(**TRAIN, offline=True, sources=(run.root.url,), replay_experts=True)
-    assert "has 4 experts in each of 2 layers, the model sends a token to 4 in each of 4; they are not" in caplog.text
+    assert "the experts of 16 rollouts are not replayed; those of the first" in caplog.text
+    assert "experts has 4 experts in each of 2 layers, the model sends a token to 4 in each of 4" in caplog.text
     assert query(other.root, "select count(*), count(experts_changed) from metrics") == [(1, 0)]
