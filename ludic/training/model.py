@@ -32,7 +32,8 @@ from ludic.models.weight_files import load_pretrained, mended, without_progress_
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
-from ludic.training.packed import PACKED_ATTENTION, checkpoint_lengths, keep_uncompiled
+from ludic.training.packed import PACKED_ATTENTION, keep_uncompiled
+from ludic.training.router_losses import checkpoint_contexts
 
 _WEIGHT_NAMES = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
@@ -219,7 +220,8 @@ def shard(
             layer.forward = torch.compile(layer.forward, dynamic=True)
         if activation_checkpointing:
             # Hugging Face's own switch does nothing in eval mode.
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=checkpoint_lengths)
+            contexts = partial(checkpoint_contexts, layer)
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
         make_unit(layer)
     # Tied embeddings are in the root unit together, so FSDP2 shards them as one parameter.
     make_unit(model)
