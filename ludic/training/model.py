@@ -26,7 +26,7 @@ from transformers.initialization import no_init_weights
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.distributed import from_main, is_main, run_on_main
 from ludic.errors import ModelError, one_line
-from ludic.models.families import Sampled, check_family, check_model, probe_sequences
+from ludic.models.families import Sampled, check_family, check_model, probe_sequences, without_kernels
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 from ludic.models.weight_files import load_pretrained, mended, without_progress_bars
 from ludic.temporary import temporary_folder
@@ -65,7 +65,8 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
         )
     if not is_judged:
         check_model(model, source, _packed, what=_WHAT)
-    check_head(model, source)
+    with without_kernels():
+        check_head(model, source)
     return model
 
 
