@@ -156,9 +156,8 @@ def router_losses(model: PreTrainedModel, batch: MicroBatch, config: LossConfig,
     # Only the logits are kept for the backward pass: probabilities are computed again, in float32.
     sums = [checkpoint(_sums, of_layer, use_reentrant=False, preserve_rng_state=False) for of_layer in logits]
     probabilities, squares = (torch.stack(of_layers) for of_layers in zip(*sums, strict=True))
-    num_rows = sum(map(len, logits))
-    balance = balance_loss(tokens, probabilities, num_rows) * share
-    z = squares.sum() / num_rows * share
+    balance = balance_loss(tokens, probabilities, len(logits[0])) * share
+    z = squares.mean() / len(logits[0]) * share
     return RouterLosses(
         loss=(config.router_balance_weight or 0) * balance + (config.router_z_weight or 0) * z,
         balance=balance.detach(),
@@ -184,15 +183,15 @@ def _sums(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.softmax(-1).sum(0), logits.logsumexp(-1).square().sum()
 
 
-def balance_loss(tokens: Tensor, probabilities: Tensor, num_rows: int) -> Tensor:
-    """E times the sum over experts of the share of tokens that chose one times its mean probability.
+def balance_loss(tokens: Tensor, probabilities: Tensor, num_tokens: int) -> Tensor:
+    """E times the sum over experts of the share of tokens that chose one times its mean probability; mean over layers.
 
-    Switch Transformers (Fedus et al. 2021, arXiv 2101.03961), eq. 4 to 6, where a token may choose several experts and
-    the layers count as one, as in transformers' load_balancing_loss_func. It is the number of experts that a token uses
-    where all are used alike, and more where they are not. tokens, probabilities: (L, E), sums over the tokens; only the
-    probabilities have a gradient. num_rows: tokens times layers.
+    Switch Transformers (Fedus et al. 2021, arXiv 2101.03961), eq. 4 to 6, where a token may choose several experts: of
+    one layer, transformers' load_balancing_loss_func. That takes several layers as one, in which layers that are uneven
+    in opposite ways cancel. It is the number of experts that a token uses where all are used alike, and more where they
+    are not. tokens, probabilities: (L, E), sums over num_tokens tokens; only the probabilities have a gradient.
     """
-    return tokens.shape[-1] * (tokens.sum(0) / num_rows * probabilities.sum(0) / num_rows).sum()
+    return tokens.shape[-1] * (tokens / num_tokens * probabilities / num_tokens).sum(1).mean()
 
 
 def expert_imbalance(tokens: Tensor) -> float:

@@ -114,7 +114,7 @@ def test_kernels_that_need_cuda_are_left_aside_while_a_family_is_judged_on_the_c
     bound = use_kernel_func_from_hub_with_fallback("causal_conv1d_fn", "causal_conv1d")(plain)
     monkeypatch.setattr(modeling_qwen3_5, "causal_conv1d_fn", bound)
     model = load_model(folder_with_model(tmp_path / "model", "qwen3_5_text"))
-    with pytest.raises(RuntimeError, match="Expected x.is_cuda"):
+    with pytest.raises(RuntimeError, match=r"Expected x\.is_cuda"):
         model(input_ids=torch.zeros(1, 3, dtype=torch.int64))
 
 
