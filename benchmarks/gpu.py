@@ -43,7 +43,7 @@ from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
 from ludic.distributed import init_distributed, shut_down
 from ludic.errors import ModelError, one_line
 from ludic.flags import run_script
-from ludic.models.families import NUM_TOKENS, logprobs_alone, shrink, spread
+from ludic.models.families import NUM_TOKENS, logprobs_alone, shrink, spread, without_kernels
 from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
 from ludic.training.model import (
@@ -202,7 +202,8 @@ def _exactness(setting: Setting, family: str) -> Cells:
     def alone(of: PreTrainedModel) -> Tensor:
         return torch.cat([logprobs_alone(of, tokens) for tokens in sequences])
 
-    wanted = _logprobs_and_gradient(plain, lambda: alone(plain))
+    with without_kernels():
+        wanted = _logprobs_and_gradient(plain, lambda: alone(plain))
     ours = _logprobs_and_gradient(model, lambda: packed_logprobs(model, sequences))
     model.set_attn_implementation("eager")
     theirs = _logprobs_and_gradient(model, lambda: alone(model))

@@ -117,6 +117,7 @@ TRL = Program(
         Foreign("vespo_k_pos vespo_k_neg", "vespo_k", "both values"),
         Foreign("vespo_lambda_pos vespo_lambda_neg", "vespo_lambda", "both values"),
         Foreign("entropy_coef", "entropy_weight"),
+        Foreign("router_aux_loss_coef", "router_balance_weight", "TRL's 0 is None; its default is 0.001"),
         Foreign("off_policy_mask_threshold", "mask_sequence_kl"),
         Foreign(
             "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_cap",
@@ -244,6 +245,10 @@ VERL = Program(
             "vanilla is ppo_clip, geo_mean is gmpo, dppo_tv is dppo; gspo, sapo and cispo have these names",
         ),
         Foreign("actor_rollout_ref.actor.entropy_coeff", "entropy_weight"),
+        Foreign(
+            "actor_rollout_ref.actor.megatron.override_transformer_config.moe_aux_loss_coeff", "router_balance_weight"
+        ),
+        Foreign("actor_rollout_ref.actor.megatron.override_transformer_config.moe_z_loss_coeff", "router_z_weight"),
         Foreign(
             "actor_rollout_ref.actor.use_kl_loss", "kl_placement", 'kl_placement = "loss", with kl_weight and reference'
         ),

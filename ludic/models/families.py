@@ -12,8 +12,8 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import softmax
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.integrations import hub_kernels
 
 from ludic.errors import ModelError, one_line
 from ludic.models.weight_files import load_config, mended
@@ -49,6 +50,24 @@ Sampled = Sequence[tuple[np.ndarray, Sequence[float] | Tensor]]
 """Sequences of token ids, each with the logprobs of its last tokens."""
 Run = Callable[[PreTrainedModel], Sampled]
 """A way of running a model on sequences of plain tokens."""
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Run layers on the CPU also where their kernels for CUDA are installed (fla, causal-conv1d, mamba-ssm).
+
+    transformers gives them every tensor, wherever it is, unless a model is being exported.
+    """
+    name = "is_torchdynamo_exporting"
+    asked = getattr(hub_kernels, name, None)
+    if asked is None:
+        yield
+        return
+    setattr(hub_kernels, name, lambda: True)
+    try:
+        yield
+    finally:
+        setattr(hub_kernels, name, asked)
 
 
 def check_family(folder: str, where: str, run: Run, *, attention: str | None, what: str) -> bool:
@@ -91,7 +110,7 @@ def check_model(model: PreTrainedModel, where: str, run: Run, *, what: str) -> N
         model.set_attn_implementation("eager")
         return logprobs_alone(model, tokens)
 
-    with torch.no_grad():
+    with torch.no_grad(), without_kernels():
         try:
             problem = _difference(model, run, alone, tolerance)
         finally:
@@ -115,7 +134,7 @@ def _problem(small: PreTrainedConfig, run: Run, attention: str | None) -> str | 
     """
     problem = None
     for dtype in (torch.float32, torch.float64):
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), _WholeSoftmax():
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), _WholeSoftmax(), without_kernels():
             torch.manual_seed(0)
             try:
                 plain = _small_model(small, dtype)

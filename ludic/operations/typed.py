@@ -115,6 +115,8 @@ class TrainConfigValues(TypedDict, total=False):
     loss_normalization: Literal["tokens", "sequences", "episodes", "constant"]
     constant_tokens: int | None
     entropy_weight: float | None
+    router_balance_weight: float | None
+    router_z_weight: float | None
     reference: str | None
     reference_offload: bool
     reference_cache: bool

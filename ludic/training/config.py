@@ -263,6 +263,12 @@ class LossConfig:
     entropy_weight: Weight | None = None
     """Weight of the policy's entropy, which is subtracted from the loss and averaged as loss_normalization says; None
     is off."""
+    router_balance_weight: Annotated[float, Range(0, 10**6)] | None = None
+    """Mixtures of experts: weight of the load-balancing loss of Switch Transformers, such as 0.001. 0 only measures how
+    evenly experts are chosen; None is off. Usual for sft, and not for RL."""
+    router_z_weight: Weight | None = None
+    """Mixtures of experts: weight of ST-MoE's z-loss, which keeps the routers' logits small, such as 0.001; None is
+    off."""
     reference: str | None = None
     """Folder, URL or Hugging Face id of the reference model or teacher, for reference_kl, dpo and ipo; None is off.
     With LoRA, the run's own model takes no extra memory."""
@@ -286,6 +292,11 @@ class LossConfig:
     def is_paired(self) -> bool:
         """Return whether the objective compares the two sides of a pair."""
         return isinstance(self.objective, Paired)
+
+    @property
+    def has_router_losses(self) -> bool:
+        """Return whether the routers of a mixture of experts are measured or have a loss."""
+        return self.router_balance_weight is not None or self.router_z_weight is not None
 
     @property
     def kl_placement(self) -> Literal["loss", "reward", "return"]:

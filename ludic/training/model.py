@@ -26,13 +26,14 @@ from transformers.initialization import no_init_weights
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.distributed import from_main, is_main, run_on_main
 from ludic.errors import ModelError, one_line
-from ludic.models.families import Sampled, check_family, check_model, probe_sequences
+from ludic.models.families import Sampled, check_family, check_model, probe_sequences, without_kernels
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 from ludic.models.weight_files import load_pretrained, mended, without_progress_bars
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
-from ludic.training.packed import PACKED_ATTENTION, checkpoint_lengths, keep_uncompiled
+from ludic.training.packed import PACKED_ATTENTION, keep_uncompiled
+from ludic.training.router_losses import checkpoint_contexts
 
 _WEIGHT_NAMES = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
@@ -64,7 +65,8 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
         )
     if not is_judged:
         check_model(model, source, _packed, what=_WHAT)
-    check_head(model, source)
+    with without_kernels():
+        check_head(model, source)
     return model
 
 
@@ -219,7 +221,8 @@ def shard(
             layer.forward = torch.compile(layer.forward, dynamic=True)
         if activation_checkpointing:
             # Hugging Face's own switch does nothing in eval mode.
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=checkpoint_lengths)
+            contexts = partial(checkpoint_contexts, layer)
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
         make_unit(layer)
     # Tied embeddings are in the root unit together, so FSDP2 shards them as one parameter.
     make_unit(model)

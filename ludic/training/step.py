@@ -34,6 +34,7 @@ from ludic.training.adamw_8bit import adamw_8bit
 from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import KL_ESTIMATORS, MAX_LOG_RATIO, bounded, clipped_tokens, loss_units, rl_loss
+from ludic.training.router_losses import EXPERT_TOKENS, count_tokens, expert_imbalance, router_losses
 
 if TYPE_CHECKING:
     from ludic.batches.source import Plan
@@ -70,6 +71,7 @@ def train_step(
     totals: dict[str, Tensor] = {}
     with timer.device("collectives"):
         num_sequences = _count_sequences(micro_batches, config, model.device)
+        num_tokens = count_tokens(micro_batches, model.device) if config.loss.has_router_losses else None
     counts = {"num_action_tokens": num_action_tokens, "num_sequences": num_sequences}
     with timer.device("reference"):
         references = reference(micro_batches) if reference else [None] * len(micro_batches)
@@ -81,6 +83,13 @@ def train_step(
             with timer.device("forward"):
                 loss, sums = _micro_batch_loss(model, batch, config, counts, of_reference, token_stats)
                 sums |= other_experts()
+                if num_tokens is not None:
+                    routed = router_losses(model, batch, config.loss, num_tokens=num_tokens)
+                    loss = loss + routed.loss
+                    # These are no means over action tokens, by which all sums are divided.
+                    shares = {"loss": loss, "router_balance_loss": routed.balance, "router_z_loss": routed.z}
+                    sums |= {name: share.detach() * num_action_tokens for name, share in shares.items()}
+                    sums[EXPERT_TOKENS] = routed.expert_tokens
             with timer.device("backward"):
                 # FSDP2 averages gradients over ranks, but the loss is a sum over ranks. Gradients are reduced after
                 # each micro-batch: reducing only after the last would keep them unsharded in memory.
@@ -166,8 +175,9 @@ def _accumulate(totals: dict[str, Tensor], sums: dict[str, Tensor]) -> dict[str,
 
 
 def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, float]:
-    """Return means over the action tokens of all ranks, and maximum and quantiles of the ratio."""
+    """Return means over the action tokens of all ranks, maximum and quantiles of the ratio, and expert_imbalance."""
     ratio_max, histogram = totals.pop("ratio_max"), totals.pop(_HISTOGRAM)
+    tokens = totals.pop(EXPERT_TOKENS, None)
     dist.all_reduce(ratio_max, op=dist.ReduceOp.MAX)
     dist.all_reduce(histogram)
     sums = torch.stack([value.double() for value in totals.values()])
@@ -180,6 +190,9 @@ def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, floa
         del means[_OTHER_EXPERTS]
     means["ratio_mean"], means["clip_fraction"] = means.pop("ratio"), means.pop("clipped")
     quantiles = {f"ratio_p{percent:02}": ratio_quantile(histogram.cpu(), percent / 100) for percent in (1, 99)}
+    if tokens is not None:
+        dist.all_reduce(tokens)
+        means["expert_imbalance"] = expert_imbalance(tokens)
     return means | quantiles | {"ratio_max": ratio_max.item()}
 
 

@@ -50,6 +50,7 @@ from ludic.training.ownership import (
     open_source,
 )
 from ludic.training.reference import CachedReference, Reference, base_reference, fingerprint, model_reference
+from ludic.training.router_losses import keep_router_logits
 from ludic.training.step import (
     StepTimer,
     TokenStats,
@@ -470,6 +471,8 @@ def _prepare(model: PreTrainedModel, source: str, seed: int, config: TrainConfig
             targets=config.model.lora_targets,
             seed=seed,
         )
+    if config.loss.has_router_losses:
+        keep_router_logits(model, source)
 
 
 def load_reference(

@@ -266,6 +266,7 @@ METRICS_1_2 = ("token_imbalance", "preference_margin", "preference_accuracy")
 METRICS_1_3 = ("num_incomplete_completions", "num_zero_variance_groups", "first_error")
 # v1.3, v1.4 and v1.5 were written with metrics 1.4; its row leaves them null, too.
 METRICS_1_4 = ("sampler_kl_k1", "ratio_p01", "ratio_p99")
+METRICS_1_6 = ("router_balance_loss", "router_z_loss", "expert_imbalance")
 
 
 def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, expected):
@@ -276,7 +277,7 @@ def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, exp
     assert all(asked[name] == asked[stored] for name, stored in added.items())
     for row in (tailed, asked):
         assert {name: row[name] for name in expected["metrics"]} == expected["metrics"]
-        assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2, *METRICS_1_3, *METRICS_1_4)} == {None}
+        assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2, *METRICS_1_3, *METRICS_1_4, *METRICS_1_6)} == {None}
 
 
 def test_a_run_of_an_older_schema_can_be_watched(root):

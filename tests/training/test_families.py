@@ -4,12 +4,16 @@ benchmarks/families.py does the same for all families of the installed transform
 """
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from benchmarks import families as families_of_transformers
 from ludic.engines.transformers_engine import TransformersEngine, exact_attention
@@ -95,6 +99,23 @@ def test_a_model_that_does_not_shrink_is_judged_by_its_own_weights(tmp_path, mon
     else:
         with pytest.raises(ModelError, match="rwkv models with packed sequences, as in training: logprobs differ"):
             load_model(folder)
+
+
+def test_kernels_that_need_cuda_are_left_aside_while_a_family_is_judged_on_the_cpu(tmp_path, monkeypatch) -> None:
+    def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, activation=None):
+        raise RuntimeError("Expected x.is_cuda() to be true, but got false.")
+
+    monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache"))
+    package = ModuleType("causal_conv1d")
+    package.causal_conv1d_fn = causal_conv1d_fn
+    monkeypatch.setitem(sys.modules, "causal_conv1d", package)
+    # transformers binds packages when a family is imported
+    plain = modeling_qwen3_5.causal_conv1d_fn.__wrapped__
+    bound = use_kernel_func_from_hub_with_fallback("causal_conv1d_fn", "causal_conv1d")(plain)
+    monkeypatch.setattr(modeling_qwen3_5, "causal_conv1d_fn", bound)
+    model = load_model(folder_with_model(tmp_path / "model", "qwen3_5_text"))
+    with pytest.raises(RuntimeError, match=r"Expected x\.is_cuda"):
+        model(input_ids=torch.zeros(1, 3, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("num_ids", [1, 5, 99])

@@ -191,6 +191,12 @@ _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     ("Throughput", "tokens per second", "", {"trained": "tokens_per_s", "sampled": "sampled_tokens_per_s"}),
     ("Time of a step", "seconds", "", {"step": "step_s", "waiting for rollouts": "wait_s"}),
     ("Gradient norm", "before clipping", "", {"norm": "grad_norm"}),
+    (
+        "Balance of experts",
+        "tokens of the most chosen expert over the mean of its layer",
+        "Of the most uneven layer; 1 if all experts are chosen alike.",
+        {"imbalance": "expert_imbalance"},
+    ),
 )
 
 
