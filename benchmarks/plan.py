@@ -78,12 +78,13 @@ def planned(case: str, size: tuple[int, int, int], num_tokens: int, settings: Mo
     config = _config(*size)
     sizes = model_sizes(config, settings)
     passes = activations(config, settings, num_tokens=num_tokens, length=min(512, num_tokens), device="cpu")
-    on_device = rank_memory(sizes, passes, settings, ranks=1, device="cpu")
+    train = TrainConfig(model=settings)
+    on_device = rank_memory(sizes, passes, train, ranks=1, device="cpu")
     if case != "files":
         return sum(on_device.values()) / 1e9
     between_steps = on_device["weights"] + on_device["AdamW's moments"]
     return (
-        between_steps + sum(host_memory(sizes, settings, ranks=1, rank=0, device="cpu").values()) - PROCESS["cpu"]
+        between_steps + sum(host_memory(sizes, train, ranks=1, rank=0, device="cpu").values()) - PROCESS["cpu"]
     ) / 1e9
 
 
@@ -102,7 +103,8 @@ def _planned_gpu(size: tuple[int, int, int, int], ranks: int, num_tokens: int) -
     )
     settings = ModelConfig(dtype="bfloat16", activation_checkpointing=True)
     passes = activations(config, settings, num_tokens=num_tokens, length=num_tokens, device="cuda")
-    parts = rank_memory(model_sizes(config, settings), passes, settings, ranks=ranks, device="cuda")
+    train = TrainConfig(model=settings)
+    parts = rank_memory(model_sizes(config, settings), passes, train, ranks=ranks, device="cuda")
     return (sum(parts.values()) - parts["CUDA and libraries"]) / 2**30
 
 

@@ -30,8 +30,8 @@ from ludic.batches.packing import (
 )
 from ludic.batches.source import Plan
 from ludic.errors import ConfigError, SchemaError, StoreError
+from ludic.models import sizes
 from ludic.models.first_model import first_config, vocabulary_of
-from ludic.models.sizes import LayerSizes
 from ludic.schema import matrix_arrays, token_arrays
 from ludic.schema.validation import TRAINED_COLUMNS, Routing, find_untrainable, reason_against_experts
 from ludic.store import Root
@@ -82,7 +82,7 @@ def attention_tokens(root: Root, config: BatchConfig) -> int | None:
     from ludic.models.weight_files import load_config  # loads transformers
 
     with first_config(root) as folder:
-        return LayerSizes.of(load_config(str(folder))).attention_tokens
+        return sizes.attention_tokens(load_config(str(folder)))
 
 
 def replayed_routing(root: Root, config: BatchConfig) -> Routing | None:

@@ -24,8 +24,9 @@ from ludic.launch.gpus import WHOLE_SHARE, GpuPlan, assign_gpus
 from ludic.results import size
 from ludic.run_config import RunConfig
 from ludic.training.config import TrainConfig
-from ludic.training.device_defaults import expected
+from ludic.training.device_defaults import Gpu, with_defaults
 from ludic.training.memory import (
+    PROMPT_TOKENS,
     Activations,
     Device,
     ModelSizes,
@@ -33,15 +34,15 @@ from ludic.training.memory import (
     activations,
     checkpoint_bytes,
     host_memory,
+    longest_sequence,
     model_sizes,
     rank_memory,
+    reference_place,
     sampler_memory,
     version_bytes,
 )
 
 VLLM = "vllm"
-PROMPT_TOKENS = 1024
-"""Tokens of a prompt, where no setting bounds a sequence. Assumed."""
 BYTES_A_TOKEN = 7.2
 """Bytes of a stored response token, all columns (benchmarks/README.md, store_size)."""
 _WORKER_HOST = {"cpu": 10**9, "cuda": 6 * 10**9}
@@ -168,13 +169,8 @@ def resolved(config: PreTrainedConfig, settings: Settings, machine: Machine) -> 
         engine = replace(engine, engine=VLLM if machine.gpus else "transformers")
     num_processes = settings.processes.ranks + settings.processes.workers_of(settings.run.num_workers)
     is_shared = engine.engine != "server" and machine.gpus < num_processes
-    train = expected(
-        settings.train,
-        config,
-        device="cpu" if is_on_cpu else "cuda",
-        free=machine.gpu_bytes // (2 if is_shared else 1),
-        num_ranks=settings.processes.ranks,
-    )
+    gpu = None if is_on_cpu else Gpu(free=machine.gpu_bytes // (2 if is_shared else 1))
+    train = with_defaults(settings.train, settings.run, config, gpu, ranks=settings.processes.ranks)
     return replace(settings, train=train, engine=engine)
 
 
@@ -284,8 +280,14 @@ class _Planner:
     def _passes(self) -> Activations:
         tokens = self._train.batch.max_tokens_per_micro_batch
         assert tokens is not None
-        length = min(tokens, self._length)
-        return self._once(activations, self._train.model, num_tokens=tokens, length=length, device=self._device)
+        return self._once(
+            activations,
+            self._train.model,
+            num_tokens=tokens,
+            length=self._length,
+            device=self._device,
+            float32_head=self._run.float32_head,
+        )
 
     def _once(self, measure: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """Return measure(config, ...), which takes seconds, from what is known."""
@@ -294,21 +296,9 @@ class _Planner:
             self._known[key] = measure(self._config, *args, **named)
         return self._known[key]
 
-    @cached_property
-    def _length(self) -> int:
-        """Tokens of the longest sequence, as far as settings tell."""
-        limit = getattr(self._config.get_text_config(decoder=True), "max_position_embeddings", None) or 10**9
-        one_turn = PROMPT_TOKENS + self._run.max_tokens
-        longest = self._run.max_sequence_tokens or self._train.batch.max_seq_len or one_turn
-        return min(limit, longest)
-
     @property
-    def _reference(self) -> Literal["none", "device", "host"]:
-        loss = self._train.loss
-        is_base = self._train.model.lora_rank is not None and loss.reference == self._run.model
-        if loss.reference is None or is_base:
-            return "none"
-        return "host" if loss.reference_offload else "device"
+    def _length(self) -> int:
+        return longest_sequence(self._config, self._run, self._train)
 
     # --- Memory --------------------------------------------------------------------------------------------------
 
@@ -339,26 +329,17 @@ class _Planner:
         return {"other ranks": self._ranks - 1, "each worker": self._num_workers}.get(need.process, 1)
 
     def _of_trainer(self) -> Iterator[Need]:
-        on_device = rank_memory(
-            self._sizes,
-            self._passes,
-            self._train.model,
-            ranks=self._ranks,
-            device=self._device,
-            reference=self._reference,
-        )
+        place: dict[str, Any] = {
+            "ranks": self._ranks,
+            "device": self._device,
+            "reference": reference_place(self._run, self._train),
+        }
+        on_device = rank_memory(self._sizes, self._passes, self._train, **place)
         names = ["rank 0", "other ranks"][: self._ranks]
         if self._device == "cuda":
             yield Need(process="each rank", place="GPU", parts=on_device, limit=self._limit_of_trainer)
         for rank, name in enumerate(names):
-            host = host_memory(
-                self._sizes,
-                self._train.model,
-                ranks=self._ranks,
-                rank=rank,
-                device=self._device,
-                reference=self._reference,
-            )
+            host = host_memory(self._sizes, self._train, rank=rank, **place)
             yield Need(process=name, place="host", parts={**(on_device if self._device == "cpu" else {}), **host})
 
     @property
@@ -441,7 +422,7 @@ class _Planner:
     def _disk(self) -> dict[str, int]:
         """Return bytes below the root and in temporary folders. A deleted file is replaced before it is deleted."""
         kept = self._train.checkpoint
-        checkpoint = checkpoint_bytes(self._sizes)
+        checkpoint = checkpoint_bytes(self._sizes, self._train.optimizer)
         num_checkpoints = self._train.num_steps // (kept.checkpoint_every or self._train.num_steps)
         num_versions = self._train.num_steps // self._run.steps_per_version
         checkpoints = min(kept.keep_checkpoints or 10**9, num_checkpoints) + 1

@@ -3,7 +3,9 @@
 Nothing is loaded and nothing is computed. The model is built on PyTorch's meta device, whose tensors have shapes and no
 memory. States (weights, gradients, moments) follow from the number of weights. Activations do not follow from a formula
 that holds for every family, so forward and backward pass of a micro-batch run on the meta device, through the code that
-trains, and the bytes of all living tensors are added up. benchmarks/plan.py compares the figures with measured peaks.
+trains, and the bytes of all living tensors are added up: half a second or a second for 36 layers. benchmarks/plan.py
+compares the figures with measured peaks. `ludic plan` shows these figures, and a trainer's default numbers of tokens
+follow from them (ludic.training.device_defaults).
 
 All figures are bytes. Settings that follow the device count as on the CPU if they are None. Imports no store. Raises
 ModelError if transformers can't make the model.
@@ -28,15 +30,20 @@ from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ModelError, one_line
 from ludic.models.lora import add_adapters
 from ludic.models.sizes import WITHOUT_ATTENTION
-from ludic.training.config import ON_CPU, ModelConfig
+from ludic.run_config import RunConfig
+from ludic.training.config import ON_CPU, ModelConfig, OptimizerConfig, TrainConfig
 from ludic.training.logprobs import linear_logprobs
 
 FLOAT32 = 4
 """Bytes of a float32. Trained weights, their gradients and AdamW's two moments each take one, whatever the dtype."""
-MOMENTS = 2 * FLOAT32
-"""Bytes of AdamW's moments of a trained weight (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
+LOGIT = 12
+"""Bytes of a logit of a chunk at the peak: in float32, as a probability, and as a product of these."""
+PROMPT_TOKENS = 1024
+"""Tokens of a prompt, where no setting bounds a sequence. Assumed."""
 
 Device = Literal["cpu", "cuda"]
+Place = Literal["none", "device", "host"]
+"""Where the weights of a reference model are, if it is a model of its own."""
 Parts = dict[str, int]
 """Bytes by part; their sum is the peak."""
 
@@ -52,6 +59,32 @@ def _dtype(settings: ModelConfig) -> Literal["float32", "bfloat16"]:
 
 def _chunk_tokens(settings: ModelConfig) -> int:
     return settings.logprob_chunk_tokens or int(ON_CPU["logprob_chunk_tokens"])
+
+
+def moment_bytes(sizes: "ModelSizes", optimizer: OptimizerConfig) -> int:
+    """Return the bytes of AdamW's two moments of all trained weights (Loshchilov & Hutter 2019, arXiv 1711.05101).
+
+    In 8 bits each is a byte, and 256 of them share a float32 scale (ludic.training.adamw_8bit).
+    """
+    if optimizer.optimizer == "adamw_8bit":
+        return 2 * sizes.num_trained + 2 * FLOAT32 * -(-sizes.num_trained // 256)
+    return 2 * FLOAT32 * sizes.num_trained
+
+
+def longest_sequence(config: PreTrainedConfig, run: RunConfig, train: TrainConfig) -> int:
+    """Return the tokens of the longest sequence, as far as settings tell. config: of the model."""
+    limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or 10**9
+    longest = run.max_sequence_tokens or train.batch.max_seq_len or PROMPT_TOKENS + run.max_tokens
+    return min(limit, longest)
+
+
+def reference_place(run: RunConfig, train: TrainConfig) -> Place:
+    """Return where a reference model is; with LoRA, the run's own model is the trained one without its adapters."""
+    loss = train.loss
+    is_base = train.model.lora_rank is not None and loss.reference == run.model
+    if loss.reference is None or is_base:
+        return "none"
+    return "host" if loss.reference_offload else "device"
 
 
 _WINDOWED = ("sliding_attention", "chunked_attention")
@@ -174,17 +207,25 @@ class Activations:
 
 
 def activations(
-    config: PreTrainedConfig, settings: ModelConfig, *, num_tokens: int, length: int, device: Device
+    config: PreTrainedConfig,
+    settings: ModelConfig,
+    *,
+    num_tokens: int,
+    length: int,
+    device: Device,
+    float32_head: bool = False,
 ) -> Activations:
     """Return the bytes of a micro-batch's passes.
 
     num_tokens: tokens of the micro-batch. length: of each of its sequences; matters where attention has no kernel that
-    runs in the memory of its output, such as float32 on CUDA. Raises ModelError if the model can't be made.
+    runs in the memory of its output, such as float32 on CUDA. float32_head: the run's setting; the head's weights are
+    converted in each pass. Raises ModelError if the model can't be made.
     """
+    size = {"num_tokens": num_tokens, "length": min(length, num_tokens)}
     for dtype in dict.fromkeys((_dtype(settings), "bfloat16")):
         model = _on_meta(config, replace(settings, dtype=dtype, publish_dtype=None))
         try:
-            found = _run_on_meta(model, settings, num_tokens=num_tokens, length=length, device=device)
+            found = _run_on_meta(model, settings, **size, device=device, float32_head=float32_head)
         except Exception:  # such as experts that are multiplied together, which run in bfloat16 alone
             continue
         if dtype == _dtype(settings):
@@ -193,7 +234,9 @@ def activations(
     return _by_formula(config, settings, num_tokens=num_tokens)
 
 
-def _run_on_meta(model: Any, settings: ModelConfig, *, num_tokens: int, length: int, device: Device) -> Activations:
+def _run_on_meta(
+    model: Any, settings: ModelConfig, *, num_tokens: int, length: int, device: Device, float32_head: bool
+) -> Activations:
     for weight in model.parameters():
         # Gradients are counted by their number; here each lives until it would be added to the others.
         if weight.requires_grad:
@@ -209,10 +252,13 @@ def _run_on_meta(model: Any, settings: ModelConfig, *, num_tokens: int, length: 
         hidden = _decode(model, batch, **counted)[0, batch.logit_positions]
         kept = living.num_bytes
         head = model.get_output_embeddings()
+        parts = hidden, head.weight, head.bias
+        hidden, weight, bias = (part.float() if float32_head and part is not None else part for part in parts)
+        del parts
         logprobs, _ = linear_logprobs(
             hidden,
-            head.weight,
-            head.bias,
+            weight,
+            bias,
             batch.targets,
             batch.temperatures,
             chunk_tokens=_chunk_tokens(settings),
@@ -346,7 +392,7 @@ def _by_formula(config: PreTrainedConfig, settings: ModelConfig, *, num_tokens: 
     layer = round(2 * 34 * text.hidden_size * num_tokens * scale)
     entry = round(2 * text.hidden_size * num_tokens * scale)
     kept = text.num_hidden_layers * (entry if settings.activation_checkpointing else layer)
-    logits = 12 * min(_chunk_tokens(settings), num_tokens) * text.vocab_size
+    logits = LOGIT * min(_chunk_tokens(settings), num_tokens) * text.vocab_size
     head = text.vocab_size * text.hidden_size * (FLOAT32 + word_bytes(_dtype(settings)))
     return Activations(kept=kept, more=max(logits + head, layer), is_exact=False)
 
@@ -361,32 +407,33 @@ CUDA = 2 * 10**9
 def rank_memory(
     sizes: ModelSizes,
     passes: Activations,
-    settings: ModelConfig,
+    config: TrainConfig,
     *,
     ranks: int,
     device: Device,
-    reference: Literal["none", "device", "host"] = "none",
+    reference: Place = "none",
 ) -> Parts:
     """Return the bytes by part of one rank's device at the peak of a step.
 
     Trained weights, gradients and moments are float32, 16 bytes a weight (ZeRO, Rajbhandari et al. 2020, arXiv
-    1910.02054, section 3.1, whose 16 bytes are split otherwise), divided by the ranks (FSDP, Zhao et al. 2023, arXiv
-    2304.11277). The peak is either in the passes of a micro-batch that is not the first, when gradients are there, or
-    in AdamW's step. reference: where the weights of a reference model are, if it is a model of its own.
+    1910.02054, section 3.1, whose 16 bytes are split otherwise), or moments in 8 bits, divided by the ranks (FSDP, Zhao
+    et al. 2023, arXiv 2304.11277). The peak is either in the passes of a micro-batch that is not the first, when
+    gradients are there, or in AdamW's step.
     """
+    settings = config.model
     word = word_bytes(_dtype(settings))
     frozen = sizes.num_weights if settings.lora_rank is not None else 0
     parts = {
         "weights": -(-(FLOAT32 * sizes.num_trained + word * frozen) // ranks),
         "gradients": -(-FLOAT32 * sizes.num_trained // ranks),
-        "AdamW's moments": -(-MOMENTS * sizes.num_trained // ranks),
+        "AdamW's moments": -(-moment_bytes(sizes, config.optimizer) // ranks),
     }
     if reference == "device":
         parts["reference model"] = -(-word * sizes.num_weights // ranks)
     in_passes = {"activations": passes.kept, "logits, gradients on their way": passes.more}
     if ranks > 1 or _dtype(settings) != "float32":
         in_passes["layers gathered by FSDP2"] = _gathered(sizes, word)
-    in_step = _adamw_temporaries(sizes, ranks, device)
+    in_step = _adamw_temporaries(sizes, config.optimizer, ranks, device)
     if in_step > sum(in_passes.values()):
         in_passes = {"AdamW's temporaries": in_step}
     return {**parts, **in_passes, **({"CUDA and libraries": CUDA} if device == "cuda" else {})}
@@ -402,12 +449,15 @@ def _gathered(sizes: ModelSizes, word: int) -> int:
     return word * (sizes.root_weights + 2 * sizes.layer_weights) + (word + FLOAT32) * sizes.layer_weights
 
 
-def _adamw_temporaries(sizes: ModelSizes, ranks: int, device: Device) -> int:
+def _adamw_temporaries(sizes: ModelSizes, optimizer: OptimizerConfig, ranks: int, device: Device) -> int:
     """Return the bytes of AdamW's step: a square root for each weight on CUDA, where it handles all at once (foreach).
 
-    On the CPU it handles one tensor after the other. Read from torch 2.13's torch/optim/adam.py.
+    One kernel (fused) has none. On the CPU, and in 8 bits, it handles one tensor after the other. Read from torch
+    2.13's torch/optim/adam.py, and torchao 0.18.
     """
-    if device == "cuda":
+    if optimizer.optimizer == "adamw" and optimizer.fused_adamw:
+        return 0
+    if optimizer.optimizer == "adamw" and device == "cuda":
         return -(-FLOAT32 * sizes.num_trained // ranks)
     return -(-2 * FLOAT32 * sizes.largest_weight // ranks)
 
@@ -461,20 +511,14 @@ libraries are larger and whose staging buffers are pinned, assumed."""
 
 
 def host_memory(
-    sizes: ModelSizes,
-    settings: ModelConfig,
-    *,
-    ranks: int,
-    rank: int,
-    device: Device,
-    reference: Literal["none", "device", "host"] = "none",
-    async_checkpoint: bool = True,
+    sizes: ModelSizes, config: TrainConfig, *, ranks: int, rank: int, device: Device, reference: Place = "none"
 ) -> Parts:
     """Return the bytes by part of a rank's host memory, without what `rank_memory` counts if the device is the CPU.
 
     Rank 0 gathers whole weights for a publish, and whole weights and moments for a checkpoint; when both are due at a
     step they exist together, while threads write them. safetensors writes tensors without another copy.
     """
+    settings = config.model
     word = word_bytes(_dtype(settings))
     parts = {"Python and libraries": PROCESS[device]}
     if reference == "host":
@@ -490,9 +534,9 @@ def host_memory(
         parts["adapters, to publish"] = FLOAT32 * sizes.num_trained
     if published != "float32" and settings.publish_lora == "merged":
         parts[f"the same in {published}"] = word_bytes(published) * sizes.num_weights
-    parts["weights and moments, for a checkpoint"] = (FLOAT32 + MOMENTS) * sizes.num_trained
+    parts["weights and moments, for a checkpoint"] = checkpoint_bytes(sizes, config.optimizer)
     if device == "cpu" and ranks > 1:  # what is gathered there is copied once more (ludic.training.model.detached)
-        parts["moments, while they are copied"] = MOMENTS * sizes.num_trained
+        parts["moments, while they are copied"] = moment_bytes(sizes, config.optimizer)
     return parts
 
 
@@ -506,6 +550,6 @@ def version_bytes(sizes: ModelSizes, settings: ModelConfig) -> int:
     return word_bytes(settings.publish_dtype or _dtype(settings)) * sizes.num_weights
 
 
-def checkpoint_bytes(sizes: ModelSizes) -> int:
-    """Return the bytes of a checkpoint: trained weights and moments in float32."""
-    return (FLOAT32 + MOMENTS) * sizes.num_trained
+def checkpoint_bytes(sizes: ModelSizes, optimizer: OptimizerConfig) -> int:
+    """Return the bytes of a checkpoint: trained weights in float32, and moments."""
+    return FLOAT32 * sizes.num_trained + moment_bytes(sizes, optimizer)

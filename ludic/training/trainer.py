@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ludic.batches.reading import RankBatch
 from ludic.batches.stream import PlannedStream
@@ -28,6 +28,7 @@ from ludic.distributed import init_distributed, num_ranks, rank, run_on_all, run
 from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.models.first_model import first_config, first_model, local_folder, remember_model, write_files
 from ludic.models.lora import add_adapters
+from ludic.models.weight_files import load_config
 from ludic.paths import is_url
 from ludic.store import Root, check_not_fenced
 from ludic.store.attempts import check_not_replaced, folder_of, prune_checkpoints
@@ -92,7 +93,7 @@ def train(
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
         run_on_main(partial(remember_model, root, model))
-        config = follow_device(root, config, mesh)
+        config = follow_device(config, root.run, partial(_model_config, root), mesh)
         newest = agree_on_newest(root)
         source = open_source(root, config, stop)
         if newest is not None and newest.step >= agree_on_steps(config, source, newest).num_steps:
@@ -135,6 +136,11 @@ def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
         trainer.log(step, batch, metrics, timer.seconds())
     trainer.checkpoint_last()
     return step
+
+
+def _model_config(root: Root) -> PreTrainedConfig:
+    with first_config(root) as folder:
+        return load_config(str(folder))
 
 
 @contextmanager

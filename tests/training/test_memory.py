@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ModelError
-from ludic.training.config import ModelConfig
+from ludic.run_config import RunConfig
+from ludic.training.config import ModelConfig, TrainConfig
 from ludic.training.logprobs import PACKED_ATTENTION, token_logprobs
 from ludic.training.memory import (
     CUDA,
@@ -18,8 +19,10 @@ from ludic.training.memory import (
     activations,
     checkpoint_bytes,
     host_memory,
+    longest_sequence,
     model_sizes,
     rank_memory,
+    reference_place,
     sampler_memory,
     version_bytes,
 )
@@ -63,10 +66,10 @@ def test_only_adapters_are_trained() -> None:
 
 
 def test_a_rank_holds_its_share_of_16_bytes_a_weight() -> None:
-    parts = rank_memory(SIZES, PASSES, ModelConfig(), ranks=1, device="cpu")
+    parts = rank_memory(SIZES, PASSES, TrainConfig.of(), ranks=1, device="cpu")
     states = {"weights": 4000, "gradients": 4000, "AdamW's moments": 8000}
     assert parts == {**states, "activations": 5000, "logits, gradients on their way": 700}
-    parts = rank_memory(SIZES, PASSES, ModelConfig(dtype="bfloat16"), ranks=4, device="cuda", reference="device")
+    parts = rank_memory(SIZES, PASSES, TrainConfig.of(dtype="bfloat16"), ranks=4, device="cuda", reference="device")
     # In bfloat16: embeddings, head and two layers gathered, 400 numbers; gradients of a layer in both dtypes.
     assert parts == {
         **{name: value // 4 for name, value in states.items()},
@@ -80,26 +83,72 @@ def test_a_rank_holds_its_share_of_16_bytes_a_weight() -> None:
 
 def test_adamws_step_is_the_peak_where_activations_are_few() -> None:
     few = Activations(kept=10, more=10)
-    parts = rank_memory(SIZES, few, ModelConfig(), ranks=1, device="cuda")
+    parts = rank_memory(SIZES, few, TrainConfig.of(), ranks=1, device="cuda")
     assert (parts["AdamW's temporaries"], "activations" in parts) == (4000, False)
-    assert rank_memory(SIZES, few, ModelConfig(), ranks=1, device="cpu")["AdamW's temporaries"] == 2 * 4 * 150
+    assert rank_memory(SIZES, few, TrainConfig.of(), ranks=1, device="cpu")["AdamW's temporaries"] == 2 * 4 * 150
 
 
 def test_frozen_weights_of_adapters_have_no_gradients() -> None:
     sizes = ModelSizes(**{**{name: getattr(SIZES, name) for name in SIZES.__slots__}, "num_trained": 10})
-    settings = ModelConfig(lora_rank=1, dtype="bfloat16")
-    parts = rank_memory(sizes, PASSES, settings, ranks=1, device="cpu")
+    train = TrainConfig.of(lora_rank=1, dtype="bfloat16")
+    parts = rank_memory(sizes, PASSES, train, ranks=1, device="cpu")
     assert (parts["weights"], parts["gradients"], parts["AdamW's moments"]) == (40 + 2000, 40, 80)
-    assert (version_bytes(sizes, settings), checkpoint_bytes(sizes)) == (2000, 120)
+    assert (version_bytes(sizes, train.model), checkpoint_bytes(sizes, train.optimizer)) == (2000, 120)
     assert version_bytes(sizes, ModelConfig(lora_rank=1, publish_lora="adapter")) == 40
 
 
+def test_moments_in_8_bits_take_2_bytes_a_weight_and_a_fused_step_no_temporaries() -> None:
+    train = TrainConfig.of(optimizer="adamw_8bit")
+    moments = 2 * 1000 + 2 * 4 * 4  # two moments; four blocks of 256, each with a float32
+    parts = rank_memory(SIZES, PASSES, train, ranks=1, device="cuda")
+    assert (parts["weights"], parts["gradients"], parts["AdamW's moments"]) == (4000, 4000, moments)
+    assert checkpoint_bytes(SIZES, train.optimizer) == 4000 + moments
+    few = Activations(kept=10, more=10)
+    assert rank_memory(SIZES, few, train, ranks=1, device="cuda")["AdamW's temporaries"] == 2 * 4 * 150
+    fused = rank_memory(SIZES, few, TrainConfig.of(fused_adamw=True), ranks=1, device="cuda")
+    assert "AdamW's temporaries" not in fused
+
+
+def test_a_reference_is_counted_unless_it_is_what_adapters_are_on() -> None:
+    run = RunConfig(model="m", env=("moar_cats",))
+    places = {
+        place: [reference_place(run, TrainConfig.of(reference=name, **more)) for name, more in settings]
+        for place, settings in {
+            "none": [(None, {}), ("m", {"lora_rank": 1})],
+            "device": [("m", {}), ("other", {"lora_rank": 1})],
+            "host": [("m", {"reference_offload": True})],
+        }.items()
+    }
+    assert all({place} == set(found) for place, found in places.items())
+
+
+def test_the_longest_sequence_is_what_settings_tell() -> None:
+    config, run = small(max_position_embeddings=5000), RunConfig(model="m", env=("moar_cats",), max_tokens=100)
+    assert longest_sequence(config, run, TrainConfig()) == 1024 + 100
+    assert longest_sequence(config, run, TrainConfig.of(max_seq_len=700)) == 700
+    long = RunConfig(model="m", env=("moar_cats",), max_sequence_tokens=9000)
+    assert longest_sequence(config, long, TrainConfig.of(max_seq_len=700)) == 5000
+
+
+def test_a_head_in_float32_takes_a_copy_of_its_weights() -> None:
+    config = small(vocab_size=50_000, hidden_size=64)
+    more = [
+        activations(
+            config, ModelConfig(dtype="bfloat16"), num_tokens=64, length=64, device="cuda", float32_head=is_on
+        ).more
+        for is_on in (False, True)
+    ]
+    # In the backward pass: the copy and its gradient, both in float32, instead of a gradient in bfloat16.
+    assert more[1] - more[0] == pytest.approx(50_000 * 64 * (4 + 4 - 2), rel=0.35)
+
+
 def test_rank_0_gathers_what_is_published_and_kept() -> None:
-    parts = host_memory(SIZES, ModelConfig(dtype="bfloat16"), ranks=2, rank=0, device="cuda")
+    parts = host_memory(SIZES, TrainConfig.of(dtype="bfloat16"), ranks=2, rank=0, device="cuda")
     assert list(parts.values())[1:] == [4000, 2000, 12_000]  # float32, bfloat16, weights and moments
-    assert list(host_memory(SIZES, ModelConfig(), ranks=2, rank=1, device="cuda")) == ["Python and libraries"]
+    assert list(host_memory(SIZES, TrainConfig.of(), ranks=2, rank=1, device="cuda")) == ["Python and libraries"]
     assert (
-        host_memory(SIZES, ModelConfig(), ranks=2, rank=1, device="cuda", reference="host")["reference model"] == 2000
+        host_memory(SIZES, TrainConfig.of(), ranks=2, rank=1, device="cuda", reference="host")["reference model"]
+        == 2000
     )
 
 
