@@ -9,9 +9,14 @@ and pyarrow. Parts that need more, such as the store or vLLM, say what is missin
 - attention: logprobs and gradients of packed sequences in bfloat16, beside those of each sequence alone, both against
   float32 on the CPU. Packing is exact if it is no further off than the sequences alone.
 - step: one gradient step in every way of running it, against the same step in float32 on the CPU.
-- speed: the trainer's step at the sizes of Qwen3-0.6B, at most 16,384 tokens at once, and with layers of Qwen3-8B's
-  size, as many as fit; model FLOPs do not count what is computed twice.
+- group: the process group of a trainer of one rank, and the one that waits without a limit.
+- head: logprobs of a head in bfloat16, in float32 and in TF32, against float64.
 - files: seconds of a publish and of a checkpoint.
+- speed: the trainer's step at the sizes of Qwen3-0.6B, at most 16,384 tokens at once, and with layers of Qwen3-8B's
+  size, as many as fit; model FLOPs do not count what is computed twice. Memory at the peak stands beside that of `ludic
+  plan`, without what CUDA takes itself.
+- choices: what a trainer chooses for this GPU by itself, with its peak; and one setting at a time: tokens of a
+  micro-batch and of a chunk of logits, optimizers.
 - run: whole runs with vLLM, and the share of their time that the trainer waits.
 """
 
@@ -31,21 +36,26 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from benchmarks.models import make_model
 from benchmarks.one_rank import shard_always
 from benchmarks.packing import skewed_sequences
 from ludic.batches.config import MICRO_BATCH_TOKENS
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
-from ludic.distributed import init_distributed, shut_down
+from ludic.distributed import init_distributed, shut_down, unlimited_group
 from ludic.errors import ModelError, one_line
 from ludic.flags import run_script
 from ludic.models.families import NUM_TOKENS, logprobs_alone, shrink, spread, without_kernels
-from ludic.training.config import TrainConfig
+from ludic.run_config import RunConfig
+from ludic.training.config import TrainConfig, describe_computing
+from ludic.training.device_defaults import Gpu, with_defaults
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
+from ludic.training.logprobs import linear_logprobs
+from ludic.training.memory import Device, activations, model_sizes, rank_memory
 from ludic.training.model import (
     check_trainable,
     compute_dtype,
@@ -60,7 +70,7 @@ from ludic.training.step import StepTimer, build_optimizer, train_step
 
 Cells = Sequence[str]
 SECONDS = 480
-"""All parts together; a part that would begin later is left out."""
+"""All parts together; rows that would begin later are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +89,8 @@ class Report:
     """The Markdown file, which is written while the parts run."""
 
     file: Path
+    ends_at: float
+    """By time.monotonic; rows after it are left out."""
     failures: int = 0
 
     def write(self, text: str) -> None:
@@ -93,6 +105,9 @@ class Report:
         try:
             for row in rows:
                 self.write(f"| {' | '.join(row)} |\n")
+                if time.monotonic() > self.ends_at:
+                    self.write(f"| the rest is left out: {SECONDS} seconds have passed |\n")
+                    break
         except Exception as error:  # a GPU shows what was never tried, and the other parts shall still run
             self.failures += 1
             self.write(f"| failed: {type(error).__name__}: {one_line(error).replace('|', '/')[:400]} |\n")
@@ -102,19 +117,18 @@ class Report:
 def main(
     device: Literal["cuda", "cpu"] = "cuda",
     file: str = "build/gpu.md",
-    part: Literal["attention", "step", "speed", "files", "run"] | None = None,
+    part: tuple[Literal["attention", "step", "group", "head", "files", "speed", "choices", "run"], ...] = (),
 ) -> None:
     """Write the file. The exit status is 1 if a part failed.
 
     Args:
         device: Where to run; cpu takes tiny sizes.
         file: The Markdown file; one that is there is replaced.
-        part: Run only this part.
+        part: Run only these parts.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("gpu: PyTorch finds no CUDA device here; --device cpu shows that the parts run")
-    started = time.monotonic()
-    report = Report(Path(file))
+    report = Report(Path(file), ends_at=time.monotonic() + SECONDS)
     report.file.parent.mkdir(parents=True, exist_ok=True)
     report.file.write_text("# ludic on one GPU\n\n    make gpu\n")
     mesh = init_distributed(device)
@@ -124,9 +138,9 @@ def main(
         setting = Setting(device=torch.device(mesh.device_type), is_quick=device == "cpu", folder=Path(folder))
         report.table("machine", ["", ""], machine(setting))
         for name, (title, columns, rows) in PARTS.items():
-            if part not in (None, name):
+            if part and name not in part:
                 continue
-            if time.monotonic() - started > SECONDS:
+            if time.monotonic() > report.ends_at:
                 report.write(f"\n## {title}\n\nLeft out: {SECONDS} seconds had passed.\n")
                 continue
             report.table(title, columns, rows(setting))
@@ -249,7 +263,7 @@ WAYS = (
         settings={"dtype": "bfloat16", "activation_checkpointing": True, "compile": True},
     ),
 )
-_TIMED = 3
+_TIMED = 2
 """Steps that are timed, after one that warms up."""
 
 
@@ -269,7 +283,8 @@ def step(setting: Setting) -> Iterator[Cells]:
     cpu = torch.device("cpu")
     wanted, gradient, _ = _one_step(cpu, sizes, sequences, Way(name="on the CPU"))
     yield "float32 on the CPU", f"{wanted['loss']:.5f}", f"{wanted['grad_norm']:.4f}", "", "", "", ""
-    for way in WAYS:
+    # Compiling takes a CPU half a minute; one way shows that it runs.
+    for way in (way for way in WAYS if not setting.is_quick or way.name != "bfloat16, compile"):
         metrics, ours, seconds = _one_step(setting.device, sizes, sequences, way)
         off = ((ours - gradient).norm() / gradient.norm()).item()
         yield (
@@ -400,14 +415,20 @@ _PUBLISHED = "prime-rl 0.8, Qwen3-0.6B on one H100 at 16,384 tokens (its own fig
 def speed(setting: Setting) -> Iterator[Cells]:
     small, tokens = (_TINY, 256) if setting.is_quick else (_SMALL, _TOKENS)
     if not setting.is_quick:
-        yield _PUBLISHED, "11,896", "11.1%", "12.5", "", "", ""
+        yield _PUBLISHED, "11,896", "11.1%", "12.5", "", "", "", ""
     ways = [way for way in WAYS if way.name != "float32" and not way.always_sharded]
     for way in ways[:2] if setting.is_quick else ways:
-        yield f"{'tiny' if setting.is_quick else '0.6B'}, {way.name}", *_speed(setting, small, way, tokens)
+        config = TrainConfig.of(max_tokens_per_micro_batch=tokens, **way.settings)
+        name = "tiny" if setting.is_quick else "0.6B"
+        yield f"{name}, {way.name}", *_speed(setting, small, config, _skewed(setting, small, tokens))
         _free()
     for way in () if setting.is_quick else ways:
         if way.settings.get("activation_checkpointing"):
             yield from _large(setting, way)
+
+
+def _skewed(setting: Setting, sizes: dict[str, Any], tokens: int) -> list[TrainingSequence]:
+    return skewed_sequences(8 if setting.is_quick else 64, tokens // 16, tokens, vocab_size=sizes["vocab_size"])
 
 
 def _large(setting: Setting, way: Way) -> Iterator[Cells]:
@@ -417,7 +438,9 @@ def _large(setting: Setting, way: Way) -> Iterator[Cells]:
     weights = (1 - _SPARE) * torch.cuda.get_device_properties(setting.device).total_memory / _BYTES_A_WEIGHT
     layers = int((weights - h * _LARGE["vocab_size"]) // layer)
     while layers > 0:
-        cells = _speed(setting, _LARGE | {"num_hidden_layers": layers}, way, _TOKENS)
+        config = TrainConfig.of(max_tokens_per_micro_batch=_TOKENS, **way.settings)
+        sizes = _LARGE | {"num_hidden_layers": layers}
+        cells = _speed(setting, sizes, config, _skewed(setting, sizes, _TOKENS))
         yield f"8B, {layers} of 36 layers, {way.name}", *cells
         _free()
         if cells[0] != _NO_MEMORY:
@@ -428,13 +451,14 @@ def _large(setting: Setting, way: Way) -> Iterator[Cells]:
 _NO_MEMORY = "out of memory"
 
 
-def _speed(setting: Setting, sizes: dict[str, Any], way: Way, tokens: int) -> Cells:
-    """Return tokens a second, MFU, GiB at the peak, seconds of the first step, and the shares of the phases."""
-    config = TrainConfig.of(max_tokens_per_micro_batch=tokens, **way.settings)
+def _speed(
+    setting: Setting, sizes: dict[str, Any], config: TrainConfig, sequences: Sequence[TrainingSequence]
+) -> Cells:
+    """Return tokens a second, MFU, GiB at the peak and as planned, seconds of a step and of the first, and phases."""
     device = setting.device
-    sequences = skewed_sequences(8 if setting.is_quick else 64, tokens // 16, tokens, vocab_size=sizes["vocab_size"])
     lengths = np.array([each.num_tokens for each in sequences])
     prompts = np.array([len(each.prompt_tokens) for each in sequences])
+    planned = f"{_planned(setting, sizes, config, int(lengths.max())) / 2**30:.3g}"
     batches, num_tokens = _packed(sequences, config)
     seconds = []
     try:
@@ -457,7 +481,7 @@ def _speed(setting: Setting, sizes: dict[str, Any], way: Way, tokens: int) -> Ce
             _wait(device)
             seconds.append(time.perf_counter() - started)
     except torch.OutOfMemoryError:
-        return _NO_MEMORY, "", "", "", "", ""
+        return _NO_MEMORY, "", "", planned, "", "", ""
     later = sum(seconds[1:]) / _TIMED
     peak, flops = device_peak_flops(device, torch.bfloat16), step_flops(cost, prompts, lengths - prompts) if cost else 0
     phases = timer.seconds()
@@ -467,10 +491,138 @@ def _speed(setting: Setting, sizes: dict[str, Any], way: Way, tokens: int) -> Ce
         f"{lengths.sum() / later:,.0f}",
         f"{flops / later / peak:.1%}" if peak else "",
         f"{memory:.1f}" if memory else "",
+        planned,
         f"{later:.2f}",
         f"{seconds[0]:.1f}",
         shares,
     )
+
+
+def _planned(setting: Setting, sizes: dict[str, Any], config: TrainConfig, length: int) -> int:
+    """Return the bytes at the peak of a step, as `ludic plan` has them, without what CUDA takes itself."""
+    model = _config(sizes)
+    device: Device = "cpu" if setting.is_quick else "cuda"
+    tokens = config.batch.max_tokens_per_micro_batch
+    assert tokens is not None
+    passes = activations(model, config.model, num_tokens=tokens, length=length, device=device)
+    parts = rank_memory(model_sizes(model, config.model), passes, config, ranks=1, device=device)
+    return sum(value for name, value in parts.items() if name != "CUDA and libraries")
+
+
+def _config(sizes: dict[str, Any]) -> Qwen3Config:
+    return Qwen3Config(tie_word_embeddings=True, **sizes)
+
+
+# --- Settings, one by one --------------------------------------------------------------------------------
+
+
+def choices(setting: Setting) -> Iterator[Cells]:
+    sizes, tokens = (_TINY, 64) if setting.is_quick else (_SMALL, _TOKENS)
+    free = torch.cuda.mem_get_info()[0] if setting.device.type == "cuda" else 4 * 10**9
+    # On a CPU, layers take half a minute to compile.
+    gpu = Gpu(free=free, has_triton=_is_installed("triton") and not setting.is_quick)
+    run = RunConfig(model="none", env=("moar_cats",), max_sequence_tokens=tokens // 4)
+    chosen = with_defaults(TrainConfig(), run, _config(sizes), gpu, ranks=1)
+    yield f"chosen for {free / 2**30:.0f} GiB: {describe_computing(chosen.flat())}", *_choice(setting, sizes, chosen)
+    _free()
+    base = {
+        "dtype": "bfloat16",
+        "activation_checkpointing": True,
+        "fused_adamw": True,
+        "max_tokens_per_micro_batch": tokens,
+        "logprob_chunk_tokens": 1024,
+    }
+    changes: dict[str, dict[str, Any]] = {
+        f"micro-batches of {tokens:,} tokens, logits of 1,024, AdamW in one kernel": {},
+        f"micro-batches of {tokens // 4:,} tokens": {"max_tokens_per_micro_batch": tokens // 4},
+        f"micro-batches of {tokens // 2:,} tokens": {"max_tokens_per_micro_batch": tokens // 2},
+        "logits of 256 tokens": {"logprob_chunk_tokens": 256},
+        "logits of 8,192 tokens": {"logprob_chunk_tokens": 8192},
+        "AdamW over lists of tensors (foreach)": {"fused_adamw": False},
+        "AdamW with moments in 8 bits": {"optimizer": "adamw_8bit"},
+    }
+    for name, change in changes.items():
+        if "optimizer" in change and not _is_installed("torchao"):
+            yield name, "not measured: torchao is not installed", "", "", "", "", "", ""
+            continue
+        yield name, *_choice(setting, sizes, TrainConfig.of(**base | change))
+        _free()
+
+
+def _choice(setting: Setting, sizes: dict[str, Any], config: TrainConfig) -> Cells:
+    """Return the cells of `_speed` for sequences of one length, which fill two micro-batches or more."""
+    tokens, length = (64, 16) if setting.is_quick else (2 * _TOKENS, _TOKENS // 4)
+    if not setting.is_quick:
+        tokens = max(tokens, 2 * (config.batch.max_tokens_per_micro_batch or 0))
+    numbers = np.random.default_rng(0)
+    sequences = [
+        TrainingSequence(
+            rollout_id=str(index),
+            prompt_tokens=numbers.integers(0, sizes["vocab_size"], 4, dtype=np.int32),
+            response_tokens=numbers.integers(0, sizes["vocab_size"], length - 4, dtype=np.int32),
+            sampler_logprobs=np.full(length - 4, -7.0, np.float32),
+            advantage=1.0,
+        )
+        for index in range(tokens // length)
+    ]
+    return _speed(setting, sizes, config, sequences)
+
+
+# --- The head's logits -----------------------------------------------------------------------------------
+
+
+def head(setting: Setting) -> Iterator[Cells]:
+    """Yield rows for a head of random weights, whose inputs and weights are numbers of bfloat16."""
+    vocabulary, width, tokens = (512, 64, 64) if setting.is_quick else (151_936, 1024, 4096)
+    device = setting.device
+    torch.manual_seed(0)
+    hidden = torch.randn(tokens, width, device=device, dtype=torch.bfloat16)
+    weight = torch.randn(vocabulary, width, device=device, dtype=torch.bfloat16) / width**0.5
+    rest = torch.randint(vocabulary, (tokens,), device=device), torch.ones(tokens, device=device)
+    with torch.no_grad():
+        wanted = linear_logprobs(hidden.double(), weight.double(), None, *rest)[0]
+    precision = torch.get_float32_matmul_precision()
+    for name, dtype, matmul in (
+        ("bfloat16", torch.bfloat16, "highest"),
+        ("float32", torch.float32, "highest"),
+        ("float32 in TF32", torch.float32, "high"),
+    ):
+        torch.set_float32_matmul_precision(matmul)
+        seconds = []
+        for _ in range(1 + _TIMED):
+            parts = [each.detach().to(dtype).requires_grad_() for each in (hidden, weight)]
+            _wait(device)
+            started = time.perf_counter()
+            logprobs = linear_logprobs(parts[0], parts[1], None, *rest)[0]
+            logprobs.sum().backward()
+            _wait(device)
+            seconds.append(time.perf_counter() - started)
+        off = (logprobs.detach() - wanted).abs()
+        milliseconds = 1e3 * sum(seconds[1:]) / _TIMED
+        yield name, f"{milliseconds:.1f}", f"{off.mean().item():.2g}", f"{off.max().item():.2g}"
+    torch.set_float32_matmul_precision(precision)
+
+
+# --- The process group -----------------------------------------------------------------------------------
+
+
+def group(setting: Setting) -> Iterator[Cells]:
+    default = dist.distributed_c10d._get_default_group()
+    yield "device that the group is bound to", str(default.bound_device_id or "none")
+    for name, its, device in (
+        ("sum of a number on the device", None, setting.device),
+        ("sum of a number in the group that waits without a limit", unlimited_group(), torch.device("cpu")),
+    ):
+        number = torch.ones(1, device=device)
+        milliseconds = []
+        for _ in range(1 + _TIMED):
+            started = time.perf_counter()
+            dist.all_reduce(number, group=its)
+            _wait(device)
+            milliseconds.append(1e3 * (time.perf_counter() - started))
+        yield name, f"{milliseconds[0]:.2f} ms at first, then {milliseconds[-1]:.2f} ms"
+        if its is not None:
+            yield "its limit", str(its._get_backend(device).options._timeout)
 
 
 # --- Publishes and checkpoints ---------------------------------------------------------------------------
@@ -538,7 +690,7 @@ def _run(setting: Setting, engine: str) -> Cells:
     from ludic.environments.moar_cats import WORDS
     from ludic.models.tiny import make_tiny_model
 
-    root, num_steps = str(setting.folder / engine), 4 if setting.is_quick else 100
+    root, num_steps = str(setting.folder / engine), 3 if setting.is_quick else 100
     model = str(setting.folder / "model")
     if not Path(model).exists():
         make_tiny_model(model, WORDS)
@@ -561,6 +713,8 @@ select sum(wait_s) / sum(wait_s + step_s) as waiting, arg_min(reward_mean, step)
 from metrics where kind = 'train'
 """
 
+_OF_A_STEP = ("", "tokens/s", "MFU", "GiB at the peak", "planned", "step, s", "first step, s", "of the step")
+
 PARTS: dict[str, tuple[str, Cells, Callable[[Setting], Iterator[Cells]]]] = {
     "attention": (
         "attention: small random models in bfloat16, against float32 on the CPU",
@@ -572,12 +726,15 @@ PARTS: dict[str, tuple[str, Cells, Callable[[Setting], Iterator[Cells]]]] = {
         ("", "loss", "gradient norm", "gradient off", "first, s", "later, s", "of it in phases, by events"),
         step,
     ),
-    "speed": (
-        "speed: the trainer's step",
-        ("", "tokens/s", "MFU", "GiB at the peak", "step, s", "first step, s", "of the step"),
-        speed,
+    "group": ("group: the process group of one rank", ("", ""), group),
+    "head": (
+        "head: logprobs of one batch of hidden states, against float64",
+        ("logits in", "forward and backward, ms", "off, nats (mean)", "at most"),
+        head,
     ),
     "files": ("files: seconds of a publish and a checkpoint", ("", "GB", "s", "s a GB"), files),
+    "speed": ("speed: the trainer's step", _OF_A_STEP, speed),
+    "choices": ("choices: the trainer's step by settings, bfloat16, activations recomputed", _OF_A_STEP, choices),
     "run": (
         "run: a whole run on this GPU, worker and trainer",
         ("engine", "steps", "s", "of the trainer's time waiting", "reward"),
