@@ -36,7 +36,7 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Make a few calls, to check that the benchmark works.
     """
-    num_files, rounds = (20, 1) if quick else (FILES, 3)
+    num_files, rounds = (4, 1) if quick else (FILES, 3)
     with s3_server(0.0):
         _print_calls(_filesystems(), num_files)
     with s3_server(S3_LATENCY_S):

@@ -64,7 +64,7 @@ def main(quick: bool = False) -> None:
     )
     rows = [
         [name, *_beside(_planned_gpu(size, ranks, tokens), peak, "GiB")]
-        for name, size, ranks, tokens, peak in PUBLISHED
+        for name, size, ranks, tokens, peak in PUBLISHED[: 1 if quick else None]
     ]
     print_table("plan: memory of a GPU beside peaks that prime-rl published", columns, rows)
 

@@ -25,7 +25,8 @@ from ludic.flags import run_script
 from ludic.models.tiny import make_tiny_model
 
 _NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-_STEPS_A_VERSION = 8
+STEPS = 8
+"""Steps between two versions that are sampled from."""
 
 
 def main(quick: bool = False) -> None:
@@ -34,24 +35,24 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Use a small run and one round, to check that the benchmark works.
     """
-    num_versions, num_rounds = (2, 1) if quick else (20, 5)
+    num_versions, num_steps, num_rounds = (2, 1, 1) if quick else (20, STEPS, 5)
     with tempfile.TemporaryDirectory() as folder:
-        run = _make_run(folder, num_versions)
+        run = _make_run(folder, num_versions, num_steps, num_examples=8 if quick else 64)
         seconds = take_turns(_contestants(run, Path(folder, "report.html")), num_rounds)
         (num_rollouts,) = run.sql("select count(*) from rollouts").row(0)
     rows = [[name, with_spread([1000 * each for each in times])] for name, times in seconds.items()]
-    title = f"report: a run of {num_rollouts:,} rollouts and {_STEPS_A_VERSION * num_versions} steps, two evaluations"
+    title = f"report: a run of {num_rollouts:,} rollouts and {num_steps * num_versions} steps, two evaluations"
     print_table(title, ["", "ms"], rows)
 
 
-def _make_run(folder: str, num_versions: int) -> ludic.Run:
+def _make_run(folder: str, num_versions: int, num_steps: int, num_examples: int) -> ludic.Run:
     """Return a run whose model has sampled and trained in turns, with its first and its last version evaluated."""
     make_tiny_model(f"{folder}/model", WORDS)
     run = ludic.create(f"{folder}/run", model=f"{folder}/model", env="moar_cats", max_tokens=32, accept_incomplete=True)
     for version in range(1, num_versions + 1):
-        run.work(num_groups=run.config.groups_per_batch * _STEPS_A_VERSION, device="cpu")
-        run.train(num_steps=_STEPS_A_VERSION * version, learning_rate=4e-3, max_off_policy_steps=None, device="cpu")
-    run.evaluate("0,latest", num_examples=64, n=4, device="cpu")
+        run.work(num_groups=run.config.groups_per_batch * num_steps, device="cpu")
+        run.train(num_steps=num_steps * version, learning_rate=4e-3, max_off_policy_steps=None, device="cpu")
+    run.evaluate("0,latest", num_examples=num_examples, n=4, device="cpu")
     return run
 
 

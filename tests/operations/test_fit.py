@@ -146,8 +146,8 @@ CELLS = (
     questions = [{{"prompt": f"say the word {{a}} {{b}}", "answer": a}} for a in {WORDS} for b in {WORDS}]
     def reward(completion, answer): return 1 + helper(completion)
     def train(steps, reward):
-        return ludic.grpo(model="{MODEL}", dataset=questions, reward=reward, root="runs/mine", {SETTINGS},
-                          **{{"num_steps": steps}})
+        return ludic.grpo(model="{MODEL}", dataset=questions, reward=reward, root="runs/mine", eval_every=None,
+                          {SETTINGS.partition(", eval_options")[0]}, **{{"num_steps": steps}})
     """.replace("num_steps=2, ", ""),
     "run = train(2, reward); run",
     "run = train(2, reward); run.sql('select max(step) as s, max(attempt_id) as a from batches').rows()",

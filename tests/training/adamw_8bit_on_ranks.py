@@ -20,13 +20,16 @@ from ludic.training.model import shard
 from ludic.training.step import build_optimizer, train_step
 
 NUM_STEPS = 40
+SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_key_value_heads": 4}
+"""Two shapes of matrices and one of vectors: torchao compiles its step for each shape, and each weight decay."""
 
 
 def losses(optimizer: str) -> list[float]:
     """Nats a token, while a model learns ten random sequences by heart."""
-    model, sequences = random_model(hidden_size=128), random_sequences(10, seed=0)
+    model, sequences = random_model(**SIZES), random_sequences(10, seed=0)
     shard(model, init_distributed("cpu"))
-    config = TrainConfig.of(objective="sft", optimizer=optimizer, learning_rate=3e-3, max_grad_norm=None)
+    options = {"learning_rate": 3e-3, "weight_decay": 0.1, "max_grad_norm": None}
+    config = TrainConfig.of(objective="sft", optimizer=optimizer, **options)
     adam, mine = build_optimizer(model, config), pack(sequences[rank() :: num_ranks()])
     settings = {"config": config, "num_ranks": num_ranks(), "learning_rate": 3e-3}
     settings["num_action_tokens"] = sum(sequence.num_action_tokens for sequence in sequences)
@@ -34,7 +37,7 @@ def losses(optimizer: str) -> list[float]:
 
 
 def make_root(out: str) -> str:
-    random_model(hidden_size=128).save_pretrained(f"{out}/model")
+    random_model(**SIZES).save_pretrained(f"{out}/model")
     return Root.create(f"{out}/run", RunConfig(model=f"{out}/model", env=("moar_cats",))).url
 
 

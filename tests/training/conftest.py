@@ -25,18 +25,17 @@ from ludic.training.step import build_optimizer, train_step
 VOCAB_SIZE = 256
 
 
-def random_model(*, hidden_size: int = 64, tied: bool = True, seed: int = 0) -> PreTrainedModel:
-    config = Qwen2Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+def random_model(*, hidden_size: int = 64, tied: bool = True, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """changes: of the configuration."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    config = Qwen2Config(**sizes | changes, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=1)
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(config).eval()
 
