@@ -151,9 +151,12 @@ class _Memory:
     def most_tokens(self, limit: float) -> int:
         """Return the most tokens that fit; the least if none do. Takes about five passes on the meta device."""
         low, high = _STEP, _LARGEST_MICRO_BATCH
-        at_low, at_high = self.of(low), self.of(high)
+        at_high = self.of(high)
         if at_high <= limit:
             return high
+        at_low = self.of(low)
+        if at_low > limit:
+            return low
         while high - low > _STEP:
             # Memory is piecewise linear in the tokens, and steeper for more: so a chord finds tokens that fit.
             share = (limit - at_low) / (at_high - at_low)

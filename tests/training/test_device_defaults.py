@@ -101,6 +101,11 @@ def test_workers_on_the_same_gpu_leave_the_trainer_its_share(mesh, gpu, monkeypa
     assert "0.0 GB of a GPU are free, and training takes about 2.0 GB" in caplog.text  # CUDA's own
 
 
+def test_states_that_do_not_fit_get_the_least_also_where_adamws_step_is_the_peak():
+    config = with_defaults(TrainConfig.of(fused_adamw=False), RUN, tiny(), Gpu(free=GB), ranks=1)
+    assert (config.model.logprob_chunk_tokens, config.batch.max_tokens_per_micro_batch) == (1024, 1024)
+
+
 def test_attention_takes_as_much_as_the_weights_at_some_length():
     # A layer: 4096 x (4096 + 2 x 1024) + 4096 x 4096 + 3 x 4096 x 12288 weights.
     assert attention_tokens(QWEN3_8B) == 192_937_984 // 4096
