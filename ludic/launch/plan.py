@@ -1,9 +1,10 @@
-"""What a run needs before it starts: memory of each process, disk, seconds of a publish, and settings that fit.
+"""What a run needs before it starts: memory of each process, disk, seconds of files, and settings that fit.
 
 From a model's configuration, a run's settings and a machine; pure, except `machine_here`. ludic.training.memory has the
 figures of a model, ludic.launch.gpus says who gets which GPU. All sizes are bytes; a GB is 10^9 of them.
 """
 
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +50,8 @@ _WORKER_HOST = {"cpu": 10**9, "cuda": 6 * 10**9}
 """Bytes of host memory of a worker's process or processes without weights. Measured for cpu; assumed for cuda."""
 _SERVER_HOST = 10**9
 """Bytes of host memory of a worker that asks servers."""
+USABLE = 0.9
+"""Share of a GPU's memory that is planned for; the rest is for fragments, NCCL and cuBLAS. vLLM's own default, too."""
 
 # Bytes a second of one thread, measured on one core of an AMD EPYC; and from a GPU to memory that is not pinned, which
 # vendors state as 3 to 6 GB/s for PCIe 4 and 5.
@@ -135,9 +138,11 @@ class Plan:
     sizes: ModelSizes
     needs: Sequence[Need]
     disk: Mapping[str, int]
-    """Bytes on the disk by part; the sum is the most at a time, without rollouts."""
+    """Bytes below the root by part; the sum is the most at a time."""
     publish: Mapping[str, float]
     """Seconds of a publish by part, in order."""
+    checkpoint: Mapping[str, float]
+    """Seconds of a checkpoint by part, in order."""
     remarks: Sequence[str]
     problems: Sequence[str]
     """A sentence for each thing that does not fit."""
@@ -167,18 +172,36 @@ def resolved(config: PreTrainedConfig, settings: Settings, machine: Machine) -> 
     engine = settings.engine
     if engine.engine == ENGINE:
         engine = replace(engine, engine=VLLM if machine.gpus else "transformers")
-    num_processes = settings.processes.ranks + settings.processes.workers_of(settings.run.num_workers)
-    is_shared = engine.engine != "server" and machine.gpus < num_processes
+    gpus = None if is_on_cpu else _assigned(replace(settings, engine=engine), machine)
+    is_shared = engine.engine != "server" and gpus is not None and gpus.trainer_share() is not None
     gpu = None if is_on_cpu else Gpu(free=machine.gpu_bytes // (2 if is_shared else 1))
     train = with_defaults(settings.train, settings.run, config, gpu, ranks=settings.processes.ranks)
     return replace(settings, train=train, engine=engine)
+
+
+def _assigned(settings: Settings, machine: Machine) -> GpuPlan | None:
+    """Return who gets which GPU, as ludic.launch.local assigns them; the evaluator is the last of the workers."""
+    is_spread = settings.engine.engine == VLLM or settings.engine.tensor_parallel > 1
+    return assign_gpus(
+        [str(number) for number in range(machine.gpus)],
+        ranks=0 if settings.train.model.device == "cpu" else settings.processes.ranks,
+        num_workers=settings.processes.workers_of(settings.run.num_workers) + _num_evaluators(settings),
+        trainer=parse_gpus(settings.processes.trainer_gpus),
+        workers=parse_gpus(settings.processes.worker_gpus),
+        gpus_per_worker=settings.engine.tensor_parallel if is_spread else None,
+    )
+
+
+def _num_evaluators(settings: Settings) -> int:
+    return int(settings.processes.eval_every is not None)
 
 
 def settings_that_fit(config: PreTrainedConfig, settings: Settings, machine: Machine) -> dict[str, Any] | None:
     """Return the changes by which a run fits, by the names of the flags; None if none of those tried is enough.
 
     Changes that cost least come first, each as far as needed: bfloat16, activation checkpointing, smaller micro-batches
-    and chunks of logits, the reference in host memory, more ranks, workers on several GPUs, and LoRA at last.
+    and chunks of logits, the reference in host memory, more ranks, moments in 8 bits, workers on several GPUs, and LoRA
+    at last.
     """
     settings = resolved(config, settings, machine)
     changed: dict[str, Any] = {}
@@ -219,7 +242,10 @@ def _changes(settings: Settings, machine: Machine) -> Iterator[tuple[str, Sequen
     if settings.train.loss.reference is not None and not settings.train.loss.reference_offload:
         yield "reference_offload", [True]
     # One GPU at least is left to the workers.
-    yield "ranks", [ranks for ranks in (2, 4, 8, 16, 32, 64) if settings.processes.ranks < ranks < machine.gpus]
+    several = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+    yield "ranks", [ranks for ranks in several if settings.processes.ranks < ranks < machine.gpus]
+    if machine.gpus and settings.train.optimizer.optimizer == "adamw":
+        yield "optimizer", ["adamw_8bit"]
     if settings.engine.engine == VLLM:
         yield "tensor_parallel", [each for each in (2, 4, 8) if settings.engine.tensor_parallel < each < machine.gpus]
     yield "max_batch", list(_halves(settings.engine.max_batch, 16))
@@ -266,6 +292,7 @@ class _Planner:
             needs=needs,
             disk=self._disk(),
             publish=self._publish(),
+            checkpoint=self._checkpoint(),
             remarks=list(self._remarks()),
             problems=list(self._problems(needs)),
         )
@@ -297,6 +324,11 @@ class _Planner:
         return self._known[key]
 
     @property
+    def _context(self) -> int:
+        """Tokens that the model can see."""
+        return getattr(self._config.get_text_config(decoder=True), "max_position_embeddings", None) or 10**9
+
+    @property
     def _length(self) -> int:
         return longest_sequence(self._config, self._run, self._train)
 
@@ -304,29 +336,23 @@ class _Planner:
 
     @cached_property
     def _gpus(self) -> GpuPlan | None:
-        is_spread = self._engine.engine == VLLM or self._engine.tensor_parallel > 1
-        return assign_gpus(
-            [str(number) for number in range(self._machine.gpus)],
-            ranks=0 if self._device == "cpu" else self._ranks,
-            num_workers=self._num_workers,
-            trainer=parse_gpus(self._processes.trainer_gpus),
-            workers=parse_gpus(self._processes.worker_gpus),
-            gpus_per_worker=self._engine.tensor_parallel if is_spread else None,
-        )
+        return _assigned(self._settings, self._machine)
 
     def needs(self) -> list[Need]:
         """Return the memory of each kind of process, on its GPU and on the host."""
         needs = [*self._of_trainer(), *self._of_workers()]
-        whole = sum(need.total * self._how_many(need) for need in needs if need.place == "host")
-        if self._machine.host_bytes is not None:
-            everything = Need(
-                process="all processes", place="host", parts={"all": whole}, limit=self._machine.host_bytes
-            )
-            needs.append(everything)
-        return needs
+        whole = {}
+        for need in needs:
+            if need.place == "host":
+                number = {_OTHER_RANK: self._ranks - 1, _WORKER: self._num_engines}.get(need.process, 1)
+                evaluator = " and the evaluator" if need.process == _WORKER and _num_evaluators(self._settings) else ""
+                whole[need.process + evaluator + (f", {number} times" if number > 1 else "")] = number * need.total
+        return [*needs, Need(process="all processes", place="host", parts=whole, limit=self._machine.host_bytes)]
 
-    def _how_many(self, need: Need) -> int:
-        return {"other ranks": self._ranks - 1, "each worker": self._num_workers}.get(need.process, 1)
+    @property
+    def _num_engines(self) -> int:
+        """Number of workers, and the evaluator if there is one, which has the same engine."""
+        return self._num_workers + _num_evaluators(self._settings)
 
     def _of_trainer(self) -> Iterator[Need]:
         place: dict[str, Any] = {
@@ -334,22 +360,39 @@ class _Planner:
             "device": self._device,
             "reference": reference_place(self._run, self._train),
         }
-        on_device = rank_memory(self._sizes, self._passes, self._train, **place)
-        names = ["rank 0", "other ranks"][: self._ranks]
+        on_device = self._told(rank_memory(self._sizes, self._passes, self._train, **place))
+        names = ["rank 0", _OTHER_RANK][: self._ranks]
         if self._device == "cuda":
             yield Need(process="each rank", place="GPU", parts=on_device, limit=self._limit_of_trainer)
         for rank, name in enumerate(names):
             host = host_memory(self._sizes, self._train, rank=rank, **place)
             yield Need(process=name, place="host", parts={**(on_device if self._device == "cpu" else {}), **host})
 
+    def _told(self, parts: Parts) -> Parts:
+        """Return a rank's parts by names that say what they are of."""
+        model = self._train.model
+        kept = "inputs of the layers" if model.activation_checkpointing else "all of the layers"
+        names = {
+            "activations": f"activations of {self._train.batch.max_tokens_per_micro_batch:,} tokens: {kept}",
+            "logits, gradients on their way": (
+                f"at the peak: a layer again, or logits of {model.logprob_chunk_tokens:,} tokens"
+                if model.activation_checkpointing
+                else f"at the peak: gradients, or logits of {model.logprob_chunk_tokens:,} tokens"
+            ),
+            "layers gathered by FSDP2": f"gathered by FSDP2 in {model.dtype}: embeddings, head, two layers",
+        }
+        return {names.get(part, part): value for part, value in parts.items()}
+
     @property
     def _limit_of_trainer(self) -> int:
-        """Bytes of a GPU that workers which share it leave to a rank."""
-        gpus = self._gpus
+        """Bytes of a GPU that may be planned for and that workers which share it leave to a rank."""
+        usable, gpus = int(USABLE * self._machine.gpu_bytes), self._gpus
         if gpus is None or self._engine.engine == "server":
-            return self._machine.gpu_bytes
+            return usable
         taken = [sum(self._taken(slot) for slot, its in enumerate(gpus.workers) if gpu in its) for gpu in gpus.trainer]
-        return self._machine.gpu_bytes - max(taken, default=0)
+        if self._engine.engine == VLLM:  # whose share leaves nothing free
+            return int(USABLE * (self._machine.gpu_bytes - max(taken, default=0)))
+        return usable - max(taken, default=0)
 
     def _taken(self, slot: int) -> int:
         """Return the bytes that a worker takes of each of its GPUs."""
@@ -365,31 +408,32 @@ class _Planner:
         if self._num_workers == 0:
             return
         if self._engine.engine == "server":
-            yield Need(process="each worker", place="host", parts={"Python and libraries": _SERVER_HOST})
+            yield Need(process=_WORKER, place="host", parts={"Python and libraries": _SERVER_HOST})
             return
         host = {"Python and libraries": _WORKER_HOST[self._machine.device]}
         if self._machine.gpus:
-            yield Need(process="each worker", place="GPU", parts=self._of_engine, limit=self._limit_of_worker)
+            yield Need(process=_WORKER, place="GPU", parts=self._of_engine, limit=self._limit_of_worker)
             if self._engine.engine != VLLM:
                 host["weights, while they are loaded"] = self._version
-            yield Need(process="each worker", place="host", parts=host)
+            yield Need(process=_WORKER, place="host", parts=host)
         else:
-            yield Need(process="each worker", place="host", parts={**host, **self._of_engine})
+            yield Need(process=_WORKER, place="host", parts={**host, **self._of_engine})
 
     @property
     def _limit_of_worker(self) -> int:
         """Bytes of a GPU that the first worker's engine may take."""
         if self._engine.engine == VLLM:
             return self._taken(0)
-        gpus = self._gpus
+        usable, gpus = int(USABLE * self._machine.gpu_bytes), self._gpus
         shares = gpus is not None and bool(gpus.workers) and bool(set(gpus.workers[0]) & set(gpus.trainer))
         if not shares:
-            return self._machine.gpu_bytes
-        return self._machine.gpu_bytes - next(need.total for need in self._of_trainer() if need.place == "GPU")
+            return usable
+        return usable - next(need.total for need in self._of_trainer() if need.place == "GPU")
 
     @cached_property
     def _of_engine(self) -> Parts:
-        """Bytes of one device of a worker's engine; of vLLM with the cache of one sequence, else of a full batch."""
+        """Bytes of one device of a worker's engine, with the cache of a full batch; of vLLM, which takes its share in
+        any case, with the cache of as many sequences as fit, at least one."""
         dtype = self._sampler_dtype
         spread = self._engine.tensor_parallel
         parts = self._once(
@@ -400,10 +444,12 @@ class _Planner:
             tensor_parallel=spread,
             device=self._machine.device,
         )
-        num_sequences = 1 if self._engine.engine == VLLM else self._engine.max_batch
-        cache = num_sequences * self._sizes.cache_bytes(self._length, dtype)
-        of = "1 sequence" if num_sequences == 1 else f"{num_sequences} sequences"
-        return {**parts, f"key-value cache of {of} of {self._length:,} tokens": -(-cache // spread)}
+        sequence = -(-self._sizes.cache_bytes(self._length, dtype) // spread)
+        number = self._engine.max_batch
+        if self._engine.engine == VLLM and self._machine.gpus:
+            number = max(1, (self._limit_of_worker - sum(parts.values())) // sequence)
+        of = "1 sequence" if number == 1 else f"{number:,} sequences"
+        return {**parts, f"key-value cache of {of} of {self._length:,} tokens": number * sequence}
 
     @property
     def _sampler_dtype(self) -> str:
@@ -419,19 +465,24 @@ class _Planner:
     def _version(self) -> int:
         return version_bytes(self._sizes, self._train.model)
 
+    @property
+    def _checkpoint_bytes(self) -> int:
+        return checkpoint_bytes(self._sizes, self._train.optimizer)
+
     def _disk(self) -> dict[str, int]:
-        """Return bytes below the root and in temporary folders. A deleted file is replaced before it is deleted."""
-        kept = self._train.checkpoint
-        checkpoint = checkpoint_bytes(self._sizes, self._train.optimizer)
-        num_checkpoints = self._train.num_steps // (kept.checkpoint_every or self._train.num_steps)
-        num_versions = self._train.num_steps // self._run.steps_per_version
-        checkpoints = min(kept.keep_checkpoints or 10**9, num_checkpoints) + 1
-        versions = min(kept.keep_policies or 10**9, num_versions) + 1
-        return {
-            f"{versions} published versions": versions * self._version,
-            f"{checkpoints} checkpoints": checkpoints * checkpoint,
-            "temporary folder of rank 0": checkpoint + self._version,
-        }
+        """Return bytes below the root. An old version or checkpoint is deleted after the new one is complete."""
+        kept, run, num_steps = self._train.checkpoint, self._run, self._train.num_steps
+        num_checkpoints = num_steps // (kept.checkpoint_every or num_steps)
+        num_versions = num_steps // run.steps_per_version
+        disk = {}
+        for name, limit, number, each in (
+            ("versions", kept.keep_policies, num_versions, self._version),
+            ("checkpoints", kept.keep_checkpoints, num_checkpoints, self._checkpoint_bytes),
+        ):
+            held = min(limit or 10**9, number)
+            disk[f"{name}: {held} that are kept, 1 being written"] = (held + 1) * each
+        disk[f"rollouts of {num_steps:,} steps, at most"] = round(num_steps * self.tokens_a_step * BYTES_A_TOKEN)
+        return disk
 
     @property
     def tokens_a_step(self) -> int:
@@ -445,13 +496,25 @@ class _Planner:
         converts = (model.publish_dtype or model.dtype) != "float32" and model.publish_lora == "merged"
         bandwidth = self._machine.bandwidth
         return {
-            "all ranks wait: weights to the memory of rank 0": weights / _TO_HOST,
-            "a thread: conversion": weights / _CONVERSION if converts else 0.0,
-            "a thread: file in the temporary folder": version / bandwidth,
-            "a thread: digest": version / _DIGEST,
-            "a thread: to the root": version / bandwidth,
-            "each worker: from the root": version / bandwidth,
+            _WAIT: weights / _TO_HOST,
+            f"{_THREAD}: conversion": weights / _CONVERSION if converts else 0.0,
+            **self._files(version),
+            "each worker: reads the files": version / bandwidth,
         }
+
+    def _checkpoint(self) -> dict[str, float]:
+        state = self._checkpoint_bytes
+        return {_WAIT: state / _TO_HOST, **self._files(state)}
+
+    def _files(self, size_bytes: int) -> dict[str, float]:
+        """Return seconds of a thread of rank 0 that writes files."""
+        return {
+            f"{_THREAD}: files": size_bytes / self._machine.bandwidth,
+            f"{_THREAD}: their digests": size_bytes / _DIGEST,
+            _UPLOAD: size_bytes / self._machine.bandwidth,
+        }
+
+    # --- Sentences -----------------------------------------------------------------------------------------------
 
     def _remarks(self) -> Iterator[str]:
         if not self._passes.is_exact:
@@ -459,23 +522,71 @@ class _Planner:
                 f"the passes of {self._config.model_type} can't run without memory, so its activations are estimated "
                 "by a formula"
             )
-        stored = size(self.tokens_a_step * BYTES_A_TOKEN)
-        yield (
-            f"rollouts: {BYTES_A_TOKEN:g} GB for a billion sampled tokens; at most {self.tokens_a_step:,} tokens, "
-            f"{stored}, a step, which nothing deletes unless `ludic expire` is told to"
-        )
+        run = self._run
+        if run.max_sequence_tokens or self._train.batch.max_seq_len:
+            yield f"the longest sequence is taken to have {self._length:,} tokens"
+        else:
+            yield (
+                f"the longest sequence is taken to have {self._length:,} tokens: max_tokens bounds an answer, here to "
+                f"{run.max_tokens:,}, and a prompt is assumed to have up to {PROMPT_TOKENS:,}; max_sequence_tokens "
+                "bounds both"
+            )
+        if self._gpus is not None:
+            yield from self._of_gpus(self._gpus)
         if self._machine.gpus and self._engine.engine == VLLM and self._num_workers:
-            yield self._cache_of_vllm()
+            yield from self._of_context()
+        yield self._of_waits()
+        versions = 2 * self._version if self._train.checkpoint.full_version_every else 0
+        yield (
+            f"TMPDIR for a root in a bucket: {size(self._checkpoint_bytes + self._version + versions)} of rank 0, "
+            f"{size(3 * self._version)} of each worker; for a root in a folder: "
+            + (f"{size(versions)} of rank 0, to compute differences" if versions else "nothing")
+        )
 
-    def _cache_of_vllm(self) -> str:
-        """Say how many sequences the memory that is left to vLLM holds."""
-        cache_name = next(name for name in self._of_engine if name.startswith("key-value cache"))
-        others = sum(value for name, value in self._of_engine.items() if name != cache_name)
-        left = max(0, self._limit_of_worker - others)
-        num = left // self._of_engine[cache_name]
+    def _of_gpus(self, gpus: GpuPlan) -> Iterator[str]:
+        num_workers = self._num_workers
+        text = GpuPlan(trainer=gpus.trainer, workers=gpus.workers[:num_workers]).describe()
+        evaluator = [f"evaluator: {','.join(each)}" for each in gpus.workers[num_workers:]]
+        yield f"GPUs: {'; '.join([text, *evaluator])}"
+        yield from gpus.describe_shared()
+        used = {gpu for each in (gpus.trainer, *gpus.workers) for gpu in each}
+        if idle := [str(gpu) for gpu in range(self._machine.gpus) if str(gpu) not in used]:
+            yield f"no process uses GPU {', '.join(idle)}; raise num_workers or ranks"
+        yield (
+            f"of a rank's GPU, {USABLE:.0%} of {size(self._machine.gpu_bytes)} are planned for; the rest is for "
+            "fragments and NCCL"
+        )
+
+    def _of_context(self) -> Iterator[str]:
+        """Say if vLLM, whose cache must hold a sequence of the model's whole context, would refuse to start."""
+        context = self._engine.engine_options.get("max_model_len", self._context)
+        *others, _ = self._of_engine.values()
+        room = max(self._limit_of_worker - sum(others), 0)
+        if not isinstance(context, int) or context < 1:
+            return
+        needed = -(-self._sizes.cache_bytes(context, self._sampler_dtype) // self._engine.tensor_parallel)
+        if needed > room:
+            limit = json.dumps({"max_model_len": self._length})
+            yield (
+                f"vLLM would not start: it wants a cache for a sequence of the model's whole context, {context:,} "
+                f"tokens, {size(needed)}, and has {size(room)}; --engine-options '{limit}' asks for less"
+            )
+
+    def _of_waits(self) -> str:
+        """Say how long ranks stand still, and how short steps may be."""
+        kept = self._train.checkpoint
+        publish, checkpoint = self._publish(), self._checkpoint()
+
+        def in_thread(seconds: Mapping[str, float]) -> float:
+            return sum(value for name, value in seconds.items() if name.startswith(_THREAD) and name != _UPLOAD)
+
+        every = f"every {kept.checkpoint_every:,} steps" if kept.checkpoint_every else "at the end"
         return (
-            f"vLLM has {size(left)} of each GPU for its cache: {num:,} sequences of {self._length:,} tokens at a time; "
-            f"max_batch is {self._engine.max_batch}"
+            f"all ranks stand still for {_seconds(publish[_WAIT])} at a version (steps_per_version is "
+            f"{self._run.steps_per_version:,}) and {_seconds(checkpoint[_WAIT])} at a checkpoint ({every}); for longer "
+            f"if the files of the one before are not written yet, which takes {_seconds(in_thread(publish))} and "
+            f"{_seconds(in_thread(checkpoint))}, and to a bucket {_seconds(publish[_UPLOAD])} and "
+            f"{_seconds(checkpoint[_UPLOAD])} more"
         )
 
     def _problems(self, needs: Sequence[Need]) -> Iterator[str]:
@@ -488,9 +599,17 @@ class _Planner:
         free, needed = self._machine.disk_bytes, sum(self._disk().values())
         if free is not None and free < needed:
             yield (
-                f"the disk has {size(free)} free, and checkpoints, versions and temporary files take up to "
-                f"{size(needed)}; lower keep_checkpoints or keep_policies"
+                f"the disk has {size(free)} free, and checkpoints, versions and rollouts take up to {size(needed)}; "
+                "lower keep_checkpoints or keep_policies"
             )
 
 
+_OTHER_RANK, _WORKER = "other ranks", "each worker"
+_WAIT = "all ranks wait: to the memory of rank 0"
+_THREAD = "a thread"
+_UPLOAD = f"{_THREAD}: upload, if the root is in a bucket"
 _PLACES = {"GPU": "its GPU", "host": "the host's memory"}
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"

@@ -85,6 +85,7 @@ def plan(
         memory=found.rows(),
         disk=found.disk,
         publish=found.publish,
+        checkpoint=found.checkpoint,
         notes=found.remarks,
         problems=found.problems,
         settings_that_fit=changes,

@@ -46,6 +46,8 @@ class Planned(Result):
     """Bytes on the disk, by part."""
     publish: Mapping[str, float]
     """Seconds of a publish, by part."""
+    checkpoint: Mapping[str, float]
+    """Seconds of a checkpoint, by part."""
     notes: Sequence[str]
     problems: Sequence[str]
     """A sentence for each thing that does not fit."""
@@ -61,8 +63,9 @@ class Planned(Result):
         yield Frame("memory", self.memory, ("process", "place", "part", "needed_bytes", "limit_bytes"), most=100)
         disk = [{"disk": name, "size_bytes": value} for name, value in self.disk.items()]
         yield Frame("disk", [*disk, {"disk": "all", "size_bytes": sum(self.disk.values())}], ("disk", "size_bytes"))
-        seconds = [{"publish": name, "seconds": value} for name, value in self.publish.items()]
-        yield Frame("publish", seconds, ("publish", "seconds"))
+        for what, parts in (("publish", self.publish), ("checkpoint", self.checkpoint)):
+            seconds = [{what: name, "seconds": value} for name, value in parts.items()]
+            yield Frame(what, seconds, (what, "seconds"))
         yield from self.notes
         for problem in self.problems:
             yield f"does not fit: {problem}"

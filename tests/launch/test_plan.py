@@ -1,6 +1,7 @@
 """What a run is said to need, beside figures worked by hand, and settings that are said to fit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from ludic.cli.main import main
 from ludic.engines.config import EngineConfig
 from ludic.launch.config import LaunchConfig
 from ludic.launch.plan import Machine, Settings, plan, settings_that_fit
+from ludic.results import size
 from ludic.run_config import RunConfig
 from ludic.training.config import ON_CPU, TrainConfig
 
@@ -26,6 +28,9 @@ QWEN3_8B = {
     "max_position_embeddings": 40_960,
 }
 TINY = {**QWEN3_8B, "vocab_size": 100, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+
+
+SMALL = {"max_tokens_per_micro_batch": 1024, "logprob_chunk_tokens": 1024}
 
 
 def config_of(sizes: dict[str, object] = TINY) -> Qwen3Config:
@@ -47,33 +52,83 @@ def limits(settings: Settings, machine: Machine) -> dict[str, int | None]:
 
 
 def test_trainer_and_worker_have_their_gpus_or_share_one() -> None:
-    assert limits(settings_of(), Machine(gpus=2, gpu_bytes=H100)) == {"each rank": H100, "each worker": 0.9 * H100}
-    # On one GPU, vLLM takes half of it, which two workers divide.
-    assert limits(settings_of(), Machine(gpus=1, gpu_bytes=H100)) == {"each rank": H100 / 2, "each worker": H100 / 2}
+    own = 0.9 * H100  # a tenth is left free
+    assert limits(settings_of(), Machine(gpus=2, gpu_bytes=H100)) == {"each rank": own, "each worker": own}
+    # On one GPU, vLLM takes half of it, which two workers divide, and a tenth of the other half is left free.
+    assert limits(settings_of(), Machine(gpus=1, gpu_bytes=H100)) == {"each rank": own / 2, "each worker": H100 / 2}
     two = limits(settings_of(num_workers=2), Machine(gpus=1, gpu_bytes=H100))
-    assert two == {"each rank": H100 / 2, "each worker": H100 / 4}
-    assert limits(settings_of(engine="server"), Machine(gpus=1, gpu_bytes=H100)) == {"each rank": H100}
+    assert two == {"each rank": own / 2, "each worker": H100 / 4}
+    assert limits(settings_of(engine="server"), Machine(gpus=1, gpu_bytes=H100)) == {"each rank": own}
+    # Workers share GPUs with each other before they take one of the trainer's.
+    assert limits(settings_of(num_workers=2), Machine(gpus=2, gpu_bytes=H100)) == {
+        "each rank": own,
+        "each worker": own / 2,
+    }
+
+
+def test_the_evaluator_has_a_gpu_like_one_more_worker() -> None:
+    settings = settings_of(ranks=4, num_workers=4)
+    evaluated = replace(settings, processes=replace(settings.processes, eval_every=10))
+    machine = Machine(gpus=8, gpu_bytes=H100)
+    assert limits(evaluated, machine) == {"each rank": 0.9 * H100, "each worker": 0.45 * H100}
+    found = plan(config_of(), evaluated, machine)
+    given = "trainer: 0,1,2,3; worker 0: 4; worker 1: 5; worker 2: 6; worker 3: 7; evaluator: 4"
+    assert {f"GPUs: {given}", "GPU 4 is shared by 2 workers"} <= set(found.remarks)
+    before, after = (
+        next(need.total for need in each.needs if need.process == "all processes")
+        for each in (plan(config_of(), settings, machine), found)
+    )
+    assert after - before == 6 * 10**9
+    assert "no process uses GPU 6, 7; raise num_workers or ranks" in (
+        plan(config_of(), settings_of(ranks=4, num_workers=2), machine).remarks
+    )
+
+
+def test_vllm_holds_as_many_sequences_as_fit() -> None:
+    machine = Machine(gpus=2, gpu_bytes=H100)
+    found = plan(config_of(QWEN3_8B), settings_of(**SMALL), machine)
+    worker = next(need for need in found.needs if need.process == "each worker" and need.place == "GPU")
+    (cache,) = (part for part in worker.parts if part.startswith("key-value cache"))
+    # A token has 2 x 8 heads x 128 x 36 layers x 2 bytes; a sequence 1,000 tokens after a prompt of 1,024.
+    sequence = 2 * 8 * 128 * 36 * 2 * 2024
+    number = (0.9 * H100 - (worker.total - worker.parts[cache])) // sequence
+    assert cache == f"key-value cache of {number:.0f} sequences of 2,024 tokens"
+    assert worker.parts[cache] == number * sequence
+    assert not any("vLLM would not start" in remark for remark in found.remarks)
+    # The whole context, 40,960 tokens, takes 6.04 GB.
+    full = plan(config_of(QWEN3_8B), settings_of(**SMALL), Machine(gpus=2, gpu_bytes=27 * 10**9))
+    (remark,) = (remark for remark in full.remarks if "vLLM would not start" in remark)
+    assert "40,960 tokens, 6,039.8 MB, and has" in remark
 
 
 def test_an_engine_of_transformers_takes_what_it_needs_beside_the_trainer() -> None:
     found = plan(config_of(), settings_of(engine="transformers"), Machine(gpus=1, gpu_bytes=H100))
     rank, worker = (need for need in found.needs if need.place == "GPU")
-    assert (rank.limit, worker.limit) == (H100 - worker.total, H100 - rank.total)
+    assert (rank.limit, worker.limit) == (0.9 * H100 - worker.total, 0.9 * H100 - rank.total)
 
 
 def test_disk_and_seconds_follow_from_the_weights() -> None:
     found = plan(config_of(), settings_of(dtype="bfloat16"), Machine(gpus=2, gpu_bytes=H100, bandwidth=1e6))
     num = found.sizes.num_weights
     assert found.disk == {
-        "5 published versions": 5 * 2 * num,  # four are kept, and one is written
-        "4 checkpoints": 4 * 12 * num,
-        "temporary folder of rank 0": 14 * num,
+        "versions: 4 that are kept, 1 being written": 5 * 2 * num,
+        "checkpoints: 3 that are kept, 1 being written": 4 * 12 * num,
+        "rollouts of 100 steps, at most": 100 * 8 * 8 * 1000 * 7.2,  # 8 groups of 8 answers of 1,000 tokens
     }
-    assert found.publish["a thread: to the root"] == pytest.approx(2 * num / 1e6)
+    assert found.publish["a thread: files"] == pytest.approx(2 * num / 1e6)
     assert found.publish["a thread: conversion"] == pytest.approx(4 * num / 2.8e9)
+    assert found.checkpoint["all ranks wait: to the memory of rank 0"] == pytest.approx(12 * num / 4e9)
+    assert found.checkpoint["a thread: upload, if the root is in a bucket"] == pytest.approx(12 * num / 1e6)
+    # Rank 0 writes a checkpoint and a version; a worker has two versions while it fetches the third.
+    assert found.remarks[-1].startswith(
+        f"TMPDIR for a root in a bucket: {size(14 * num)} of rank 0, {size(6 * num)} of"
+    )
     few = settings_of(checkpoint_every=None, keep_policies=None)
     disk = plan(config_of(), few, Machine(gpus=0)).disk
-    assert list(disk)[:2] == ["101 published versions", "2 checkpoints"]
+    assert list(disk)[:2] == [
+        "versions: 100 that are kept, 1 being written",
+        "checkpoints: 1 that are kept, 1 being written",
+    ]
 
 
 def test_what_does_not_fit_is_a_sentence_each() -> None:
@@ -82,7 +137,7 @@ def test_what_does_not_fit_is_a_sentence_each() -> None:
     assert len(found.problems) == 4
     rank, worker, host, disk = found.problems
     assert rank.startswith("each rank needs ")
-    assert " of its GPU, and has 1,000.0 MB; " in rank
+    assert " of its GPU, and has 900.0 MB; " in rank
     assert worker.startswith("each worker needs ")
     assert host.startswith("all processes needs ")
     assert disk.startswith("the disk has 100.0 kB free")
@@ -92,6 +147,7 @@ def test_what_does_not_fit_is_a_sentence_each() -> None:
 def test_all_processes_share_the_host() -> None:
     found = plan(config_of(), settings_of(ranks=2, num_workers=3), Machine(gpus=8, gpu_bytes=H100, host_bytes=10**12))
     host = {need.process: need.total for need in found.needs if need.place == "host"}
+    assert list(found.needs[-1].parts) == ["rank 0", "other ranks", "each worker, 3 times"]
     assert host["all processes"] == host["rank 0"] + host["other ranks"] + 3 * host["each worker"]
 
 
