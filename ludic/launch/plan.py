@@ -204,18 +204,30 @@ def settings_that_fit(config: PreTrainedConfig, settings: Settings, machine: Mac
     at last.
     """
     settings = resolved(config, settings, machine)
-    changed: dict[str, Any] = {}
     known: dict[Any, Any] = {}
-    best = _excess(config, settings, machine, known)
+
+    def excess(changes: Mapping[str, Any]) -> float:
+        return _excess(config, _with(settings, changes), machine, known)
+
+    changed: dict[str, Any] = {}
+    best = excess(changed)
     for name, values in _changes(settings, machine):
         for value in values:
-            if best == 0:
-                return changed
-            tried = {**changed, name: value}
-            excess = _excess(config, _with(settings, tried), machine, known)
-            if excess < best:
-                changed, best = tried, excess
-    return changed if best == 0 else None
+            # More ranks take GPUs from the workers, so a later change may only be enough without them.
+            for earlier in (changed, _without(changed, "ranks")):
+                tried = {**earlier, name: value}
+                if best > 0 and (found := excess(tried)) < best:
+                    changed, best = tried, found
+    if best > 0:
+        return None
+    for name in list(changed):  # a later change may be enough without an earlier one
+        if excess(fewer := _without(changed, name)) == 0:
+            changed = fewer
+    return changed
+
+
+def _without(changes: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {other: value for other, value in changes.items() if other != name}
 
 
 def _excess(config: PreTrainedConfig, settings: Settings, machine: Machine, known: dict[Any, Any]) -> float:
@@ -585,7 +597,7 @@ class _Planner:
             f"all ranks stand still for {_seconds(publish[_WAIT])} at a version (steps_per_version is "
             f"{self._run.steps_per_version:,}) and {_seconds(checkpoint[_WAIT])} at a checkpoint ({every}); for longer "
             f"if the files of the one before are not written yet, which takes {_seconds(in_thread(publish))} and "
-            f"{_seconds(in_thread(checkpoint))}, and to a bucket {_seconds(publish[_UPLOAD])} and "
+            f"{_seconds(in_thread(checkpoint))}, to a bucket {_seconds(publish[_UPLOAD])} and "
             f"{_seconds(checkpoint[_UPLOAD])} more"
         )
 
