@@ -1,5 +1,6 @@
 """docs/gpus.md: its commands that need no GPU run, the others have known flags, and its figures are the plan's."""
 
+import ast
 import json
 import re
 import shlex
@@ -8,35 +9,87 @@ from pathlib import Path
 import pytest
 from command_settings import parsed
 from tiny_runs import create_root, make_model
-from transformers import Qwen3Config
+from transformers import Qwen3Config, Qwen3MoeConfig
 
 from ludic.cli.main import main
+from ludic.engines.config import EngineConfig
+from ludic.launch.config import LaunchConfig
+from ludic.launch.plan import Machine, Settings, plan
 from ludic.operations.start import create, run
+from ludic.run_config import RunConfig
+from ludic.settings import convert, split
+from ludic.training.config import TrainConfig
 
 PAGE = (Path(__file__).parents[1] / "docs/gpus.md").read_text(encoding="utf-8")
 COMMANDS = [
     shlex.split(text.replace("\\\n", " "), comments=True)[1:]
     for text in re.findall(r"^    (ludic (?:.*\\\n)*.*)$", PAGE, re.MULTILINE)
 ]
-SIZES = {
-    "Qwen/Qwen3-8B": (4096, 12_288, 36, 32, False),
-    "Qwen/Qwen3-0.6B": (1024, 3072, 28, 16, True),
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")]
+QWEN3 = {"vocab_size": 151_936, "head_dim": 128, "max_position_embeddings": 40_960, "num_key_value_heads": 8}
+MODELS = {
+    "8B": Qwen3Config(
+        **QWEN3,
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        tie_word_embeddings=False,
+    ),
+    "30B-A3B": Qwen3MoeConfig(
+        **QWEN3 | {"num_key_value_heads": 4},
+        hidden_size=2048,
+        moe_intermediate_size=768,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_experts=128,
+        num_experts_per_tok=8,
+        tie_word_embeddings=False,
+    ),
 }
-"""Hidden size, width of the MLP, layers, heads, and whether embeddings are tied, as the Hub's config.json has them."""
+"""Configurations by the end of their names, with the sizes that the Hub's config.json has."""
 
 
 def named(name: str) -> list[list[str]]:
     return [words for words in COMMANDS if words[0] == name]
 
 
+def cells(first: str) -> list[list[str]]:
+    """Return the rows of the table whose head begins with these words, with each first cell that is not empty."""
+    start = next(index for index, row in enumerate(ROWS) if row[0] == first)
+    rows = []
+    for row in ROWS[start + 2 :]:
+        if row[0].startswith("---"):
+            return rows[:-1]
+        rows.append([row[0] or rows[-1][0], *row[1:]])
+    return rows
+
+
 def test_the_page_has_the_commands_that_are_tested_below() -> None:
-    assert [words[0] for words in COMMANDS] == ["plan", "plan", "run", "run", "create", "launch"]
+    assert [words[0] for words in COMMANDS] == ["run", "run", "run", "plan", "create", "launch"]
 
 
 @pytest.mark.parametrize("words", [*named("run"), *named("create")], ids=" ".join)
 def test_its_flags_are_settings_that_fit_together(words: list[str]) -> None:
     operation = {"run": run, "create": create}[words[0]]
-    assert parsed(operation, *words[1:]) is not None
+    # A run that goes on has its model and its environment in the root.
+    stored = [] if "--model" in words else ["--model", "m", "--env", "moar_cats"]
+    assert parsed(operation, *words[1:], *stored) is not None
+
+
+def test_its_call_has_the_settings_of_its_command() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    (call,) = (node for node in calls if ast.unparse(node.func) == "ludic.grpo")
+    own = {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg != "reward"}
+    assert (own.pop("dataset"), own.pop("root"), own.pop("eval_every")) == ("questions.jsonl", "runs/eight", None)
+    groups = {"run": RunConfig, "train": TrainConfig, "launch": LaunchConfig}
+    parts = split(own | {"env": ("qa/questions.jsonl",)}, **groups)
+    command = parsed(run, *named("run")[1][1:])
+    assert command.algorithm == "grpo"
+    assert {name: convert(kind, parts[name]) for name, kind in groups.items()} == {
+        name: getattr(command, name) for name in groups
+    }
 
 
 def test_its_files_for_slurm_are_written(
@@ -48,41 +101,84 @@ def test_its_files_for_slurm_are_written(
     with pytest.raises(SystemExit) as ended:
         main(["launch", system, root.url, *flags])
     assert not ended.value.code, capsys.readouterr().err
-    for file in (tmp_path / "jobs").iterdir():
-        text = file.read_text()
-        assert {"#SBATCH --exclusive", "export NCCL_SOCKET_IFNAME=eth0"} <= set(text.splitlines())
-    assert "#SBATCH --nodes=2\n" in text or "#SBATCH --array=0-7\n" in text
+    trainer, workers = (file.read_text() for file in sorted((tmp_path / "jobs").iterdir()))
+    assert {"export NCCL_SOCKET_IFNAME=eth0", "export GLOO_SOCKET_IFNAME=eth0"} <= set(trainer.splitlines())
+    assert {"#SBATCH --nodes=2", "#SBATCH --gpus-per-node=h100:8"} <= set(trainer.splitlines())
+    assert "--nproc-per-node=8" in trainer
+    assert {"#SBATCH --array=0-7", "#SBATCH --gpus-per-node=h100:1"} <= set(workers.splitlines())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", named("plan"), ids=["8B", "0.6B"])
-def test_its_plans_run_and_its_figures_are_theirs(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = words[words.index("--model") + 1]
-    hidden, width, layers, heads, is_tied = SIZES[name]
-    Qwen3Config(
-        vocab_size=151_936,
-        hidden_size=hidden,
-        intermediate_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=is_tied,
-        max_position_embeddings=40_960,
-    ).save_pretrained(tmp_path)
-    found = planned([str(tmp_path) if word == name else word for word in words], capsys)
+def test_the_figures_of_its_command_are_those_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (words,) = named("plan")
+    MODELS["8B"].save_pretrained(tmp_path)
+    found = planned([str(tmp_path) if word == "Qwen/Qwen3-8B" else word for word in words], capsys)
     assert found["problems"] == []
-    if name == "Qwen/Qwen3-0.6B":
-        return
-    rows = {key[2]: value / 1e9 for key, value in needs(found).items() if key[:2] == ("each rank", "GPU")}
-    shown = [float(figure) for figure in re.findall(r"^\| .* \| +([\d.]+) \|$", PAGE, re.MULTILINE)]
-    states = sum(rows[part] for part in ("weights", "gradients", "AdamW's moments"))
-    others = ["activations", "logits, gradients on their way", "layers gathered by FSDP2", "CUDA and libraries", "all"]
-    assert shown == pytest.approx([states, *(rows[part] for part in others)], abs=0.06)
-    assert needs(found)["rank 0", "host", "all"] == pytest.approx(151e9, rel=0.01)
-    assert sum(found["disk"].values()) == pytest.approx(590e9, rel=0.01)
+    parts = {key: value / 1e9 for key, value in needs(found).items()}
+    rank = [value for key, value in parts.items() if key[:2] == ("each rank", "GPU")]
+    worker = [value for key, value in parts.items() if key[:2] == ("each worker", "GPU")]
+    host = [value for key, value in parts.items() if key[:2] == ("all processes", "host")]
+    disk = [value / 1e9 for value in found["disk"].values()]
+    assert [float(row[2]) for row in cells("where")] == pytest.approx(
+        [
+            *(sum(rank[:3]), *rank[3:]),
+            *(worker[0], sum(worker[1:3]), *worker[3:]),
+            *(host[0], sum(host[1:3]), host[3]),
+            *(*disk, sum(disk)),
+        ],
+        abs=0.06,
+    )
+    publish, checkpoint = found["publish"].values(), found["checkpoint"].values()
+    wait, *thread, upload, read = publish
+    state, *state_thread, state_upload = checkpoint
+    seconds = [[float(cell) for cell in row[1:] if cell] for row in cells("seconds, at 1 GB/s (`--bandwidth-gb-s`)")]
+    assert [each for row in seconds for each in row] == pytest.approx(
+        [wait, state, sum(thread), sum(state_thread), upload, state_upload, read], abs=0.06
+    )
+    # What the rows say their figures are of.
+    text, names = PAGE.replace("\n", " "), " ".join(part for _, _, part in parts)
+    for told in ("activations of 56,320 tokens", "logits of 2,048 tokens", "key-value cache of 67 sequences of 5,120"):
+        assert told in text
+        assert told in names
+    (temporary,) = (note for note in found["notes"] if note.startswith("TMPDIR"))
+    assert re.findall(r"([\d.]+) GB", temporary) == ["114.7", "49.1"]
+    assert re.search(r"needs 114.7 GB in TMPDIR, and each worker 49.1", text)
+    assert 56_320 // 5_120 == 11
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", cells("other cases"), ids=lambda row: row[0])
+def test_other_cases_fit_with_the_figures_of_the_plan(
+    row: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, flags = re.findall(r"(.*), `(.*)`", row[0])[0]
+    MODELS[name].save_pretrained(tmp_path)
+    found = planned(["plan", "--model", str(tmp_path), "--gpu", "H100", *flags.split()], capsys)
+    assert found["problems"] == []
+    parts = needs(found)
+    (cache,) = (part for process, _, part in parts if process == "each worker" and part.startswith("key-value"))
+    in_gb = [parts["each rank", "GPU", "all"], parts["all processes", "host", "all"], sum(found["disk"].values())]
+    rank, sequences, host, disk = (float(cell.replace(",", "")) for cell in row[1:])
+    assert [rank, host, disk] == pytest.approx([value / 1e9 for value in in_gb], abs=0.06)
+    assert cache.startswith(f"key-value cache of {sequences:.0f} sequences of ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "gpus", "ranks", "words"),
+    [("8B", 4, 2, "8B on two ranks"), ("30B-A3B", 8, 4, "30B-A3B on four")],
+)
+def test_what_it_says_does_not_fit_does_not(name: str, gpus: int, ranks: int, words: str) -> None:
+    settings = Settings(
+        run=RunConfig(model="m", env=("moar_cats",), max_tokens=4096, num_workers=gpus - ranks),
+        train=TrainConfig(),
+        processes=LaunchConfig(ranks=ranks),
+        engine=EngineConfig(),
+    )
+    found = plan(MODELS[name], settings, Machine(gpus=gpus, gpu_bytes=80 * 10**9))
+    (needed,) = re.findall(rf"{words} \(([\d.]+) GB\)", PAGE)
+    (problem,) = found.problems
+    assert problem.startswith(f"each rank needs {needed} GB of its GPU, and has 72.0 GB")
 
 
 def planned(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict:

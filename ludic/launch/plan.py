@@ -220,8 +220,8 @@ def settings_that_fit(config: PreTrainedConfig, settings: Settings, machine: Mac
                     changed, best = tried, found
     if best > 0:
         return None
-    for name in list(changed):  # a later change may be enough without an earlier one
-        if excess(fewer := _without(changed, name)) == 0:
+    for name in list(changed):  # a later change may be enough without an earlier one; bfloat16 is no loss
+        if name != "dtype" and excess(fewer := _without(changed, name)) == 0:
             changed = fewer
     return changed
 

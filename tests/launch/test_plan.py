@@ -171,6 +171,9 @@ def test_more_ranks_are_found_where_one_gpu_is_too_small_for_the_states() -> Non
     changes = settings_that_fit(config, settings_of(dtype="bfloat16"), Machine(gpus=8, gpu_bytes=H100))
     assert changes is not None
     assert changes["ranks"] >= 2
+    # Smaller chunks of logits, which were tried first, are not among the changes: a third rank is enough.
+    few = settings_of(ranks=2, num_workers=2, dtype="bfloat16", activation_checkpointing=True)
+    assert settings_that_fit(config, few, Machine(gpus=4, gpu_bytes=H100)) == {"ranks": 3}
     assert settings_that_fit(config, settings_of(), Machine(gpus=1, gpu_bytes=10**9)) is None
 
 

@@ -77,7 +77,7 @@ class ClusterConfig:
     """slurm: folder of the jobs' log files, there before they start; None is the root's logs/ if Slurm can
     read its name, else the folder in which sbatch runs."""
     line: tuple[str, ...] = ()
-    """slurm: lines for both files, such as "#SBATCH --exclusive" or "module load cuda"; others than #SBATCH run before
+    """slurm: lines for both files, such as "#SBATCH --qos=high" or "module load cuda"; others than #SBATCH run before
     ludic does."""
     namespace: str | None = None
     """kubernetes: namespace of the JobSet."""
