@@ -147,7 +147,7 @@ def test_the_figures_of_its_command_are_those_of_the_plan(tmp_path: Path, capsys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", cells("other cases, with the default number of groups and steps"), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", cells("other cases, default groups and steps"), ids=lambda row: row[0])
 def test_other_cases_fit_with_the_figures_of_the_plan(
     row: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
