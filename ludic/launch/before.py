@@ -283,7 +283,7 @@ class _Model:
         """Add the adapters to the model without its weights; only targets that the user names may be wrong."""
         settings = self._start.train.model
         if settings.lora_rank is None or not settings.lora_targets:
-            return "none" if settings.lora_rank is None else "on all linear layers but the head"
+            return "none" if settings.lora_rank is None else "on all linear layers but the head and experts"
         from ludic.models.lora import try_adapters
 
         rank, alpha, targets = settings.lora_rank, settings.lora_alpha, settings.lora_targets

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -42,12 +42,14 @@ def add_adapters(
 
     Adapters are float32, whatever the model's dtype. source: the model's folder or id, named as the base in
     adapter_config.json. targets: names of linear layers, or the ends of their names, such as q_proj; if empty, all but
-    the head. The same seed makes the same adapters. Raises ModelError if no layer has a name, or if a layer can't be
-    adapted, such as the embeddings and the head.
+    the head and, in a mixture of experts, those named as its experts are. The same seed makes the same adapters. Raises
+    ModelError if no layer has a name, or if a layer can't be adapted, such as the embeddings and the head.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
     _check_targets(model, targets, source)
+    if not targets and _has_stacked_experts(model):
+        targets = sorted(_linear_names(model) - _OF_EXPERTS)
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
@@ -161,6 +163,23 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, where: str) -> dict
     }
 
 
+_OF_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+"""Ends of names that peft takes for parts of stacked experts, also where they are dense layers or shared experts. It
+would adapt the experts, several times as many weights as all else."""
+
+
+def _has_stacked_experts(model: PreTrainedModel) -> bool:
+    """Return whether a layer keeps the weights of all its experts in one tensor."""
+    return any(parameter.ndim == 3 and ".experts." in name for name, parameter in model.named_parameters())
+
+
+def _linear_names(model: PreTrainedModel) -> set[str]:
+    """Return the ends of the names of linear layers, without the head."""
+    head = model.get_output_embeddings()
+    linear = (name for name, part in model.named_modules() if isinstance(part, nn.Linear | Conv1D) and part is not head)
+    return {name.rpartition(".")[2] for name in linear}
+
+
 def _check_targets(model: PreTrainedModel, targets: Sequence[str], source: str) -> None:
     names = dict(model.named_modules())
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
@@ -173,6 +192,11 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str], source: str) 
             raise ModelError(
                 f"{source}: lora_targets has {target!r}, which is the head or the embeddings; logprobs are made from "
                 "the head's own weight, and both may be one tensor: name layers of the decoder"
+            )
+        if target.rpartition(".")[2] in _OF_EXPERTS and _has_stacked_experts(model):
+            raise ModelError(
+                f"{source}: lora_targets has {target!r}, which peft takes for the experts of this mixture; name other "
+                f"layers: {', '.join(sorted(_linear_names(model) - _OF_EXPERTS))}"
             )
 
 

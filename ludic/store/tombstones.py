@@ -213,12 +213,11 @@ _ROWS = ((QUARANTINED, QUARANTINE), (OLD_QUARANTINED, OLD_QUARANTINE))
 """The rows of quarantined files, with those of their notes."""
 
 
-def quarantine(root: Root, name: str, reason: str) -> str:
-    """Move a file below quarantine/, and return its new name.
+def quarantine(root: Root, name: str, reason: str) -> str | None:
+    """Move a file below quarantine/, and return its new name; None if the file is gone, such as expired meanwhile.
 
     Does nothing if the file was moved before. Readers then see a gap in its worker's sequence and continue, and the
-    next worker in that slot makes the requests of the file again. Raises FileNotFoundError if the file is at neither
-    name.
+    next worker in that slot makes the requests of the file again.
     """
     assert row_of(name) not in (QUARANTINED, OLD_QUARANTINED), f"{name} is in quarantine"
     target = QUARANTINED.name(MovedName(name))
@@ -229,9 +228,8 @@ def quarantine(root: Root, name: str, reason: str) -> str:
             note = QuarantinedFile(name=name, reason=reason, found_at=datetime.now(UTC).isoformat())
             root.put(QUARANTINE.name_of(note), encode_record(note))
         root.rename(name, target)
-    except FileNotFoundError:  # moved before, or by another process at the same time
-        if not root.exists(target):
-            raise
+    except FileNotFoundError:  # moved before, or moved or deleted by another process at the same time
+        return target if root.exists(target) else None
     return target
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from model_families import random_model_of
+from model_families import random_model_of, small_model_of
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file, save_file
 from tiny_models import whole
@@ -17,13 +17,21 @@ from ludic.batches.packing import pack
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError, ModelError
 from ludic.maintenance.verify import check_root
-from ludic.models.lora import adapters_off, add_adapters, merged_weights
+from ludic.models.lora import (
+    adapters_off,
+    add_adapters,
+    is_adapter_weight,
+    merge_adapter,
+    merged_weights,
+    save_adapter,
+)
 from ludic.store.attempts import complete_checkpoints, folder_of
 from ludic.training import trainer
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import full_state_dict, load_model, load_sharded, save_weights, shard
+from ludic.training.packed import PACKED_ATTENTION
 from ludic.training.reference import base_reference, fingerprint, model_reference
 from ludic.training.step import build_optimizer, train_step
 
@@ -136,6 +144,32 @@ def test_merged_weights_compute_what_the_adapted_model_does(mesh, tmp_path, fami
     assert torch.allclose(token_logprobs(merged, batch)[0], expected, rtol=0, atol=1e-5)
     with adapters_off(model):
         assert not torch.allclose(token_logprobs(model, batch)[0], expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "mixtral", "deepseek_v3", "glm4_moe", "qwen3_5_moe_text"])
+def test_adapters_of_a_mixture_leave_its_experts_alone(tmp_path, family):
+    model = adapted(small_model_of(family), source=str(tmp_path / "base"))
+    assert not [name for name in adapter_names(model) if ".experts." in name]
+    randomize(model)
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+        plain = small_model_of(family)
+        plain.save_pretrained(tmp_path / "base")
+        plain.load_state_dict(merged_weights(model, model.state_dict()))
+        assert torch.allclose(plain(input_ids=ids, use_cache=False).logits, expected, rtol=0, atol=1e-3)
+        # As workers and peft read it.
+        save_adapter(model, {name: p for name, p in model.state_dict().items() if is_adapter_weight(name)}, tmp_path)
+        options = {"dtype": torch.float64, "experts_implementation": "eager", "attn_implementation": PACKED_ATTENTION}
+        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", **options)
+        read = merge_adapter(base, str(tmp_path))
+        assert torch.allclose(read(input_ids=ids, use_cache=False).logits, expected, rtol=0, atol=1e-3)
+
+
+def test_experts_of_a_mixture_can_not_be_adapted():
+    named = "lora_targets has 'gate_proj', which peft takes for the experts of this mixture; name other layers: k"
+    with pytest.raises(ModelError, match=named):
+        adapted(small_model_of("glm4_moe"), targets=["gate_proj"])
 
 
 def test_layers_that_keep_their_weight_transposed_are_merged_so():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ludic.maintenance.verify import check_root
+from ludic.maintenance.verify import check_root, quarantine_broken
 from ludic.show.stats import collect_stats
 from ludic.sql import connect
 from ludic.store import Root
@@ -53,10 +53,19 @@ def test_a_file_without_its_note_is_listed_without_a_reason(root: Root):
     assert [(found.name, found.reason) for found in list_quarantined(root)] == [(NAME, "")]
 
 
-def test_a_file_that_never_was_can_not_be_quarantined(root: Root):
-    with pytest.raises(FileNotFoundError, match=r"w0-3\.parquet"):
-        quarantine(root, NAME, "cut off")
+def test_a_file_that_is_not_there_is_left_alone(root: Root):
+    assert quarantine(root, NAME, "cut off") is None
     assert root.list("quarantine") == []
+
+
+def test_a_repair_names_a_file_that_was_deleted_since_the_check(broken: Root):
+    findings = check_root(broken).findings
+    broken.delete(NAME)
+    repaired, remaining = quarantine_broken(broken, findings)
+    assert remaining == []
+    assert [(found.where, found.problem.endswith("; somebody has deleted it since")) for found in repaired] == [
+        (NAME, True)
+    ]
 
 
 @pytest.mark.slow

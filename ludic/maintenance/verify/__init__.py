@@ -130,7 +130,8 @@ def quarantine_broken(root: Root, findings: Iterable[Finding]) -> tuple[list[Fin
             remaining.append(replace(finding, problem=f"{finding.problem}; {_ADVICE}"))
         else:
             target = quarantine(root, finding.where, finding.problem)
-            repaired.append(replace(finding, problem=f"{finding.problem}; it is {target} now"))
+            now = "somebody has deleted it since" if target is None else f"it is {target} now"
+            repaired.append(replace(finding, problem=f"{finding.problem}; {now}"))
     return repaired, remaining
 
 
