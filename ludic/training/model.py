@@ -7,6 +7,7 @@ Models stay in eval mode, so that dropout does not change the trainer's logprobs
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,14 +27,24 @@ from transformers.initialization import no_init_weights
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.distributed import from_main, is_main, run_on_main
 from ludic.errors import ModelError, one_line
-from ludic.models.families import Sampled, check_family, check_model, probe_sequences, without_kernels
+from ludic.models.families import (
+    Sampled,
+    check_family,
+    check_model,
+    probe_sequences,
+    shrink,
+    spread,
+    without_kernels,
+)
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 from ludic.models.weight_files import load_pretrained, mended, without_progress_bars
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
-from ludic.training.packed import PACKED_ATTENTION, keep_uncompiled
+from ludic.training.packed import PACKED_ATTENTION, by_sequence, keep_uncompiled, run_at_once
 from ludic.training.router_losses import checkpoint_contexts
+
+logger = logging.getLogger(__name__)
 
 _WEIGHT_NAMES = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
@@ -103,6 +114,42 @@ def packed_logprobs(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> 
     return token_logprobs(model, pack(rows).to(model.device))[0]
 
 
+_KERNEL_TOLERANCE = 0.02
+"""Nats, and share of the gradient: kernels round to less, and a lost border changes some tokens by far more."""
+
+
+def kernels_keep_borders(config: PreTrainedConfig, device: torch.device) -> bool:
+    """Return whether the installed kernels of layers with a state begin anew at the borders of packed sequences.
+
+    Tried on a small random model on the device: one pass over the pack must give the logprobs and the gradient of one
+    sequence after the other. transformers drops borders in silence where a kernel does not take them, as its own
+    functions on a CPU.
+    """
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(0)
+            small = AutoModelForCausalLM.from_config(shrink(config), attn_implementation=PACKED_ATTENTION)
+            model = mended(small).eval().to(device)
+            with torch.no_grad():
+                spread(model)
+        wanted = _logprobs_and_gradient(model)
+        run_at_once(model)
+        found = _logprobs_and_gradient(model)
+    except Exception as error:  # a kernel refuses shapes, dtypes or names in its own way
+        logger.debug("kernels of %s do not run on a whole pack: %s", config.model_type, one_line(error))
+        return False
+    of_gradient = (found[1] - wanted[1]).norm() / wanted[1].norm()
+    return bool((found[0] - wanted[0]).abs().max() <= _KERNEL_TOLERANCE and of_gradient <= _KERNEL_TOLERANCE)
+
+
+def _logprobs_and_gradient(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    logprobs = packed_logprobs(model, probe_sequences(model))
+    model.zero_grad()
+    logprobs.sum().backward()
+    gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    return logprobs.detach(), torch.cat(gradients)
+
+
 @contextmanager
 def _known_names(folder: Path) -> Iterator[str]:
     """Yield a folder with file names that transformers knows: links to .pt files are named .bin."""
@@ -154,6 +201,12 @@ def load_sharded(
     shard(model, mesh, **options)
     for name, tensor in model.state_dict().items() if is_sent else ():
         tensor.copy_(from_main(weights.pop(name, None), like=tensor))
+    device = model.device
+    if device.type == "cuda" and by_sequence(model):
+        if run_on_main(lambda: kernels_keep_borders(_parse_config(config), device)):
+            run_at_once(model)
+        elif is_main():
+            logger.info("%s: layers with a state run on one packed sequence after the other", source)
     return model
 
 

@@ -10,7 +10,8 @@ device. Windows, chunks and sinks of attention are known; what else a family doe
 loaded (ludic.models.families).
 
 A token mixer with a state (gated delta nets, Mamba, short convolutions, linear attention) runs on one sequence after
-the other, within its layer, so that ranks with FSDP2 gather each layer once.
+the other, within its layer, so that ranks with FSDP2 gather each layer once. After `run_at_once` it runs on the whole
+pack, and gets the sequences' borders, for kernels that know them.
 
 Pure tensor code.
 """
@@ -271,7 +272,7 @@ def keep_uncompiled() -> None:
 _lengths: ContextVar[Sequence[int] | None] = ContextVar("_lengths", default=None)
 """Lengths of the sequences that a decoder runs on."""
 
-_IS_APART = "_ludic_keeps_apart"
+_IS_APART, _AT_ONCE = "_ludic_keeps_apart", "_ludic_at_once"
 _PACKING = ("attention_mask", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 _BY_NAME = ("LightningAttention",)
 """Ends of the names of mixers that have a state and no convolution."""
@@ -297,12 +298,18 @@ def keep_apart(model: PreTrainedModel) -> None:
     if getattr(model, _IS_APART, False):
         return
     for module in by_sequence(model):
-        module.forward = partial(_run_by_sequence, module.forward, _has_state(module))
+        module.forward = partial(_run_by_sequence, module, module.forward)
     setattr(model, _IS_APART, True)
 
 
+def run_at_once(model: PreTrainedModel) -> None:
+    """Let token mixers with a state run on a whole pack at once: their kernels must begin anew at its borders."""
+    for module in by_sequence(model):
+        setattr(module, _AT_ONCE, _has_state(module))
+
+
 def by_sequence(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the parts of a model that run on one packed sequence after the other."""
+    """Return the parts of a model that run on one packed sequence after the other, unless `run_at_once` changed it."""
     return [module for module in model.modules() if _has_state(module) or _counts_tokens(module)]
 
 
@@ -318,15 +325,18 @@ def _counts_tokens(module: nn.Module) -> bool:
 
 
 @torch.compiler.disable
-def _run_by_sequence(forward: Callable[..., Any], has_state: bool, *args: Any, **kwargs: Any) -> Any:
+def _run_by_sequence(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a token mixer on each packed sequence, and join its outputs."""
     lengths = _lengths.get()
     if lengths is None:
         return forward(*args, **kwargs)
     # What packs sequences is replaced: an attention layer gets one sequence's length, others need none.
+    has_state = _has_state(module)
     others = {"attention_mask": None} if "attention_mask" in kwargs else {}
     kwargs = {name: value for name, value in kwargs.items() if name not in _PACKING}
-    device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+    if getattr(module, _AT_ONCE, False):
+        return forward(*args, **kwargs, **others, **_borders(forward, lengths, _device_of(*args, *kwargs.values())))
+    device = _device_of(*args, *kwargs.values())
     bounds = list(accumulate(lengths, initial=0))
     outputs = []
     for start, length in zip(bounds, lengths, strict=False):
@@ -337,6 +347,27 @@ def _run_by_sequence(forward: Callable[..., Any], has_state: bool, *args: Any, *
         return torch.cat(outputs, dim=1)
     # What follows the hidden states is a state or a matrix of scores, which training does not read.
     return torch.cat([output[0] for output in outputs], dim=1), *[None] * (len(outputs[0]) - 1)
+
+
+def _device_of(*values: Any) -> torch.device:
+    return next(value.device for value in values if isinstance(value, Tensor))
+
+
+def _borders(forward: Callable[..., Any], lengths: Sequence[int], device: torch.device) -> dict[str, Tensor]:
+    """Return the borders of packed sequences under the names by which mixers of transformers hand them to kernels.
+
+    cu_seq_lens_q: (S + 1,) int32, for gated delta rules. seq_idx: (1, T) int32, the number of each token's sequence,
+    for convolutions and Mamba 2.
+    """
+    numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    found = {
+        "cu_seq_lens_q": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device),
+        "seq_idx": numbers.int()[None].to(device),
+    }
+    known = signature(forward).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        return found
+    return {name: value for name, value in found.items() if name in known}
 
 
 def _cut(value: Any, start: int, length: int, num_tokens: int) -> Any:
