@@ -335,7 +335,7 @@ def _run_by_sequence(module: nn.Module, forward: Callable[..., Any], *args: Any,
     others = {"attention_mask": None} if "attention_mask" in kwargs else {}
     kwargs = {name: value for name, value in kwargs.items() if name not in _PACKING}
     if getattr(module, _AT_ONCE, False):
-        return forward(*args, **kwargs, **others, **_borders(forward, lengths, _device_of(*args, *kwargs.values())))
+        return forward(*args, **kwargs | others | _borders(forward, lengths, _device_of(*args, *kwargs.values())))
     device = _device_of(*args, *kwargs.values())
     bounds = list(accumulate(lengths, initial=0))
     outputs = []
