@@ -66,12 +66,12 @@ def _all_replaced(model: Any) -> Iterator[None]:
         log.removeFilter(note)
         log.setLevel(level)
     with_weights = {type(module).__name__ for module in model.modules() if list(module.parameters(recurse=False))}
-    if names := sorted(with_weights.intersection(kept) - {_WITH_SINKS}):
+    if names := sorted(with_weights.intersection(kept) - _HANDLED_HERE):
         raise RuntimeError(f"vLLM does not replace the weights of {', '.join(names)}")
 
 
-_WITH_SINKS = "OAIAttention"
-"""vLLM's attention layer of gpt-oss, whose only own weights are sinks."""
+_HANDLED_HERE = {"OAIAttention", "ParallelLMHead"}
+"""Layers of vLLM whose weights ludic replaces: gpt-oss's attention has sinks, and tied heads are packed again."""
 
 
 @contextlib.contextmanager
