@@ -137,8 +137,8 @@ def _sampled_with_vllm(family: str, trained: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        return f"not on the CPU: no answer within {_LIMIT_S} s"
-    return f"not on the CPU: {_reason(done.stderr)}" if done.returncode else done.stdout.strip().splitlines()[-1]
+        return f"fails: no answer within {_LIMIT_S} s"
+    return f"fails: {_reason(done.stderr)}" if done.returncode else done.stdout.strip().splitlines()[-1]
 
 
 def _reason(log: str) -> str:

@@ -28,7 +28,7 @@ from ludic.training.model import full_state_dict, load_model, packed_logprobs, s
 SCALE = 2
 """Widths of the small models: heads have 32 numbers, experts 96."""
 AS_ON_THE_HUB: dict[str, dict[str, Any]] = {
-    "afmoe": {"score_func": "sigmoid", "route_norm": True},
+    "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     "glm4_moe": {"head_dim": 32},
     "lfm2": {
