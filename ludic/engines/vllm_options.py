@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PretrainedConfig
 from xxhash import xxh3_64_intdigest
 
@@ -146,7 +147,7 @@ def fit_cpu(arguments: dict[str, Any]) -> None:
         model = AsyncEngineArgs(**arguments).create_model_config()
         if model.has_inner_state:  # prompts whose states are kept are computed in parts
             arguments.setdefault("enable_prefix_caching", False)
-        if model.use_mla:  # the other kernel, which vLLM takes where a CPU has AMX, refuses float32
+        if model.use_mla and model.dtype == torch.float32:  # vLLM's choice on a CPU with AMX refuses float32
             arguments.setdefault("attention_backend", "CPU_MLA")
 
 
