@@ -40,6 +40,15 @@ INCOMPLETE: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 8},
 }
 """Settings of families whose defaults give no model, or one without the layers that its models have."""
+_NOTES = {
+    "apertus": "vLLM keeps the parameters of xIELU in bfloat16",
+    "cohere2": "vLLM's window is one token longer than transformers'",
+    "cohere2_moe": "vLLM's window is one token longer than transformers'",
+    "nemotron_h": "judged without experts, for which vLLM has no kernel there",
+    "qwen3_5_text": "it runs with torchvision in bfloat16",
+    "qwen3_next": "it runs in bfloat16",
+}
+"""What is known of vLLM's verdict."""
 _QUICK = ("llama", "gpt_oss")
 _MOST_CHARACTERS = 110
 _LIMIT_S = 240
@@ -65,7 +74,10 @@ def main(quick: bool = False, families: Sequence[str] = (), write: bool = False)
     print(_HEAD)
     for family in families or names(quick):
         *before, vllm = table.rows.get(family, [family, "", "", ""])
-        row = [*before, _sampled_with_vllm(family, before[1])] if is_installed("vllm") else [*judge(family), vllm]
+        if is_installed("vllm"):
+            row = [*before, "; ".join(filter(None, [_sampled_with_vllm(family, before[1]), _NOTES.get(family)]))]
+        else:
+            row = [*judge(family), vllm]
         table.rows[family] = row
         print(_line(row), flush=True)
         if write:
@@ -138,6 +150,8 @@ def _sampled_with_vllm(family: str, trained: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return f"fails: no answer within {_LIMIT_S} s"
+    if "ludic does not know how to run" in done.stderr:  # a family that is judged by its weights
+        return "not trained"
     return f"fails: {_reason(done.stderr)}" if done.returncode else done.stdout.strip().splitlines()[-1]
 
 

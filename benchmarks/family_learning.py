@@ -36,8 +36,9 @@ FLAGS = (
     "--env moar_cats --max-tokens 32 --accept-incomplete --group-size 16 --groups-per-batch 8 --num-workers 1 "
     "--batches-ahead 1 --learning-rate 4e-3 --is-ratio-cap 2 --device cpu"
 )
-_FLAGS_FOR_VLLM = {"qwen3_next": ["--engine-options", '{"dtype": "bfloat16"}']}
-"""vLLM's gated delta net for CPUs is in bfloat16 only."""
+_IN_BFLOAT16 = ["--engine-options", '{"dtype": "bfloat16"}']
+_FLAGS_FOR_VLLM = {"qwen3_5_text": _IN_BFLOAT16, "qwen3_next": _IN_BFLOAT16}
+"""vLLM's gated delta net for CPUs is in bfloat16 only; Qwen3.5 wants torchvision too."""
 
 
 def main(quick: bool = False, families: Sequence[str] = (), engine: str = "transformers", num_steps: int = 40) -> None:

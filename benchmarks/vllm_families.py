@@ -27,10 +27,14 @@ from ludic.training.model import full_state_dict, load_model, packed_logprobs, s
 
 SCALE = 2
 """Widths of the small models: heads have 32 numbers, experts 96."""
+_DELTA_NET = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 AS_ON_THE_HUB: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
+    "deepseek_v2": {"n_group": 1, "topk_group": 1},
     "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     "glm4_moe": {"head_dim": 32},
+    "minimax_m2": {"rotary_dim": 16, "scoring_func": "sigmoid"},
+    "glm4_moe_lite": {"first_k_dense_replace": 1},
     "lfm2": {
         "conv_dim": 128,
         "block_dim": 128,
@@ -38,10 +42,12 @@ AS_ON_THE_HUB: dict[str, dict[str, Any]] = {
         "block_ffn_dim_multiplier": 1.0,
         "block_multiple_of": 32,
     },
+    "qwen3_5_text": _DELTA_NET,
+    "qwen3_next": _DELTA_NET,
     # Without experts, as Nemotron-H-8B.
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"] * 2},
 }
-"""Fields that vLLM reads, and that files on the Hub have, but transformers' defaults lack; fit to small models."""
+"""Fields that vLLM reads, and that files on the Hub have, but transformers' defaults lack; and its kernels' sizes."""
 _LATENT = {
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
@@ -51,13 +57,6 @@ _LATENT = {
     "head_dim": 64,
 }
 """The only sizes of compressed keys and values that vLLM's kernel for CPUs takes."""
-NOTES = {
-    "apertus": "vLLM keeps the parameters of xIELU in bfloat16",
-    "cohere2": "vLLM's window is one token longer than transformers'",
-    "cohere2_moe": "vLLM's window is one token longer than transformers'",
-    "nemotron_h": "judged without experts, for which vLLM has no kernel there",
-}
-"""What is known of a verdict."""
 _MAX_TOKENS = 24
 
 
@@ -74,8 +73,7 @@ def main(family: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         folders = [save_small(family, f"{folder}/{seed}", seed) for seed in range(2)]
         first, second = largest_differences(folders)
-    verdict = _verdict(first, second) + ("" if known else ", with transformers' code")
-    print(f"{verdict}; {NOTES[family]}" if family in NOTES else verdict)
+    print(_verdict(first, second) + ("" if known else ", with transformers' code"))
 
 
 def small_config(family: str) -> PreTrainedConfig:
