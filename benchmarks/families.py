@@ -44,6 +44,7 @@ _NOTES = {
     "apertus": "vLLM keeps the parameters of xIELU in bfloat16",
     "cohere2": "vLLM's window is one token longer than transformers'",
     "cohere2_moe": "vLLM's window is one token longer than transformers'",
+    "ernie4_5_moe": "vLLM's router for CPUs ignores the bias of experts",
     "nemotron_h": "judged without experts, for which vLLM has no kernel there",
     "qwen3_5_text": "it runs with torchvision in bfloat16",
     "qwen3_next": "it runs in bfloat16",

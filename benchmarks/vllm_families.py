@@ -71,7 +71,11 @@ def main(family: str) -> None:
 
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family] in ModelRegistry.get_supported_archs()
     with tempfile.TemporaryDirectory() as folder:
-        folders = [save_small(family, f"{folder}/{seed}", seed) for seed in range(2)]
+        try:
+            folders = [save_small(family, f"{folder}/{seed}", seed) for seed in range(2)]
+        except Exception:  # every configuration checks its values in its own way
+            print("not tried")  # as engine transformers, if no small model can be made
+            return
         first, second = largest_differences(folders)
     print(_verdict(first, second) + ("" if known else ", with transformers' code"))
 
