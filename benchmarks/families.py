@@ -45,6 +45,7 @@ _NOTES = {
     "cohere2": "vLLM's window is one token longer than transformers'",
     "cohere2_moe": "vLLM's window is one token longer than transformers'",
     "ernie4_5_moe": "vLLM's router for CPUs ignores the bias of experts",
+    "hrm_text": "vLLM sees prompts in both directions",
     "nemotron_h": "judged without experts, for which vLLM has no kernel there",
     "qwen3_5_text": "it runs with torchvision in bfloat16",
     "qwen3_next": "it runs in bfloat16",
@@ -161,7 +162,7 @@ def _reason(log: str) -> str:
     errors = [match[1] for line in log.splitlines() if (match := _ERROR.match(line))]
     first = next((error for error in errors if not _FOLLOWING.search(error)), log.strip()[-200:])
     text = re.sub(r".*\d validation errors? for \w+ (Value error, |Assertion failed, )?| \[type=.*", "", first)
-    return text.replace("|", "/").replace("\n", " ")[:_MOST_CHARACTERS]
+    return text.replace("|", "/").replace("\n", " ").rstrip(".")[:_MOST_CHARACTERS]
 
 
 def _short(problem: str) -> str:
