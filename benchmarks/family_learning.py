@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -84,10 +85,10 @@ def _learn(family: str, engine: str, num_steps: int, folder: Path) -> list[str]:
     ]
 
 
-def make_model(family: str, folder: str, engine: str) -> int:
+def make_model(family: str, folder: str, engine: str = "transformers", **sizes: Any) -> int:
     """Write a small model of a family, with the tokenizer of the demo's words; returns the number of its layers.
 
-    engine: vllm takes other widths than the others.
+    engine: vllm takes other widths than the others. sizes: other values of the configuration.
     """
     make_tiny_model(folder, [*WORDS, OTHER_WORDS])
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -98,7 +99,7 @@ def make_model(family: str, folder: str, engine: str) -> int:
     whole = AutoConfig.for_model(family, **INCOMPLETE.get(family, {}))
     config = small_config(family) if engine == "vllm" else shrink(whole)
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    for name, value in {"vocab_size": vocab_size, **ids}.items():
+    for name, value in {"vocab_size": vocab_size, **ids, **sizes}.items():
         setattr(config, name, value)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
