@@ -1,6 +1,6 @@
 """Does vLLM on the CPU sample a family with the trainer's logprobs? The last column of the table in docs/models.md.
 
-    python -m benchmarks.vllm_families FAMILY          # in the environment of vLLM
+    python -m benchmarks.vllm_families --family FAMILY          # in the environment of vLLM
 
 A small random model is sampled in float32 through ludic's engine, before and after its weights are replaced, and packed
 sequences of its prompts and completions run through the trainer. Prints the largest difference of a logprob.
