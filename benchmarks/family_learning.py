@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import ludic
 from benchmarks.families import INCOMPLETE
 from benchmarks.measure import print_table
+from benchmarks.vllm_families import small_config
 from ludic.demos.words import OTHER_WORDS
 from ludic.environments.moar_cats import WORDS
 from ludic.flags import run_script
@@ -36,10 +37,9 @@ FLAGS = (
     "--env moar_cats --max-tokens 32 --accept-incomplete --group-size 16 --groups-per-batch 8 --num-workers 1 "
     "--batches-ahead 1 --learning-rate 4e-3 --is-ratio-cap 2 --device cpu"
 )
-_SIZES: dict[str, dict[str, Any]] = {
-    # vLLM's attention on CPUs takes heads of 32 and more.
-    "vllm": {"head_dim": 64},
-}
+_IN_BFLOAT16 = ["--engine-options", '{"dtype": "bfloat16"}']
+_FLAGS_FOR_VLLM = {"qwen3_5_text": _IN_BFLOAT16, "qwen3_next": _IN_BFLOAT16}
+"""vLLM's gated delta net for CPUs is in bfloat16 only; Qwen3.5 wants torchvision too."""
 
 
 def main(quick: bool = False, families: Sequence[str] = (), engine: str = "transformers", num_steps: int = 40) -> None:
@@ -60,8 +60,10 @@ def main(quick: bool = False, families: Sequence[str] = (), engine: str = "trans
 
 def _learn(family: str, engine: str, num_steps: int, folder: Path) -> list[str]:
     model, root = folder / family, folder / f"{family}-run"
-    num_layers = make_model(family, str(model), **_SIZES.get(engine, {}))
+    num_layers = make_model(family, str(model), engine)
     command = [sys.executable, "-m", "ludic", "run", str(root), "--model", str(model), "--engine", engine]
+    if engine == "vllm":
+        command += _FLAGS_FOR_VLLM.get(family, [])
     began = time.perf_counter()
     done = subprocess.run(
         [*command, *FLAGS.split(), "--num-steps", str(num_steps)], capture_output=True, text=True, check=False
@@ -83,15 +85,19 @@ def _learn(family: str, engine: str, num_steps: int, folder: Path) -> list[str]:
     ]
 
 
-def make_model(family: str, folder: str, **sizes: Any) -> int:
-    """Write a small model of a family, with the tokenizer of the demo's words; returns the number of its layers."""
+def make_model(family: str, folder: str, engine: str = "transformers", **sizes: Any) -> int:
+    """Write a small model of a family, with the tokenizer of the demo's words; returns the number of its layers.
+
+    engine: vllm takes other widths than the others. sizes: other values of the configuration.
+    """
     make_tiny_model(folder, [*WORDS, OTHER_WORDS])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     vocab_size = AutoConfig.from_pretrained(folder).vocab_size
     for file in (*Path(folder).glob("*.safetensors"), *Path(folder).glob("*config.json")):
         if file.name != "tokenizer_config.json":
             file.unlink()
-    config = shrink(AutoConfig.for_model(family, **INCOMPLETE.get(family, {})))
+    whole = AutoConfig.for_model(family, **INCOMPLETE.get(family, {}))
+    config = small_config(family) if engine == "vllm" else shrink(whole)
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     for name, value in {"vocab_size": vocab_size, **ids, **sizes}.items():
         setattr(config, name, value)

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from ludic.engines.engine import GenerationRequest, SamplingParams
 from ludic.engines.server_http import (
@@ -35,6 +35,7 @@ from ludic.engines.server_http import (
 from ludic.engines.vllm_options import to_vllm_params
 from ludic.errors import ConfigError, LudicError, ModelError, one_line
 from ludic.models.families import logprobs_alone
+from ludic.models.sizes import EXPERTS
 from ludic.models.weight_files import load_config, load_pretrained
 
 logger = logging.getLogger(__name__)
@@ -289,8 +290,8 @@ class LoadCheck:
     """What is compared after a load; made before it, so that the server waits no longer for it."""
 
     vocab_size: int
-    wants_extension: bool
-    """Whether a load without ludic's extension leaves the head as it was, or may do so."""
+    wrong_without_extension: str | None
+    """What a load without ludic's extension gets wrong, or may get wrong."""
     device: str
     """Device of the server; "" if it does not tell."""
     tolerance: float
@@ -299,12 +300,10 @@ class LoadCheck:
     """The weights of the folder; None compares nothing."""
 
     def check_extension(self, server: Server) -> None:
-        """Raise WrongWeightsError if the load that is over did not change the head, or perhaps did not."""
-        if self.wants_extension and not server.has_extension:
-            unknown = "" if self.device else "/server_info does not tell its device, and "
+        """Raise WrongWeightsError if the load that is over did not change all weights, or perhaps did not."""
+        if self.wrong_without_extension and not server.has_extension:
             raise WrongWeightsError(
-                f"{unknown}on a CPU, vLLM keeps the old head of a model with tied embeddings, unless it is started "
-                f"with ludic's extension; start it with {FLAGS}"
+                f"{self.wrong_without_extension}, unless it is started with ludic's extension; start it with {FLAGS}"
             )
 
     async def compare(self, server: Server) -> None:
@@ -334,18 +333,29 @@ async def make_load_check(folder: str, device: str, dtype: str, *, is_first: boo
     of the run's weights. Such a load is compared, and on a CPU each one, if the files are small.
     """
     config = load_config(folder)
-    text = config.get_text_config()
-    may_be_cpu = device in ("cpu", "")
     model = None
-    if is_first or may_be_cpu:
+    if is_first or device in ("cpu", ""):
         model = await asyncio.to_thread(_read, folder)
     return LoadCheck(
-        vocab_size=text.vocab_size,
-        wants_extension=may_be_cpu and bool(config.tie_word_embeddings or text.tie_word_embeddings),
+        vocab_size=config.get_text_config().vocab_size,
+        wrong_without_extension=_wrong_without_extension(config, device),
         device=device,
         tolerance=_TOLERANCES.get(dtype, _HALF_TOLERANCE),
         model=model,
     )
+
+
+def _wrong_without_extension(config: PretrainedConfig, device: str) -> str | None:
+    """Return what a load by vLLM 0.32 itself gets wrong. device: "" if the server does not tell it."""
+    if config.model_type == "gpt_oss":
+        return "vLLM keeps the old experts of gpt-oss"
+    text = config.get_text_config()
+    where = "on a CPU" if device else "/server_info does not tell its device, and on a CPU"
+    if device in ("cpu", "") and (config.tie_word_embeddings or text.tie_word_embeddings):
+        return f"{where}, vLLM keeps the old head of a model with tied embeddings"
+    if device in ("cpu", "") and any(getattr(text, name, None) for name in EXPERTS):
+        return f"{where}, vLLM misplaces the new experts of a mixture"
+    return None
 
 
 def _read(folder: str) -> PreTrainedModel | None:

@@ -29,6 +29,7 @@ from ludic.engines.vllm_options import (
     check_installed,
     check_options,
     engine_arguments,
+    fit_cpu,
     set_cpu_variables,
     set_expert_variables,
     set_variables,
@@ -231,6 +232,8 @@ def _make_arguments(
     if on_cpu:
         set_cpu_variables(setup.config.tensor_parallel, num_threads=torch.get_num_threads())
     arguments = engine_arguments(model, config, setup, on_cpu=on_cpu)
+    if on_cpu:
+        fit_cpu(arguments)
     if adapter is not None:
         # Requests being generated keep the adapter of the version before.
         arguments |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": adapter.max_rank}

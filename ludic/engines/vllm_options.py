@@ -8,10 +8,12 @@ NaN; and EngineError if vLLM ends a request for a reason of its own.
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PretrainedConfig
 from xxhash import xxh3_64_intdigest
 
@@ -113,6 +115,8 @@ def engine_arguments(folder: str, config: PretrainedConfig, setup: EngineSetup, 
         # vLLM 0.32 dies at a request with a seed whose prompt it computes in parts: it sets the seed's generator back,
         # which the CPU's can't do.
         arguments["enable_chunked_prefill"] = False
+        # The kernel for the CPU misreads queries of shape (tokens, heads, size), such as those of LFM2 and DeepSeek.
+        arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
         if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
             arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(config, settings.max_batch)
     if setup.float32_head:
@@ -133,6 +137,18 @@ def engine_arguments(folder: str, config: PretrainedConfig, setup: EngineSetup, 
         }
         | ({"enable_return_routed_experts": True} if setup.keep_experts else {})
     )
+
+
+def fit_cpu(arguments: dict[str, Any]) -> None:
+    """Change arguments of AsyncEngineArgs, in place, where vLLM for CPUs can't run a family otherwise."""
+    from vllm import AsyncEngineArgs
+
+    with suppress(ValueError):  # a model that vLLM does not know; its start says so
+        model = AsyncEngineArgs(**arguments).create_model_config()
+        if model.has_inner_state:  # prompts whose states are kept are computed in parts
+            arguments.setdefault("enable_prefix_caching", False)
+        if model.use_mla and model.dtype == torch.float32:  # vLLM's choice on a CPU with AMX refuses float32
+            arguments.setdefault("attention_backend", "CPU_MLA")
 
 
 def check_options(options: Mapping[str, Any], known: type) -> None:

@@ -18,6 +18,7 @@ from ludic.engines.server_http import SERVE_NAME
 from ludic.engines.vllm_options import (
     check_options,
     engine_arguments,
+    fit_cpu,
     set_cpu_variables,
     set_expert_variables,
     set_variables,
@@ -80,6 +81,8 @@ def _flags(arguments: ServerArguments) -> list[str]:
     if on_cpu:
         set_cpu_variables(setup.config.tensor_parallel, num_threads=torch.get_num_threads())
     options = engine_arguments(arguments.folder, load_config(arguments.folder), setup, on_cpu=on_cpu)
+    if on_cpu:
+        fit_cpu(options)
     del options["skip_tokenizer_init"]  # with the tokenizer, vLLM refuses tokens that the model does not know
     server = {
         "host": arguments.host,

@@ -294,13 +294,19 @@ _HIDDENS = re.compile(
     r"hidden_size|d_model|n_embd|dim|emb(edding)?_dim|(\w+_)?embedding_size|word_embed_proj_dim|lru_width"
 )
 _VOCABULARIES = re.compile(r"(\w+_)?vocab(_size(_\w+)?)?")
-_AT_MOST: Mapping[re.Pattern[str], int] = {
+_WIDTHS: Mapping[re.Pattern[str], int] = {
     re.compile(pattern): most
     for pattern, most in {
         r"(\w+_)?head_dim|attention_head_size|dim_head|kv_channels|d_head|mamba_d_head": _HEAD,
         r"rotary_dim": _HEAD // 2,
         r"(\w+_)?(intermediate|feed_forward|ffn|ffn_hidden|mlp)_(size|dim)(_\w+)?|n_inner|dff|dim_ff|d_ff|d_inner": 48,
         r"(\w+_)?lora_rank|laurel_rank|(\w+_)?lowrank|d_rel": 24,
+        r"hidden_size_per_layer_input": 16,
+    }.items()
+}
+_AT_MOST: Mapping[re.Pattern[str], int] = {
+    re.compile(pattern): most
+    for pattern, most in {
         r"(num|n)_(routed_|local_)?experts|moe_num_experts": _EXPERTS,
         r"num_experts_per_tok(en)?|top_k\w*|moe_top_?k|moe_k": 2,
         r"n_group": 2,
@@ -312,23 +318,25 @@ _AT_MOST: Mapping[re.Pattern[str], int] = {
         r"first_k_dense_replace|num_dense_layers|max_window_layers|moe_layer_start_index": 1,
         r"\w+_(period|interval|pattern|freq)|\w+_every_n_layers|decoder_sparse_step": 2,
         r"\w+_(layer_)?offset": 1,
-        r"hidden_size_per_layer_input": 16,
     }.items()
 }
 
 
-def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a small configuration of the same family; parts for images or sound shrink like the decoder."""
-    values = _shrunk(config.to_dict())
+def shrink(config: PreTrainedConfig, *, scale: int = 1) -> PreTrainedConfig:
+    """Return a small configuration of the same family; parts for images or sound shrink like the decoder.
+
+    scale: factor of all widths. vLLM for CPUs wants heads of 32 numbers, and experts of a multiple of 32.
+    """
+    values = _shrunk(config.to_dict(), scale)
     return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
-def _shrunk(values: Mapping[str, Any]) -> dict[str, Any]:
+def _shrunk(values: Mapping[str, Any], scale: int) -> dict[str, Any]:
     kept = {name: value for name, value in values.items() if name not in _DROPPED and not name.startswith("_name")}
     depth = next((value for name, value in kept.items() if _is_size(value) and _LAYERS.fullmatch(name)), None)
     layers = _layers_of_each_kind(kept, depth)
     heads = next((value for name, value in kept.items() if _is_size(value) and _HEAD_COUNTS.fullmatch(name)), _HEADS)
-    small = {name: _part(name, value, kept, depth, layers, heads) for name, value in kept.items()}
+    small = {name: _part(name, value, kept, depth, layers, heads, scale) for name, value in kept.items()}
     if "head_dim" in small and small["head_dim"] is None and _is_size(small.get("hidden_size")):
         small["head_dim"] = small["hidden_size"] // min(heads, _HEADS)
     if _is_size(small.get("mamba_d_ssm")):
@@ -338,13 +346,16 @@ def _shrunk(values: Mapping[str, Any]) -> dict[str, Any]:
     return small
 
 
-def _part(name: str, value: Any, values: Mapping[str, Any], depth: int | None, layers: list[int], heads: int) -> Any:
+def _part(
+    name: str, value: Any, values: Mapping[str, Any], depth: int | None, layers: list[int], heads: int, scale: int
+) -> Any:
     """Return the small value of one entry. layers: those that are kept of `depth`. heads: attention heads before."""
     if isinstance(value, dict) and depth is not None and value and all(str(key).isdigit() for key in value):
-        by_layer = {int(key): _shrunk(part) if isinstance(part, dict) else part for key, part in value.items()}
+        by_layer = {int(key): _shrunk(part, scale) if isinstance(part, dict) else part for key, part in value.items()}
         return {new: by_layer[old] for new, old in enumerate(layers) if old in by_layer}
     if isinstance(value, dict):
-        return _shrunk_rope(value, values) if "rope_type" in value or "rope" in name else _shrunk(value)
+        is_rope = "rope_type" in value or "rope" in name
+        return _shrunk_rope(value, values, scale) if is_rope else _shrunk(value, scale)
     if isinstance(value, list) and depth is not None and len(value) == depth:
         return [value[layer] for layer in layers]
     if _names_layers(name, value):
@@ -356,7 +367,7 @@ def _part(name: str, value: Any, values: Mapping[str, Any], depth: int | None, l
     if _VOCABULARIES.fullmatch(name):
         return VOCAB_SIZE  # also of a smaller one, so that the probe's tokens and special ids are in it
     if name == "qk_head_dim" and "qk_rope_head_dim" in values:
-        return sum(min(_HEAD, values[part]) for part in ("qk_nope_head_dim", "qk_rope_head_dim"))
+        return sum(min(scale * _HEAD, values[part]) for part in ("qk_nope_head_dim", "qk_rope_head_dim"))
     if name.startswith("mamba_") and _HEAD_COUNTS.fullmatch(name):
         return min(value, 2 * _HEADS)  # heads of a state are twice as wide in all as the hidden states
     if _LAYERS.fullmatch(name):
@@ -366,10 +377,17 @@ def _part(name: str, value: Any, values: Mapping[str, Any], depth: int | None, l
     if _HEAD_COUNTS.fullmatch(name):
         return min(value, _HEADS)
     if _HIDDENS.fullmatch(name):
-        return value if value <= _HIDDEN and heads <= _HEADS else min(heads, _HEADS) * _HEAD
+        return value if value <= scale * _HIDDEN and heads <= _HEADS else min(heads, _HEADS) * scale * _HEAD
     if name.startswith("num_") and name.endswith("_layers") and depth:
         return round(value * len(layers) / depth)
-    return next((min(value, most) for pattern, most in _AT_MOST.items() if pattern.fullmatch(name)), value)
+    if (width := _most(name, _WIDTHS)) is not None:
+        return min(value, scale * width)
+    most = _most(name, _AT_MOST)
+    return value if most is None else min(value, most)
+
+
+def _most(name: str, limits: Mapping[re.Pattern[str], int]) -> int | None:
+    return next((most for pattern, most in limits.items() if pattern.fullmatch(name)), None)
 
 
 def _layers_of_each_kind(values: Mapping[str, Any], depth: int | None) -> list[int]:
@@ -396,14 +414,14 @@ def _names_layers(name: str, value: Any) -> bool:
     return isinstance(value, list) and name.endswith("layer_indices")
 
 
-def _shrunk_rope(rope: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _shrunk_rope(rope: Mapping[str, Any], values: Mapping[str, Any], scale: int) -> dict[str, Any]:
     """Return the settings of rotary positions: lists have an entry for each pair of a head's numbers."""
     head = values.get("head_dim") or values.get("hidden_size", _HIDDEN) // values.get("num_attention_heads", _HEADS)
-    share = min(1.0, _HEAD / head)
+    share = min(1.0, scale * _HEAD / head)
 
     def fit(name: str, value: Any) -> Any:
         if isinstance(value, dict):
-            return _shrunk_rope(value, values)
+            return _shrunk_rope(value, values, scale)
         if name.endswith("_factor") and isinstance(value, list):
             return value[: max(1, round(len(value) * share))]
         return [max(1, round(part * share)) for part in value] if name == "mrope_section" else value

@@ -785,6 +785,23 @@ def test_a_load_that_leaves_other_weights_is_refused(
     assert not fake.is_paused
 
 
+@pytest.mark.parametrize(
+    ("family", "device", "wrong"),
+    [
+        ("gpt_oss", "cuda", "vLLM keeps the old experts of gpt-oss"),
+        ("qwen3_moe", "cpu", "on a CPU, vLLM misplaces the new experts of a mixture"),
+        ("qwen3_moe", "cuda", None),
+        ("llama", "cpu", None),
+    ],
+)
+def test_what_vllms_own_load_gets_wrong_of_a_family_is_known(
+    tmp_path: Path, family: str, device: str, wrong: str | None
+) -> None:
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    check = asyncio.run(server_loading.make_load_check(str(tmp_path), device, "bfloat16", is_first=False))
+    assert check.wrong_without_extension == wrong
+
+
 @pytest.mark.parametrize(("device", "is_noticed"), [("cpu", True), (None, True), ("cuda", False)])
 def test_each_load_is_compared_on_a_cpu_and_the_first_one_elsewhere(
     fake: FakeVllm, start: StartEngine, model_folder: str, other_weights: str, device: str | None, is_noticed: bool

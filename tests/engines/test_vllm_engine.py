@@ -15,6 +15,7 @@ import pytest
 import torch
 from engine_requests import LONGER_PROMPT, PROMPT, a_request, tokens_of
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from ludic.engines import vllm_engine
@@ -111,6 +112,22 @@ def test_weights_that_fail_half_way_fail_the_requests_being_generated(
         asyncio.run(generate())
     with pytest.raises(ModelError, match="half loaded"):
         generate_all(engine, [a_request()])
+    engine.load_weights(other_weights, 2)
+    assert generate_all(engine, [a_request()])[0].policy_version == 2
+
+
+def test_weights_of_which_vllm_would_keep_some_old_ones_are_refused(
+    engine: VllmEngine, other_weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of gpt-oss, without ludic's part in loading them; vLLM itself only logs it."""
+    (tmp_path / "config.json").write_bytes(Path(other_weights, "config.json").read_bytes())
+    tensors = load_file(Path(other_weights, "model.safetensors"))
+    del tensors["model.layers.0.mlp.down_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_engine, "check_folder", lambda *_: None)
+        with pytest.raises(ModelError, match="vLLM does not replace the weights of RowParallelLinear"):
+            engine.load_weights(str(tmp_path), 1)
     engine.load_weights(other_weights, 2)
     assert generate_all(engine, [a_request()])[0].policy_version == 2
 
