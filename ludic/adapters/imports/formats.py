@@ -133,7 +133,7 @@ def _jsonl_row(record: Record) -> Row | Conversation | Texts:
     tokens: dict[str, Any] = {name: record.array(name, np.int32) for name in ("prompt_tokens", "response_tokens")}
     tokens |= {name: record.array(name, np.float32) for name in ("response_logprobs", "token_rewards")}
     tokens["action_mask"] = record.array("action_mask", np.bool_)
-    tokens["kept_tokens"] = record.arrays("kept_tokens", np.int32)
+    tokens["kept_tokens"], tokens["experts"] = record.arrays("kept_tokens", np.int32), record.matrices("experts")
     completion, messages = record.text("completion"), record.get("messages") or ()
     if tokens["prompt_tokens"] is not None and tokens["response_tokens"] is not None:
         return Row(**tokens, messages=messages)

@@ -339,6 +339,7 @@ def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
         "token_rewards": rewards,
         "action_mask": None if mask is None or mask.all() else mask,
         "kept_tokens": row.kept_tokens,
+        "experts": row.experts,
         "num_turns": max(1, len(steps)),
         "agent_steps": steps,
         "messages": tuple(row.messages),

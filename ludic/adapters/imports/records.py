@@ -111,6 +111,10 @@ class Record:
         """Return an array for each list of a list. dtype: as in `array`."""
         return self._get([name], lambda value: _to_arrays(value, dtype), f"a list of lists of {np.dtype(dtype)}")
 
+    def matrices(self, name: str) -> np.ndarray | None:
+        """Return an array of three dimensions, int16, from lists of lists of lists."""
+        return self._get([name], _to_matrices, "lists of lists of lists of int16, of equal lengths")
+
     def object(self, name: str) -> dict[str, Any]:
         """Return an object, which may be JSON text; empty if it is absent."""
         return self._get([name], _to_object, "an object") or {}
@@ -150,6 +154,14 @@ def to_array(values: Any, dtype: type) -> np.ndarray:
 
 _KINDS = {np.int32: "iu", np.float32: "iuf", np.bool_: "biu"}
 """Kinds of NumPy types that may be converted to each dtype."""
+
+
+def _to_matrices(values: Any) -> np.ndarray:
+    array = np.asarray(values)  # raises ValueError if lists are of unequal lengths
+    converted: np.ndarray = array.astype(np.int16) if array.dtype.kind in "iu" else array
+    if array.ndim != 3 or converted.dtype != np.int16 or not np.array_equal(converted, array):
+        raise ValueError("no matrices of int16")
+    return converted
 
 
 def _to_arrays(values: Any, dtype: type) -> tuple[np.ndarray, ...]:

@@ -274,7 +274,7 @@ def by_old_id(root: Root) -> dict[str, Any]:
 _COME_BACK = """
 env_name env_example_id purpose agent_id policy_version policy_version_last model temperature top_p top_k max_tokens
 seed prompt_tokens response_tokens response_logprobs token_rewards episode_reward reward_components truncated
-truncation_reason finish_reason error messages weight_versions engine kept_tokens
+truncation_reason finish_reason error messages weight_versions engine kept_tokens experts
 """
 
 
