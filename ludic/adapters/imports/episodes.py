@@ -60,7 +60,7 @@ class Row:
     kept_tokens: Sequence[np.ndarray] | None = None
     """Token ids, (kept,) int32, that the sampler kept at each token; None if they are not known."""
     experts: np.ndarray | None = None
-    """(prompt_length + response_length - 1, L, K) int16, chosen by the sampler's routers; None if they are not known."""
+    """(prompt_length + response_length - 1, L, K) int16, chosen by the sampler's routers; None if not known."""
     token_rewards: np.ndarray | None = None
     """(response_length,) float32; None puts the reward of the episode at the end of its last row."""
     messages: Sequence[Any] = ()
