@@ -43,6 +43,7 @@ PROBES = {
     "kl_placement": "reward",
 }
 NOT_OF_THE_LOSS = {"objective", "reference", "reference_offload", "reference_cache"}
+NOT_OF_THE_LOSS |= {"router_balance_weight", "router_z_weight"}  # of mixtures of experts: test_router_losses.py
 # What a probe needs besides, wherever it is read.
 WITH = {
     "constant_tokens": {"loss_normalization": "constant"},

@@ -115,7 +115,7 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
             worker_id, env_name, num_truncated, num_parse_errors, num_errors,
             num_incomplete_completions, num_zero_variance_groups, first_error,
             preference_margin, preference_accuracy, router_balance_loss, router_z_loss, expert_imbalance,
-            mfu, load_s, fetch_s, first_token_s,
+            experts_changed, mfu, load_s, fetch_s, first_token_s,
             num_running, waited_for
         )
         from metrics
