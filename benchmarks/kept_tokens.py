@@ -11,6 +11,7 @@ that were cut (the complement). ludic uses the encoding of ludic.store.parquet.
 
 import io
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -70,26 +71,29 @@ def kept_ids(cut: Cut, num_tokens: int, seed: int = 0) -> list[np.ndarray]:
     return found
 
 
-def parquet_bytes(table: pa.Table, encoding: str, compression: str) -> int:
-    """Return the bytes of the column's ids in one row group; lengths of the lists are left out in no encoding."""
-    is_dictionary = encoding == "DICTIONARY"
-    sink = io.BytesIO()
-    pq.write_table(
-        table,
-        sink,
-        compression=compression,
-        compression_level=None if compression == "none" else 1,
-        use_dictionary=[_COLUMN] if is_dictionary else False,
-        column_encoding=None if is_dictionary else {_COLUMN: encoding},
-        store_schema=False,
-    )
-    return int(pq.ParquetFile(sink).metadata.row_group(0).column(0).total_compressed_size)
+def parquet_sizes(table: pa.Table, column: str) -> dict[str, int]:
+    """Return the bytes of a table's only column in one row group, by encoding; lengths of lists are in each of them.
+
+    column: path of its numbers. The last encoding is the one by which ludic writes rollouts.
+    """
+    sizes = {}
+    for encoding in ("PLAIN", "DICTIONARY", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"):
+        is_dictionary = encoding == "DICTIONARY"
+        for compression in ("none", "zstd"):
+            sizes[f"{encoding}, {compression}"] = _size(
+                table,
+                compression=compression,
+                compression_level=None if compression == "none" else 1,
+                use_dictionary=[column] if is_dictionary else False,
+                column_encoding=None if is_dictionary else {column: encoding},
+                store_schema=False,
+            )
+    return sizes | {"as ludic writes it": _size(table, **writer_options(table.schema, dictionaries=True))}
 
 
-def ours(table: pa.Table) -> int:
-    """Return the bytes with the options by which ludic writes rollouts."""
+def _size(table: pa.Table, **options: Any) -> int:
     sink = io.BytesIO()
-    pq.write_table(table, sink, **writer_options(table.schema, dictionaries=True))
+    pq.write_table(table, sink, **options)
     return int(pq.ParquetFile(sink).metadata.row_group(0).column(0).total_compressed_size)
 
 
@@ -115,12 +119,7 @@ def main(config: Config) -> None:
         lists = [[each.tolist() for each in ids[i : i + config.length]] for i in range(0, num_tokens, config.length)]
         table = pa.table({"kept_tokens": pa.array(lists, pa.list_(pa.list_(pa.int32())))})
         header.append(f"{cut.name} (mean {np.mean([len(each) for each in ids]):.1f})")
-        sizes = {
-            f"{encoding}, {compression}": parquet_bytes(table, encoding, compression)
-            for encoding in ("PLAIN", "DICTIONARY", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT")
-            for compression in ("none", "zstd")
-        }
-        sizes["as ludic writes it"] = ours(table)
+        sizes = parquet_sizes(table, _COLUMN)
         few = ids[:: max(1, num_tokens // 200)]
         for name, size in zip(("bitmap, zstd", "complement, zstd"), other_bytes(few), strict=True):
             sizes[name] = size * num_tokens // len(few)

@@ -11,7 +11,6 @@ sampler computes in float32, the trainer in bfloat16, as vLLM and a trainer diff
 on-policy, so the mismatch is that of rounding.
 """
 
-import io
 import subprocess
 import sys
 import tempfile
@@ -27,12 +26,12 @@ from transformers import AutoModelForCausalLM
 
 import ludic
 from benchmarks.family_learning import FLAGS, make_model
+from benchmarks.kept_tokens import parquet_sizes
 from benchmarks.measure import print_table
 from ludic.flags import run_script
 from ludic.models.families import spread
 from ludic.schema import arrow_schema
 from ludic.schema.conversion import to_matrices
-from ludic.store.parquet import writer_options
 
 _COLUMN = "experts.list.element.list.element.list.element"
 LAST_REWARD = (
@@ -98,12 +97,7 @@ def encoded_bytes(mixture: Mixture, length: int, num_rollouts: int) -> dict[str,
     experts = drawn_experts(mixture, length * num_rollouts)
     type_ = arrow_schema("rollouts").field("experts").type
     table = pa.table({"experts": to_matrices(np.split(experts, num_rollouts), type_, "experts")})
-    sizes = {
-        f"{encoding}, {compression}": _parquet_bytes(table, encoding, compression)
-        for encoding in ("PLAIN", "DICTIONARY", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT")
-        for compression in ("none", "zstd")
-    }
-    sizes["as ludic writes it"] = _size(table, writer_options(table.schema, dictionaries=True))
+    sizes = parquet_sizes(table, _COLUMN)
     codec = pa.Codec("zstd", compression_level=1)
     num_bits = int(np.ceil(np.log2(mixture.experts)))
     bits = np.unpackbits(experts.astype(">u2").view(np.uint8).reshape(len(experts), -1, 2), axis=-1)[..., -num_bits:]
@@ -116,24 +110,6 @@ def encoded_bytes(mixture: Mixture, length: int, num_rollouts: int) -> dict[str,
     }
     sizes |= {f"{name}, zstd (another type)": len(codec.compress(data)) for name, data in others.items()}
     return {name: size / len(experts) for name, size in sizes.items()}
-
-
-def _parquet_bytes(table: pa.Table, encoding: str, compression: str) -> int:
-    is_dictionary = encoding == "DICTIONARY"
-    options = {
-        "compression": compression,
-        "compression_level": None if compression == "none" else 1,
-        "use_dictionary": [_COLUMN] if is_dictionary else False,
-        "column_encoding": None if is_dictionary else {_COLUMN: encoding},
-        "store_schema": False,
-    }
-    return _size(table, options)
-
-
-def _size(table: pa.Table, options: dict) -> int:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, **options)
-    return int(pq.ParquetFile(sink).metadata.row_group(0).column(0).total_compressed_size)
 
 
 def _run(model: str, root: Path, replay: bool, num_steps: int) -> list[str]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ludic.errors import InvalidBatchError
 from ludic.schema import ragged_arrays
+from ludic.schema.validation import UNKNOWN_EXPERT
 
 V = TypeVar("V")
 
@@ -532,8 +533,8 @@ class MicroBatch:
     kept_tokens: PackedKeptTokens | None = None
     """Tokens that the sampler drew response tokens from; None if it drew all from the whole vocabulary."""
     experts: Tensor | None = None
-    """(T, L, K) int16: K experts, ascending, in each of L layers, that each token is sent to; -1 leaves a token to the
-    routers. None leaves them all (ludic.models.experts)."""
+    """(T, L, K) int16: K experts, ascending, in each of L layers, that each token is sent to; UNKNOWN_EXPERT leaves a
+    token to the routers. None leaves them all (ludic.models.experts)."""
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on another device."""
@@ -623,7 +624,7 @@ def _pack_experts(experts: Sequence[np.ndarray | None], lengths: Sequence[int]) 
     if not shapes:
         return None
     rows = zip(experts, lengths, strict=True)
-    parts = [np.full((length, *shapes[0]), -1, np.int16) if each is None else each for each, length in rows]
+    parts = [np.full((length, *shapes[0]), UNKNOWN_EXPERT, np.int16) if each is None else each for each, length in rows]
     return torch.from_numpy(np.concatenate(parts))
 
 

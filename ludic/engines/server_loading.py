@@ -35,7 +35,7 @@ from ludic.engines.server_http import (
 from ludic.engines.vllm_options import to_vllm_params
 from ludic.errors import ConfigError, LudicError, ModelError, one_line
 from ludic.models.families import logprobs_alone
-from ludic.models.sizes import EXPERTS
+from ludic.models.sizes import EXPERTS, first_of
 from ludic.models.weight_files import load_config, load_pretrained
 
 logger = logging.getLogger(__name__)
@@ -353,7 +353,7 @@ def _wrong_without_extension(config: PretrainedConfig, device: str) -> str | Non
     where = "on a CPU" if device else "/server_info does not tell its device, and on a CPU"
     if device in ("cpu", "") and (config.tie_word_embeddings or text.tie_word_embeddings):
         return f"{where}, vLLM keeps the old head of a model with tied embeddings"
-    if device in ("cpu", "") and any(getattr(text, name, None) for name in EXPERTS):
+    if device in ("cpu", "") and first_of(text, EXPERTS):
         return f"{where}, vLLM misplaces the new experts of a mixture"
     return None
 

@@ -19,20 +19,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from transformers import PretrainedConfig
 
 from ludic.engines.engine import Completion, GenerationRequest, check_keeps_experts, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.engines.vllm_options import (
-    check_device,
     check_installed,
-    check_options,
-    engine_arguments,
-    fit_cpu,
-    set_cpu_variables,
-    set_expert_variables,
     set_variables,
+    start_arguments,
     to_completion,
     to_experts,
     to_vllm_params,
@@ -222,18 +216,8 @@ def _make_arguments(
     model: str, config: PretrainedConfig, setup: EngineSetup, adapter: "Adapter | None"
 ) -> "AsyncEngineArgs":
     from vllm import AsyncEngineArgs
-    from vllm.platforms import current_platform
 
-    on_cpu = current_platform.is_cpu()
-    check_device(setup.device, on_cpu=on_cpu)
-    check_options(setup.config.engine_options, AsyncEngineArgs)
-    if setup.keep_experts:
-        set_expert_variables(on_cpu=on_cpu)
-    if on_cpu:
-        set_cpu_variables(setup.config.tensor_parallel, num_threads=torch.get_num_threads())
-    arguments = engine_arguments(model, config, setup, on_cpu=on_cpu)
-    if on_cpu:
-        fit_cpu(arguments)
+    arguments = start_arguments(model, config, setup)
     if adapter is not None:
         # Requests being generated keep the adapter of the version before.
         arguments |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": adapter.max_rank}

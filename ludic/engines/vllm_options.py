@@ -100,6 +100,27 @@ def _set_defaults(variables: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+def start_arguments(folder: str, config: PretrainedConfig, setup: EngineSetup) -> dict[str, Any]:
+    """Set the variables that the installed vLLM needs, and return the arguments of AsyncEngineArgs.
+
+    folder: of the model's weights; config: its config.json. Raises ConfigError for a device or an option that can't be.
+    """
+    from vllm import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    on_cpu = current_platform.is_cpu()
+    check_device(setup.device, on_cpu=on_cpu)
+    check_options(setup.config.engine_options, AsyncEngineArgs)
+    if setup.keep_experts:
+        set_expert_variables(on_cpu=on_cpu)
+    if on_cpu:
+        set_cpu_variables(setup.config.tensor_parallel, num_threads=torch.get_num_threads())
+    arguments = engine_arguments(folder, config, setup, on_cpu=on_cpu)
+    if on_cpu:
+        fit_cpu(arguments)
+    return arguments
+
+
 def engine_arguments(folder: str, config: PretrainedConfig, setup: EngineSetup, *, on_cpu: bool) -> dict[str, Any]:
     """Return the arguments of AsyncEngineArgs. folder: of the model's weights; config: its config.json."""
     settings = setup.config

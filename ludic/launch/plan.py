@@ -25,7 +25,7 @@ from ludic.launch.gpus import WHOLE_SHARE, GpuPlan, assign_gpus
 from ludic.results import size
 from ludic.run_config import RunConfig
 from ludic.training.config import TrainConfig
-from ludic.training.device_defaults import Gpu, with_defaults
+from ludic.training.device_defaults import USABLE, Gpu, with_defaults
 from ludic.training.memory import (
     PROMPT_TOKENS,
     Activations,
@@ -50,8 +50,6 @@ _WORKER_HOST = {"cpu": 10**9, "cuda": 6 * 10**9}
 """Bytes of host memory of a worker's process or processes without weights. Measured for cpu; assumed for cuda."""
 _SERVER_HOST = 10**9
 """Bytes of host memory of a worker that asks servers."""
-USABLE = 0.9
-"""Share of a GPU's memory that is planned for; the rest is for fragments, NCCL and cuBLAS. vLLM's own default, too."""
 
 # Bytes a second of one thread, measured on one core of an AMD EPYC; and from a GPU to memory that is not pinned, which
 # vendors state as 3 to 6 GB/s for PCIe 4 and 5.

@@ -15,14 +15,7 @@ from ludic.children import end_with_parent
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import SERVE_NAME
-from ludic.engines.vllm_options import (
-    check_options,
-    engine_arguments,
-    fit_cpu,
-    set_cpu_variables,
-    set_expert_variables,
-    set_variables,
-)
+from ludic.engines.vllm_options import set_variables, start_arguments
 from ludic.errors import LudicError
 from ludic.models.weight_files import load_config
 from ludic.settings import to_flags
@@ -65,24 +58,12 @@ def _flags(arguments: ServerArguments) -> list[str]:
     """Set vLLM's environment variables and return its flags. Raises ConfigError."""
     set_variables()
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # the endpoints that load weights
-    import torch
-    from vllm import AsyncEngineArgs
-    from vllm.platforms import current_platform
-
-    on_cpu = current_platform.is_cpu()
     setup = EngineSetup(
         config=EngineConfig(**arguments.engine),
         float32_head=arguments.float32_head,
         keep_experts=arguments.keep_experts,
     )
-    check_options(setup.config.engine_options, AsyncEngineArgs)
-    if setup.keep_experts:
-        set_expert_variables(on_cpu=on_cpu)
-    if on_cpu:
-        set_cpu_variables(setup.config.tensor_parallel, num_threads=torch.get_num_threads())
-    options = engine_arguments(arguments.folder, load_config(arguments.folder), setup, on_cpu=on_cpu)
-    if on_cpu:
-        fit_cpu(options)
+    options = start_arguments(arguments.folder, load_config(arguments.folder), setup)
     del options["skip_tokenizer_init"]  # with the tokenizer, vLLM refuses tokens that the model does not know
     server = {
         "host": arguments.host,

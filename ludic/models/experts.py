@@ -23,13 +23,11 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ludic.errors import ModelError
-from ludic.models.sizes import CHOSEN, EXPERTS
-from ludic.schema.validation import Routing
+from ludic.models.sizes import CHOSEN, EXPERTS, first_of
+from ludic.schema.validation import UNKNOWN_EXPERT, Routing
 
 _CHOICE = "_ludic_choice"
 """Attribute of a module with experts: what happens to the choice of its router now, None most of the time."""
-UNKNOWN = -1
-"""In place of experts: the router chooses for this token."""
 
 
 class Routers:
@@ -70,10 +68,10 @@ class Routers:
     def replay(self, experts: Tensor) -> Iterator[Callable[[], Tensor]]:
         """Send tokens to these experts, in the block's forward passes and in their backward passes.
 
-        experts: (T, L, K) of integers, ascending, on the model's device; UNKNOWN leaves a token to the router. The
-        function returns for each token the share of layers whose router would have chosen other experts, (T,) float32.
-        Where it would have chosen the same ones, the result is the same to the bit. Raises ModelError if a router did
-        not choose as ludic knows it.
+        experts: (T, L, K) of integers, ascending, on the model's device; UNKNOWN_EXPERT leaves a token to the router.
+        The function returns for each token the share of layers whose router would have chosen other experts, (T,)
+        float32. Where it would have chosen the same ones, the result is the same to the bit. Raises ModelError if a
+        router did not choose as ludic knows it.
         """
         choices = [_Replayed(self.num_experts, self.chosen, of_layer) for of_layer in experts.unbind(1)]
         with self._with(choices):
@@ -120,10 +118,8 @@ def routing_of(config: PreTrainedConfig, where: str) -> Routing:
 def _numbers(config: PreTrainedConfig, where: str) -> tuple[int, int]:
     """Return the experts of a layer, and how many a token is sent to."""
     text = config.get_text_config(decoder=True)
-    found = [
-        next((n for name in names if isinstance(n := getattr(text, name, None), int)), 0) for names in (EXPERTS, CHOSEN)
-    ]
-    if not all(found):
+    found = [first_of(text, names) for names in (EXPERTS, CHOSEN)]
+    if not all(found) or not all(isinstance(number, int) for number in found):
         raise ModelError(f"{where}: a {config.model_type} model of this configuration has no experts to keep or replay")
     return found[0], found[1]
 
@@ -194,7 +190,7 @@ class _Replayed(_Choice):
     def see(self, scores: Tensor, own: Any) -> Any:
         experts = self._experts.long()
         # The router's own order where the experts are the same, so that sums over them round in the same way.
-        is_own = (own.indices.sort(-1).values == experts).all(1) | (experts[:, 0] == UNKNOWN)
+        is_own = (own.indices.sort(-1).values == experts).all(1) | (experts[:, 0] == UNKNOWN_EXPERT)
         self.differs = ~is_own
         indices = torch.where(is_own[:, None], own.indices, experts)
         return torch.return_types.topk((scores.gather(-1, indices), indices))

@@ -4,7 +4,7 @@ Nothing is loaded. A configuration of another kind than a transformer decoder wi
 decoder of its width. ludic.training.memory has the sizes of weights and activations.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Fields of configurations that say how many experts a mixture has, how many a token uses, and how wide each is.
@@ -33,6 +33,11 @@ def attention_tokens(config: Any) -> int:
         shared += _number(values, ("n_shared_experts",), 0) * width
         mlp = _number(values, CHOSEN, 1) * width + shared
     return max(1, (2 * hidden * (queries + keys) + 3 * hidden * mlp) // queries)
+
+
+def first_of(config: Any, names: Sequence[str]) -> Any:
+    """Return the value of the first of these fields that a configuration has and that is not 0 or empty; else 0."""
+    return next((value for name in names if (value := getattr(config, name, None))), 0)
 
 
 def _number(values: Mapping[str, Any], names: tuple[str, ...], default: int) -> int:

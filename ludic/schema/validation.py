@@ -42,6 +42,9 @@ LOWEST_LOGPROB = -100.0
 NUM_TOKEN_IDS, NUM_EXPERTS = 2**31, 2**15
 """Numbers of token ids and of experts that a column can hold: the limits where no model is known."""
 
+UNKNOWN_EXPERT = -1
+"""In a batch, in place of experts: the model's router chooses for this token."""
+
 PURPOSES: tuple[str, ...] = get_args(Purpose)
 ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
 FINISH_REASONS = (*get_args(FinishReason), None)

@@ -36,8 +36,8 @@ from ludic.training.memory import (
 
 logger = logging.getLogger(__name__)
 
-_USABLE = 0.9
-"""Share of the free memory that is planned for: the rest is for fragments of the allocator."""
+USABLE = 0.9
+"""Share of a GPU's memory that is planned for; the rest is for fragments, NCCL and cuBLAS. vLLM's own default, too."""
 _CHUNKS_SHARE = 0.125
 """Share of the memory beside the state that a chunk of logits may take."""
 _STEP = 1024
@@ -105,12 +105,12 @@ def with_defaults(
     config = config.replace(**{name: kernels[name] for name in missing if name in kernels})
     memory = _Memory(config, run, model, ranks)
     if config.model.logprob_chunk_tokens is None:
-        room = _USABLE * gpu.free - memory.state
+        room = USABLE * gpu.free - memory.state
         chunk = _CHUNKS_SHARE * room / (LOGIT * memory.sizes.vocab_size)
         config = config.replace(logprob_chunk_tokens=max(_STEP, min(_LARGEST_CHUNK, int(chunk) // _STEP * _STEP)))
     if config.batch.max_tokens_per_micro_batch is None:
         memory = _Memory(config, run, model, ranks)
-        config = config.replace(max_tokens_per_micro_batch=memory.most_tokens(_USABLE * gpu.free))
+        config = config.replace(max_tokens_per_micro_batch=memory.most_tokens(USABLE * gpu.free))
     return config
 
 
@@ -187,7 +187,7 @@ def _chosen_here(config: TrainConfig, run: RunConfig, model: PreTrainedConfig, f
     tokens = config.batch.max_tokens_per_micro_batch
     assert tokens is not None
     needed = _Memory(config, run, model, num_ranks()).of(tokens)
-    if needed > _USABLE * free:
+    if needed > USABLE * free:
         logger.warning(
             "%.1f GB of a GPU are free, and training takes about %.1f GB with micro-batches of %d tokens; use more "
             "ranks, --optimizer adamw_8bit or --lora-rank",

@@ -14,7 +14,6 @@ counted, nor is what a window or chunk saves.
 # Shapes: S = sequences of a step, of all ranks.
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ludic.errors import ConfigError, unknown_name
-from ludic.models.sizes import CHOSEN, EXPERTS, WITHOUT_ATTENTION
+from ludic.models.sizes import CHOSEN, EXPERTS, WITHOUT_ATTENTION, first_of
 
 # Dense TFLOPS from vendors' data sheets, without sparsity: bfloat16 (accumulated in float32), and float32 without TF32;
 # and memory in GB. The first entry whose name occurs as whole words in the device's name is used.
@@ -64,7 +63,7 @@ def model_cost(model: PreTrainedModel) -> ModelCost | None:
     """
     config = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
-    num_experts, num_used = (_first(config, names) for names in (EXPERTS, CHOSEN))
+    num_experts, num_used = (first_of(config, names) for names in (EXPERTS, CHOSEN))
     stacked = [weight for weight in model.parameters() if weight.ndim == 3 and weight.shape[0] == num_experts]
     if head is None or (num_experts and not (num_used and stacked)):
         return None
@@ -84,10 +83,6 @@ def model_cost(model: PreTrainedModel) -> ModelCost | None:
         logit=_flops_a_token(head.weight),
         pair=12 * _num_attention_layers(config) * config.num_attention_heads * head_size,
     )
-
-
-def _first(config: PreTrainedConfig, names: Sequence[str]) -> int:
-    return next((value for name in names if (value := getattr(config, name, None))), 0)
 
 
 def _num_attention_layers(config: PreTrainedConfig) -> int:

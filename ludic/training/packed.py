@@ -21,7 +21,7 @@ Pure tensor code.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from inspect import signature
 from itertools import accumulate
 from typing import Any
@@ -353,17 +353,21 @@ def _device_of(*values: Any) -> torch.device:
     return next(value.device for value in values if isinstance(value, Tensor))
 
 
+@lru_cache(maxsize=1)
+def _all_borders(lengths: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
+    """Made once for all layers of a pack."""
+    numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    starts = flash_arguments(lengths, device)["cu_seq_lens_q"]
+    return {"cu_seq_lens_q": starts, "seq_idx": numbers.int()[None].to(device, non_blocking=True)}
+
+
 def _borders(forward: Callable[..., Any], lengths: Sequence[int], device: torch.device) -> dict[str, Tensor]:
     """Return the borders of packed sequences under the names by which mixers of transformers hand them to kernels.
 
     cu_seq_lens_q: (S + 1,) int32, for gated delta rules. seq_idx: (1, T) int32, the number of each token's sequence,
     for convolutions and Mamba 2.
     """
-    numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    found = {
-        "cu_seq_lens_q": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device),
-        "seq_idx": numbers.int()[None].to(device),
-    }
+    found = _all_borders(tuple(lengths), device)
     known = signature(forward).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         return found

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
 from ludic.errors import ModelError
-from ludic.models.sizes import CHOSEN
+from ludic.models.sizes import CHOSEN, first_of
 from ludic.training.config import LossConfig
 from ludic.training.packed import checkpoint_lengths
 
@@ -61,8 +61,8 @@ def keep_router_logits(model: PreTrainedModel, source: str) -> None:
         )
     config = model.config.get_text_config(decoder=True)
     found = list(_find_routers(model))
-    num_chosen = next((value for name in CHOSEN if (value := getattr(config, name, None))), None)
-    if not found or num_chosen is None:
+    num_chosen = first_of(config, CHOSEN)
+    if not found or not num_chosen:
         raise ModelError(
             f"{source}: found no routers in this {model.config.model_type} model that could be balanced; leave out "
             "router_balance_weight and router_z_weight"

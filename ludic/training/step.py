@@ -29,7 +29,8 @@ from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
 from ludic.errors import TrainingError
-from ludic.models.experts import UNKNOWN, Routers
+from ludic.models.experts import Routers
+from ludic.schema.validation import UNKNOWN_EXPERT
 from ludic.training.adamw_8bit import adamw_8bit
 from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
 from ludic.training.logprobs import token_logprobs
@@ -84,12 +85,8 @@ def train_step(
                 loss, sums = _micro_batch_loss(model, batch, config, counts, of_reference, token_stats)
                 sums |= other_experts()
                 if num_tokens is not None:
-                    routed = router_losses(model, batch, config.loss, num_tokens=num_tokens)
-                    loss = loss + routed.loss
-                    # These are no means over action tokens, by which all sums are divided.
-                    shares = {"loss": loss, "router_balance_loss": routed.balance, "router_z_loss": routed.z}
-                    sums |= {name: share.detach() * num_action_tokens for name, share in shares.items()}
-                    sums[EXPERT_TOKENS] = routed.expert_tokens
+                    loss, of_routers = _add_router_losses(loss, model, batch, config, num_tokens, num_action_tokens)
+                    sums |= of_routers
             with timer.device("backward"):
                 # FSDP2 averages gradients over ranks, but the loss is a sum over ranks. Gradients are reduced after
                 # each micro-batch: reducing only after the last would keep them unsharded in memory.
@@ -130,7 +127,7 @@ def _replay(model: PreTrainedModel, batch: MicroBatch) -> Iterator[Callable[[], 
 
         def sums() -> dict[str, Tensor]:
             # A token is sampled by the pass that reads the token before it.
-            is_known = (experts[batch.logit_positions, 0, 0] != UNKNOWN) & batch.action_mask
+            is_known = (experts[batch.logit_positions, 0, 0] != UNKNOWN_EXPERT) & batch.action_mask
             changed = torch.where(is_known, differs()[batch.logit_positions], 0)
             return {_OTHER_EXPERTS: changed.sum(), _REPLAYED: is_known.sum()}
 
@@ -158,6 +155,23 @@ def _micro_batch_loss(
     sums |= {"entropy": torch.where(batch.action_mask, entropies.detach(), 0).sum()}
     sums |= {"loss": loss.detach() * counts["num_action_tokens"]}
     return loss, sums | {_HISTOGRAM: log_ratio_histogram(logprobs.detach() - batch.sampler_logprobs, batch.action_mask)}
+
+
+def _add_router_losses(
+    loss: Tensor,
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    config: TrainConfig,
+    num_tokens: int,
+    num_action_tokens: int,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a micro-batch's share of the loss with those of the routers, and its sums. num_tokens: of all ranks."""
+    routed = router_losses(model, batch, config.loss, num_tokens=num_tokens)
+    loss = loss + routed.loss
+    # These are no means over action tokens, by which all sums are divided.
+    shares = {"loss": loss, "router_balance_loss": routed.balance, "router_z_loss": routed.z}
+    sums = {name: share.detach() * num_action_tokens for name, share in shares.items()}
+    return loss, sums | {EXPERT_TOKENS: routed.expert_tokens}
 
 
 def _count_sequences(micro_batches: Sequence[MicroBatch], config: TrainConfig, device: torch.device) -> int:

@@ -7,7 +7,8 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from ludic.errors import ModelError
-from ludic.models.experts import UNKNOWN, Routers, routing_of
+from ludic.models.experts import Routers, routing_of
+from ludic.schema.validation import UNKNOWN_EXPERT
 
 FAMILIES = (
     *("qwen3_moe", "qwen3_5_moe_text", "gpt_oss", "deepseek_v3", "glm4_moe", "mixtral", "olmoe", "nemotron_h"),
@@ -66,7 +67,7 @@ def test_tokens_whose_experts_are_unknown_are_left_to_the_routers():
         with routers.record() as recorded:
             logits_of(model)
         others = ((recorded() + 1) % 4).sort(-1).values
-        others[:10] = UNKNOWN
+        others[:10] = UNKNOWN_EXPERT
         with routers.replay(others) as differs:
             found = logits_of(model)
     assert differs()[:10].tolist() == [0.0] * 10
