@@ -1,6 +1,6 @@
 .PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect verifiers \
 	verifiers-v1 verifiers-legacy 8bit unit integration faults readers clusters soak durations mutants check format docs bench \
-	gpu notebooks clean
+	gpu notebooks clean collect
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,12 +12,18 @@ OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspec
 	.venv/verifiers/installed .venv/verifiers-legacy/installed .venv/8bit/installed
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
+# pip would compile 50,000 files, which is most of an installation. Python compiles those that are imported.
+export PIP_COMPILE := 0
+# Tests take warnings for errors, and these packages warn when they are compiled.
+COMPILE_WHAT_WARNS = $(@D)/bin/python -m compileall -qq $(addprefix $(@D)/lib/python*/site-packages/,cellpylib textarena) || true
 # Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and shown.
 # How long each test took is kept as build/tests/TARGET.xml.
 TWICE = --reruns 1 --rerun-show-tracebacks -rfER --junitxml=build/tests/$@.xml
+CORES := $(shell getconf _NPROCESSORS_ONLN)
 # Three processes for two cores, each with one thread of its own: a third of their time they wait.
-PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
-UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal $(WITHOUT_OTHERS)
+PROCESSES := $(shell expr $(CORES) \* 3 / 2)
+# Two processes a core: beside three, a tenth of two cores was idle.
+UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(shell expr $(CORES) \* 2) --dist worksteal $(WITHOUT_OTHERS)
 WITHOUT_OTHERS = $(foreach folder,$(WHOLE_RUNS) faults readers clusters,--ignore=tests/$(folder))
 
 help:  ## list the targets
@@ -29,16 +35,27 @@ demo: .venv/demo  ## teach a tiny model on this machine, in a minute
 demo-agents: .venv/demo  ## teach a tiny model to call a tool: demonstrations, warm start, RL, in five minutes
 	$(BIN)/ludic demo --agents
 
-test: .venv/installed  ## run the quick tests, in four minutes
+test: .venv/installed  ## run the quick tests
 	$(UNIT_TESTS) -m "not slow"
 
 # Targets that run one test at a time go side by side, the longest first; so do installations, beside the first tests.
-test-all: .venv/clusters  ## run everything, as CI does, in less than an hour
-	$(MAKE) --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) check docs faults
-	$(MAKE) integration
-	$(MAKE) --jobs 3 --output-sync=target vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 \
-		verifiers-legacy inspect 8bit
-	$(MAKE) unit
+# `unit` is the longest: the others go beside it, two at a time. All go on when one has failed, so that a run names all
+# that fails.
+test-all:  ## run everything, as CI does, in less than an hour and a half
+	$(MAKE) --jobs 2 .venv/clusters .venv-vllm/installed
+	$(MAKE) --keep-going --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) $(addprefix timed-,check docs faults)
+	$(MAKE) timed-integration
+	$(MAKE) --keep-going --jobs 3 --output-sync=target $(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers \
+		verifiers-v1 verifiers-legacy inspect 8bit)
+
+# A line at the end of each target, with its seconds, shows where a run is that nears its limit.
+timed-docs: .venv/docs/installed
+timed-%:
+	@began=$$(date +%s); $(MAKE) --no-print-directory $*; code=$$?; \
+	echo "== $* ended with $$code after $$(($$(date +%s) - began)) s"; exit $$code
+
+collect: .venv/installed  ## import every test file in every environment that is installed
+	@.ci/collect
 
 environments: .venv/clusters  ## install all that the tests need
 	$(MAKE) --jobs 3 $(OTHER_ENVIRONMENTS)
@@ -47,9 +64,9 @@ unit: .venv/installed  ## run all tests of the package's parts, the slow ones to
 	$(UNIT_TESTS) $(TWICE)
 
 integration: .venv/installed  ## whole runs in processes of their own, pipelines, notebooks, benchmarks at a tiny size
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TWICE) $(foreach folder,$(WHOLE_RUNS),tests/$(folder))
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(TWICE) $(foreach folder,$(WHOLE_RUNS),tests/$(folder))
 
-faults: .venv/installed  ## a thousand injected crashes and a hundred real kills
+faults: .venv/installed  ## hundreds of injected crashes and real kills
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(TWICE) tests/faults
 
 soak: .venv/installed  ## the state machine of the store, for an hour
@@ -58,13 +75,12 @@ soak: .venv/installed  ## the state machine of the store, for an hour
 readers: .venv/readers  ## read a root with pandas, datasets, Ray and Spark
 	$(BIN)/python -m pytest $(TWICE) tests/readers
 
-test-vllm: vllm-engines vllm-runs vllm-servers  ## sample with vLLM on the CPU: engine suite, whole runs, benchmark at a tiny size
+test-vllm: vllm-engines vllm-runs vllm-servers  ## sample with vLLM on the CPU: engine suite, whole runs
 
 # The other engines' tests are part of `unit`, and so are those of servers that only look like vLLM's.
 vllm-engines: .venv-vllm/installed
 	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest $(TWICE) -k "vllm or server" tests/engines \
 		--ignore=tests/engines/test_server_engine.py
-	OMP_NUM_THREADS=1 $(VLLM)/python -m benchmarks.engines --quick
 
 vllm-runs: .venv-vllm/installed
 	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest $(TWICE) tests/vllm_runs --ignore=tests/vllm_runs/test_server_runs.py
@@ -141,6 +157,7 @@ clean:  ## remove what the other targets made
 	$(VLLM)/pip install --quiet --upgrade pip
 	$(VLLM)/pip install --quiet --no-deps --requirement requirements-vllm.txt
 	$(VLLM)/pip install --quiet --no-deps --editable .
+	$(COMPILE_WHAT_WARNS)
 	touch $@
 
 .venv/clusters: .venv/readers
@@ -180,6 +197,7 @@ clean:  ## remove what the other targets made
 # What the tests, the checks and the notebooks need besides the package.
 .venv/installed: .venv/demo
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(COMPILE_WHAT_WARNS)
 	touch $@
 
 # The package alone. constraints.txt pins every package, so that two machines install the same.

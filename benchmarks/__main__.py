@@ -1,4 +1,4 @@
-"""Run all benchmarks: `python -m benchmarks`; with --quick, only check that they work."""
+"""Run most of the benchmarks: `python -m benchmarks`; with --quick, only check that they work."""
 
 from benchmarks import (
     compaction,
@@ -7,10 +7,8 @@ from benchmarks import (
     credit,
     episodes,
     families,
-    family_learning,
     in_flight,
     intervals,
-    learning,
     logprobs_memory,
     loop,
     many_files,
@@ -53,7 +51,6 @@ BENCHMARKS = (
     one_rank,
     train_step,
     families,
-    family_learning,
     logprobs_memory,
     plan,
     wait,
@@ -66,7 +63,6 @@ BENCHMARKS = (
     viewer,
     report,
     intervals,
-    learning,
 )
 
 

@@ -23,7 +23,6 @@ from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.flags import run_script
 
-_SHORT, _LONG = 16, 256
 _VOCABULARY = 1024
 
 
@@ -31,16 +30,17 @@ def main(quick: bool = False) -> None:
     """Print a table with a row for each size of model.
 
     Args:
-        quick: Use one small model and few requests, to check that the benchmark works.
+        quick: Use one small model and few short requests, to check that the benchmark works.
     """
     widths, num_requests, max_batch, rounds = ((64,), 8, 4, 1) if quick else ((64, 256), 128, 16, 3)
-    rows = [_measure(width, num_requests, max_batch, rounds) for width in widths]
+    short, long = (2, 32) if quick else (16, 256)
+    rows = [_measure(width, skewed_requests(num_requests, short, long), max_batch, rounds) for width in widths]
     columns = ["width", "tokens/s, static", "tokens/s, continuous", "of static", "lowest", "highest"]
-    title = f"continuous_batching: {num_requests} requests, 20% of {_LONG} tokens, 80% of {_SHORT}, {max_batch} at once"
+    title = f"continuous_batching: {num_requests} requests, 20% of {long} tokens, 80% of {short}, {max_batch} at once"
     print_table(title, columns, rows)
 
 
-def _measure(width: int, num_requests: int, max_batch: int, rounds: int) -> list[str]:
+def _measure(width: int, requests: Sequence[GenerationRequest], max_batch: int, rounds: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         make_model(
             attention="sdpa",
@@ -53,7 +53,6 @@ def _measure(width: int, num_requests: int, max_batch: int, rounds: int) -> list
             head_dim=32,
         ).save_pretrained(folder)
         engine = TransformersEngine(folder, device="cpu", max_batch=max_batch)
-    requests = skewed_requests(num_requests)
     found: dict[str, list[list[int]]] = {}
 
     def static() -> None:
@@ -75,10 +74,10 @@ def _measure(width: int, num_requests: int, max_batch: int, rounds: int) -> list
     ]
 
 
-def skewed_requests(num: int) -> list[GenerationRequest]:
-    """Return requests with prompts of 8 to 32 tokens."""
+def skewed_requests(num: int, short: int, long: int) -> list[GenerationRequest]:
+    """Return requests with prompts of 8 to 32 tokens. short, long: tokens of four of five answers, and of the fifth."""
     rng = np.random.default_rng(0)
-    lengths = np.where(np.arange(num) % 5 == 0, _LONG, _SHORT)
+    lengths = np.where(np.arange(num) % 5 == 0, long, short)
     rng.shuffle(lengths)
     return [
         GenerationRequest(

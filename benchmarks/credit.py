@@ -51,6 +51,7 @@ select
     (place >= 2)::integer as depth,
     case when place < 2 then place else 0 end::integer as segment_index,
     case when place < 2 then hash(i // 4) % 2 else hash(i) % 3 / 2 end::double as episode_reward,
+    case when place < 2 then hash(i // 4) % 2 = 1 end as correct,
     1000 as prompt_length,
     20 as response_length,
     16 as action_length,

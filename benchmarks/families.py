@@ -30,6 +30,19 @@ from ludic.models.families import shrink
 from ludic.training.model import check_trainable
 from ludic.training.packed import by_sequence
 
+
+def _longrope(num_factors: int, **values: float) -> dict[str, Any]:
+    """Return rotary parameters as in the files of Phi-3-128k. num_factors: half of a head's numbers."""
+    factors = [1 + number / num_factors for number in range(num_factors)]
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": [factor**4 for factor in factors],
+        "original_max_position_embeddings": 4096,
+        **values,
+    }
+
+
 INCOMPLETE: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [9, 18, 27]},
     "deepseek_v2": {"num_experts_per_tok": 6, "n_routed_experts": 64, "topk_method": "greedy"},
@@ -38,8 +51,11 @@ INCOMPLETE: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "nemotron": {"num_key_value_heads": 8},
+    "phi3": {"max_position_embeddings": 131072, "rope_parameters": _longrope(48)},
+    "phi4_multimodal": {"rope_parameters": _longrope(48)},
+    "phimoe": {"rope_parameters": _longrope(64, short_mscale=1.2, long_mscale=1.3)},
 }
-"""Settings of families whose defaults give no model, or one without the layers that its models have."""
+"""Settings of families whose defaults give no model, or one without the layers or positions that its models have."""
 _NOTES = {
     "apertus": "vLLM keeps the parameters of xIELU in bfloat16",
     "cohere2": "vLLM's window is one token longer than transformers'",

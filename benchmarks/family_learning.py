@@ -42,18 +42,16 @@ _FLAGS_FOR_VLLM = {"qwen3_5_text": _IN_BFLOAT16, "qwen3_next": _IN_BFLOAT16}
 """vLLM's gated delta net for CPUs is in bfloat16 only; Qwen3.5 wants torchvision too."""
 
 
-def main(quick: bool = False, families: Sequence[str] = (), engine: str = "transformers", num_steps: int = 40) -> None:
+def main(families: Sequence[str] = (), engine: str = "transformers", num_steps: int = 40) -> None:
     """Print a row for each family.
 
     Args:
-        quick: Make two steps of one family, to check that the benchmark works.
         families: Names as in config.json (model_type); the newest families if none is given.
         engine: Engine that samples.
         num_steps: Steps of each run.
     """
-    chosen = families or (("lfm2",) if quick else FAMILIES)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [[name, *_learn(name, engine, 2 if quick else num_steps, Path(folder))] for name in chosen]
+        rows = [[name, *_learn(name, engine, num_steps, Path(folder))] for name in families or FAMILIES]
     columns = ["family", "layers", "first", "last", "sampler_kl", "s"]
     print_table(f"family_learning: rewards of tiny models, sampled by {engine}", columns, rows)
 

@@ -62,21 +62,20 @@ MEAN, LONGEST = 4000 // TOKENS_EACH, 32768 // TOKENS_EACH
 STEP_S = 0.02 * TOKENS_EACH
 """Seconds of a decoding step of the clock."""
 GROUP_SIZE, GROUPS_PER_BATCH, NUM_TURNS = 8, 8, 5
-NUM_EXAMPLES = 1000
-"""Examples of an evaluation."""
 _LONG = 2 * MEAN
 """Tokens of an answer that counts as long."""
 
 
-def main(quick: bool = False, requests: int = 20_000, steps: int = 150) -> None:
+def main(quick: bool = False, requests: int = 20_000, steps: int = 150, examples: int = 1000) -> None:
     """Print three tables.
 
     Args:
         quick: Sample few requests, to check that the benchmark works.
         requests: Requests of each cell of the first table.
         steps: Training steps of each row of the last table.
+        examples: Examples of an evaluation.
     """
-    requests, steps = (800, 2) if quick else (requests, steps)
+    requests, steps, examples = (400, 2, 128) if quick else (requests, steps, examples)
     logging.getLogger("ludic").setLevel("ERROR")  # else the trainer says that it waits, every 30 s of the clock
     with tempfile.TemporaryDirectory() as folder:
         model = f"{folder}/model"
@@ -97,12 +96,12 @@ def main(quick: bool = False, requests: int = 20_000, steps: int = 150) -> None:
         rows = []
         for max_batch in (64,) if quick else (64, 256):
             stream, blocks = (
-                _evaluate(model, f"{folder}/{max_batch}-{each}", max_batch, each) for each in (False, True)
+                _evaluate(model, f"{folder}/{max_batch}-{each}", max_batch, examples, each) for each in (False, True)
             )
             assert stream[0] > blocks[0], f"a stream fills {stream[0]:.2f} of the batch, single blocks {blocks[0]:.2f}"
             rows.append([str(max_batch), *(f"{cell:.2f}" for cell in (stream[0], blocks[0], stream[1], blocks[1]))])
         print_table(
-            f"in_flight: an evaluation of {NUM_EXAMPLES:,} examples in blocks of {EvalConfig().examples_per_call}",
+            f"in_flight: an evaluation of {examples:,} examples in blocks of {EvalConfig().examples_per_call}",
             ["max_batch", "fill of the stream", "block by block", "hours of the stream", "block by block"],
             rows,
         )
@@ -120,7 +119,7 @@ def main(quick: bool = False, requests: int = 20_000, steps: int = 150) -> None:
 # --- The clock -------------------------------------------------------------------------------------------
 
 
-class _NoWaits(selectors.SelectSelector):
+class NoWaits(selectors.SelectSelector):
     """Moves the clock of the event loop on instead of waiting."""
 
     now_s = 0.0
@@ -133,8 +132,8 @@ class _NoWaits(selectors.SelectSelector):
 class Clock(asyncio.SelectorEventLoop):
     """An event loop with a clock of its own; also the time and the stop event of code that does not run in it."""
 
-    def __init__(self) -> None:
-        self._no_waits = _NoWaits()
+    def __init__(self, no_waits: NoWaits | None = None) -> None:
+        self._no_waits = no_waits or NoWaits()
         super().__init__(self._no_waits)
 
     def time(self) -> float:
@@ -165,7 +164,7 @@ async def _run_here(thread: SideThread, function: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _without_threads() -> Iterator[None]:
+def without_threads() -> Iterator[None]:
     """Call what would run in a side thread at once, and wait for each file, so that the clock stands still for them."""
     flush = RolloutWriter.flush
     with (
@@ -314,24 +313,24 @@ def _fill(model: str, max_batch: int, wait_s: float | None, num_requests: int, i
 # --- An evaluation ---------------------------------------------------------------------------------------
 
 
-def _evaluate(model: str, url: str, max_batch: int, block_by_block: bool) -> tuple[float, float]:
-    """Evaluate version 0; returns the fill of the batch until the last episode begins, and the hours of the clock."""
+def _evaluate(model: str, url: str, max_batch: int, num: int, block_by_block: bool) -> tuple[float, float]:
+    """Evaluate version 0 on `num` examples; returns the fill of the batch until the last one begins, and the hours."""
     environment = f"{Path(__file__).resolve()}:Answers"
     run = RunConfig(model=model, env=(environment,), max_tokens=LONGEST, accept_incomplete=True)
     root = create_root(url, run)
     stop = threading.Event()
     with ExitStack() as stack:
         clock = stack.enter_context(Clock())
-        stack.enter_context(_without_threads())
+        stack.enter_context(without_threads())
         stack.enter_context(mock.patch.object(event_loops, "run", clock.run_until_complete))
         engine = SimulatedEngine(clock, max_batch)
         # Examples that are stored are not sampled again, so each of many evaluations samples one further block.
-        step = EvalConfig().examples_per_call if block_by_block else NUM_EXAMPLES
-        for num_examples in (*range(step, NUM_EXAMPLES, step), NUM_EXAMPLES):
+        step = EvalConfig().examples_per_call if block_by_block else num
+        for num_examples in (*range(step, num, step), num):
             config = EvalConfig(num_examples=num_examples)
             evaluate(root, {"": config}, lambda folder, version: engine, stop, report=lambda batch: None)
         num_samples = ludic.open(url).sql("select count(*) as n from evals")["n"].item()
-        assert num_samples == NUM_EXAMPLES, f"{num_samples} samples are stored"
+        assert num_samples == num, f"{num_samples} samples are stored"
         return engine.fill, clock.time() / 3600
 
 
@@ -353,7 +352,7 @@ def _train(model: str, url: str, max_batch: int, batches_ahead: int | None, num_
     root = create_root(url, run)
     with ExitStack() as stack:
         clock = stack.enter_context(Clock())
-        stack.enter_context(_without_threads())
+        stack.enter_context(without_threads())
         stack.enter_context(mock.patch.object(online, "time", clock))
         engine = SimulatedEngine(clock, max_batch)
         trainer = _Trainer(root, clock, model, max_batch)

@@ -37,7 +37,7 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Use few files and one round, to check that the benchmark works.
     """
-    stores, rounds = (((80, 1), (70, 2)), 1) if quick else (((4_000, 1), (40_000, 1), (15_000, GROUPS_A_FILE)), 3)
+    stores, rounds = (((70, 2),), 1) if quick else (((4_000, 1), (40_000, 1), (15_000, GROUPS_A_FILE)), 3)
     for num_files, groups_a_file in stores:
         with tempfile.TemporaryDirectory() as folder:
             num_versions = num_files // FILES_A_VERSION if groups_a_file == 1 else 20

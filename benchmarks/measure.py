@@ -26,16 +26,19 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """Return the seconds of each call by contestant, (rounds,) each, after an untimed round that warms up.
 
+    A single round, which only shows that the calls work, has none before it.
+
     twice: make an untimed call before each timed call. For calls of some milliseconds, which would otherwise pay for
     processor caches that the contestant before has filled.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(rounds + 1):
+    num_before = int(rounds > 1)
+    for number in range(num_before + rounds):
         for name, call in contestants.items():
-            if twice:
+            if twice and num_before:
                 call()
             elapsed = _seconds(call)
-            if number > 0:
+            if number >= num_before:
                 seconds[name].append(elapsed)
     return seconds
 

@@ -35,7 +35,6 @@ Row = Mapping[str, Any]
 Read = Callable[[str, int], Row]
 """Reads a rollout by its id and version."""
 
-_NUM_VERSIONS = 20
 _FILES_AN_APPEND = 64
 
 
@@ -45,10 +44,10 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Use a small store and one round, to check that the benchmark works.
     """
-    num_files, mean_length, rounds = (40, 20, 1) if quick else (1563, 1000, 15)
+    num_files, num_versions, mean_length, rounds = (8, 4, 20, 1) if quick else (1563, 20, 1000, 15)
     folder = Path(tempfile.mkdtemp())
     try:
-        small = make_store(str(folder / "small"), num_files, num_versions=_NUM_VERSIONS, mean_length=mean_length)
+        small = make_store(str(folder / "small"), num_files, num_versions=num_versions, mean_length=mean_length)
         compacted = compact_copy(small, str(folder / "compacted"))
         make_lance(small, str(folder / "lance"))
         make_lance(small, str(folder / "indexed")).create_scalar_index("rollout_id", "BTREE")

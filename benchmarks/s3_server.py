@@ -5,7 +5,6 @@ The server listens on a port for each client, so that clients can have latencies
 
 import json
 import logging
-import multiprocessing
 import os
 import re
 import threading
@@ -24,6 +23,7 @@ import fsspec
 from botocore.exceptions import BotoCoreError
 from werkzeug.serving import WSGIRequestHandler, run_simple
 
+from benchmarks.measure import processes
 from benchmarks.ports import free_port
 
 BUCKET = "ludic-benchmark"
@@ -75,7 +75,7 @@ def s3_server(latency_s: float | Mapping[str, float]) -> Iterator[S3Server]:
     latencies = latency_s if isinstance(latency_s, Mapping) else {"all": latency_s}
     server = S3Server({client: free_port() for client in latencies})
     ports = {port: (client, latencies[client]) for client, port in server.ports.items()}
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(ports,), daemon=True)
+    process = processes().Process(target=_serve, args=(ports,), daemon=True)
     process.start()
     server.serve(next(iter(latencies)))
     try:

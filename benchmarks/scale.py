@@ -63,12 +63,12 @@ def main(quick: bool = False, workers: tuple[int, ...] = (10, 100, 1000)) -> Non
     """Print tables: times, requests, and requests by folder.
 
     Args:
-        quick: Simulate few workers and steps, to check that the benchmark works.
+        quick: Simulate one worker and few steps, to check that the benchmark works.
         workers: Numbers of workers.
     """
     torch.set_num_threads(1)
     init_distributed("cpu")
-    workers, num_steps = ((2,), 2) if quick else (workers, NUM_STEPS)
+    workers, num_steps = ((1,), 2) if quick else (workers, NUM_STEPS)
     outcomes = {("local disk", number): _run_locally(number, num_steps) for number in workers}
     runs = {}
     with s3_server({"workers": 0.0, "trainer": S3_LATENCY_S}) as server:

@@ -142,7 +142,7 @@ class Worker:
         self._store = real_worker._Store(root, self._writer, self._log, lambda: None, clock, [])
         self._version = -1
         self._latest: LatestPolicy | None = None
-        self._pauses = self._back_off()
+        self._pauses = real_worker.pauses_between_reads(root)
 
     def ask(self, now_s: float) -> None:
         """Follow the newest policy, and sample if the trainer asks for more groups."""
@@ -157,7 +157,7 @@ class Worker:
         if num_groups <= 0:
             return self._clock.at(now_s + next(self._pauses), self.ask)
         check_holds_slot(self._root, self._claim)
-        self._pauses, self._latest = self._back_off(), latest
+        self._pauses, self._latest = real_worker.pauses_between_reads(self._root), latest
         step_s = num_groups * GROUP_SIZE / ROLLOUTS_A_SECOND
         return self._clock.at(now_s + step_s, partial(self._commit, num_groups))
 
@@ -167,7 +167,8 @@ class Worker:
         batch = self._sampled(num_groups)
         self._writer.append(batch)
         self._writer.flush()
-        self._store.expect(num_groups, self._latest)
+        self._store.begin(num_groups)
+        self._store.expect(self._latest)
         self.num_committed += num_groups
         step_s = num_groups * GROUP_SIZE / ROLLOUTS_A_SECOND
         for row in stream_metrics(batch, wait_s=0.0, step_s=step_s, policy_version=self._version):
@@ -197,9 +198,6 @@ class Worker:
             for index, rollout in enumerate(group.rollouts)
         )
         return replace(group, rollouts=rollouts)
-
-    def _back_off(self) -> Iterator[float]:
-        return real_worker._back_off(self._root.run.num_workers)
 
     def close(self) -> None:
         self._writer.close()

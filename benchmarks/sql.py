@@ -52,7 +52,7 @@ _JSON_COLUMNS = {
     **dict.fromkeys(("rollout_id", "group_id", "episode_id", "trajectory_id", "parent_rollout_id"), "VARCHAR"),
     **dict.fromkeys(("env_name", "agent_id", "error"), "VARCHAR"),
     **dict.fromkeys(("depth", "segment_index", "request_index", "response_length", "action_length"), "INTEGER"),
-    **dict.fromkeys(("truncated", "incomplete_completion", "parse_error"), "BOOLEAN"),
+    **dict.fromkeys(("correct", "truncated", "incomplete_completion", "parse_error"), "BOOLEAN"),
     "episode_reward": "DOUBLE",
     "policy_version": "INTEGER",
     "created_at": "TIMESTAMPTZ",

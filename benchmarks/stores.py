@@ -37,10 +37,11 @@ def make_store(
 ) -> Root:
     """Make a run whose files are spread evenly over versions and workers.
 
-    base_groups: number of groups of 8 with distinct content; other groups repeat it.
+    base_groups: most groups of 8 with distinct content; other groups repeat it.
     """
     root = Root.create(url, RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
-    base = to_table(make_batch(base_groups, mean_length=mean_length), run_id=root.run_id, sequence=0)
+    num_distinct = min(base_groups, num_files * groups_a_file)
+    base = to_table(make_batch(num_distinct, mean_length=mean_length), run_id=root.run_id, sequence=0)
     rng = np.random.default_rng(0)
     for number in range(num_files):
         worker_id, sequence = f"w{number % NUM_WORKERS}-benchmark", number // NUM_WORKERS

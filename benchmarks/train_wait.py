@@ -43,7 +43,7 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Use short rollouts and steps, to check that the benchmark works.
     """
-    mean_length, num_steps, step_s = (50, 3, 0.1) if quick else (1000, 20, 1.0)
+    mean_length, num_steps, step_s = (50, 2, 0.1) if quick else (1000, 20, 1.0)
     torch.set_num_threads(1)
     rows = []
     with s3_server(S3_LATENCY_S):

@@ -18,7 +18,8 @@ def eight_words(completions, **columns):
 
 seed, steps = map(int, sys.argv[1:])
 sizes = {"num_generations": 8, "per_device_train_batch_size": 64, "max_completion_length": 16, "max_steps": steps}
-loss = {"loss_type": "grpo", "scale_rewards": "group", "epsilon": 0.2, "beta": 0.02, "reward_weights": [1.0, 0.1]}
+loss = {"loss_type": "grpo", "scale_rewards": "group", "epsilon": 0.2, "reward_weights": [1.0, 0.1]}
+loss |= {"beta": 0.02, "use_bias_correction_kl": False}  # k3 itself, as ludic's default
 optimizer = {"learning_rate": 3e-3, "lr_scheduler_type": "linear", "max_grad_norm": 1.0}
 machine = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "seed": seed}
 GRPOTrainer(

@@ -22,7 +22,9 @@ from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.vllm_options import set_variables
 from ludic.flags import run_script
 from ludic.models.families import TOLERANCE, probe_sequences, shrink, spread
-from ludic.models.weight_files import mended
+from ludic.models.rope import original_length
+from ludic.models.weight_files import load_config, mended
+from ludic.run_config import Longrope
 from ludic.training.model import full_state_dict, load_model, packed_logprobs, save_weights
 
 SCALE = 2
@@ -112,7 +114,7 @@ def largest_differences(folders: Sequence[str]) -> list[float]:
     folders: of the versions, from 0 on; the engine starts with the first.
     """
     config = EngineConfig(engine="vllm", max_batch=4, engine_options={"max_model_len": 128})
-    engine = engine_maker(EngineSetup(config=config, device="cpu"))(folders[0], 0)
+    engine = engine_maker(EngineSetup(config=config, device="cpu", longrope=_longrope(folders[0])))(folders[0], 0)
     differences = []
     for version, folder in enumerate(folders):
         if version:
@@ -122,8 +124,13 @@ def largest_differences(folders: Sequence[str]) -> list[float]:
     return differences
 
 
+def _longrope(folder: str) -> Longrope | None:
+    """Return the factors of a longrope model for sequences as long as those that are sampled here."""
+    return None if original_length(load_config(folder)) is None else "long"
+
+
 def _difference(engine: Engine, folder: str) -> float:
-    model = load_model(folder)
+    model = load_model(folder, longrope=_longrope(folder))
     params = SamplingParams(max_tokens=_MAX_TOKENS)
     requests = [
         GenerationRequest(prompt_tokens=prompt, params=params, seed=seed)

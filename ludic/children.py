@@ -32,7 +32,7 @@ def start_python(
     args: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
 ) -> "subprocess.Popen[bytes]":
     """Start `python ARGS`. environment: all variables of it; None gives those of this process. options: of Popen."""
-    return subprocess.Popen(python_words(args), env=_safe(environment), **options)
+    return subprocess.Popen(python_words(args), env=safe_environment(environment), **options)
 
 
 async def start_python_in_loop(
@@ -41,12 +41,12 @@ async def start_python_in_loop(
     """Start `python ARGS` as `start_python` does, in the running event loop."""
     import asyncio  # `ludic --help` answers at once
 
-    return await asyncio.create_subprocess_exec(*python_words(args), env=_safe(environment), **options)
+    return await asyncio.create_subprocess_exec(*python_words(args), env=safe_environment(environment), **options)
 
 
 def become_python(args: Sequence[str], *, environment: Mapping[str, str] | None = None) -> NoReturn:
     """Replace this process by `python ARGS`."""
-    os.execve(sys.executable, python_words(args), _safe(environment))
+    os.execve(sys.executable, python_words(args), safe_environment(environment))
 
 
 def shell_command(args: Sequence[str]) -> str:
@@ -85,5 +85,6 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
-def _safe(environment: Mapping[str, str] | None) -> dict[str, str]:
+def safe_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
+    """Return all variables of a process to start; None gives those of this process."""
     return {**(os.environ if environment is None else environment), **SAFE_ENVIRONMENT}

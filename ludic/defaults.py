@@ -16,11 +16,11 @@ ENGINE = "auto"
 MAX_OBSERVATION_CHARACTERS = 1_000_000
 """About 250,000 tokens, more than most models read."""
 
-Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
-"""Shows the progress of slow work: passes on the items of an iterable of known length, and shows their count with a
-description. Functions that do such work take one; the caller that has a terminal gives it."""
+Track = Callable[[Iterable[Any], int | None, str], Iterable[Any]]
+"""Shows the progress of slow work: passes on the items of an iterable, and shows their count with a description. The
+length is None if it is not known. Functions that do such work take one; the caller that has a terminal gives it."""
 
 
-def untracked(items: Iterable[Any], total: int, description: str) -> Iterable[Any]:
+def untracked(items: Iterable[Any], total: int | None, description: str) -> Iterable[Any]:
     """A Track that shows nothing."""
     return items

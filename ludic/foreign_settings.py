@@ -108,7 +108,12 @@ TRL = Program(
         Foreign("scale_rewards", "advantage", "group is grpo, none is dr_grpo, batch is lite_ppo"),
         Foreign("multi_objective_aggregation", "advantage", "normalize_then_sum is gdpo"),
         Foreign("importance_sampling_level", "objective", 'sequence is objective = "gspo"'),
-        Foreign("beta", "kl_weight", "set reference as well, such as to the model itself"),
+        Foreign("beta", "kl_weight", "set reference as well, such as to the model itself, and kl_estimator"),
+        Foreign(
+            "use_bias_correction_kl",
+            "kl_estimator",
+            'True, TRL\'s default: "k2" has the same gradient on-policy; False: "k3", the default here',
+        ),
         Foreign("epsilon", "clip_low clip_high", "both, unless epsilon_high is set"),
         Foreign("epsilon_high", "clip_high"),
         Foreign("delta", "dual_clip"),

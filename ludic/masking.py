@@ -1,12 +1,15 @@
 """Mask secrets in texts that leave the process: errors, logs, stored failures.
 
-Known secrets are the values of `VARIABLES` and those that `keep_secret` was given. `mask` finds them, and parts of
-them, in the forms that servers and programs write: as they are; with the escapes of JSON (\\/, \\u0041, also of JSON
-within JSON), repr, percent-encoding and HTML; in base64 of both alphabets, at each of three alignments; in hexadecimal.
+Known secrets are the values of `VARIABLES`, those of other environment variables with a name that ends as one of
+`ENDINGS`, and those that `keep_secret` was given. `mask` finds them, and parts of them, in the forms that servers and
+programs write: as they are; with the escapes of JSON (\\/, \\u0041, also of JSON within JSON), repr, percent-encoding
+and HTML; in base64 of both alphabets, at each of three alignments; in hexadecimal.
 Secrets that are not known are found by what stands around them, such as `Bearer ` or user and password in a URL.
 
 A text is masked before it is cut or quoted: half a secret is not found by its whole. A server that means to hide the
 secret from us, for example reversed, can do so.
+
+Texts come from models and servers, and may be long: each search takes time in proportion to the text.
 """
 
 import base64
@@ -33,6 +36,9 @@ VARIABLES = (
     "WANDB_API_KEY",
 )
 """Environment variables whose values are masked, if they have at least `_SHORTEST_VARIABLE` characters."""
+ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+"""Ends of the names of other variables whose values are masked, if they have at least `_SHORTEST_WITH_PARTS`
+characters: environments and judges of users read keys that ludic does not know, such as OPENAI_API_KEY."""
 SECRET_NAME = re.compile(r"key|token$|secret|passw|credential", re.IGNORECASE)
 """Matches the name of a setting that is likely to be a secret."""
 
@@ -46,10 +52,12 @@ _given: set[str] = set()
 _AROUND = re.compile(
     r"(?i)\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b"
     r"|(?<=://)[^/@\s]+(?=@)"
-    r"|(?<=://)[^/?#:@\s'\"]*:(?!\d*(?:[/?#\s]|$))[^@\s'\"]*(?=@)"
     r"|(?<=Bearer )[^\s'\"<>]+"
     r"|(?<=[?&;\s])(?:[\w-]*(?:signature|credential|secret|token|accesskeyid|accountkey|password)|sig)=[^&;\s'\"]+"
 )
+_WORD = re.compile(r"[^@\s'\"]+@?")
+_PASSWORD = re.compile(r"(?<=://)[^/?#:@\s'\"]*:(?!\d*(?:[/?#\s]|$))")
+"""Matches the user before a password in a URL, but no host before its port; a password may hold a slash."""
 _ESCAPE = re.compile(
     r"\\+u(?P<pair>[dD][89abAB][0-9a-fA-F]{2}\\+u[dD][c-fC-F][0-9a-fA-F]{2})"
     r"|\\+u(?P<code>[0-9a-fA-F]{4})"
@@ -61,9 +69,11 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _URL = re.compile(r"[A-Za-z][\w+.:-]*://")
-_USER_INFO = re.compile(r"://[^/?#]*@(?!\d+$)|://[^/?#:@]*:(?!\d*(?:[/?#]|$))[^@]*@")
-"""Matches a user, also if the password holds a slash; but not bucket@57, a version of a run."""
-_SECRET_IN_QUERY = re.compile(r"(?i)[?&#][^=&]*(sig|signature|credential|secret|token|key|password)=")
+_USER = re.compile(r"://[^/?#]*@(?!\d+$)")
+"""Matches a user; but not bucket@57, a version of a run."""
+_USER_AND_COLON = re.compile(r"://[^/?#:@]*:(?!\d*(?:[/?#]|$))")
+"""Matches the user before a password, which ends at the next @ and may hold a slash."""
+_SECRET_IN_QUERY = re.compile(r"(?i)[?&#][^=&?#]*(sig|signature|credential|secret|token|key|password)=")
 _PLAIN_BASE64 = bytes.maketrans(b"-_", b"+/")
 
 
@@ -80,12 +90,16 @@ def mask(text: str) -> str:
     for start, stop in _known(text):
         pieces += [text[end:start], MASK]
         end = stop
-    return _AROUND.sub(MASK, "".join([*pieces, text[end:]]))
+    return _AROUND.sub(MASK, _without_passwords("".join([*pieces, text[end:]])))
 
 
 def has_secret(url: str) -> bool:
     """Return whether a text is a URL with a user, a password or a key; other texts have none."""
-    return bool(_URL.match(url) and (_USER_INFO.search(url) or _SECRET_IN_QUERY.search(url)))
+    if not _URL.match(url):
+        return False
+    login = _USER_AND_COLON.search(url)
+    has_password = login is not None and "@" in url[login.end() :]
+    return has_password or bool(_USER.search(url) or _SECRET_IN_QUERY.search(url))
 
 
 def public_url(url: str) -> str:
@@ -106,8 +120,28 @@ def secrets_of(values: Any, name: str = "") -> Iterator[str]:
         yield name
 
 
+def _without_passwords(text: str) -> str:
+    """Return the text with *** in the place of user and password in URLs.
+
+    A pattern of a whole login would look from each "://" for an "@" that may be far away, or missing. So a word up to
+    its "@" is looked at once.
+    """
+
+    def masked(word: re.Match[str]) -> str:
+        login = _PASSWORD.search(word[0]) if word[0].endswith("@") else None
+        return word[0] if login is None else f"{word[0][: login.start()]}{MASK}@"
+
+    return _WORD.sub(masked, text) if "://" in text else text
+
+
 def _secrets() -> frozenset[str]:
-    texts = [value for name in VARIABLES if len(value := os.environ.get(name, "").strip()) >= _SHORTEST_VARIABLE]
+    """Return the secrets that are known. Reads the environment each time: variables may be set after the import."""
+    lengths = {
+        name: _SHORTEST_VARIABLE if name in VARIABLES else _SHORTEST_WITH_PARTS
+        for name in os.environ
+        if name in VARIABLES or name.endswith(ENDINGS)
+    }
+    texts = [value for name, size in lengths.items() if len(value := os.environ.get(name, "").strip()) >= size]
     password = os.environ.get(SERVER_LOGIN, "").partition(":")[2]
     return frozenset({*texts, *([password] if len(password) >= _SHORTEST else []), *_given})
 

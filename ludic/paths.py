@@ -1,4 +1,4 @@
-"""Distinguish URLs from paths on this machine, which no other module does; name the user's cache folder.
+"""Distinguish URLs from paths on this machine, which no other module does; patterns of paths; the user's cache folder.
 
 Raises ConfigError for a URL in a setting that takes only a path.
 """
@@ -9,6 +9,13 @@ from pathlib import Path
 from ludic.errors import ConfigError
 
 CACHE_VARIABLE = "LUDIC_CACHE_DIR"
+
+PATH_BELOW = r"(?!\.\.?(?:/|$))[^/\0\\]+(?:/(?!\.\.?(?:/|$))[^/\0\\]+)*"
+"""Pattern of a path below a folder, with / between its parts, as the store writes it."""
+RELATIVE_PATH = rf"(?![A-Za-z]:){PATH_BELOW}"
+"""Pattern of a path below a folder that was read from a file: it leads out on no system."""
+A_RELATIVE_PATH = "a path below its folder, without '..', '.', empty parts, '\\' and a drive"
+"""What RELATIVE_PATH wants, for an error."""
 
 
 def is_url(text: str) -> bool:

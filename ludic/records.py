@@ -5,7 +5,7 @@ except the provenance that the store adds (worker_id, sequence, created_at, grou
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
@@ -20,6 +20,32 @@ GroupEventKind = Literal["started", "complete", "given_up"]
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Largest absolute value of a reward, which is stored as float32 at its token."""
+
+
+def add_rewards(rewards: Iterable[float]) -> float:
+    """Return the sum, rounded once: 0.7 + 0.2 + 0.1 is 1.0, where adding in turn gives 0.9999999999999999."""
+    rewards = list(rewards)
+    try:
+        return math.fsum(rewards)
+    except (OverflowError, ValueError):  # too large, or infinities of both signs: the sum is not finite
+        return sum(rewards)
+
+
+def add_components(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sum of each component of a reward, by name, in the order in which the names appear."""
+    parts = list(parts)
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: add_rewards(part[name] for part in parts if name in part) for name in names}
+
+
+REWARD_DIGITS = 9
+"""Digits after the point to which rewards are compared, since sums of rewards are rounded."""
+
+
+def comparable_reward(reward: float) -> float:
+    """Return a reward as it is compared with other rewards and with numbers; as in ludic/sql/macros/."""
+    return round(reward, REWARD_DIGITS)
+
 
 MOST_WANTED_CHARACTERS = 2_000
 """Characters of a wanted answer that a row holds. SQL keeps this column of all rows on the machine that asks."""

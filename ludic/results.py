@@ -403,6 +403,8 @@ def _items(texts: Sequence[str], total: int | None = None) -> str:
     return ", ".join([*texts[:SHOWN_ITEMS], *more])
 
 
+TOO_FEW = "too few examples"
+"""In place of an interval or a power that so few examples would give wrongly."""
 NOT_ESTIMATED = "cannot be estimated"
 """In place of an interval or a power that stored values say nothing about."""
 

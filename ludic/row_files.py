@@ -43,7 +43,9 @@ def open_sink(target: Path | BinaryIO | None) -> Iterator[BinaryIO]:
     is_device = target.exists() and not target.is_file()
     partial = target if is_device else target.with_name(f"{target.name}.partial")
     try:
-        with partial.open("wb") as file:
+        if not is_device:  # a link of that name, in a folder of others, leads to another file
+            partial.unlink(missing_ok=True)
+        with partial.open("wb" if is_device else "xb") as file:
             yield file
         if not is_device:
             partial.replace(target)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.errors import ConfigError
@@ -30,6 +30,8 @@ AGE_SHARE = 3 / 8
 Answers of log-normal length, the longest eight times the mean, then lose few tokens as too old
 (benchmarks/in_flight.py)."""
 _NO_BOUND = 10**6
+
+Longrope = Literal["short", "long"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,10 @@ class RunConfig:
     max_sequence_tokens: Tokens | None = None
     """Maximum tokens of prompt and completions together; an episode that needs more is truncated. None is the model's
     limit."""
+    longrope: Longrope | None = None
+    """Factors of a longrope model (Phi-3-128k, Phi-4-mini, PhiMoE): short, for sequences that fit into its original
+    context (4096 tokens), or long. None takes long if max_sequence_tokens is larger than that; run.json records
+    which."""
     max_observation_characters: Count | None = MAX_OBSERVATION_CHARACTERS
     """Maximum characters of an observation of the environment; the rest is cut, and the text and the row say so. None
     is no limit."""
@@ -164,10 +170,11 @@ class RunConfig:
     def differences(self, other: "RunConfig") -> str:
         """Describe in one sentence the settings that differ, compared as JSON; empty if none differs.
 
-        A keep_sampling_mask of None was not asked for, and differs from nothing: older runs hold False.
+        None of keep_sampling_mask and longrope was not asked for, and differs from nothing.
         """
         mine, theirs = (json.loads(json.dumps(asdict(config))) for config in (self, other))
-        if mine["keep_sampling_mask"] is None:
-            del mine["keep_sampling_mask"]
+        for name in ("keep_sampling_mask", "longrope"):
+            if mine[name] is None:
+                del mine[name]
         names = [name for name in mine if mine[name] != theirs[name]]
         return ", ".join(f"{name} is {theirs[name]!r} there, {mine[name]!r} was asked for" for name in names)

@@ -23,6 +23,7 @@ from pathlib import Path
 from ludic.errors import StoreError
 
 _NAME = re.compile(r"\.?ludic-[a-z]+-(\d+)-(\d+)-([0-9a-f]{12})-[^/]+")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @contextmanager
@@ -72,6 +73,22 @@ def private_folder(name: str) -> Path:
         f"{path} is {kind}; wanted a folder of user {os.geteuid()} with mode 700, since another user may have made it "
         "to read or redirect what is written there: delete it, or set TMPDIR to a folder of your own"
     )
+
+
+def is_protected(folder: Path) -> bool:
+    """Return whether no other user can write in a folder or put another one in its place; root always can.
+
+    So it is if this user or root owns each folder on its path, none of which is a link, and nobody else may write in
+    one. In a folder with the sticky bit, such as /tmp, others may write, but can't rename what is not theirs. Access
+    lists that the mode does not show are not looked at.
+    """
+    owners = {0, os.geteuid()}
+    for part in (folder, *folder.parents):
+        found = part.lstat()
+        is_writable = found.st_mode & _OTHERS_WRITE and (part == folder or not found.st_mode & stat.S_ISVTX)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners or is_writable:
+            return False
+    return True
 
 
 def in_temporary(folder: Path) -> bool:

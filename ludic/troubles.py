@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise, takewhile
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+from ludic.records import add_rewards
 from ludic.run_config import RunConfig
 
 Row = Mapping[str, Any]
@@ -222,7 +223,7 @@ def _find_fall(env_name: str, scored: Sequence[Sampled]) -> Trouble | None:
 def _level(versions: Sequence[Sampled]) -> float:
     """Return the mean reward of the rollouts of the last versions."""
     newest = versions[-_VERSIONS_OF_A_LEVEL:]
-    return sum(it.reward_sum for it in newest) / sum(it.num_scored for it in newest)
+    return add_rewards(it.reward_sum for it in newest) / sum(it.num_scored for it in newest)
 
 
 def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Trouble]:
@@ -418,7 +419,7 @@ def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> 
         return None
     rewards = [row["reward_mean"] for row in calls if row["reward_mean"] is not None]
     text = f"rewards are equal within each of {num_groups:,} groups in {env_name}"
-    text += f" (about {sum(rewards) / len(rewards):.4g})" if rewards else ""
+    text += f" (about {fmean(rewards):.4g})" if rewards else ""
     text += ", so there is nothing to learn from; look at the environment's score, or at --temperature"
     return Trouble(f"equal rewards in {env_name}", text, env_name)
 
@@ -437,7 +438,7 @@ def _learns_from_rewards(config: Mapping[str, Any]) -> bool:
 
 def _describe_stillness(steps: Sequence[Row]) -> str:
     rewards = [row["reward_mean"] for row in steps if row["reward_mean"] is not None]
-    mean = f" (mean reward {sum(rewards) / len(rewards):.4g})" if rewards else ""
+    mean = f" (mean reward {fmean(rewards):.4g})" if rewards else ""
     return (
         f"the last {len(steps):,} steps learned nothing: all advantages or gradients are 0{mean}; look at the "
         "environment's score, and at incomplete and unparsed answers"

@@ -66,7 +66,7 @@ def _two_values(hint: Any) -> tuple[Any, Any]:
         *(f"0192929{digit}-0000-7000-8000-000000000001" for digit in "23"),
         *("train", "worker", "py", "sql"),
         *("requests", "rollouts/version=7/env=x"),
-        *("w7-test", "w8-test", "file", "other"),
+        *("w7-test", "w8-test", "file", "other", "/a.py", "/b.py", "a.py", "b.py"),
     )
     fitting = [each for each in candidates if re.fullmatch(spelling.pattern, each)]
     if len(fitting) < 2:
@@ -98,7 +98,7 @@ def _a_value(field: pa.Field) -> Any:
 
 def a_record(type_: type, known: Mapping[str, Any]) -> Any:
     """A record with these fields, as far as it has them; others have their default, or a value of their type."""
-    hints = get_type_hints(type_)
+    hints = get_type_hints(type_, include_extras=True)
     values = {}
     for each in dataclasses.fields(type_):
         if each.name in known:
@@ -115,7 +115,8 @@ def _of_type(hint: Any) -> Any:
     if origin in (Union, types.UnionType):
         return None if type(None) in arguments else _of_type(arguments[0])
     if origin is typing.Annotated:
-        return _of_type(arguments[0])
+        is_name = arguments[0] is str and getattr(arguments[1], "pattern", None) is not None
+        return _two_values(hint)[0] if is_name else _of_type(arguments[0])
     simple: dict[Any, Any] = {str: NOON.isoformat(), int: 1, float: 1.0, bool: False}
     if hint in simple:
         return simple[hint]

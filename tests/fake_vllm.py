@@ -18,6 +18,7 @@ import torch
 
 from ludic.models.families import logprobs_alone
 from ludic.models.weight_files import load_pretrained
+from ludic.run_config import Longrope
 
 Fault = Callable[[dict[str, Any]], tuple[int, bytes]]
 """Returns status and body of an answer to a request for a completion; given the usual answer."""
@@ -36,10 +37,13 @@ class FakeVllm:
         self.raw_logprobs = False
         self.device_and_dtype: tuple[str | None, str] | None = ("cuda", "float32")
         """What it tells that it runs on and in; None is a server without /server_info."""
+        self.cuts_prompts = False
+        """Whether it tells that it computes prompts in parts."""
         self.has_extension = False
         """Whether it was started with ludic's worker extension."""
         self.logprobs_of: Callable[[list[int]], list[float]] | None = None
         """Gives the logprobs of all tokens but the first of a sequence; None is the constant logprob."""
+        self.max_model_len = 512
         self.latency_s = 0.0
         self.hangs = threading.Event()
         """While set, completions wait."""
@@ -63,7 +67,7 @@ class FakeVllm:
         routes: dict[str, Callable[[dict[str, Any]], Any]] = {
             "GET /health": lambda body: {},
             "GET /version": lambda body: {"version": "0.32.0"},
-            "GET /v1/models": lambda body: {"data": [{"id": self.model, "max_model_len": 512}]},
+            "GET /v1/models": lambda body: {"data": [{"id": self.model, "max_model_len": self.max_model_len}]},
             "POST /v1/completions": self._complete,
         }
         if self.has_generate:
@@ -105,8 +109,12 @@ class FakeVllm:
         return {}
 
     def _server_info(self, device: str | None, dtype: str) -> dict[str, Any]:
-        device_config = {"device": device}  # as vLLM 0.32 answers
-        return {"vllm_config": {"device_config": device_config, "model_config": {"dtype": f"torch.{dtype}"}}}
+        config = {
+            "device_config": {"device": device},  # as vLLM 0.32 answers
+            "model_config": {"dtype": f"torch.{dtype}"},
+            "scheduler_config": {"enable_chunked_prefill": self.cuts_prompts},
+        }
+        return {"vllm_config": config}
 
     def _load(self, body: dict[str, Any]) -> Any:
         if body["method"] != "reload_weights" and not self.has_extension:
@@ -153,9 +161,11 @@ class FakeVllm:
 
 
 @cache
-def logprobs_of_folder(folder: str, off_by: float = 0.0) -> Callable[[list[int]], list[float]]:
+def logprobs_of_folder(
+    folder: str, off_by: float = 0.0, longrope: Longrope | None = None
+) -> Callable[[list[int]], list[float]]:
     """Return what a server with a folder's weights computes, off by some nats."""
-    model = load_pretrained(folder, dtype=torch.float32)
+    model = load_pretrained(folder, dtype=torch.float32, longrope=longrope)
 
     def logprobs_of(tokens: list[int]) -> list[float]:
         with torch.inference_mode():

@@ -1,6 +1,7 @@
 """Run the cells of a notebook in a kernel or in this process, and look at what came of them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,29 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
-def execute(name: str, url: str) -> nbformat.NotebookNode:
-    """The notebook of notebooks/ after a run of all its cells on a root."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LUDIC_ROOT", url)
-        return execute_file(NOTEBOOKS / f"{name}.ipynb")
+def execute(urls: Mapping[str, str]) -> dict[str, nbformat.NotebookNode]:
+    """Notebooks of notebooks/ by name, after a run of all their cells, each on the root that its name maps to.
+
+    One kernel runs them one after the other, without the names of the one before: a new one imports for seconds.
+    """
+    notebooks = {name: nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4) for name in urls}
+    together = nbformat.v4.new_notebook()
+    for name, notebook in notebooks.items():
+        begin = nbformat.v4.new_code_cell(f"%reset -f\n%env LUDIC_ROOT={urls[name]}")
+        together.cells += [begin, *notebook.cells]  # the same cells, which get their outputs here
+    _execute(together, NOTEBOOKS)
+    return notebooks
 
 
 def execute_file(path: Path) -> nbformat.NotebookNode:
     """A notebook after a run of all its cells in a kernel, in its folder; an error in one fails with its traceback."""
-    notebook = nbformat.read(path, as_version=4)
+    return _execute(nbformat.read(path, as_version=4), path.parent)
+
+
+def _execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        return NotebookClient(notebook, timeout=200, resources={"metadata": {"path": path.parent}}).execute()
+        return NotebookClient(notebook, timeout=200, resources={"metadata": {"path": folder}}).execute()
 
 
 def outputs_of(notebook: nbformat.NotebookNode, kind: str) -> list[str]:

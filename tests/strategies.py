@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -172,8 +173,11 @@ def _random_rewards(seed: int, index: int, group_size: int) -> list[float]:
 
 def as_plain(value: Any) -> Any:
     """Records as tuples and dicts that `==` compares bit for bit; tuples and lists are alike, None is not empty."""
-    if is_dataclass(value):
-        return type(value).__name__, {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if (names := _field_names(kind)) is not None:
+        return kind.__name__, {name: as_plain(getattr(value, name)) for name in names}
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, Mapping):
@@ -181,6 +185,15 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(map(as_plain, value))
     return value.hex() if isinstance(value, float) else value
+
+
+_PLAIN = frozenset({int, str, bool, type(None)})
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Names of a dataclass's fields; None for another type. Looking for them takes longer than all the rest."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
 
 
 def _arrays(elements: st.SearchStrategy, dtype: type, length: int) -> st.SearchStrategy[np.ndarray]:

@@ -28,6 +28,8 @@ STARTS = {
     "ray.init",
 }
 MODULES_OF_STARTS = ("multiprocessing", "torch.multiprocessing", "pty", "concurrent.futures.process")
+AT_EXIT = "multiprocessing.util.Finalize"
+"""Of these modules, what only orders the end of a process."""
 METHODS_OF_STARTS = ("subprocess_exec", "subprocess_shell")
 """Methods of an event loop."""
 BY_LIBRARIES = {
@@ -35,10 +37,12 @@ BY_LIBRARIES = {
     ("ludic/agents/tools/mcp.py", "mcp.StdioServerParameters"),
     # Starts the command that `shell_command` returns; tests/show/terminal/test_start.py opens a page.
     ("ludic/show/terminal/web.py", "textual_serve.server.Server"),
+    # Forks itself, after it was started by ludic.children; tests/launch/test_start_server.py compares both.
+    ("ludic/launch/start_server.py", "os.fork"),
     # With a job that keeps the working directory from Ray's processes; tests/clusters runs one.
     ("ludic/adapters/ray/launcher.py", "ray.init"),
 }
-"""Starts that a library makes, and why each is safe."""
+"""Starts that a library, or a process started safely, makes, and why each is safe."""
 
 
 def dotted(node: ast.AST) -> list[str]:
@@ -46,6 +50,10 @@ def dotted(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Attribute):
         return [*dotted(node.value), node.attr]
     return [node.id] if isinstance(node, ast.Name) else [""]
+
+
+def may_start(module: str) -> bool:
+    return module.startswith(MODULES_OF_STARTS) and module != AT_EXIT
 
 
 def starts(source: str) -> Iterator[str]:
@@ -59,14 +67,10 @@ def starts(source: str) -> Iterator[str]:
                 each.asname or each.name.split(".")[0]: each.name if each.asname else each.name.split(".")[0]
                 for each in node.names
             }
-            yield from (each.name for each in node.names if each.name.startswith(MODULES_OF_STARTS))
+            yield from (each.name for each in node.names if may_start(each.name))
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
-            yield from (
-                name
-                for name in (f"{node.module}.{each.name}" for each in node.names)
-                if name.startswith(MODULES_OF_STARTS)
-            )
+            yield from (name for name in (f"{node.module}.{each.name}" for each in node.names) if may_start(name))
         for field in ("annotation", "returns"):
             if isinstance(hint := getattr(node, field, None), ast.AST):
                 annotations.update(ast.walk(hint))
@@ -100,6 +104,7 @@ def starts(source: str) -> Iterator[str]:
         ("import asyncio\nasyncio.create_subprocess_shell(x)", ["asyncio.create_subprocess_shell"]),
         ("async def f(loop): await loop.subprocess_exec(x)", ["subprocess_exec"]),
         ("from multiprocessing import Process", ["multiprocessing.Process"]),
+        ("from multiprocessing.util import Finalize, spawnv_passfds", ["multiprocessing.util.spawnv_passfds"]),
         ("import torch.multiprocessing as mp", ["torch.multiprocessing"]),
         ("from concurrent.futures import ProcessPoolExecutor as P\nP()", ["concurrent.futures.ProcessPoolExecutor"]),
         ("import sys\nwords = [sys.executable, '-m', 'ludic']", ["sys.executable"]),
@@ -157,7 +162,7 @@ def protect_children_of_libraries(args: list[str], folder: Path) -> int:
 
 
 WAYS = [start_python, start_python_in_loop, become_python, shell_command, python_words, protect_children_of_libraries]
-END = {"describe_end", "end_with_parent", "signal_when_parent_ends"}
+END = {"safe_environment", "describe_end", "end_with_parent", "signal_when_parent_ends"}
 IMPORT = f"import {', '.join(name for name in NAMES if name in sys.stdlib_module_names)}"
 CHILD = f"{IMPORT}, subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', '{IMPORT}']).returncode)"
 """Imports modules, and starts a process that does so, as torchrun and multiprocessing do."""

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import forks
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +32,7 @@ TINY = ["--num-steps", "2", "--group-size", "4", "--groups-per-batch", "2", "--m
 LISTS = {"env", "filters", "lora_targets"}
 TEXTS = ("What is plus test train user reverse the text", *map("".join, product("abcdefghij", repeat=2)))
 """Vocabulary of the tiny model: more than the 100 entries that the check of packed sequences draws from."""
+MODEL = "Qwen/Qwen3-0.6B"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -53,8 +56,15 @@ def command(start: str) -> list[str]:
     return shlex.split(found)
 
 
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_model(str(folder), [*TEXTS])
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with the files of the page, data of verl, and a tiny model in the Hub's cache."""
     for name, text in files().items():
         (tmp_path / name).write_text(text)
@@ -71,9 +81,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for number in range(8)
         ]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "gsm8k" / f"{split}.parquet")
-    for model in ("Qwen/Qwen3-0.6B", "PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT"):
+    for model in (MODEL, "PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT"):
         repository = tmp_path / "hub" / f"models--{model.replace('/', '--')}"
-        make_tiny_model(str(repository / "snapshots" / COMMIT), [*TEXTS])
+        shutil.copytree(tiny_model, repository / "snapshots" / COMMIT)
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text(COMMIT)
     monkeypatch.chdir(tmp_path)
@@ -88,6 +98,16 @@ def ludic_in(folder: Path, *args: str) -> str:
     child = subprocess.run(
         [sys.executable, "-m", "ludic", *args], cwd=folder, capture_output=True, text=True, check=False
     )
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+def forked_in(folder: Path, *args: str) -> str:
+    """The same in a forked process, which has read where the Hub's cache is long ago: the model lies in the folder."""
+    if not (folder / MODEL).exists():
+        snapshot = folder / "hub" / f"models--{MODEL.replace('/', '--')}" / "snapshots" / COMMIT
+        shutil.copytree(snapshot, folder / MODEL)
+    child = forks.ludic(*args, folder=folder)
     assert child.returncode == 0, child.stderr
     return child.stdout
 
@@ -136,7 +156,7 @@ def test_the_script_of_trl_runs(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_script_of_verl_runs(folder: Path) -> None:
-    ludic_in(folder, *command("run runs/gsm8k "), *TINY, "--eval-options", '{"num_examples": 2}')
+    forked_in(folder, *command("run runs/gsm8k "), *TINY, "--eval-options", '{"num_examples": 2}')
     rows = rollouts_of("runs/gsm8k")
     assert rows["error"].null_count() == len(rows) >= 16
     assert {key for row in rows.to_dicts() for key in dict(row["reward_components"])} == {"has_number"}
@@ -195,9 +215,9 @@ def test_a_run_of_trl_is_imported_and_looked_at(folder: Path) -> None:
     file = folder / "sums" / "completions" / "completions_00010.parquet"
     file.parent.mkdir(parents=True)
     pq.write_table(pa.table(rows), file)
-    ludic_in(folder, *command("import runs/theirs "))
-    assert "sums" in ludic_in(folder, *command("stats runs/theirs"))
-    (row,) = json.loads(ludic_in(folder, *command("sql runs/theirs "), "--format", "json"))
+    forked_in(folder, *command("import runs/theirs "))
+    assert "sums" in forked_in(folder, *command("stats runs/theirs"))
+    (row,) = json.loads(forked_in(folder, *command("sql runs/theirs "), "--format", "json"))
     assert (row["env_name"], row["rollouts"]) == ("sums", 4)
     assert row["reward"] == pytest.approx(2 / 3)
 

@@ -53,6 +53,40 @@ def test_the_environments_secrets_are_known(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name)
 
 
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "HUGGING_FACE_HUB_TOKEN", "MY_CLIENT_SECRET", "DB_PASSWORD"])
+def test_so_are_those_of_variables_whose_names_end_like_a_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    said = "the server said abcdef-01234 and abcdef-0123"
+    assert mask(said) == said
+    monkeypatch.setenv(name, "abcdef-01234")  # of 12 characters; set after masking was used
+    assert mask(said) == "the server said *** and ***"  # of the second, parts of 6 characters are found
+    monkeypatch.setenv(name, "abcdef-0123")
+    assert mask(said) == said
+    monkeypatch.delenv(name)
+    assert mask(said) == said
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "TOKEN_FILE", "SECRETS", "KEYBOARD_LAYOUT"])
+def test_variables_whose_names_only_hold_such_a_word_are_no_secrets(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "abcdef-0123456789")
+    assert mask("abcdef-0123456789") == "abcdef-0123456789"
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("s3://me:p/w@host", "s3://***@host"),
+        ("http://h:80/x@y", "http://h:80/x@y"),
+        ("http://a:80@host", "http://***@host"),
+        ("x://://a:p/w@h", "x://://***@h"),
+        ("http://AKIAABCDEFGH1234:p/w@h", "http://***@h"),
+        ("'http://a:p/w'@h", "'http://a:p/w'@h"),
+        ("http://a:p/w@b@c", "http://***@b@c"),
+    ],
+)
+def test_a_password_in_a_url_is_masked_up_to_its_at_sign(text: str, masked: str) -> None:
+    assert mask(text) == masked
+
+
 def test_what_stands_around_a_secret_betrays_it() -> None:
     text = "AKIAABCDEFGH1234 http://me:pw@host/ 'Bearer abc' ?X-Amz-Signature=1f2e&b=1 token=t1"
     assert mask(text) == "*** http://***@host/ 'Bearer ***' ?***&b=1 ***"

@@ -1,5 +1,6 @@
 """ludic.create, and what a Run starts: work, train, launch; in this process, as a notebook does it."""
 
+import shutil
 import signal
 import threading
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forked
 
 import ludic
 from ludic.engines.transformers_engine import TransformersEngine
@@ -34,6 +36,21 @@ def run(tmp_path: Path, tiny: str) -> ludic.Run:
     return ludic.create(str(tmp_path / "run"), model=tiny, env="moar_cats", **SIZES)
 
 
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> ludic.Run:
+    """Such a run with eight groups; not to be changed."""
+    folder = tmp_path_factory.mktemp("sampled")
+    run = ludic.create(str(folder / "run"), model=tiny, env="moar_cats", **SIZES)
+    run.work(8)
+    return run
+
+
+@pytest.fixture
+def own(sampled: ludic.Run, tmp_path: Path) -> ludic.Run:
+    """A copy of it that a test may change."""
+    return ludic.open(shutil.copytree(sampled.url, tmp_path / "own"))
+
+
 def ask(run: ludic.Run, query: str) -> list[tuple]:
     return ludic.connect(run.url).execute(query).fetchall()
 
@@ -57,8 +74,8 @@ def test_sampling_and_training_take_turns_in_one_process(run: ludic.Run) -> None
 
 
 @pytest.mark.slow
-def test_a_later_call_takes_over_the_settings_of_the_trainer_before(run: ludic.Run) -> None:
-    run.work(4)
+def test_a_later_call_takes_over_the_settings_of_the_trainer_before(own: ludic.Run) -> None:
+    run = own
     run.train(num_steps=1, algorithm="dapo", filters=("drop_errors",), learning_rate=1e-3, **QUICK)
     before = last_settings(run)
     assert (before["clip_high"], before["filters"], before["learning_rate"]) == (0.28, ["drop_errors"], 1e-3)
@@ -67,8 +84,8 @@ def test_a_later_call_takes_over_the_settings_of_the_trainer_before(run: ludic.R
 
 
 @pytest.mark.slow
-def test_another_objective_drops_what_it_ignores_of_the_trainer_before(run: ludic.Run) -> None:
-    run.work(4)
+def test_another_objective_drops_what_it_ignores_of_the_trainer_before(own: ludic.Run) -> None:
+    run = own
     run.train(num_steps=1, objective="ppo_clip", clip_high=0.3, **QUICK)
     run.train(num_steps=2, objective="reinforce")
     assert last_settings(run)["objective"] == "reinforce"
@@ -78,8 +95,8 @@ def test_another_objective_drops_what_it_ignores_of_the_trainer_before(run: ludi
 
 
 @pytest.mark.slow
-def test_a_config_gives_all_settings(run: ludic.Run) -> None:
-    run.work(4)
+def test_a_config_gives_all_settings(own: ludic.Run) -> None:
+    run = own
     run.train(num_steps=1, learning_rate=1e-3, **QUICK)
     config = TrainConfig.of(num_steps=2, rollout_timeout_s=5.0, device="cpu")
     run.train(config)
@@ -194,8 +211,8 @@ def test_ctrl_c_ends_work_with_everything_stored_and_the_next_call_goes_on(run: 
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_training_with_a_checkpoint_and_the_next_call_goes_on(run: ludic.Run) -> None:
-    run.work(8)
+def test_ctrl_c_ends_training_with_a_checkpoint_and_the_next_call_goes_on(own: ludic.Run) -> None:
+    run = own
     with pytest.raises(KeyboardInterrupt):
         run.train(num_steps=4, report=lambda step, row: interrupt() if step == 1 else None, **QUICK)
     (checkpoint,) = complete_checkpoints(run.root)
@@ -262,10 +279,10 @@ def test_creating_a_foreign_run_again_is_no_consent(foreign: ludic.Run, tiny: st
 
 
 @pytest.mark.slow
-def test_an_advantage_of_a_foreign_trainer_does_not_run(run: ludic.Run, tmp_path: Path, monkeypatch) -> None:
+def test_an_advantage_of_a_foreign_trainer_does_not_run(own: ludic.Run, tmp_path: Path, monkeypatch) -> None:
+    run = own
     column = "append_column('advantage', rollouts['episode_reward'])"
     (tmp_path / "adv.py").write_text(f"def f(rollouts):\n    return rollouts.select(['rollout_id']).{column}\n")
-    run.work(4)
     run.train(num_steps=1, advantage=f"{tmp_path}/adv.py:f", **QUICK)
     monkeypatch.setenv("LUDIC_CONFIG_DIR", str(tmp_path / "me"))
     with pytest.raises(ConsentError, match=r"advantage '.*adv\.py:f'"):
@@ -286,10 +303,12 @@ def test_launch_refuses_what_is_no_run(run: ludic.Run) -> None:
 
 
 @pytest.mark.slow
-def test_launch_samples_and_trains_in_processes_and_continues(run: ludic.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert run.launch(num_steps=2, learning_rate=1e-3, device="cpu").step == 2
-    assert run.launch(num_steps=3).step == 3
+def test_launch_samples_and_trains_in_processes_and_continues(run: ludic.Run, tmp_path: Path) -> None:
+    launches = ("num_steps=2, learning_rate=1e-3, device='cpu'", "num_steps=3", "")
+    lines = [f"print(run.launch({settings}).step)" for settings in launches]
+    (tmp_path / "launch.py").write_text("\n".join(["import ludic", f"run = ludic.open({run.url!r})", *lines]))
+    launcher = Forked([tmp_path / "launch.py"], tmp_path / "err", out=tmp_path / "out")
+    printed, log = launcher.communicate(500)
+    assert (launcher.returncode, printed.split()) == (0, ["2", "3", "3"]), log
     assert last_settings(run)["learning_rate"] == 1e-3
-    assert run.launch().step == 3
     assert ask(run, "select distinct attempt_id, step from batches order by all") == [(1, 1), (1, 2), (2, 3)]

@@ -384,14 +384,14 @@ def test_what_is_said_of_none_is_not_said_of_overrides():
     assert helps["max_steps"] == "Maximum steps of the environment in an episode. None is the run's."
 
 
-@pytest.mark.slow
 def test_the_page_of_settings_has_every_setting_of_every_command():
+    text = page()
     for settings in settings_of_commands():
         for each in settings_of(settings):
             if each.name == "json":  # of every command with a result, as the introduction says
                 continue
             name = each.shown.metavar if each.shown is not None and not each.has_flag else each.name
-            assert f"| `{name}` | ".replace("|M", "\\|M") in page(), each
+            assert f"| `{name}` | ".replace("|M", "\\|M") in text, each
 
 
 def test_a_repeated_setting_has_one_range():

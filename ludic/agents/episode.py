@@ -27,6 +27,8 @@ from ludic.records import (
     Rollout,
     ToolCall,
     WeightSpan,
+    add_components,
+    add_rewards,
     new_id,
 )
 
@@ -68,14 +70,15 @@ class Episode:
         self._rows: list[_Row] = []
         self._pending: list[tuple[int, int]] = []
         """Row and index of the agent steps since the last step of the environment."""
-        self._components: dict[str, float] = {}
+        self._components: list[Mapping[str, float]] = []
+        """Components of the reward, by step."""
         self._correct: bool | None = None
         self._extra: dict[str, ExtraValue] = {}
         self._terminated = False
         self._truncation_reason: str | None = None
         self.metadata: Mapping[str, str] = {}
         """Other facts of the rows."""
-        self.reward = 0.0
+        self._rewards: list[float] = []
         self.error: str | None = None
         self.traceback: str | None = None
         """Of the user's code that raised the error, or else of the first tool that failed."""
@@ -86,6 +89,11 @@ class Episode:
     def is_over(self) -> bool:
         """Whether an end was noted."""
         return self._terminated or self._truncation_reason is not None or self.error is not None
+
+    @property
+    def reward(self) -> float:
+        """Sum of all rewards so far."""
+        return add_rewards(self._rewards)
 
     @property
     def num_steps(self) -> int:
@@ -177,7 +185,7 @@ class Episode:
             observation_hash=None if observation is None else hash_observation(observation),
             action=action,
             next_observation=transition.observation,
-            reward=transition.reward + sum(reward for _, reward in token_rewards),
+            reward=add_rewards([transition.reward, *(reward for _, reward in token_rewards)]),
             terminated=transition.terminated,
             truncated=transition.truncated,
             info={"truncation_reason": "env", **transition.info} if transition.truncated else transition.info,
@@ -187,8 +195,7 @@ class Episode:
         self._add_reward(span.segment_index, span.end - 1, transition.reward)
         for index, reward in token_rewards:
             self._add_reward(span.segment_index, span.start + index, reward)
-        for name, value in transition.reward_components.items():
-            self._components[name] = self._components.get(name, 0.0) + value
+        self._components.append(transition.reward_components)
         if transition.correct is not None:
             self._correct = transition.correct
         self._extra.update(transition.extra)
@@ -227,14 +234,21 @@ class Episode:
         return max(steps, key=lambda of_row: of_row[-1].turn, default=[])
 
     def _add_reward(self, segment: int, index: int, reward: float) -> None:
-        self.reward += reward
+        self.add_reward(reward)
         if reward:
             self._rows[segment].rewards.append((index, reward))
 
+    def add_reward(self, reward: float) -> None:
+        """Count a reward that is at no token, such as that of another agent."""
+        self._rewards.append(reward)
+
     def _rollout(self, transcript: Transcript, row: _Row) -> Rollout:
         token_rewards = np.zeros(len(transcript.response_tokens))
+        at_tokens: dict[int, list[float]] = {}
         for index, reward in row.rewards:
-            token_rewards[index] += reward
+            at_tokens.setdefault(index, []).append(reward)
+        for index, rewards in at_tokens.items():
+            token_rewards[index] = add_rewards(rewards)
         reasons = [completion.finish_reason for _, completion in row.completions]
         is_truncated = self.error is None and self._truncation_reason is not None
         return Rollout(
@@ -254,7 +268,7 @@ class Episode:
             token_rewards=np.clip(token_rewards, -LARGEST_REWARD, LARGEST_REWARD).astype(np.float32),
             num_turns=len(row.agent_steps),
             episode_reward=None if self.error is not None else self.reward,
-            reward_components=self._components if self.error is None else self.components_of_failure,
+            reward_components=add_components(self._components) if self.error is None else self.components_of_failure,
             correct=None if self.error is not None else self._correct,
             terminated=self._terminated,
             truncated=is_truncated,

@@ -29,6 +29,7 @@ import msgspec
 from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kinds import PARSER, build_own, find, find_own, own_code_of, parser_stages, unknown
 from ludic.errors import ConfigError
+from ludic.records import add_rewards
 
 DEFAULT = "whole"
 
@@ -90,16 +91,16 @@ class _Pipe:
     format_reward: float
 
     def parse(self, text: str) -> Parsed:
-        parsed, reward = Parsed(action=text), 0.0
+        parsed, rewards = Parsed(action=text), list[float]()
         start: int | None = 0
         for stage in self.stages:
             assert parsed.action is not None
             parsed = stage.parse(parsed.action)
-            reward += parsed.reward
+            rewards.append(parsed.reward)
             if parsed.action is None:
-                return replace(parsed, reward=reward)
+                return replace(parsed, reward=add_rewards(rewards))
             start = None if start is None or parsed.start is None else start + parsed.start
-        return replace(parsed, reward=reward + self.format_reward, start=start)
+        return replace(parsed, reward=add_rewards([*rewards, self.format_reward]), start=start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +167,20 @@ _BRACES = re.compile(r"\\\\?boxed\{|\\.|[{}]", re.DOTALL)
 
 class Boxed:
     def parse(self, text: str) -> Parsed:
-        contents, num_open = _boxed(text)
-        if contents:
-            last = max(contents)
-            return _part(text, last, last + len(contents[last]))
+        last, num_open = _last_box(text)
+        if last is not None:
+            return _part(text, *last)
         found = r"a \boxed{ is not closed" if num_open else r"it has no \boxed{...}"
         return _failure(found, r"Write your final answer as \boxed{...}")
 
 
-def _boxed(text: str) -> tuple[dict[int, str], int]:
-    r"""Return the contents of complete \boxed{...}, by where they begin, and the number of those never closed.
+def _last_box(text: str) -> tuple[tuple[int, int] | None, int]:
+    r"""Return where the content of the last complete \boxed{...} begins and ends, and the number of those never closed.
 
-    Escaped braces do not count. Reads the text once: a long text of openings takes no longer than another.
+    The last is that which begins last. Escaped braces do not count. Reads the text once: a long text of openings takes
+    no longer than another.
     """
-    contents: dict[int, str] = {}
+    last: tuple[int, int] | None = None
     starts: list[int | None] = []  # of the braces that are open; None if a brace does not belong to \boxed
     for token in _BRACES.finditer(text):
         if token[0].endswith("boxed{"):
@@ -189,8 +190,8 @@ def _boxed(text: str) -> tuple[dict[int, str], int]:
         elif token[0] == "}" and starts:
             start = starts.pop()
             if start is not None:
-                contents[start] = text[start : token.start()]
-    return contents, sum(start is not None for start in starts)
+                last = max(last or (0, 0), (start, token.start()))
+    return last, sum(start is not None for start in starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +271,18 @@ def _refuse(constant: str) -> None:
 _SCANNER = json.JSONDecoder(parse_constant=_refuse)
 
 
+class _WithoutLines(str):
+    """A text that counts no lines. JSONDecodeError counts those before each error, in time that grows with the text."""
+
+    __slots__ = ()
+
+    def count(self, *_: object) -> int:
+        return 0
+
+    def rfind(self, *_: object) -> int:
+        return -1
+
+
 _OBJECT_START = re.compile(r"\{\s*[\"}]")  # most braces in code and LaTeX begin no object
 MAX_SCANNED = 1_000_000
 """Characters of broken JSON that are read in search of an object; each brace in it is tried again."""
@@ -280,10 +293,10 @@ def _last_object(text: str) -> str | None:
 
     The search ends early after MAX_SCANNED characters of broken JSON.
     """
-    found, start, num_left = None, _OBJECT_START.search(text), MAX_SCANNED
+    scanned, found, start, num_left = _WithoutLines(text), None, _OBJECT_START.search(text), MAX_SCANNED
     while start is not None and num_left > 0:
         try:
-            _, end = _SCANNER.raw_decode(text, start.start())
+            _, end = _SCANNER.raw_decode(scanned, start.start())
             found = text[start.start() : end]
         except ValueError as error:
             end = start.start() + 1

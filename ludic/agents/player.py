@@ -35,7 +35,7 @@ from ludic.environments.environment import SpanReward, Transition
 from ludic.errors import ConfigError, ModelError
 from ludic.models.chat import decode
 from ludic.printable import shortened
-from ludic.records import ActionTarget, Message, Rollout, ToolCall
+from ludic.records import ActionTarget, Message, Rollout, ToolCall, add_components, add_rewards
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -259,7 +259,7 @@ class Player:
 
     def share_reward_of(self, other: "Player") -> None:
         """Count the reward of another agent for this one too; if that one failed, it has none."""
-        self._episode.reward += other._episode.reward
+        self._episode.add_reward(other._episode.reward)
         if self._episode.error is None and other.error is not None:
             self._episode.error = f"the episode failed: {other.error}"
             self._episode.traceback = other._episode.traceback
@@ -538,14 +538,10 @@ def merge(transitions: Sequence[Transition]) -> Transition | None:
     if len(transitions) <= 1:
         return transitions[0] if transitions else None
     observations = [each.observation for each in transitions if each.observation is not None]
-    components: dict[str, float] = {}
-    for each in transitions:
-        for name, value in each.reward_components.items():
-            components[name] = components.get(name, 0.0) + value
     return Transition(
         observation="\n\n".join(observations) if observations else None,
-        reward=sum(each.reward for each in transitions),
-        reward_components=components,
+        reward=add_rewards(each.reward for each in transitions),
+        reward_components=add_components(each.reward_components for each in transitions),
         correct=next((each.correct for each in reversed(transitions) if each.correct is not None), None),
         terminated=any(each.terminated for each in transitions),
         truncated=any(each.truncated for each in transitions),

@@ -44,6 +44,8 @@ class Budget:
         self._seen: dict[int | None, _Seen] = {}
         """By slot: lives of one slot are one worker, of which the newest counts."""
         self._num_ready = 0
+        self._lacks_groups = False
+        """Whether the last look for the next step's batch found too few groups."""
         self._planned_step = self._published_step = 0
         self.told: LatestPolicy | None = None
         """What workers were told last; None before the first version of this trainer."""
@@ -78,13 +80,13 @@ class Budget:
     def on_publish(self, version: int, step: int) -> None:
         """Note a new version, with the weights of a step.
 
-        If a batch is left for a further step, the budget shrinks. If none is, and the next step is not planned yet, the
-        trainer waits for rollouts: the budget grows. A step that is not planned although its batch is there waits for
-        the reader, which more rollouts do not help.
+        If a batch is left for a further step, the budget shrinks. If the next step is not planned, since groups are
+        missing, the trainer waits for rollouts: the budget grows. A step whose groups nobody has looked for yet, or
+        whose plan is being made, waits for the reader, which more rollouts do not help.
         """
         if self._num_ready >= self._run.groups_per_batch:
             self._size = max(self._size - self._run.groups_per_batch, self._least)
-        elif self.version >= 0 and self._planned_step <= step:
+        elif self.version >= 0 and self._lacks_groups and self._planned_step <= step:
             self._size = min(2 * self._size, self._most)
         self.version, self._published_step = version, step
         self._planned_step = max(self._planned_step, step)
@@ -94,13 +96,14 @@ class Budget:
     def on_plan(self, step: int, num_ready_groups: int) -> None:
         """Note that a step is planned, and the groups that are left for the steps after it."""
         self._planned_step, self._num_ready, self._raised_by = step, num_ready_groups, 0
+        self._lacks_groups = False
 
     def on_wait(self, num_ready_groups: int, num_missing_groups: int, idle_s: float) -> None:
         """Note that the next step waits. num_ready_groups: of those read, how many its batch could use.
 
         Groups that filters drop are not ready, so workers sample others instead.
         """
-        self._num_ready, self._idle_s = num_ready_groups, idle_s
+        self._num_ready, self._idle_s, self._lacks_groups = num_ready_groups, idle_s, True
         if idle_s >= self._patience_s:
             # One live worker alone must be able to end the wait. Patience doubles, so that a slow worker's budget does
             # not grow without bound.

@@ -8,9 +8,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -29,10 +29,10 @@ from ludic.store.tables import ScoreReader
 logger = logging.getLogger(__name__)
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.5
-_PAUSE_SHARE = 4.0
-"""Minimum pause after a poll, as a multiple of the time that the poll took, up to _LONGEST_WAIT_S. A poll of S3 is a
-LIST for each version of the window: with ten workers and shorter pauses, these were most of a run's costs for
-requests (benchmarks/scale.py)."""
+_PAUSE_SHARE, _LOCAL_PAUSE_SHARE = 4.0, 1.0
+"""Minimum pause after a poll, as a multiple of the time that a poll without a find took, up to _LONGEST_WAIT_S. A poll
+of S3 is a LIST for each version of the window: with ten workers and shorter pauses, these were most of a run's costs
+for requests (benchmarks/scale.py)."""
 _REPORT_EVERY_S = 30.0
 
 
@@ -49,7 +49,8 @@ class OnlineSource:
         self._planner = Planner(self._rules, root.run.extra_columns)
         self._scores = ScoreReader(root, self._planner.scorers)
         self._vetting = Vetting(root)
-        self._num_ready_groups = 0
+        self._num_pending_groups = self._num_ready_groups = 0
+        self._wait = _Wait(root, config.rollout_timeout_s)
         self._failure: StoreError | None = None
         """Error of the last poll; None if it succeeded."""
         self._failed = FailedGroups()
@@ -83,24 +84,22 @@ class OnlineSource:
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
         """Wait until enough groups are pending; see PlanSource."""
         self._is_fresh = False
-        self._num_ready_groups = self._planner.num_pending_groups
-        wait, shortage = _Wait(self._config.rollout_timeout_s), None
+        self._count_pending()
+        wait, shortage, is_first = self._wait, None, True
+        wait.begin()
         while not (self._stop.is_set() or self._is_closed):
-            with wait.polling():
-                has_new = self._poll(trainer_version)
+            has_new = wait.poll(partial(self._poll, trainer_version))
             self._check_failures(step)
-            if has_new or shortage is None:
+            if has_new or is_first:
                 wait.heard_something()
-                rows = self._planner.plan(
-                    step=step,
-                    attempt_id=attempt_id,
-                    trainer_version=trainer_version,
-                    find_untrainable=self._vetting.find,
-                )
+                rows = self._choose_rows(step, attempt_id=attempt_id, trainer_version=trainer_version)
                 if rows is not None:
                     return self._consume(step, rows, window_of(self._config, trainer_version))
-                shortage = self._planner.shortage(step, trainer_version)
-            self._wait_for_groups(step, trainer_version, shortage, wait)
+                shortage, is_first = None, False
+            if not has_new:  # else the next poll comes first, which may find the rest
+                shortage = shortage or self._planner.shortage(step, trainer_version)
+                self._wait_for_groups(step, trainer_version, shortage, wait)
+            self._stop.wait(wait.next_pause_s())
         return None
 
     def count_ready_groups(self, latest_version: int | None) -> int:
@@ -138,8 +137,11 @@ class OnlineSource:
 
     def _add(self, rows: pa.Table) -> None:
         self._planner.add(rows)
-        self._num_ready_groups = self._planner.num_pending_groups
+        self._count_pending()
         self._demand.note_arrivals(rows, self._num_ready_groups)
+
+    def _count_pending(self) -> None:
+        self._num_pending_groups = self._num_ready_groups = self._planner.num_pending_groups
 
     def _check_failures(self, step: int) -> None:
         """Raise AllFailedError if every rollout of the last `max_failed_batches` batches failed."""
@@ -155,6 +157,17 @@ class OnlineSource:
         error.detail = self._failed.traceback
         raise error
 
+    def _choose_rows(self, step: int, *, attempt_id: int, trainer_version: int) -> pa.Table | None:
+        """Return the rows of the next plan; None if there are too few groups, whatever filters drop."""
+        if self._num_pending_groups < self._root.run.groups_per_batch:
+            return None
+        return self._planner.plan(
+            step=step,
+            attempt_id=attempt_id,
+            trainer_version=trainer_version,
+            find_untrainable=self._vetting.find,
+        )
+
     def _consume(self, step: int, rows: pa.Table, window: range | None) -> Plan:
         """Move the reader behind a plan's rows."""
         self._reader.use(rows)
@@ -162,13 +175,13 @@ class OnlineSource:
         if window is not None:
             # Not at each poll: the first poll may look from a newer version than the step that follows.
             self._reader.forget_before(window.start)
-        num_pending_groups = self._num_ready_groups = self._planner.num_pending_groups
-        self._demand.note_plan(step, num_pending_groups)
+        self._count_pending()
+        self._demand.note_plan(step, self._num_pending_groups)
         return Plan(
             step=step,
             rows=rows,
             cursor=self._reader.cursor.to_dict(),
-            num_pending_groups=num_pending_groups,
+            num_pending_groups=self._num_pending_groups,
             num_unreadable_files=len(self._reader.broken_files),
             tokens=self._vetting.tokens,
         )
@@ -189,7 +202,6 @@ class OnlineSource:
             )
         if wait.should_report():
             logger.warning("step %d waits for rollouts: %s", step, self._failure or shortage.describe())
-        self._stop.wait(wait.next_pause_s())
 
 
 def window_of(config: BatchConfig, trainer_version: int) -> range | None:
@@ -230,22 +242,28 @@ class FailedGroups:
 class _Wait:
     """Pauses between polls, and the time since the last arrival."""
 
-    def __init__(self, limit_s: float | None) -> None:
-        self._limit_s = limit_s
+    def __init__(self, root: Root, limit_s: float | None) -> None:
+        self._root, self._limit_s = root, limit_s
+        self._poll_s: float | None = None
+        """Seconds of the last poll that found nothing; of the first one, whatever it found, until then."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the wait for a plan."""
         self._reported = time.monotonic()
-        self._poll_s = 0.0
         self.heard_something()
 
-    @contextmanager
-    def polling(self) -> Iterator[None]:
-        """Time a poll."""
+    def poll(self, poll: Callable[[], bool]) -> bool:
+        """Return what a poll returns: whether it found something."""
         began = time.monotonic()
-        yield
-        self._poll_s = time.monotonic() - began
+        found = poll()
+        if not found or self._poll_s is None:
+            self._poll_s = time.monotonic() - began
+        return found
 
     def heard_something(self) -> None:
         self._since = time.monotonic()
-        self._pause_s = _SHORTEST_WAIT_S
+        self._pauses = self._root.pauses(_SHORTEST_WAIT_S, _LONGEST_WAIT_S)
 
     @property
     def idle_s(self) -> float:
@@ -256,9 +274,8 @@ class _Wait:
         return self._limit_s is not None and self.idle_s >= self._limit_s
 
     def next_pause_s(self) -> float:
-        pause_s = min(max(self._pause_s, _PAUSE_SHARE * self._poll_s), _LONGEST_WAIT_S)
-        self._pause_s = min(self._pause_s * 1.2, _LONGEST_WAIT_S)
-        return pause_s
+        share = _LOCAL_PAUSE_SHARE if self._root.is_local else _PAUSE_SHARE
+        return min(max(next(self._pauses), share * (self._poll_s or 0.0)), _LONGEST_WAIT_S)
 
     def should_report(self) -> bool:
         if time.monotonic() - self._reported < _REPORT_EVERY_S:

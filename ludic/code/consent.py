@@ -1,7 +1,8 @@
 """The code that settings name, and the user's consent, on this machine, to run what is not part of ludic.
 
 Consent to a file covers its text: the digests of the file and of the modules that it imports from beside it, the class
-or function in it, and the options that it is built with. Consent to an installed module covers its name and options,
+or function in it, and the options that it is built with. It also covers their paths: a path becomes __file__, by which
+code finds data beside it, and a root can name any path. Consent to an installed module covers its name and options,
 since the root can't change its text. Nothing in a root counts as consent: a root may be a copy or a forgery.
 Consents are kept in the user's configuration folder (LUDIC_CONFIG_DIR overrides it), out of reach of any root:
 {folder}/trusted_code/{key}.json.
@@ -72,7 +73,7 @@ class CodeUse:
         return KINDS[self.role].is_users(self.setting)
 
     def key(self, files: Files) -> str:
-        """Digest, in hexadecimal, of the code that consent covers. files: the files that settings name, by name."""
+        """Digest, in hexadecimal, of the texts and options of the code. files: the files that settings name."""
         name = file_of(self.setting)
         entry = self.setting if name is None else self.setting[len(name) :]
         about = [entry, dict(self.options), None if name is None else files[name].digests]
@@ -122,7 +123,12 @@ def _scorers(run: RunConfig) -> dict[str, Mapping[str, Any]]:
 
 def has_consent(use: CodeUse, files: Files) -> bool:
     """Return whether the user has agreed to run this code."""
-    return _consent_file(use.key(files)).is_file()
+    return _consent_file(use, files).is_file()
+
+
+def has_consent_without_path(use: CodeUse, files: Files) -> bool:
+    """Return whether the user has agreed to this text in an older ludic, which did not ask about paths."""
+    return file_of(use.setting) is not None and _file_of_key(use.key(files)).is_file()
 
 
 def give_consent(use: CodeUse, files: Files, *, root: str, run_id: str) -> None:
@@ -130,12 +136,13 @@ def give_consent(use: CodeUse, files: Files, *, root: str, run_id: str) -> None:
 
     Raises ConfigError if the configuration folder can't be written.
     """
-    file = _consent_file(use.key(files))
+    file = _consent_file(use, files)
     name = file_of(use.setting)
     about = {
         "name": use.setting,
         "options": dict(use.options),
         "sha256": None if name is None else files[name].digests,
+        "paths": None if name is None else files[name].paths,
         "root": root,
         "run_id": run_id,
         "given_at": datetime.now(UTC).isoformat(),
@@ -152,6 +159,13 @@ def give_consent(use: CodeUse, files: Files, *, root: str, run_id: str) -> None:
         ) from error
 
 
-def _consent_file(key: str) -> Path:
+def _consent_file(use: CodeUse, files: Files) -> Path:
+    key, name = use.key(files), file_of(use.setting)
+    if name is not None:
+        key = sha256(json.dumps([key, files[name].paths], sort_keys=True).encode()).hexdigest()
+    return _file_of_key(key)
+
+
+def _file_of_key(key: str) -> Path:
     base = os.environ.get(CONFIG_VARIABLE) or platformdirs.user_config_dir("ludic", appauthor=False)
     return Path(base) / "trusted_code" / f"{key}.json"

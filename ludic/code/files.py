@@ -63,6 +63,11 @@ class UserFile:
         """SHA-256 of each text by module name; "" is the file itself."""
         return {"": self.sha256, **{name: module.sha256 for name, module in sorted(self.imports.items())}}
 
+    @property
+    def paths(self) -> dict[str, str]:
+        """Path of each text, its module's __file__, by module name; "" is the file itself."""
+        return {"": str(self.path), **{name: str(module.path) for name, module in sorted(self.imports.items())}}
+
 
 _STARTS = ("fit", "grpo", "sft", "dpo")
 

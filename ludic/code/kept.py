@@ -22,7 +22,7 @@ from typing import Any
 import fsspec
 
 from ludic.by_name import find_by_name
-from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, sampling_uses
+from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, has_consent_without_path, sampling_uses
 from ludic.code.files import NO_FILES, Files, UserFile, digest, file_of, files_of, read_user_file
 from ludic.code.kinds import KINDS, read_packaged
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
@@ -39,7 +39,6 @@ from ludic.store.root import Root, to_json
 
 logger = logging.getLogger(__name__)
 
-_SUFFIXES = (".py", ".sql")
 _SHOWN_DIGITS = 12
 
 
@@ -108,7 +107,7 @@ def _agreed(root: Root, uses: Sequence[CodeUse], settings: CodeSettings) -> tupl
 
 
 def gives_consent(root: Root, uses: Sequence[CodeUse]) -> bool:
-    """Return whether the user names a file without consent that the root already holds, with the same text."""
+    """Return whether the user names a file without consent that the root already holds, with the same text and path."""
     found = find_files(root, uses)
     return any(
         file_of(use.setting) in found.kept and not _is_consented(use, found.files) and _is_named_here(use, found)
@@ -131,12 +130,12 @@ def _agrees(root: Root, use: CodeUse, found: FoundFiles, settings: CodeSettings)
 
 
 def _is_named_here(use: CodeUse, found: FoundFiles) -> bool:
-    """Return whether the user names the code, and its text is that of the file on this machine's disk."""
+    """Return whether the user names the code, and its text and paths are those of the file on this machine's disk."""
     name = file_of(use.setting)
     if use.named_by_root or name is None or name not in found.kept:
         return not use.named_by_root
     try:
-        return read_user_file(Path(name)).is_same_text(found.files[name])
+        return read_user_file(Path(name)) == found.files[name]
     except OSError:
         return False
 
@@ -342,8 +341,13 @@ def _describe_refused(root: Root, use: CodeUse, found: FoundFiles, names: Sequen
     what = f"{use.role} {use.setting!r}" + (f" with options {json.dumps(dict(use.options))}" if use.options else "")
     for name in names:
         file = found.files[name]
-        path = f"{root.url}/{text_name(file.sha256, file.suffix)}" if name in found.kept else str(file.path)
-        return f"{what}, {path}, sha256 {file.sha256[:_SHOWN_DIGITS]}"
+        if name not in found.kept:
+            return f"{what}, {file.path}, sha256 {file.sha256[:_SHOWN_DIGITS]}"
+        older = (
+            ", a text that you agreed to, but not to this path" if has_consent_without_path(use, found.files) else ""
+        )
+        text = f"{root.url}/{text_name(file.sha256, file.suffix)}, sha256 {file.sha256[:_SHOWN_DIGITS]}"
+        return f"{what}, {text}, run as {file.path}{older}"
     return f"{what}, which is installed here"
 
 
@@ -421,14 +425,6 @@ def _newest_list(root: Root) -> tuple[int, dict[str, FileEntry]]:
 
 
 def _read_list(root: Root, number: int) -> dict[str, FileEntry]:
-    """Read a list. Raises SchemaError for values that `keep_files` does not write, since they become file names."""
+    """Read a list. Raises SchemaError for values that `keep_files` does not write."""
     found = CODE.read(root, number)
-    entries = dict(found.files) if found else {}
-    misnamed = [name for name in entries if not name.endswith(_SUFFIXES)]
-    misnamed += [module for entry in entries.values() for module in entry.imports if not module.isidentifier()]
-    if misnamed:
-        raise SchemaError(
-            f"{root.url}/{CODE.name(NumberName(number))} is no {CODE.noun} that ludic can read: {misnamed[0]!r} is not "
-            "the name of a Python or SQL file"
-        )
-    return entries
+    return dict(found.files) if found else {}

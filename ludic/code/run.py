@@ -190,7 +190,7 @@ def describe(error: Exception) -> str:
 # --- Failures of users' code while it runs ----------------------------------------------------------------
 
 
-_PLACE = re.compile(r" \([^()]+:\d+, in [^()]+\)$")
+_PLACE = re.compile(r" \([^()]+:\d+, in [^()]+\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,13 +244,13 @@ def _traceback_of(error: Exception) -> traceback.TracebackException:
 
 def place_of(error: str) -> str:
     """Return the end of a Failure's line with the file and the line; empty if it names none."""
-    found = _PLACE.search(error)
+    found = _PLACE.fullmatch(error, max(0, error.rfind(" (")))
     return found[0] if found else ""
 
 
 def without_place(error: str) -> str:
     """Return the line of a Failure without the file and the line that it names, for a model to read."""
-    return _PLACE.sub("", error)
+    return error.removesuffix(place_of(error))
 
 
 def _trim(found: traceback.TracebackException) -> traceback.FrameSummary | None:

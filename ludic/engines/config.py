@@ -9,6 +9,9 @@ from ludic.devices import visible_gpus
 from ludic.installed import is_installed
 from ludic.settings import GpuMemory, MaxBatch, TensorParallel, check
 
+VLLM = "vllm"
+"""Name of the engine that samples with vLLM in the worker's process."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -36,4 +39,9 @@ class EngineConfig:
         """Return the engine's name, with one of this machine for auto. device: "cpu" or "cuda"; None takes a GPU."""
         if self.engine != ENGINE:
             return self.engine
-        return "vllm" if device != "cpu" and is_installed("vllm") and visible_gpus() else "transformers"
+        return VLLM if device != "cpu" and is_installed("vllm") and visible_gpus() else "transformers"
+
+    @property
+    def is_vllm(self) -> bool:
+        """Whether the engine is vLLM in a worker's process, which takes whole GPUs, and memory at its start."""
+        return self.chosen() == VLLM

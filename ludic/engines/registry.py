@@ -12,6 +12,7 @@ from typing import Protocol
 from ludic.code.kinds import ENGINE, check, find
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
+from ludic.run_config import Longrope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class EngineSetup:
     """Compute logits in float32, as the trainer does."""
     keep_experts: bool = False
     """Requests may ask for the experts that tokens are sent to."""
+    longrope: Longrope | None = None
+    """Factors of a longrope model, which decide how long a sequence may be; None is short."""
     run_id: str | None = None
     """Run that the worker samples for; workers of a run may share servers."""
 

@@ -10,7 +10,7 @@ Several workers may share servers, without a coordinator, by these rules (server
   worker samples with it and stores, for each token, the version that the server gives.
 - **A server gets requests** only while it holds the wanted version or a newer one. Not so: one that is down; one that
   was started again, until it has loaded; one whose load failed half-way, until one succeeds; one that another run uses.
-- **A worker that dies while it loads** leaves a claim in the label and perhaps a paused server. After some seconds
+- **A worker that dies while it loads** leaves a claim in the label, or a paused server, or both. After some seconds
   another worker, or its own next life, loads instead.
 
 Raises ConfigError for a server that was started with other flags than ludic needs, ModelError for a folder that can't
@@ -21,11 +21,11 @@ and again.
 import asyncio
 import logging
 import os
-import sys
 import threading
 from base64 import b64encode
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -41,7 +41,9 @@ from ludic.errors import ConfigError, ModelError, NoServerError
 from ludic.masking import SERVER_LOGIN, keep_secret
 from ludic.models.experts import routing_of
 from ludic.models.lora import base_of_adapter
+from ludic.models.rope import check_served, max_positions
 from ludic.models.weight_files import check_folder, eos_token_ids, load_config, load_generation_config
+from ludic.run_config import Longrope
 from ludic.settings import check
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class ServerEngine:
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         loads_all: bool = False,
         keep_experts: bool = False,
+        longrope: Longrope | None = None,
     ) -> None:
         """Bring the servers to the weights of a folder, and return once one of them has these.
 
@@ -78,6 +81,7 @@ class ServerEngine:
         max_batch: maximum requests that each server has at a time; further ones wait here. request_timeout_s: time in
         which a server should answer a request. loads_all: also load into servers that `ludic serve` started, which is
         for `ludic serve` itself. keep_experts: requests may ask for the experts that tokens are sent to.
+        longrope: of EngineSetup.
         """
         if not urls:
             raise ConfigError(_NO_URL)
@@ -85,7 +89,7 @@ class ServerEngine:
         self._config = load_config(folder)
         _check(folder, self._config)
         routing = routing_of(self._config, folder) if keep_experts else None
-        self._keeps_experts = keep_experts
+        self._keeps_experts, self._longrope = keep_experts, longrope
         self.max_batch = max_batch * len(addresses)
         self._run_id = run_id or f"none-{uuid4().hex}"
         self._vocab_size = self._config.get_text_config().vocab_size
@@ -101,7 +105,8 @@ class ServerEngine:
         self._pool = ServerPool(
             [Server(url, self._client, request_timeout_s) for url in addresses],
             vocab_size=self._vocab_size,
-            max_length=_most_positions(self._config),
+            max_length=max_positions(self._config, longrope),
+            check_served=partial(check_served, self._config, longrope),
             eos_token_ids=eos_token_ids(self._config, load_generation_config(folder)),
             max_batch=max_batch,
             loads_all=loads_all,
@@ -146,7 +151,8 @@ class ServerEngine:
         await self._client.aclose()
 
     def _load(self, folder: str, version: int) -> None:
-        self._wait_for(self._pool.want(Wanted(Weights(self._run_id, version), str(Path(folder).resolve()))))
+        wanted = Wanted(Weights(self._run_id, version), str(Path(folder).resolve()), self._longrope)
+        self._wait_for(self._pool.want(wanted))
         self.policy_version = version
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -223,6 +229,7 @@ def make_engine(folder: str, *, version: int, setup: EngineSetup) -> ServerEngin
         max_batch=setup.config.max_batch,
         request_timeout_s=options.request_timeout_s,
         keep_experts=setup.keep_experts,
+        longrope=setup.longrope,
     )
 
 
@@ -233,8 +240,3 @@ def _check(folder: str, config: Any) -> None:
             f"{folder} holds a LoRA adapter, which engine server does not load; use --engine vllm or transformers"
         )
     check_folder(folder, config)
-
-
-def _most_positions(config: Any) -> int:
-    """Return the tokens that a model holds; one without positions in its config has no limit."""
-    return getattr(config.get_text_config(), "max_position_embeddings", sys.maxsize)

@@ -8,6 +8,7 @@ itself, and ConfigError for a server that was started without the flags that lud
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx2
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
+from ludic.answers import MOST_BYTES, AnswerTooLongError, HttpAnswer, ask
 from ludic.engines.engine import GenerationRequest
 from ludic.errors import ConfigError, EngineError, NoServerError, one_line
 from ludic.masking import SERVER_LOGIN, has_secret, mask, public_url
@@ -28,11 +30,16 @@ SERVE_NAME = "ludic-serve"
 """Model name of servers that `ludic serve` started; these load weights themselves."""
 
 _CALL_S = 30.0
+_CONNECT_S = 10.0
 _LOAD_S = 1800.0
 _SETUP_S = 120.0
 """vLLM looks through its machine the first time."""
 _NO_LOGPROB = -9999.0
 """What vLLM sends for NaN and for minus infinity."""
+_MOST_BYTES_OF_LOGPROB = 1 << 10
+"""Largest JSON of one token with its logprob; vLLM adds the token's text, and its bytes as numbers."""
+_MOST_BYTES_OF_EXPERTS = 1 << 14
+"""Largest base64 of the experts of one token: 96 layers, 32 experts in each, of 4 bytes."""
 _OWN_RELOAD = "ludic_reload_weights"
 """Method of ludic.engines.vllm_worker; a server has it if it was started with this as worker extension."""
 _MOST_CHARACTERS = 300
@@ -122,13 +129,30 @@ class _ModelConfig(msgspec.Struct, frozen=True):
     dtype: str = ""
 
 
+class _SchedulerConfig(msgspec.Struct, frozen=True):
+    enable_chunked_prefill: bool = False
+
+
 class _VllmConfig(msgspec.Struct):
     device_config: _Device = _Device()
     model_config: _ModelConfig = _ModelConfig()
+    scheduler_config: _SchedulerConfig = _SchedulerConfig()
 
 
 class _ServerInfo(msgspec.Struct):
     vllm_config: _VllmConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a server computes on, and how, as far as it tells."""
+
+    device: str = ""
+    """Such as cpu; "" if it is not told."""
+    dtype: str = ""
+    """Such as float32; "" if it is not told."""
+    cuts_prompts: bool = False
+    """Whether it may compute a prompt in parts (chunked prefill)."""
 
 
 class _IsPaused(msgspec.Struct):
@@ -235,15 +259,19 @@ class Server:
     async def resume(self) -> None:
         await self._call("POST", "/resume")
 
-    async def device_and_dtype(self) -> tuple[str, str]:
-        """Return what the server computes on and in, such as cpu and float32; "" where it does not tell."""
+    async def setup(self) -> Setup:
+        """Return what the server computes on, and how."""
         try:
             content = await self._call("GET", "/server_info", params={"config_format": "json"}, timeout_s=_SETUP_S)
             found = _parse(content, _ServerInfo, self.name).vllm_config
         except BadAnswerError:  # a developer's endpoint, which may change
-            return "", ""
+            return Setup()
         device = found.device_config.device_type or found.device_config.device or ""
-        return device.partition(":")[0], found.model_config.dtype.removeprefix("torch.")
+        return Setup(
+            device=device.partition(":")[0],
+            dtype=found.model_config.dtype.removeprefix("torch."),
+            cuts_prompts=found.scheduler_config.enable_chunked_prefill,
+        )
 
     @property
     def has_extension(self) -> bool:
@@ -277,7 +305,10 @@ class Server:
         Raises MissingEndpointError if the server does not have this endpoint.
         """
         body = {"token_ids": request.prompt_tokens.tolist(), "sampling_params": params, "cache_salt": salt}
-        content = await self._call("POST", "/inference/v1/generate", json=body, timeout_s=self._timeout_s)
+        most_bytes = _most_bytes(request, params)
+        content = await self._call(
+            "POST", "/inference/v1/generate", json=body, timeout_s=self._timeout_s, most_bytes=most_bytes
+        )
         choice = _only(_parse(content, _Generated, self.name).choices, self.name)
         logprobs = [entry.logprob for entry in choice.logprobs.content]
         answer = self._checked(request, choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
@@ -294,9 +325,11 @@ class Server:
                 "without --keep-experts"
             )
         try:
-            return np.load(io.BytesIO(data), allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise BadAnswerError(f"{self.name} answered with experts that are no array of NumPy: {error}") from error
+            return _to_array(data)
+        except ValueError as error:
+            raise BadAnswerError(
+                f"{self.name} answered with experts that are no array of NumPy: {one_line(error)}"
+            ) from error
 
     async def complete(self, request: GenerationRequest, params: Mapping[str, Any], salt: str, model: str) -> Answer:
         """Sample by /v1/completions, which tells no versions of weights. Arguments: see `generate`.
@@ -322,7 +355,13 @@ class Server:
             **_COMPLETIONS_ONLY,
             **own,
         }
-        content = await self._call("POST", "/v1/completions", json=body, timeout_s=self._timeout_s)
+        content = await self._call(
+            "POST",
+            "/v1/completions",
+            json=body,
+            timeout_s=self._timeout_s,
+            most_bytes=_most_bytes(request, params),
+        )
         choice = _only(_parse(content, _Completed, self.name).choices, self.name)
         return self._checked(request, choice.token_ids, choice.logprobs.token_logprobs, choice.finish_reason, None)
 
@@ -357,27 +396,30 @@ class Server:
         json: Any = None,
         params: Mapping[str, str] | None = None,
         timeout_s: float = _CALL_S,
+        most_bytes: int = MOST_BYTES,
     ) -> bytes:
-        timeout = httpx2.Timeout(timeout_s, connect=10.0)
+        limits: dict[str, Any] = {"timeout_s": timeout_s, "connect_s": _CONNECT_S, "most_bytes": most_bytes}
         try:
-            response = await self._client.request(method, self._url + path, json=json, params=params, timeout=timeout)
+            answer = await ask(self._client, method, self._url + path, json=json, params=params, **limits)
+        except AnswerTooLongError as error:
+            raise BadAnswerError(f"{self.name}{path}: {error}") from error
         except httpx2.TransportError as error:
             is_lost = isinstance(error, httpx2.ReadError | httpx2.WriteError | httpx2.RemoteProtocolError)
             why = f"{type(error).__name__} {one_line(error)}".strip()
             raise (_LostError if is_lost else UnreachableError)(f"{self.name} does not answer ({why})") from error
-        if response.is_success:
-            return response.content
-        raise self._error(path, response)
+        if answer.is_success:
+            return answer.data
+        raise self._error(path, answer)
 
-    def _error(self, path: str, response: httpx2.Response) -> Exception:
-        text = f"{self.name}{path} answered {response.status_code}: {_message(response)}"
-        if response.status_code in (401, 403):
+    def _error(self, path: str, answer: HttpAnswer) -> Exception:
+        text = f"{self.name}{path} answered {answer.status}: {_message(answer)}"
+        if answer.status in (401, 403):
             return ConfigError(
                 f"{text}; set VLLM_API_KEY to the key that the server was started with, or {SERVER_LOGIN} "
                 "to user:password of a proxy before it"
             )
         kind = {404: MissingEndpointError, 405: MissingEndpointError, 400: RefusedError, 422: RefusedError}
-        return kind.get(response.status_code, BadAnswerError)(text)
+        return kind.get(answer.status, BadAnswerError)(text)
 
 
 def check_url(url: str) -> str:
@@ -416,5 +458,35 @@ def _only(choices: Sequence[_T], name: str) -> _T:
     return choices[0]
 
 
-def _message(response: httpx2.Response) -> str:
-    return " ".join(mask(response.text).split())[:_MOST_CHARACTERS] or "(no text)"
+def _message(answer: HttpAnswer) -> str:
+    return " ".join(mask(answer.text).split())[:_MOST_CHARACTERS] or "(no text)"
+
+
+def _most_bytes(request: GenerationRequest, params: Mapping[str, Any]) -> int:
+    """Return the size of the largest answer to a request. params: of `to_vllm_params`."""
+    num_sampled, num_logprobs = request.params.max_tokens, 1 + int(params.get("logprobs") or 0)
+    num_read = len(request.prompt_tokens) + num_sampled if request.params.return_experts else 0
+    return MOST_BYTES + num_sampled * num_logprobs * _MOST_BYTES_OF_LOGPROB + num_read * _MOST_BYTES_OF_EXPERTS
+
+
+def _to_array(data: bytes) -> np.ndarray:
+    """Return the integers in a .npy file. Reads its header first: it may promise an array of any size.
+
+    Raises ValueError.
+    """
+    file = io.BytesIO(data)
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(np.lib.format.read_magic(file))
+    if read_header is None:
+        raise ValueError("its version of the format is neither 1.0 nor 2.0")
+    try:
+        shape, is_fortran, dtype = read_header(file)
+    # The header is an expression of Python, whose parser has more ways to fail.
+    except Exception as error:
+        raise ValueError(f"its header can't be read ({one_line(error)})") from error
+    wanted, found = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
+    if dtype.kind not in "iu" or min(shape, default=0) < 0 or wanted != found:
+        raise ValueError(f"it says {dtype} of shape {shape}, wanted integers of {found} bytes, as many as it has")
+    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if is_fortran else "C")

@@ -15,8 +15,10 @@ import contextlib
 import logging
 import re
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -31,20 +33,22 @@ from ludic.engines.server_http import (
     MissingEndpointError,
     RefusedError,
     Server,
+    Setup,
 )
 from ludic.engines.vllm_options import to_vllm_params
 from ludic.errors import ConfigError, LudicError, ModelError, one_line
 from ludic.models.families import logprobs_alone
 from ludic.models.sizes import EXPERTS, first_of
 from ludic.models.weight_files import load_config, load_pretrained
+from ludic.run_config import Longrope
 
 logger = logging.getLogger(__name__)
 
 _CLAIM_S = 0.1
 _LOOK_EVERY_S = 0.1
 _STALE_S = 10.0
-"""Seconds in which a claim changes if its worker lives. While vLLM reads weights it answers nothing, so those seconds
-do not count."""
+"""Seconds in which a claim changes if its worker lives, who renews it. While vLLM reads weights it answers nothing, so
+those seconds do not count."""
 
 
 class LoadFailedError(ModelError):
@@ -57,6 +61,8 @@ class Wanted:
 
     weights: "Weights"
     folder: str
+    longrope: Longrope | None = None
+    """Factors of a longrope model."""
 
     def is_met_by(self, label: str) -> bool:
         """Return whether a server with this label holds these weights, or newer ones of the same run."""
@@ -75,14 +81,19 @@ async def load(server: Server, wanted: Wanted, *, is_forced: bool = False) -> No
             return
         if not Path(wanted.folder).is_dir():
             raise ModelError(f"{wanted.folder}: there is no such folder; {server.name} waits for a newer version")
-        device, dtype = await server.device_and_dtype()  # before the claim: the first answer may take seconds
+        setup = await server.setup()  # before the claim: the first answer may take seconds
+        if setup.device == "cpu" and setup.cuts_prompts:
+            raise ConfigError(
+                f"{server.name} computes long prompts in parts, at which vLLM 0.32 on a CPU dies if the request has a "
+                "seed, as ludic's have; start it with --no-enable-chunked-prefill"
+            )
         own = claim(label, wanted.weights.version, uuid4().hex[:12])
         await server.set_label(own)
         await asyncio.sleep(_CLAIM_S)
         if await server.label() != own:
             continue
         loading = _Loading(server, wanted, own, HALF_LOADED if is_abandoned else label)
-        if await loading.run(device, dtype):
+        if await loading.run(setup):
             return
 
 
@@ -111,13 +122,13 @@ class _Loading:
     left: str
     """Label of what the server holds if the load fails now."""
 
-    async def run(self, device: str, dtype: str) -> bool:
+    async def run(self, setup: Setup) -> bool:
         """Load the weights and name them; returns False if another worker claimed the load in the meantime.
 
         Whatever fails, no claim is left that others would wait for, nor a label of weights that were not compared.
         """
         try:
-            return await self._replace(device, dtype)
+            return await self._replace(setup)
         except Exception as error:
             is_taken_over = await self._give_up()
             if is_taken_over and isinstance(error, WrongWeightsError):
@@ -126,26 +137,55 @@ class _Loading:
                 raise LoadFailedError(_failed(self.server, self.wanted, error)) from error
             raise
 
-    async def _replace(self, device: str, dtype: str) -> bool:
+    async def _replace(self, setup: Setup) -> bool:
         server, weights, folder = self.server, self.wanted.weights, self.wanted.folder
         before = weights_of(self.left)
         is_first = before is None or before.run != weights.run
-        check = await make_load_check(folder, device, dtype, is_first=is_first)
+        check = await self._renewing(make_load_check(folder, setup, is_first=is_first, longrope=self.wanted.longrope))
+        if check is None or await server.label() != self.claim:
+            return False
         await server.pause()
         self.left = HALF_LOADED
         await server.reload(folder)
         check.check_extension(server)
         if await server.label() != self.claim:
+            await self._disown()
             return False
         await server.set_label(weights.label)
         await server.resume()
         await check.compare(server)
         return True
 
+    async def _renewing(self, making: Coroutine[Any, Any, "LoadCheck"]) -> "LoadCheck | None":
+        """Return the check once it is made, which may take longer than a claim that does not change counts.
+
+        Returns None if another worker has claimed the load in the meantime.
+        """
+        task = asyncio.create_task(making)
+        try:
+            while not (await asyncio.wait([task], timeout=_STALE_S / 4))[0]:
+                if await self.server.label() != self.claim:
+                    return None
+                self.claim = claim(self.claim, self.wanted.weights.version, uuid4().hex[:12])
+                await self.server.set_label(self.claim)
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _disown(self) -> None:
+        """Say that the weights are unknown if another worker has named those that it loaded: this one replaced them.
+
+        Its pause may also have come after the other's resume. A worker that still claims the load ends both.
+        """
+        if not is_claim(await self.server.label()):
+            await self.server.set_label(HALF_LOADED)
+
     async def _give_up(self) -> bool:
         """Take the claim, or the label of the weights, from the server; returns True if another worker has done so."""
         with contextlib.suppress(LudicError):
             if await self.server.label() not in (self.claim, self.wanted.weights.label):
+                if self.left == HALF_LOADED:
+                    await self._disown()
                 return True
             await self.server.set_label(self.left)
             await self.server.resume()
@@ -326,21 +366,21 @@ class LoadCheck:
             )
 
 
-async def make_load_check(folder: str, device: str, dtype: str, *, is_first: bool) -> LoadCheck:
+async def make_load_check(folder: str, setup: Setup, *, is_first: bool, longrope: Longrope | None = None) -> LoadCheck:
     """Return the check of a load. Raises ModelError for a folder without a usable config.json.
 
-    device, dtype: of `Server.device_and_dtype`; a device that is not told may be a CPU. is_first: the server holds none
-    of the run's weights. Such a load is compared, and on a CPU each one, if the files are small.
+    setup: of the server; a device that is not told may be a CPU. is_first: the server holds none of the run's weights.
+    Such a load is compared, and on a CPU each one, if the files are small. longrope: factors of a longrope model.
     """
-    config = load_config(folder)
+    config, device = load_config(folder), setup.device
     model = None
     if is_first or device in ("cpu", ""):
-        model = await asyncio.to_thread(_read, folder)
+        model = await asyncio.to_thread(_read, folder, longrope)
     return LoadCheck(
         vocab_size=config.get_text_config().vocab_size,
         wrong_without_extension=_wrong_without_extension(config, device),
         device=device,
-        tolerance=_TOLERANCES.get(dtype, _HALF_TOLERANCE),
+        tolerance=_TOLERANCES.get(setup.dtype, _HALF_TOLERANCE),
         model=model,
     )
 
@@ -358,14 +398,14 @@ def _wrong_without_extension(config: PretrainedConfig, device: str) -> str | Non
     return None
 
 
-def _read(folder: str) -> PreTrainedModel | None:
+def _read(folder: str, longrope: Longrope | None) -> PreTrainedModel | None:
     """Return a folder's model in float32; None if it is large, or transformers can't read it, as vLLM perhaps can."""
     size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
     if size > _MOST_COMPARED_BYTES:
         logger.info("%s: logprobs of the server are not compared, as its files have %.1f GiB", folder, size / (1 << 30))
         return None
     try:
-        return load_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        return load_pretrained(folder, dtype=torch.float32, longrope=longrope, attn_implementation="eager")
     except (LudicError, MemoryError) as error:
         logger.warning("logprobs of the server are not compared: %s", one_line(error))
         return None

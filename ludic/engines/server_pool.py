@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ from ludic.engines.server_http import (
     Span,
     UnreachableError,
 )
-from ludic.engines.server_loading import ServerFacts, Wanted, inspect, is_claim, load, weights_of
+from ludic.engines.server_loading import HALF_LOADED, ServerFacts, Wanted, inspect, is_claim, load, weights_of
 from ludic.engines.vllm_options import to_completion, to_experts, to_vllm_params
 from ludic.errors import ConfigError, LudicError, ModelError, NoServerError
 from ludic.records import WeightSpan
@@ -46,7 +46,7 @@ _LOAD_AGAIN_S = 10.0
 _PATIENCE_S = 20.0
 """Seconds in which a server should hold the wanted weights, unless it is loading them."""
 _ABANDONED_S = 15.0
-"""Seconds after which a claim that does not change is looked into."""
+"""Seconds after which a claim that does not change is looked into, and a pause that nobody claims."""
 _MOST_ATTEMPTS = 8
 """Maximum number of answers that can't be used until a request fails."""
 _MORE, _TIMES = 16, 1.5
@@ -75,8 +75,8 @@ class _Member:
     """Why it gets no requests, since the last time that it did or other weights were wanted."""
     said: str | None = None
     """The last warning about it."""
-    claim: tuple[str, float] = ("", 0.0)
-    """Last claim in its label, and when it was first seen (monotonic, in seconds)."""
+    seen: tuple[str, bool, float] = ("", False, 0.0)
+    """Its last label, whether it was paused, and when both were first seen (monotonic, in seconds)."""
     calls: set[asyncio.Task] = field(default_factory=set)
     """Requests that it is working on."""
     prefixes: "Prefixes" = field(default_factory=lambda: Prefixes())
@@ -92,17 +92,19 @@ class ServerPool:
         *,
         vocab_size: int,
         max_length: int,
+        check_served: Callable[[int, str], None] = lambda max_model_len, where: None,
         eos_token_ids: Sequence[int],
         max_batch: int = 256,
         loads_all: bool = False,
         routing: Routing | None = None,
     ) -> None:
-        """vocab_size, max_length, eos_token_ids: of the model. max_batch: requests that a server has at a time, and
+        """vocab_size, max_length, eos_token_ids: of the model. check_served: raises ConfigError, which begins with
+        `where`, for a max_model_len of a server. max_batch: requests that a server has at a time, and
         a few more whose prefix it has.
 
         loads_all: load servers of `ludic serve` too. routing: of the model, for requests that ask for experts.
         """
-        self._routing = routing
+        self._routing, self._check_served = routing, check_served
         self.max_length = max_length
         """Maximum tokens of prompt and completion; fixed by the servers that are there when the first one is ready."""
         self.version = "unknown"
@@ -331,9 +333,15 @@ class ServerPool:
             _drop_calls(member)
             raise
         label = await server.label()
-        if member.facts is None and not await server.is_paused():
+        # Of a server that is known, a pause matters only to requests.
+        is_paused = (member.facts is None or len(member.calls) > 0) and await server.is_paused()
+        if member.facts is None and not is_paused:
             await self._inspect(member)
-        if member.must_load or not wanted.is_met_by(label) or self._is_abandoned(member, label):
+        is_abandoned = self._is_abandoned(member, label, is_paused)
+        if is_abandoned and not is_claim(label):  # who paused it has died before the resume
+            label = HALF_LOADED
+            await server.set_label(label)
+        if member.must_load or not wanted.is_met_by(label) or is_abandoned:
             member.is_ready = False
             member.prefixes.clear()  # it has them under another salt, or was started again
             await self._bring(member, wanted, label)
@@ -346,7 +354,10 @@ class ServerPool:
 
     async def _inspect(self, member: _Member) -> None:
         facts = await inspect(member.server, vocab_size=self._vocab_size)
-        length = self.max_length if facts.max_length is None else facts.max_length
+        length = self.max_length
+        if facts.max_length is not None:
+            length = facts.max_length
+            self._check_served(length, f"{member.server.name} has")
         if length < self.max_length and self._is_started:
             raise ConfigError(
                 f"{member.server.name} takes {length} tokens, the servers before took {self.max_length}; start it with "
@@ -377,11 +388,11 @@ class ServerPool:
             label = await member.server.label()
         member.must_load = False
 
-    def _is_abandoned(self, member: _Member, label: str) -> bool:
-        """Return whether the label is a claim that has not changed for some time."""
-        if member.claim[0] != label:
-            member.claim = label, time.monotonic()
-        return is_claim(label) and time.monotonic() - member.claim[1] > _ABANDONED_S
+    def _is_abandoned(self, member: _Member, label: str, is_paused: bool) -> bool:
+        """Return whether it has been paused, or its label a claim, for some time in which its label did not change."""
+        if member.seen[:2] != (label, is_paused):
+            member.seen = label, is_paused, time.monotonic()
+        return (is_paused or is_claim(label)) and time.monotonic() - member.seen[2] > _ABANDONED_S
 
     def _set_ready(self, member: _Member) -> None:
         if member.error is not None or member.said is not None:

@@ -27,7 +27,9 @@ from ludic.engines.registry import EngineSetup
 from ludic.errors import ConfigError, HalfLoadedError, ModelError
 from ludic.models.experts import Routers
 from ludic.models.families import Sampled, check_family
+from ludic.models.folder_check import check_model_folder
 from ludic.models.lora import base_of_adapter, merge_adapter
+from ludic.models.rope import max_positions
 from ludic.models.weight_files import (
     can_read_into,
     check_same_architecture,
@@ -39,6 +41,7 @@ from ludic.models.weight_files import (
     open_weights,
     read_into,
 )
+from ludic.run_config import Longrope
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class TransformersEngine:
         base: Callable[[], str] | None = None,
         float32_head: bool = False,
         keep_experts: bool = False,
+        longrope: Longrope | None = None,
     ) -> None:
         """Load a Hugging Face folder or id.
 
@@ -72,7 +76,7 @@ class TransformersEngine:
         weights. max_batch: maximum sequences that are decoded together; further requests wait their turn.
         base: returns the folder of the model that LoRA adapters are merged into; None takes the base that they name.
         float32_head: compute logits in float32, as a trainer with the same setting does.
-        keep_experts: requests may ask for the experts that tokens are sent to.
+        keep_experts: requests may ask for the experts that tokens are sent to. longrope: of EngineSetup.
         """
         if max_batch < 1:
             raise ConfigError(f"max_batch is {max_batch}, wanted at least 1")
@@ -81,7 +85,7 @@ class TransformersEngine:
             raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
         if dtype is None and self._device.type == "cpu":
             dtype = torch.float32
-        self._base = base
+        self._base, self._longrope = base, longrope
         self._attention, is_tried = exact_attention(_folder_of_weights(folder, base), folder)
         if not is_tried:
             logger.warning(
@@ -89,18 +93,19 @@ class TransformersEngine:
                 "watch sampler_kl, which should be about 0",
                 *(folder, _WHAT),
             )
-        self._model = _load_model(folder, dtype, base, self._attention).to(self._device)
+        self._model = _load_model(folder, dtype, base, self._attention, longrope).to(self._device)
         if self._device.type == "cpu":  # nobody has measured it elsewhere
             use_decoding_attention(self._model)
         if float32_head:
             _make_logits_in_float32(self._model)
         self._routers = _tried_routers(self._model, folder) if keep_experts else None
         self.name = f"transformers {transformers.__version__}"
+        self._config: bytes | None = None
+        """config.json of the weights that were loaded last."""
         self._half_loaded: str | None = None
         """Folder whose weights have replaced only a part of those in use."""
         self.policy_version, self.max_batch = version, max_batch
-        # A model without a table or range of positions, for example with ALiBi, has no limit in its config.
-        self.max_length: int = getattr(self._model.config.get_text_config(), "max_position_embeddings", sys.maxsize)
+        self.max_length = max_positions(self._model.config, longrope)
         self._batch = ContinuousBatch(
             self._model,
             max_length=self.max_length,
@@ -119,7 +124,7 @@ class TransformersEngine:
     def load_weights(self, folder: str, version: int) -> None:
         if not Path(folder).is_dir():
             raise ModelError(f"{folder}: there is no such folder; version {self.policy_version} stays in use")
-        check_same_architecture(self._model.config, load_config(folder), folder)
+        self._check_config(folder)
         if base_of_adapter(folder) or not can_read_into(self._model):
             self._copy_second_model(folder, version)
         elif difference := self._read_in_place(folder, version):
@@ -127,6 +132,15 @@ class TransformersEngine:
                 self._copy_second_model(folder, version)
             except ModelError as error:
                 raise ModelError(difference) from error
+
+    def _check_config(self, folder: str) -> None:
+        """Raise ModelError unless a folder holds weights of the model's architecture."""
+        check_model_folder(folder)
+        config = Path(folder, "config.json")
+        content = config.read_bytes() if config.is_file() else None
+        if content is None or content != self._config:  # transformers takes longer to read it than the weights
+            check_same_architecture(self._model.config, load_config(folder), folder)
+        self._config = content
 
     def _read_in_place(self, folder: str, version: int) -> str | None:
         """Read the weights, or change nothing and return the first difference if the tensors have other names."""
@@ -139,7 +153,7 @@ class TransformersEngine:
 
     def _copy_second_model(self, folder: str, version: int) -> None:
         """Load weights that transformers or peft have to convert."""
-        model = _load_model(folder, self._model.dtype, self._base, self._attention)
+        model = _load_model(folder, self._model.dtype, self._base, self._attention, self._longrope)
         self._replace(folder, version, partial(self._model.load_state_dict, model.state_dict()))
 
     def _replace(self, folder: str, version: int, copy: Callable[[], object]) -> None:
@@ -167,6 +181,7 @@ def make_engine(folder: str, *, version: int, setup: EngineSetup) -> Transformer
         base=setup.base,
         float32_head=setup.float32_head,
         keep_experts=setup.keep_experts,
+        longrope=setup.longrope,
         max_batch=setup.config.max_batch,
     )
 
@@ -180,14 +195,20 @@ def _tried_routers(model: PreTrainedModel, where: str) -> Routers:
 
 
 def _load_model(
-    folder: str, dtype: torch.dtype | None, find_base: Callable[[], str] | None, attention: str | None
+    folder: str,
+    dtype: torch.dtype | None,
+    find_base: Callable[[], str] | None,
+    attention: str | None,
+    longrope: Longrope | None,
 ) -> PreTrainedModel:
     """Load a folder's model on the CPU, in eval mode. dtype: None keeps the dtype of the weights.
 
     Raises ModelError unless the weights are exactly those of the folder's config.json.
     """
     source = _folder_of_weights(folder, find_base)
-    model = load_pretrained(source, dtype=dtype, where=folder, use_safetensors=True, attn_implementation=attention)
+    model = load_pretrained(
+        source, dtype=dtype, where=folder, longrope=longrope, use_safetensors=True, attn_implementation=attention
+    )
     return merge_adapter(model, folder) if base_of_adapter(folder) else model
 
 

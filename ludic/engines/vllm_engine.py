@@ -10,12 +10,12 @@ import json
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,6 +35,7 @@ from ludic.errors import ConfigError, EngineError, HalfLoadedError, ModelError, 
 from ludic.installed import package_of
 from ludic.models.experts import routing_of
 from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of_adapter
+from ludic.models.rope import check_served
 from ludic.models.weight_files import check_folder, eos_token_ids, load_config, load_generation_config, read_shapes
 from ludic.records import WeightSpan
 from ludic.schema.validation import Routing
@@ -97,6 +98,7 @@ class VllmEngine:
         # In float32 on the CPU, as tests/engines tries; in bfloat16, sums of another order round to other logits.
         self.repeats_in_any_batch: bool = self._process.llm.vllm_config.device_config.device_type == "cpu"
         self.max_length: int = self._process.llm.model_config.max_model_len
+        check_served(self._config, setup.longrope, self.max_length, "vLLM has taken")
         self._process.wait(self._process.llm.update_weight_version(str(version)))
         if self._adapter is not None:
             self._process.wait(self._add(self._adapter))
@@ -341,7 +343,8 @@ class VllmProcess:
         except BaseException:
             self._loop.call_soon_threadsafe(self._loop.stop)
             raise
-        self.close = weakref.finalize(self, _stop, self.llm, self._loop, thread)
+        # At the end of this process multiprocessing waits for its children. What weakref.finalize calls may come later.
+        self.close = Finalize(self, _stop, (self.llm, self._loop, thread), exitpriority=0)
         """Function that ends vLLM."""
 
     @property

@@ -22,6 +22,7 @@ from ludic.engines.registry import EngineSetup
 from ludic.engines.vllm_worker import OWNER
 from ludic.errors import ConfigError, EngineError, ModelError, unknown_name
 from ludic.installed import is_installed
+from ludic.models.rope import check_served, max_positions, original_length
 from ludic.records import FinishReason, WeightSpan
 from ludic.schema.validation import Routing
 
@@ -122,7 +123,10 @@ def start_arguments(folder: str, config: PretrainedConfig, setup: EngineSetup) -
 
 
 def engine_arguments(folder: str, config: PretrainedConfig, setup: EngineSetup, *, on_cpu: bool) -> dict[str, Any]:
-    """Return the arguments of AsyncEngineArgs. folder: of the model's weights; config: its config.json."""
+    """Return the arguments of AsyncEngineArgs. folder: of the model's weights; config: its config.json.
+
+    Raises ConfigError for a max_model_len by which vLLM would take other factors of a longrope model than the run.
+    """
     settings = setup.config
     arguments: dict[str, Any] = {
         "dtype": "float32" if on_cpu else "auto",
@@ -140,6 +144,10 @@ def engine_arguments(folder: str, config: PretrainedConfig, setup: EngineSetup, 
         arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
         if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
             arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(config, settings.max_batch)
+    if original_length(config) is not None:
+        arguments["max_model_len"] = max_positions(config, setup.longrope)
+        asked = settings.engine_options.get("max_model_len", arguments["max_model_len"])
+        check_served(config, setup.longrope, asked, "engine_options:")
     if setup.float32_head:
         arguments["hf_overrides"] = {"head_dtype": "float32"}
     if settings.gpu_memory is not None:

@@ -3,9 +3,11 @@
 To add your own, write a class in a file that implements `SingleTurnEnvironment` (a question and a score),
 `Environment` (several steps) or `MultiAgentEnvironment` (several agents), and name it `path/to/file.py:ClassName`.
 
-Every method but `example` may be a coroutine (`async def`), which is awaited. The others block all episodes while they
-run, unless the class has `run_in = "thread"`: then each episode has a thread, in which its environment is made and
-called. With `run_in = "process"` the scores of an environment with a question and a score are made in other processes.
+Every method but `example` may be a coroutine (`async def`), which is awaited. The others run in the thread of the event
+loop while they are quick, and in threads beside once they held up the other episodes (ludic.environments.placement). An
+attribute `run_in` of the class decides instead: "loop"; "thread", in which each episode has a thread, where its
+environment is made and called; or "process", in which the scores of an environment with a question and a score are made
+in other processes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,8 +20,8 @@ import numpy as np
 
 from ludic.records import ExtraValue, Message, ToolCall
 
-RUN_IN = ("loop", "thread", "process")
-"""Where the blocking methods of an environment run, by its attribute `run_in`: the first is the default."""
+RUN_IN = ("auto", "loop", "thread", "process")
+"""Where the blocking methods of an environment run, by its attribute `run_in`; "auto", the default, by their time."""
 _MARK = "_is_tool_of_ludic"
 
 Split = Literal["train", "heldout"]
@@ -66,6 +68,10 @@ class Score:
     """Values of the run's own columns x_*, declared by extra_columns in run.json; stored with the rollout."""
 
 
+NUMBERS = (int, float, SupportsFloat)
+"""What isinstance takes for a number; the Protocol alone would take 25 µs for each of a reward's values."""
+
+
 def to_score(found: object, scorer: str) -> Score:
     """Return what a scorer returned as a Score. Raises TypeError, which names the scorer.
 
@@ -75,7 +81,7 @@ def to_score(found: object, scorer: str) -> Score:
         return found
     if isinstance(found, bool | np.bool_):
         return Score(reward=float(found), correct=bool(found))
-    if isinstance(found, SupportsFloat):
+    if isinstance(found, NUMBERS):
         with suppress(TypeError, ValueError):  # such as an array of several numbers
             return Score(reward=float(found))
     raise TypeError(f"{scorer} returned {shown(found)}, wanted a number or a Score")

@@ -1,4 +1,4 @@
-"""Call environments: in time, awaited if a method is a coroutine, and in a thread if the class says so.
+"""Call environments: in time, awaited if a method is a coroutine, and where ludic.environments.placement says.
 
 So an endless loop fails one episode, not the run. In the main thread a timer interrupts a call. This stops Python code,
 waiting for a socket, and C code that checks signals, such as `re` and big integers. A coroutine is cancelled. In a
@@ -12,6 +12,7 @@ import logging
 import signal
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -22,9 +23,10 @@ from typing import Any, TypeVar
 from ludic.code.run import only_exceptions
 from ludic.environments.environment import RUN_IN, Environment, Example, MultiAgentEnvironment, Split
 from ludic.environments.event_loops import outside_of_loops
+from ludic.environments.placement import CONSTRUCTOR, Placement
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, Interruption, NotCalledError, TimeLimitError
-from ludic.waits import SideThread, blocking, finished
+from ludic.waits import GRACE_S, SideThread, blocking, finished
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +50,20 @@ class TimeLimit:
     announce: Announce | None = None
     """Called with a description of each call; only if there is a limit."""
 
-    def call(self, what: str, function: Callable[[], T]) -> T:
-        """Call the function and return its result.
+    def call(self, what: str, function: Callable[[], T], on_alarm: Callable[[], None] | None = None) -> T:
+        """Call the function and return its result. on_alarm: called if the function sets an alarm of its own.
 
         The function sees no event loop, so it can run one of its own, and can't cancel the task that calls it. Raises
         TimeLimitError, which names `what`, if the call takes longer than the limit. Outside the main thread, and
         if the function uses SIGALRM itself, the error is raised only when the function returns.
         """
         if self.timeout_s is None:
-            with outside_of_loops(), only_exceptions():
+            with outside_of_loops(), _interrupted_after(_NEVER_S if on_alarm else None, on_alarm), only_exceptions():
                 return function()
         began, interruption = time.monotonic(), None
         with self._announced(what), blocking():
             try:
-                with outside_of_loops(), _interrupted_after(self.timeout_s), only_exceptions():
+                with outside_of_loops(), _interrupted_after(self.timeout_s, on_alarm), only_exceptions():
                     answer = function()
                 if time.monotonic() - began <= self.timeout_s:
                     return answer
@@ -122,7 +124,10 @@ class LimitedEnvironments:
         self.scores_groups = False
         """Whether the environment, as it was last made, has a method score_group."""
         self._name, self._make, self._stop = name, make, stop
-        self._runs_in_thread = run_in(make) == "thread"
+        self.placement = Placement(name, run_in(make))
+        self._lanes: list[_Lane] = []
+        """The lane of an environment that all episodes share, if it has moved to a thread."""
+        weakref.finalize(self, _close_all, self._lanes)
         self._num_timeouts: Counter[str] = Counter()
         """Timeouts in a row, by method."""
         self._has_logged = False
@@ -131,21 +136,50 @@ class LimitedEnvironments:
 
     def __call__(self) -> "HeldEnvironment":
         """Make an environment in this thread. Raises TimeLimitError, and what the constructor raises."""
-        with self.counted("its constructor") as what:
-            return HeldEnvironment(self.limit.call(what, self._make), self)
+        with self.counted(CONSTRUCTOR) as what:
+            return HeldEnvironment(self.call_here(CONSTRUCTOR, what, self._make), self)
 
     async def open(self) -> "HeldEnvironment":
-        """Make the environment of an episode, in a thread of its own if its class says so; raises as `__call__`."""
-        if not self._runs_in_thread:
-            return self()
-        thread = SideThread()
+        """Make the environment of an episode, in a thread of its own if it runs in one; raises as `__call__`."""
+        await self.placement.begin()
+        lane = _Lane()
         try:
-            with self.counted("its constructor") as what:
-                environment = await self.limit.wait(what, thread.run(self._make))
-            return HeldEnvironment(environment, self, thread)
+            if self.placement.where != "thread" or self.placement.shares_thread:
+                return self()
+            with self.counted(CONSTRUCTOR) as what:
+                environment = await self.call_in(lane, CONSTRUCTOR, what, self._make)
+            return HeldEnvironment(environment, self, lane)
         except BaseException:
-            thread.interrupt()
+            lane.thread.interrupt()
+            self.placement.end()
             raise
+
+    def call_here(self, method: str, what: str, function: Callable[[], T]) -> T:
+        """Return what a function returns, in this thread and in time. method, what: its name, short and long."""
+        on_alarm = self.placement.stay_for_alarms if self.placement.is_auto else None
+        # Measured within the limit: what announces a call lets other threads go first, and may take longer than it.
+        return self.limit.call(what, partial(self.placement.call, method, function), on_alarm)
+
+    async def call_in(self, lane: "_Lane", method: str, what: str, function: Callable[[], T]) -> T:
+        """Return what a function returns, in a thread and in time. Raises TimeLimitError, and what it raises."""
+        async with self.placement.turn(method):
+            try:
+                return await self.limit.wait(what, lane.thread.run(partial(self.placement.call, method, function)))
+            except TimeLimitError:
+                raise
+            except Exception as error:
+                self.placement.note(what, error)
+                raise
+
+    def shared_lane(self) -> "_Lane | None":
+        """Return the thread that serves all episodes; None if there is none."""
+        if not self.placement.shares_thread:
+            return None
+        loop = asyncio.get_running_loop()
+        if not self._lanes or self._lanes[0].loop is not loop:
+            _close_all(self._lanes)
+            self._lanes[:] = [_Lane(loop)]
+        return self._lanes[0]
 
     def count_example(self, error: str | None = None) -> None:
         """Count an example, or why there was none. Raises ConfigError if there was none many times in a row."""
@@ -181,18 +215,38 @@ class LimitedEnvironments:
         self._num_timeouts[method] = 0
 
 
+class _Lane:
+    """A thread for blocking methods, of one episode or of all."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """loop: of the episodes that share it; None if it is of one."""
+        self.loop, self.thread = loop, SideThread()
+        self.turn = asyncio.Lock()
+        """Held by the call that the thread runs; the time in which others wait for it is no part of their limits."""
+
+    def leave(self) -> None:
+        """Interrupt what the thread runs. Other episodes go on in a new one."""
+        self.thread.interrupt()
+        if self.loop is not None:
+            self.thread = SideThread()
+
+
+def _close_all(lanes: list[_Lane]) -> None:
+    for lane in lanes:
+        lane.thread.close()
+
+
 class HeldEnvironment:
     """The environment of one episode, and how its methods are called."""
 
-    def __init__(self, environment: Any, limits: LimitedEnvironments, thread: SideThread | None = None) -> None:
-        """thread: in which it was made, and in which its blocking methods run; None is the thread of the event loop."""
+    def __init__(self, environment: Any, limits: LimitedEnvironments, lane: _Lane | None = None) -> None:
+        """lane: where it was made, and its blocking methods run; None is the thread of the event loop."""
         self.environment = environment
         """What the user wrote; around an environment with a question and a score, a SingleTurn."""
-        self._limits, self._thread = limits, thread
+        self._limits, self._lane = limits, lane
+        limits.placement.learn(environment)
         limits.scores_groups = callable(getattr(environment, "score_group", None))
         self._example_id = ""
-        self._turn = asyncio.Lock()
-        """Held by the call that the thread runs; the time in which others wait for it is no part of their limits."""
         self._timed_out: str | None = None
         """The call that went on in the thread when its time was over."""
 
@@ -205,12 +259,15 @@ class HeldEnvironment:
         """Return what a method returns, awaited if it is a coroutine. Raises TimeLimitError, and what it raises."""
         if method in ("reset", "score_group"):
             self._example_id = args[0].example_id
+        if self._limits.placement.where == "process":
+            self.environment.score_in_processes()
         function = partial(getattr(self.environment, method), *args, **options)
         with self._limits.counted(self.named(method), f" on example {self._example_id!r}") as what:
-            if self._thread is not None:
-                result = await self._in_thread(self._thread, what, function)
+            lane = self._lane or self._limits.shared_lane()
+            if lane is None or (method == "reset" and isinstance(self.environment, SingleTurn)):
+                result = self._limits.call_here(self.named(method), what, function)
             else:
-                result = self._limits.limit.call(what, function)
+                result = await self._in_thread(lane, self.named(method), what, function)
             return await self._awaited(what, result)
 
     def named(self, method: str) -> str:
@@ -219,8 +276,9 @@ class HeldEnvironment:
 
     def close(self) -> None:
         """End the thread of the episode."""
-        if self._thread is not None and self._timed_out is None:
-            self._thread.close()
+        self._limits.placement.end()
+        if self._lane is not None and self._timed_out is None:
+            self._lane.thread.close()
 
     async def _awaited(self, what: str, result: Any) -> Any:
         """Return what a method returned, or the result of the coroutine that it returned."""
@@ -228,48 +286,60 @@ class HeldEnvironment:
             raise RuntimeError(f"{what} returned a task of another event loop; make the method a coroutine (async def)")
         return await self._limits.limit.wait(what, result) if inspect.isawaitable(result) else result
 
-    async def _in_thread(self, thread: SideThread, what: str, function: Callable[[], T]) -> T:
-        async with self._turn:
+    async def _in_thread(self, lane: _Lane, method: str, what: str, function: Callable[[], T]) -> T:
+        async with lane.turn:
             if self._timed_out is not None:
                 raise NotCalledError(f"{what} was not called: {self._timed_out} took too long before")
             try:
-                return await self._limits.limit.wait(what, thread.run(function))
+                return await self._limits.call_in(lane, method, what, function)
             except (TimeLimitError, asyncio.CancelledError):  # the latter at the end of the episode's time
                 self._timed_out = what
-                thread.interrupt()
+                lane.leave()
                 raise
 
 
 def run_in(make: Callable[[], Any]) -> str:
-    """Return where the blocking methods of a factory's environments run, as its class says: "loop" or "thread"."""
+    """Return where the blocking methods of a factory's environments run, as its class says: one of RUN_IN."""
     while isinstance(make, partial):
         make = make.args[0] if make.func is SingleTurn else make.func
     return getattr(make, "run_in", RUN_IN[0])
 
 
+_NEVER_S = 1e7
+"""Limit of a call that has none, to see whether it sets an alarm."""
+_CLOCK_S = 0.5
+"""Seconds by which a timer that nobody else has set may be off."""
+
+
 @contextmanager
-def _interrupted_after(timeout_s: float) -> Iterator[None]:
-    """Raise Interruption in the block after timeout_s; only in the main thread, where Python delivers signals."""
-    if threading.current_thread() is not threading.main_thread():
+def _interrupted_after(timeout_s: float | None, on_alarm: Callable[[], None] | None) -> Iterator[None]:
+    """Raise Interruption in the block after timeout_s; only in the main thread, where Python delivers signals.
+
+    It is raised again after each further GRACE_S, since a bare `except` of the code may have taken it. on_alarm: called
+    if the block sets the alarm itself.
+    """
+    if timeout_s is None or threading.current_thread() is not threading.main_thread():
         yield
         return
     armed = [True]
 
     def interrupt(number: int, frame: object) -> None:
         if armed:
-            armed.clear()
             raise Interruption
 
     began = time.monotonic()
     handler = signal.signal(signal.SIGALRM, interrupt)
-    remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s, GRACE_S)
     try:
         try:
             yield
         finally:
             armed.clear()  # an alarm that comes later raises nothing, so that what follows is done
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        left_s, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+        expected_s = began + timeout_s - time.monotonic()
+        if on_alarm is not None and expected_s > 0 and abs(expected_s - left_s) > _CLOCK_S:
+            on_alarm()
         signal.signal(signal.SIGALRM, handler)
         if remaining_s:
             # Restore a timer that was set around this call; it fires at once if its time has passed.

@@ -73,14 +73,13 @@ class Questions:
         list, or as a mapping of scorers to weights or of names of your own to pairs of scorer and weight.
         scorer_options: settings of each reward model, model:PATH or pooling:URL. group_scorer:
         path/to/file.py:function, or trl: before it, which then scores all answers to a question together. run_in:
-        where the scorers run: loop, thread or process. tolerance: of numeric. heldout_share: share of held-out
+        where the scorers run: auto, loop, thread or process. tolerance: of numeric. heldout_share: share of held-out
         questions, from 0 to 1; None is a quarter, and 1 leaves none to train on. heldout: instead, a split of the
         dataset, or another file, that holds them. split, config, revision: of a dataset. sha256: the only content that
         is accepted. Raises ConfigError.
         """
         self._seed = seed
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
-        self.run_in = run_in
         self._scorers = QuestionScorers(
             files,
             scorer=scorer,
@@ -91,6 +90,9 @@ class Questions:
             answer=answer,
             run_in=run_in,
         )
+        self.is_pure = self._scorers.is_pure
+        """Whether all scorers are ludic's own, which give the same score in any process."""
+        self.run_in = "loop" if run_in == RUN_IN[0] and self._scorers.need_main_thread else run_in
         if group_scorer is not None:
             self.score_group = self._scorers.score_group
         here = Source(name=source, split=split, config=config, revision=revision)
@@ -264,6 +266,10 @@ MATH_CHARACTERS = 4000
 """Characters at the end of an answer in which math-verify looks for the result."""
 _BARE_CHARACTERS = 200
 
+_OF_LUDIC = {name for name in SCORER.built_in if ":" not in name}
+_INTERRUPTED = {"math", "regex"}
+"""Scorers whose code in C a time limit can interrupt in the main thread only."""
+
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|(?<![\w.])[-+]?\.\d+"
 )
@@ -300,6 +306,11 @@ class QuestionScorers:
         foreign = {name: _foreign(SCORER, name) for name in weights if name not in models}
         of_group = None if group_scorer is None else _foreign(GROUP_SCORER, group_scorer)
         first = next((each for each in (*foreign.values(), of_group) if each is not None), None)
+        own = weights.keys() & _OF_LUDIC
+        self.is_pure = own == weights.keys() and group_scorer is None
+        """Whether all scorers are ludic's own, which give the same score in any process."""
+        self.need_main_thread = not self.is_pure and bool(own & _INTERRUPTED)
+        """Whether they can't move: only the main thread can interrupt some of them, and others are not ludic's."""
         self.is_foreign = first is not None
         """Whether a scorer has the signature of another program."""
         self.question: str = question or ("question" if first is None else first.func.question)
@@ -358,7 +369,7 @@ def _reward_models(
             found[name] = find(SCORER, name)(settings.get(name, {}))
             if found[name].loads_model and run_in == "process":
                 raise ConfigError(
-                    f"run_in is 'process', and each process would load the scorer {name}; leave it at 'loop': the "
+                    f"run_in is 'process', and each process would load the scorer {name}; leave it out: the "
                     "model runs in a thread beside"
                 )
     for name in settings:

@@ -69,8 +69,11 @@ def make_environment(
             raise ConfigError(f"environment {name}: run_in 'process' is for environments with a question and a score")
         return build
     if isinstance(environment, SingleTurnEnvironment):
-        processes = ScorerProcesses(name, options or {}, seed, files) if where == "process" else None
-        return partial(SingleTurn, environment, processes)
+        may_move = where == RUN_IN[0] and getattr(environment, "is_pure", False) is True
+        if where != "process" and not may_move:
+            return partial(SingleTurn, environment)
+        processes = ScorerProcesses(name, options or {}, seed, files)
+        return partial(SingleTurn, environment, processes, begins_here=may_move)
     raise ConfigError(
         f"environment {name}: {type(environment).__name__} fits neither protocol of ludic.environments.environment; "
         "wanted example(index, split), and either score(example, answer) or reset(example) and step(action)"

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from reprlib import repr as shown
-from typing import Any, SupportsFloat
+from typing import Any
 
 from ludic.code.run import place_of_function
-from ludic.environments.environment import Example, GroupAnswer, Score, to_score
+from ludic.environments.environment import NUMBERS, Example, GroupAnswer, Score, to_score
 from ludic.environments.event_loops import call_all, wait_all
 from ludic.errors import ConfigError, ScorerError, unknown_name
 from ludic.printable import storable
-from ludic.records import LARGEST_REWARD
+from ludic.records import LARGEST_REWARD, add_rewards
 
 COMPLETION, COMPLETIONS = "completion", "completions"
 """Parameter for one answer, and for all answers to a question."""
@@ -93,12 +93,14 @@ class Rubric:
         return self._sum(await wait_all(found))
 
     def _sum(self, found: Sequence[Any]) -> Score:
-        whole, failure = Score(reward=0.0), None
+        scored: list[_Scored] = []
+        failure = None
         for part, value in zip(self._single, found, strict=True):
             try:
-                whole = _with(whole, part, value)
+                scored += _scored(part, value)
             except ScorerError as error:
                 failure = failure or error
+        whole = _with(Score(reward=0.0), scored)
         if failure is not None:
             failure.components = {storable(name): float(value) for name, value in whole.components.items()}
             raise failure
@@ -124,14 +126,19 @@ class Rubric:
         return self._add(await wait_all(found), answers)
 
     def _add(self, found: Sequence[Any], answers: Sequence[GroupAnswer]) -> Sequence[Score]:
-        scores = [Score(reward=each.reward, correct=each.correct, components=each.components) for each in answers]
+        of_answers: list[list[_Scored]] = [[] for _ in answers]
         for part, values in zip(self._of_groups, found, strict=True):
             if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(answers):
                 raise ScorerError(
                     f"{part.what} returned {shown(values)}, wanted a list of {len(answers)} numbers, one an answer"
                     f"{_place(part.function)}"
                 )
-            scores = [_with(score, part, value) for score, value in zip(scores, values, strict=True)]
+            for of_answer, value in zip(of_answers, values, strict=True):
+                of_answer += _scored(part, value)
+        scores = [
+            _with(Score(reward=each.reward, correct=each.correct, components=each.components), of_answer)
+            for each, of_answer in zip(answers, of_answers, strict=True)
+        ]
         for number, score in enumerate(scores):
             self._check_scored(score, f"answer {number} of {len(scores)}")
         return scores
@@ -146,20 +153,34 @@ class Rubric:
             )
 
 
-def _with(whole: Score, part: Part, value: Any) -> Score:
-    """Return a score with the value of one more part."""
-    if value is None:
-        return whole
-    score, name, weight = score_of(value, part.what, part.function), part.name, part.weight
-    spans = tuple(replace(span, reward=weight * span.reward) for span in score.span_rewards if weight)
-    components = {f"{name}.{each}": number for each, number in score.components.items()}
+_Scored = tuple[Part, Score]
+"""A part with what it says of an answer."""
+
+
+def _scored(part: Part, value: Any) -> list[_Scored]:
+    """Return a part with its value; nothing if it has none. Raises ScorerError for what is no finite number."""
+    return [] if value is None else [(part, score_of(value, part.what, part.function))]
+
+
+def _with(whole: Score, scored: Sequence[_Scored]) -> Score:
+    """Return a score with the values of more parts."""
+    weighted = [(part.weight, score) for part, score in scored if part.weight]
+    components, info, extra = dict(whole.components), dict(whole.info), dict(whole.extra)
+    for part, score in scored:
+        components[part.name] = score.reward
+        components |= {f"{part.name}.{each}": number for each, number in score.components.items()}
+        info |= {f"{part.name}.{key}": text for key, text in score.info.items()}
+        extra |= score.extra
+    spans = [replace(span, reward=weight * span.reward) for weight, score in weighted for span in score.span_rewards]
     return Score(
-        reward=whole.reward + (weight * score.reward if weight else 0.0),
-        correct=score.correct if whole.correct is None else whole.correct,
+        reward=add_rewards([whole.reward, *(weight * score.reward for weight, score in weighted)]),
+        correct=next(
+            (each.correct for each in (whole, *(score for _, score in scored)) if each.correct is not None), None
+        ),
         span_rewards=(*whole.span_rewards, *spans),
-        components={**whole.components, name: score.reward, **components},
-        info={**whole.info, **{f"{name}.{key}": text for key, text in score.info.items()}},
-        extra={**whole.extra, **score.extra},
+        components=components,
+        info=info,
+        extra=extra,
     )
 
 
@@ -175,7 +196,7 @@ def score_of(found: Any, what: str, function: Callable[..., Any] | None) -> Scor
     values = {"": score.reward, **{f" as the component {name}": each for name, each in score.components.items()}}
     for which, value in values.items():
         if not _is_reward(value):
-            is_large = isinstance(value, SupportsFloat) and isfinite(float(value))
+            is_large = isinstance(value, NUMBERS) and isfinite(float(value))
             wanted = f"a number up to {LARGEST_REWARD:.2g}" if is_large else "a finite number"
             raise ScorerError(f"{what} returned {shown(value)}{which}, wanted {wanted}{_place(function)}")
     return score
@@ -183,7 +204,7 @@ def score_of(found: Any, what: str, function: Callable[..., Any] | None) -> Scor
 
 def _is_reward(value: object) -> bool:
     # NaN fails the comparison.
-    return isinstance(value, SupportsFloat) and abs(float(value)) <= LARGEST_REWARD
+    return isinstance(value, NUMBERS) and abs(float(value)) <= LARGEST_REWARD
 
 
 def _place(function: Callable[..., Any] | None) -> str:

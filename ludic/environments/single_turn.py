@@ -47,11 +47,29 @@ class SingleTurn:
 
     max_steps = 1
 
-    def __init__(self, environment: SingleTurnEnvironment, processes: "ScorerProcesses | None" = None) -> None:
-        """processes: in which the answers are scored; None scores them here."""
+    def __init__(
+        self,
+        environment: SingleTurnEnvironment,
+        processes: "ScorerProcesses | None" = None,
+        *,
+        begins_here: bool = False,
+    ) -> None:
+        """processes: in which the answers are scored; None scores them here. begins_here: score here until told."""
         self.environment = environment
-        self._scorer: SingleTurnEnvironment | ScorerProcesses = environment if processes is None else processes
+        self._processes = processes
+        self._scorer: SingleTurnEnvironment | ScorerProcesses = environment
+        if not begins_here:
+            self.score_in_processes()
         self._example: Example | None = None
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether the answers can be scored in processes."""
+        return self._processes is not None
+
+    def score_in_processes(self) -> None:
+        """Score answers in processes from now on, if there are any."""
+        self._scorer = self._processes or self._scorer
 
     def __getattr__(self, name: str) -> Any:
         """What else the environment has, such as score_task and tools; private names are the adapter's own."""

@@ -12,13 +12,13 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 
 from ludic.code.kept import from_dicts
 from ludic.errors import ConfigError
 from ludic.eval import statistics
 from ludic.eval.config import DIFFERENCE, LATEST, MeasureConfig
-from ludic.eval.numbers import Chosen, Samples, nothing_stored
+from ludic.eval.numbers import Chosen, Samples, nothing_stored, parts
+from ludic.records import REWARD_DIGITS
 from ludic.sql import SqlText
 from ludic.sql.connect import Connections
 from ludic.sql.library import check_measure_parameters, load_measure
@@ -28,6 +28,8 @@ from ludic.store.catalogue import EVALUATIONS
 from ludic.store.records import Evaluation
 
 _DEFAULT = ("mean_reward",)
+_EQUAL = 10.0**-REWARD_DIGITS
+"""Difference of two means up to which they are equal: sums of rewards are rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +143,10 @@ def compare(
                         examples += pairs.rows()
     if not rows:
         raise ConfigError(f"{first.label} and {rest[0].label} have no example in common; evaluate them with one --seed")
-    for row, p_value in zip(rows, statistics.holm([row["p_value"] for row in rows]), strict=True):
-        row["p_holm"] = p_value
+    exact = [row["p_value"] for row in rows]
+    mid = [row["p_value"] if row["p_mid"] is None else row["p_mid"] for row in rows]
+    for row, p_holm, p_mid_holm in zip(rows, statistics.holm(exact), statistics.holm(mid), strict=True):
+        row["p_holm"], row["p_mid_holm"] = p_holm, None if row["p_mid"] is None else p_mid_holm
     return Compared(rows=rows, examples=examples, warnings=warnings)
 
 
@@ -223,50 +227,34 @@ class _Pairs:
 def _pairs(
     measure: SqlText, params: Mapping[str, Any], first: Samples, other: Samples, keys: Mapping[str, str | None]
 ) -> Iterator[_Pairs]:
-    tables = [samples.measure(measure, params) for samples in (first, other)]
+    of_a, of_b = (
+        {own["part"]: part for own, part in parts(samples.measure(measure, params))} for samples in (first, other)
+    )
     k = measure.bind(params).get("k")
-    parts = sorted({part for table in tables for part in table["part"].to_pylist()}, key=str)
-    for part in parts:
-        a, b = (_by_example(table, part) for table in tables)
-        common = [example for example in a.means if example in b.means]
+    for part in sorted(of_a.keys() & of_b.keys(), key=str):
+        a, b = of_a[part], of_b[part]
+        a_means, b_means = (dict(zip(each.example_ids, each.means.tolist(), strict=True)) for each in (a, b))
+        common = [example for example in a_means if example in b_means]
         if common:
             yield _Pairs(
                 keys={**keys, "measure": measure.name, "k": k, "part": part},
                 example_ids=common,
-                a=np.array([a.means[example] for example in common]),
-                b=np.array([b.means[example] for example in common]),
+                a=np.array([a_means[example] for example in common]),
+                b=np.array([b_means[example] for example in common]),
                 is_binary=a.is_binary and b.is_binary,
                 is_share=a.is_share and b.is_share,
-                only=(len(a.means) - len(common), len(b.means) - len(common)),
+                only=(len(a_means) - len(common), len(b_means) - len(common)),
                 num_missing=(a.num_missing, b.num_missing),
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Means:
-    means: Mapping[str, float]
-    is_binary: bool
-    is_share: bool
-    num_missing: int
-
-
-def _by_example(table: pa.Table, part: str | None) -> _Means:
-    rows = [row for row in table.to_pylist() if row["part"] == part]
-    scored = [row for row in rows if row["num_values"]]
-    return _Means(
-        means={row["env_example_id"]: row["total"] / row["num_values"] for row in scored},
-        is_binary=all(row["num_values"] == 1 and row["total"] in (0, 1) for row in scored),
-        is_share=all(row["num_trials"] is not None for row in scored),
-        num_missing=sum(row["num_missing"] for row in rows),
-    )
-
-
 def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict[str, Any]:
     differences, size = pairs.b - pairs.a, len(pairs.a)
-    found = statistics.clustered(differences, np.ones(size), confidence)
+    differences[np.abs(differences) <= _EQUAL] = 0  # means of rounded rewards
+    found = statistics.clustered(differences, confidence)
     if pairs.is_share:
         found = found.within(-1, 1)
-        if found.low is None:
+        if found.low is None and np.ptp(differences) <= _EQUAL:
             found = statistics.equal_differences(float(differences.mean()), size, confidence)
     power = statistics.power(differences, difference, confidence, is_binary=pairs.is_binary, seed=seed)
     gains, losses = int(np.sum(differences > 0)), int(np.sum(differences < 0))

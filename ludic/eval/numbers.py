@@ -120,7 +120,7 @@ def nothing_stored(con: duckdb.DuckDBPyConnection, root: Root, chosen: Chosen) -
     )
 
 
-# --- Numbers -------------------------------------------------------------------------------------------
+# --- Numbers: means over examples ----------------------------------------------------------------------
 
 _METHODS: Mapping[Interval, Callable[..., statistics.Interval]] = {
     "korn_graubard": statistics.korn_graubard,
@@ -246,11 +246,10 @@ def _rows(
     """Yield a row for each part of a measure; an interval for shares is replaced where others are measured."""
     params = measure.bind({**defaults, **config.params})
     for keys, part in parts(samples.measure(measure, params)):
-        totals, counts = part.totals, part.counts
         is_fit = part.is_share or interval not in ("korn_graubard", "wilson")
         method: Interval = interval if is_fit else "clustered"
-        num_trials = {"num_trials": part.num_trials} if method == "korn_graubard" else {}
-        found = _METHODS[method](totals, counts, config.confidence, **num_trials)
+        trials = {"trials": part.trials} if method == "korn_graubard" else {}
+        found = _METHODS[method](part.means, config.confidence, **trials)
         if part.is_share:
             found = found.within(0, 1)
         yield {
@@ -262,28 +261,31 @@ def _rows(
             "std_error": found.std_error,
             "low": found.low,
             "high": found.high,
-            "num_examples": len(counts),
-            "num_values": int(counts.sum()),
+            "num_examples": len(part.means),
+            "num_values": part.num_values,
             "num_missing": part.num_missing,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
-    """Values of a part of a measure, added up by example. G = examples that have a value."""
+    """Values of a part of a measure, by example. G = examples that have a value."""
 
-    totals: np.ndarray
-    """(G,) float64"""
-    counts: np.ndarray
-    """(G,) number of values"""
+    example_ids: Sequence[str]
+    """(G,) ids of the examples"""
+    means: np.ndarray
+    """(G,) float64, mean of an example's values; examples count alike, however many values they have."""
+    num_values: int
     num_missing: int
-    num_trials: float | None
-    """Independent trials of a share; None for a measure that is none, or has no value."""
+    trials: np.ndarray | None
+    """(G,) independent trials of an example's share; None for a measure that is none, or has no value."""
+    is_binary: bool
+    """Whether each example has one value, 0 or 1."""
 
     @property
     def is_share(self) -> bool:
-        """True if there are trials, and all values may lie between 0 and 1."""
-        return self.num_trials is not None and bool(np.all((self.totals >= 0) & (self.totals <= self.counts)))
+        """True if there are trials, and all means lie between 0 and 1."""
+        return self.trials is not None and bool(np.all((self.means >= 0) & (self.means <= 1)))
 
 
 def parts(table: pa.Table) -> Iterator[tuple[dict[str, Any], Part]]:
@@ -293,13 +295,17 @@ def parts(table: pa.Table) -> Iterator[tuple[dict[str, Any], Part]]:
     for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
         rows = table.slice(start, end - start)
         scored = rows.filter(pc.greater(rows["num_values"], 0))
-        is_share = scored.num_rows > 0 and scored["num_trials"].null_count == 0
+        has_trials = scored.num_rows > 0 and scored["num_trials"].null_count == 0
+        counts, totals = scored["num_values"].to_numpy(), scored["total"].to_numpy()
+        means = totals / counts
         yield (
             dict(zip(MEASURE_KEYS, keys[start], strict=True)),
             Part(
-                totals=scored["total"].to_numpy(),
-                counts=scored["num_values"].to_numpy(),
+                example_ids=scored["env_example_id"].to_pylist(),
+                means=means,
+                num_values=int(counts.sum()),
                 num_missing=pc.sum(rows["num_missing"]).as_py(),
-                num_trials=pc.sum(scored["num_trials"]).as_py() if is_share else None,
+                trials=np.maximum(scored["num_trials"].to_numpy(), 1) if has_trials else None,
+                is_binary=bool(np.all(counts == 1) and np.all(np.isin(means, (0, 1)))),
             ),
         )

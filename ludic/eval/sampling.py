@@ -306,10 +306,11 @@ class _Stream:
         try:
             self._begin(first)
             while not self._sampler.stop.is_set():
-                await self._begin_blocks()
+                # One block a round, so that what is complete is taken however long the code of users blocks the loop.
+                has_begun = await self._begin_block()
                 if not self._open:
                     break
-                self._collect(await self._pump.wait(_TICK_S))
+                self._collect(await self._pump.wait(0.0 if has_begun else _TICK_S))
                 await self._store_complete()
             self._say_what_is_lost()
         finally:
@@ -318,17 +319,18 @@ class _Stream:
             self._claiming_thread.close()
             self._storing_thread.close()
 
-    async def _begin_blocks(self) -> None:
+    async def _begin_block(self) -> bool:
+        """Claim a block and begin it if there is room, and return whether one has begun."""
         clock = asyncio.get_running_loop().time
-        while self._pump.has_room and len(self._complete) < _MOST_COMPLETE and not self._sampler.stop.is_set():
-            if not self._left or clock() < self._look_at:
-                return
-            block = await self._claiming_thread.run(self._left.take)
-            if block is None:
-                self._look_at = clock() + _until_next_look_s()
-                return
-            self._begin(block)
-            await asyncio.sleep(0)  # so that its episodes reach the engine, and others go on
+        has_room = self._pump.has_room and len(self._complete) < _MOST_COMPLETE
+        if not has_room or not self._left or clock() < self._look_at:
+            return False
+        block = await self._claiming_thread.run(self._left.take)
+        if block is None:
+            self._look_at = clock() + _until_next_look_s()
+            return False
+        self._begin(block)
+        return True
 
     def _begin(self, block: _Block) -> None:
         opened = block.opened

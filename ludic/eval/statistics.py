@@ -1,7 +1,7 @@
 """Confidence intervals of a mean over examples, and tests of a difference between two policies. Only NumPy."""
 
-# Shapes: G = examples (clusters). totals: (G,) float64, sum of an example's values; counts: (G,) its number of values.
-# differences: (G,) float64, of examples that both sides have, mean of B's values minus mean of A's.
+# Shapes: G = examples. means: (G,) float64, mean of an example's values; examples count alike, however many values they
+# have. differences: (G,) float64, of examples that both sides have, mean of B's values minus mean of A's.
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,16 @@ import numpy as np
 # --- Intervals -----------------------------------------------------------------------------------------
 # korn_graubard is for shares, clustered for other means; bootstrap and wilson are alternatives.
 #
-# Values of one example depend on each other, so the example is the unit (Miller 2024, arXiv 2411.00640). Where examples
-# do not differ, their spread says nothing about others, and only shares have an interval.
+# Values of one example depend on each other, so the example is the unit (Miller 2024, arXiv 2411.00640), and what is
+# estimated is the mean over all examples of an example's mean. Where examples do not differ, or are fewer than
+# FEWEST_EXAMPLES, their spread says nothing about others, and only shares have an interval.
 
+ESTIMAND = "mean over examples, each with the mean of its values"
+"""What all figures of evaluations and comparisons estimate."""
+
+FEWEST_EXAMPLES = 5
+"""Examples from which an interval is computed by their spread. If half of all examples are hard and half are easy, 4
+are of one kind in 1 of 8 draws, and 5 in 1 of 16."""
 _NUM_RESAMPLES = 2000
 _RESAMPLES_AT_ONCE = 200
 _EQUAL = 1e-12
@@ -39,95 +46,92 @@ class Interval:
         return replace(self, low=max(lowest, self.low), high=min(highest, self.high))
 
 
-def korn_graubard(
-    totals: np.ndarray, counts: np.ndarray, confidence: float = 0.95, *, num_trials: float | None = None
-) -> Interval:
+def korn_graubard(means: np.ndarray, confidence: float = 0.95, *, trials: np.ndarray | None = None) -> Interval:
     """Return a share, with the interval of Korn and Graubard: Clopper-Pearson on the effective number of trials.
 
-    For values between 0 and 1 (Korn and Graubard 1998, "Confidence intervals for proportions with small expected number
-    of positive counts estimated from survey data", Survey Methodology 24, 193-201). The effective number of trials is
-    share (1 - share) / error**2, times (z / t)**2 for an error that is estimated from few examples, at most num_trials
-    (None: as many as values). They leave open what to do with few examples; here, by benchmarks/intervals.py:
+    For means between 0 and 1 (Korn and Graubard 1998, "Confidence intervals for proportions with small expected number
+    of positive counts estimated from survey data", Survey Methodology 24, 193-201). trials: (G,) independent trials
+    behind each mean; None: one each. The effective number of trials is share (1 - share) / error**2, times (z / t)**2
+    for an error that is estimated from few examples. They leave open what to do with few examples; here, by
+    benchmarks/intervals.py:
 
-    - error: of the jackknife that leaves out one example at a time; of equal counts it is the clustered error.
+    - error: the standard error of the mean of the examples' means.
     - t has as many degrees of freedom as the spread of the examples allows: 2 G / (kurtosis - (G - 3) / (G - 1)), from
       1 to G - 1 (Satterthwaite 1946 with the variance of a variance; O'Neill 2014, "Some useful moment results in
       sampling problems", The American Statistician 68). If one example of ten has all successes, they are 2, not 9.
-    - z, the normal quantile, stands for t with num_trials - 1 degrees of freedom, which is hardly larger.
+    - z, the normal quantile, stands for t with the trials' degrees of freedom, which is hardly larger.
     - The effective number is at least the number of examples, since no values between 0 and 1 spread more than those
-      that are 0 or 1; of unequal counts at least Kish's number, sum(counts)**2 / sum(counts**2). It is this number if
-      examples do not differ. With one value an example the interval is Clopper and Pearson's.
+      that are 0 or 1. It is this number if examples do not differ. With one value an example the interval is Clopper
+      and Pearson's.
+    - It is at most G**2 / sum(1 / trials), which would be right if all examples had one chance, and at most G**2 / 4:
+      a few examples may all be of one kind, and then their spread says nothing of the others.
 
     The error is None where examples do not differ.
     """
-    mean = _mean(totals, counts)
-    if mean is None:
+    if not len(means):
         return Interval(estimate=None)
-    num_values = float(counts.sum())
-    fewest, error = num_values**2 / float(np.sum(counts.astype(float) ** 2)), None
-    num = fewest
-    if _differ(totals, counts):
-        size = len(totals)
-        # mean minus the mean of the other examples, times (size - 1): of equal counts the deviation of an example
-        parts = (totals - counts * mean) / (num_values - counts) * (size - 1)
+    mean, size = float(means.mean()), len(means)
+    num, error = float(size), None
+    if _differ(means):
+        parts = means - mean
         error = math.sqrt(float(np.sum(parts**2)) / (size * (size - 1)))
         kurtosis = size * float(np.sum(parts**4)) / float(np.sum(parts**2)) ** 2
         excess = kurtosis - (size - 3) / (size - 1)  # 2 for normal values
         df = size - 1.0 if excess <= 0 else min(max(1.0, 2 * size / excess), size - 1.0)
         shrunk = (NormalDist().inv_cdf(0.5 + confidence / 2) / t_quantile(0.5 + confidence / 2, df)) ** 2
-        most = num_values if num_trials is None else num_trials
-        num = max(fewest, min(most, mean * (1 - mean) / error**2 * shrunk))
+        most = min(size if trials is None else size**2 / float(np.sum(1 / trials)), size**2 / 4)
+        num = max(size, min(most, mean * (1 - mean) / error**2 * shrunk))
     successes, tail = mean * num, (1 - confidence) / 2
     low = beta_quantile(tail, successes, num - successes + 1) if mean > 0 else 0.0
     high = 1 - beta_quantile(tail, num - successes, successes + 1) if mean < 1 else 1.0
     return Interval(estimate=mean, std_error=error, low=low, high=high)
 
 
-def clustered(totals: np.ndarray, counts: np.ndarray, confidence: float = 0.95) -> Interval:
-    """Return the mean of all values, with an interval by the clustered standard error and Student's t.
-
-    The error is that of a regression on a constant with clusters, times sqrt(G / (G - 1)) for few examples; with one
-    value an example it is the sample standard deviation over sqrt(G).
-    """
-    mean = _mean(totals, counts)
-    if mean is None or not _differ(totals, counts):
+def clustered(means: np.ndarray, confidence: float = 0.95) -> Interval:
+    """Return the mean over examples, with an interval by the standard error of their means and Student's t."""
+    if not len(means):
+        return Interval(estimate=None)
+    mean, size = float(means.mean()), len(means)
+    if not _differ(means) or size < FEWEST_EXAMPLES:
         return Interval(estimate=mean)
-    error = _std_error(totals, counts, mean) * math.sqrt(len(totals) / (len(totals) - 1))
-    margin = t_quantile(0.5 + confidence / 2, len(totals) - 1) * error
+    error = float(means.std(ddof=1)) / math.sqrt(size)
+    margin = t_quantile(0.5 + confidence / 2, size - 1) * error
     return Interval(estimate=mean, std_error=error, low=mean - margin, high=mean + margin)
 
 
-def bootstrap(totals: np.ndarray, counts: np.ndarray, confidence: float = 0.95, *, seed: int = 0) -> Interval:
-    """Return the mean of all values, with the percentiles of its bootstrap distribution; examples are resampled."""
-    mean = _mean(totals, counts)
-    if mean is None or not _differ(totals, counts):
+def bootstrap(means: np.ndarray, confidence: float = 0.95, *, seed: int = 0) -> Interval:
+    """Return the mean over examples, with the percentiles of its bootstrap distribution; examples are resampled."""
+    if not len(means):
+        return Interval(estimate=None)
+    mean, size = float(means.mean()), len(means)
+    if not _differ(means) or size < FEWEST_EXAMPLES:
         return Interval(estimate=mean)
-    random, size = np.random.default_rng(seed), len(totals)
-    means = []
+    random = np.random.default_rng(seed)
+    parts = []
     for _ in range(_NUM_RESAMPLES // _RESAMPLES_AT_ONCE):  # in parts, so that memory stays small
         times = random.multinomial(size, np.full(size, 1 / size), size=_RESAMPLES_AT_ONCE)
-        means.append((times @ totals) / (times @ counts))
-    found = np.concatenate(means)
+        parts.append(times @ means / size)
+    found = np.concatenate(parts)
     low, high = np.quantile(found, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return Interval(estimate=mean, std_error=float(found.std(ddof=1)), low=float(low), high=float(high))
 
 
-def wilson(totals: np.ndarray, counts: np.ndarray, confidence: float = 0.95) -> Interval:
-    """Return a share, with Wilson's interval. The values must lie between 0 and 1.
+def wilson(means: np.ndarray, confidence: float = 0.95) -> Interval:
+    """Return a share, with Wilson's interval. The means must lie between 0 and 1.
 
-    With several values an example, the number of values is replaced by that of as many independent ones: the number
-    with which a share would have the clustered standard error; at a share of 0 or 1 the number of examples.
+    The number of trials is that with which a share would have the standard error of the examples' means, without the
+    correction for few examples; at a share of 0 or 1 the number of examples.
     """
-    mean = _mean(totals, counts)
-    if mean is None:
+    if not len(means):
         return Interval(estimate=None)
-    variance, error = mean * (1 - mean), _std_error(totals, counts, mean)
-    num = variance / error**2 if error > 0 and variance > 0 else float(len(totals))
+    mean, error = float(means.mean()), float(means.std()) / math.sqrt(len(means))
+    variance = mean * (1 - mean)
+    num = variance / error**2 if error > 0 and variance > 0 else float(len(means))
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     centre = (mean + z**2 / (2 * num)) / (1 + z**2 / num)
     margin = z / (1 + z**2 / num) * math.sqrt(variance / num + z**2 / (4 * num**2))
     low, high = max(0.0, centre - margin), min(1.0, centre + margin)
-    return Interval(estimate=mean, std_error=error if _differ(totals, counts) else None, low=low, high=high)
+    return Interval(estimate=mean, std_error=error if _differ(means) else None, low=low, high=high)
 
 
 def equal_differences(difference: float, num_examples: int, confidence: float = 0.95) -> Interval:
@@ -196,19 +200,9 @@ def _not_zero(value: float) -> float:
     return value if abs(value) > 1e-300 else 1e-300
 
 
-def _differ(totals: np.ndarray, counts: np.ndarray) -> bool:
+def _differ(means: np.ndarray) -> bool:
     """Return whether examples differ in their means, so that their spread can be estimated."""
-    means = totals / counts
     return len(means) > 1 and float(np.ptp(means)) > _EQUAL * float(np.max(np.abs(means)))
-
-
-def _mean(totals: np.ndarray, counts: np.ndarray) -> float | None:
-    return float(totals.sum() / counts.sum()) if counts.sum() else None
-
-
-def _std_error(totals: np.ndarray, counts: np.ndarray, mean: float) -> float:
-    """Return the clustered standard error, without the correction for few examples."""
-    return float(np.sqrt(np.sum((totals - counts * mean) ** 2)) / counts.sum())
 
 
 # --- Tests of a difference on the same examples, their power, and Holm's correction --------------------
@@ -223,7 +217,8 @@ _TIE = 1e-9
 _POWER = 0.8
 _MOST_PAIRS = 256
 """Pairs up to which the power is that of the test itself; beyond, that of its normal approximation."""
-_EXACT_POWER_UP_TO = 12
+FEWEST_FOR_POWER = 20
+"""Pairs from which power is estimated. Of 6, a power of 0.14 came out as 0.31 on average (benchmarks/intervals.py)."""
 _NUM_POWER_FLIPS = 2_000
 _NUM_DRAWS = 400
 """Drawn comparisons of the permutation test's power: its error is at most 0.025."""
@@ -310,25 +305,27 @@ def power(
     are drawn. Above 256 pairs both follow the normal approximation, as does the number of examples (Connor 1987,
     "Sample size for testing differences in proportions for the paired-sample design", Biometrics 43).
 
-    Power is 0 for fewer than `fewest_pairs`. Otherwise neither figure can be estimated if no example differs by as much
-    as the wanted difference, or if all differ alike.
+    Power is 0 for fewer than `fewest_pairs`, and not estimated for fewer than FEWEST_FOR_POWER: it is a steep function
+    of the spread, which few pairs do not give. Neither figure can be estimated if no example differs by as much as the
+    wanted difference, or if all differ alike.
     """
-    size, too_few = len(differences), len(differences) < fewest_pairs(confidence)
+    size = len(differences)
+    zero = 0.0 if size < fewest_pairs(confidence) else None
     wanted = abs(difference)
     values, chances = _tilted(differences, wanted)
     if chances is None:
-        return Power(power=0.0 if too_few else None, examples_needed=None)
+        return Power(power=zero, examples_needed=None)
     square = float(chances @ values**2)
-    if too_few:
-        found = 0.0
-    elif size > _MOST_PAIRS:
+    needed = _examples_needed(wanted, square, confidence)
+    if size < FEWEST_FOR_POWER:
+        return Power(power=zero, examples_needed=needed if zero is None else max(needed, size + 1))
+    if size > _MOST_PAIRS:
         found = _normal_power(size, wanted, square, confidence)
     elif is_binary:
         gain, loss = (float(chances[values == sign].sum()) for sign in (1, -1))
         found = _mcnemar_power(size, gain, loss, 1 - confidence)
     else:
         found = _permutation_power(size, values, chances, 1 - confidence, seed)
-    needed = _examples_needed(wanted, square, confidence)
     needed = min(needed, size) if found >= _POWER else max(needed, size + 1)
     return Power(power=found, examples_needed=needed)
 
@@ -377,13 +374,10 @@ def _permutation_power(num_pairs: int, values: np.ndarray, chances: np.ndarray, 
     """Return the share of drawn comparisons in which the permutation test is significant."""
     random = np.random.default_rng(seed)
     drawn = random.choice(values, size=(num_pairs, _NUM_DRAWS), p=chances)
-    if is_exact := num_pairs <= _EXACT_POWER_UP_TO:
-        signs = 1 - 2 * ((np.arange(1 << num_pairs)[:, None] >> np.arange(num_pairs)) & 1)
-    else:
-        signs = 1 - 2 * random.integers(0, 2, size=(_NUM_POWER_FLIPS, num_pairs))
+    signs = 1 - 2 * random.integers(0, 2, size=(_NUM_POWER_FLIPS, num_pairs))
     limits = np.abs(drawn.sum(0)) - _TIE * np.abs(drawn).sum(0)
     num_extreme = np.sum(np.abs(signs.astype(float) @ drawn) >= limits, axis=0)
-    p_values = num_extreme / len(signs) if is_exact else (num_extreme + 1) / (len(signs) + 1)
+    p_values = (num_extreme + 1) / (len(signs) + 1)
     return float(np.mean(p_values <= level + _TIE))
 
 

@@ -26,15 +26,14 @@ from ludic.code.kept import files_to_check
 from ludic.code.kinds import QUESTIONS
 from ludic.code.run import describe_at
 from ludic.devices import visible_gpus
-from ludic.engines.config import EngineConfig
 from ludic.environments import event_loops
 from ludic.environments.environment import Example, GroupAnswer, MultiAgentEnvironment, Transition
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments, TimeLimit
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
 from ludic.installed import require
-from ludic.launch.config import LaunchConfig
-from ludic.launch.local import VLLM, check_launch, gpu_plan
+from ludic.launch.config import Start
+from ludic.launch.local import check_launch, gpu_plan
 from ludic.launch.roots import check_option_names, rules_of, uses_of
 from ludic.models.first_model import first_config, first_tokenizer, local_folder, write_files
 from ludic.paths import is_url
@@ -43,9 +42,9 @@ from ludic.results import size
 from ludic.rollouts.sampler import check_sampling_code
 from ludic.settings import to_flags
 from ludic.sql.made_up import try_rules
-from ludic.store import Root, RunConfig, latest_policy
+from ludic.store import latest_policy
 from ludic.store.weights import read_identity, weight_files
-from ludic.training.config import OffPolicy, TrainConfig
+from ludic.training.config import OffPolicy
 from ludic.training.tracking import require_account, require_tracker
 
 logger = logging.getLogger(__name__)
@@ -61,19 +60,6 @@ class Found:
 
 
 Check = Callable[[], Found | str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """A run that is about to start."""
-
-    url: str
-    run: RunConfig
-    train: TrainConfig
-    processes: LaunchConfig
-    engine: EngineConfig
-    root: Root | None
-    """None if there is no root yet."""
 
 
 def check_start(start: Start) -> None:
@@ -160,8 +146,7 @@ def _check_settings(start: Start) -> str:
     if start.processes.launcher != "local":
         return f"{start.train.num_steps} steps on {start.processes.launcher}"
     num_workers = start.processes.workers_of(start.run.num_workers)
-    num_engines = num_workers + (start.processes.eval_every is not None)
-    plan = gpu_plan(start.train, start.processes, start.engine, num_engines)
+    plan = gpu_plan(start.train, start.processes, start.engine, start.processes.engines_of(start.run.num_workers))
     if plan is None and start.train.model.device == "cuda":
         raise ConfigError("device is cuda, and this machine shows no GPU; leave it out, or set device to cpu")
     where = "the CPU" if plan is None or start.train.model.device == "cpu" else "GPUs"
@@ -180,7 +165,7 @@ def _check_steps(start: Start) -> None:
 
 def _check_packages(start: Start) -> str:
     needed = []
-    if start.engine.chosen() == VLLM:
+    if start.engine.is_vllm:
         from ludic.engines.vllm_options import check_installed
 
         check_installed()

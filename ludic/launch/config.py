@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ludic.defaults import STOP_WITHIN_S
+from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig
 from ludic.rollouts.config import StreamConfig
+from ludic.run_config import RunConfig
 from ludic.settings import (
     Count,
     GpuMemory,
@@ -22,6 +24,10 @@ from ludic.settings import (
     check,
     check_names,
 )
+from ludic.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from ludic.store import Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,23 @@ class LaunchConfig(StreamConfig):
         if not 0 <= self.local_workers <= num_workers:
             raise SettingsError(f"local_workers is {self.local_workers}, wanted 0 to num_workers ({num_workers})")
         return self.local_workers
+
+    def engines_of(self, num_workers: int) -> int:
+        """Return how many processes to start have an engine: workers and the evaluator. Raises ConfigError."""
+        return self.workers_of(num_workers) + (self.eval_every is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A run that is about to start."""
+
+    url: str
+    run: RunConfig
+    train: TrainConfig
+    processes: LaunchConfig
+    engine: EngineConfig
+    root: "Root | None"
+    """None if there is no root yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

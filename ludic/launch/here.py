@@ -29,7 +29,7 @@ from ludic.launch.process import LAUNCHER, config_args, stop_variables, stop_wit
 from ludic.launch.roots import create_run, is_there, other_location, rules_of, start_like
 from ludic.launch.work import as_maker
 from ludic.models.first_model import base_of_run, identify_at
-from ludic.models.lora import ADAPTER_CONFIG
+from ludic.models.folder_check import ADAPTER_CONFIG
 from ludic.records import RolloutBatch
 from ludic.results import number
 from ludic.rollouts.sampler import check_sampling_code
@@ -42,7 +42,6 @@ from ludic.store.claims import newest_claim
 from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
 from ludic.store.weights import keep_model
 from ludic.training.config import TrainConfig
-from ludic.what_if.rerun import config_of, planned_steps, rules_of_step
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +160,8 @@ def open_to_train(url: str, config: TrainConfig, *, model: str | None = None, re
 
 def train_branch(root: Root, url: str, given: Mapping[str, Any], from_step: int, num_steps: int | None) -> list[str]:
     """Train a new run at `url` from the policy of a step; return commands that evaluate both in pairs."""
+    from ludic.what_if.rerun import planned_steps  # imports torch, which `ludic run` does without
+
     planned = planned_steps(root)
     last = max(planned) if num_steps is None else from_step + num_steps
     for step in (from_step + 1, last):
@@ -192,6 +193,8 @@ def _is_of(root: Root, version: int, planned: Mapping[int, int], step: int) -> b
 
 def branch_config(root: Root, attempt_id: int, given: Mapping[str, Any], from_step: int, num_steps: int) -> TrainConfig:
     """Return the settings of the branch: those of the attempt, changed by the settings given."""
+    from ludic.what_if.rerun import config_of, rules_of_step
+
     config = config_of(root, attempt_id, given)
     rules = rules_of_step(root, config, given)
     params = {name: value for name, value in rules.params.items() if name in config.batch.sql_params}
@@ -254,7 +257,10 @@ def evaluate_here(
     first = next(iter(configs.values()))
     with ExitStack() as stack:
         base = stack.enter_context(base_of_run(root, model))
-        make = as_maker(engine, partial(EngineSetup, device=device, base=base, float32_head=root.run.float32_head))
+        setup = partial(
+            EngineSetup, device=device, base=base, float32_head=root.run.float32_head, longrope=root.run.longrope
+        )
+        make = as_maker(engine, setup)
         announce = stack.enter_context(guarded(first.env_timeout_s if guard else None))
         progress = sampling_progress(None) if report is None else nullcontext(report)
         show = stack.enter_context(progress)

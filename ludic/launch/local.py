@@ -19,8 +19,9 @@ from ludic.errors import LudicError, SchemaError, StoreError
 from ludic.launch.config import LaunchConfig
 from ludic.launch.gpus import GpuPlan, assign_gpus
 from ludic.launch.here import last_step, log_missed, train_args
-from ludic.launch.process import ENVIRONMENT, config_args, stop_variables
+from ludic.launch.process import config_args
 from ludic.launch.roots import other_location
+from ludic.launch.start_server import StartServer, environment_of, forks_engine, forks_trainer
 from ludic.launch.supervisor import Child, finish, supervise
 from ludic.rollouts.config import StreamConfig
 from ludic.settings import SettingsError
@@ -33,9 +34,6 @@ from ludic.training.config import TrainConfig
 from ludic.training.tracking import send_evaluations
 
 logger = logging.getLogger(__name__)
-
-VLLM = "vllm"
-"""Name of the engine that takes whole GPUs, and a share of their memory at its start."""
 
 
 class Launcher(Protocol):
@@ -75,40 +73,47 @@ def launch(
     *,
     model: str | None = None,
     code: CodeSettings | None = None,
+    server: StartServer | None = None,
 ) -> int:
-    """Run all processes, on this machine or with the launcher that `processes` name; see Launcher."""
+    """Run all processes, on this machine or with the launcher that `processes` name; see Launcher and launch_here."""
     if processes.launcher in LAUNCHERS:
         launcher: Launcher = find_by_name(LAUNCHERS[processes.launcher])
         return launcher(root, config, processes, engine, model=model, code=code)
-    return launch_here(root, config, processes, engine, model=model)
+    return launch_here(root, config, processes, engine, model=model, server=server)
 
 
 def launch_here(
-    root: Root, config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, *, model: str | None = None
+    root: Root,
+    config: TrainConfig,
+    processes: LaunchConfig,
+    engine: EngineConfig,
+    *,
+    model: str | None = None,
+    server: StartServer | None = None,
 ) -> int:
     """Run all processes until the trainer is done, and show what they do; returns the last step trained.
 
-    model: location of the run's first model, if it is not where run.json says. A run that already reached num_steps
-    starts no process, except the one that evaluates. Raises ConfigError, ChildError if a process dies repeatedly,
-    OwnedError if another live trainer owns the run, or KeyboardInterrupt after a clean stop.
+    model: location of the run's first model, if it is not where run.json says. server: forks processes (start_server).
+    A run that already reached num_steps starts no process, except the one that evaluates. Raises ConfigError,
+    ChildError if a process dies repeatedly, OwnedError if another live trainer owns the run, or KeyboardInterrupt after
+    a clean stop.
     """
     check_launch(config, processes, engine, root.run.num_workers)
     is_training = last_step(root) < config.num_steps
     evaluation = processes.evaluation(config.num_steps)
     if is_training or evaluation is not None:
-        num_workers = processes.workers_of(root.run.num_workers)
-        # The evaluator gets GPUs as one more worker.
-        plan = plan_gpus(config, processes, engine, num_workers + (evaluation is not None))
-        engines = [limit_memory(engine, plan, slot) for slot in range(num_workers + (evaluation is not None))]
+        num_engines = processes.engines_of(root.run.num_workers)
+        plan = plan_gpus(config, processes, engine, num_engines)  # the evaluator gets GPUs as one more worker
+        engines = [limit_memory(engine, plan, slot) for slot in range(num_engines)]
         model = other_location(root, model)
         evaluator = evaluator_child(root, evaluation, engines.pop(), model, plan) if evaluation else None
         replaces = predecessor(root, take_over=processes.take_over) if is_training else None
         with open_view(Watcher(root.url)) as update_view:
             if replaces is not None:
-                _supervise(root, config, processes, engines, model, replaces, plan, evaluator, update_view)
+                _supervise(root, config, processes, engines, model, replaces, plan, evaluator, update_view, server)
             if evaluator and evaluation:
                 logger.info("training is done; the evaluation of its last version goes on")
-                finish(evaluator, environment=_environment(1, processes), tick=update_view)
+                finish(evaluator, environment=environment_of(1, processes), tick=update_view, server=server)
                 log_missed(root, evaluation["every"])
         if evaluator:
             send_evaluations(root, config.tracker)
@@ -147,6 +152,7 @@ def _supervise(
     plan: GpuPlan | None,
     evaluator: Child | None,
     tick: Callable[[], None],
+    server: StartServer | None,
 ) -> None:
     """Start and supervise all processes.
 
@@ -164,23 +170,22 @@ def _supervise(
         log=logs / "trainer.log",
         progress=partial(newest_checkpoint, root),
         environment=_see_as_trainer(plan) if plan else {},
+        may_fork=forks_trainer(processes),
     )
     shared = worker_settings(processes, model)
     workers = [
-        worker_child(root, slot, {**shared, **asdict(engine)}, _see(plan.workers[slot]) if plan else {})
+        worker_child(
+            root,
+            slot,
+            {**shared, **asdict(engine)},
+            _see(plan.workers[slot]) if plan else {},
+            may_fork=forks_engine(engine),
+        )
         for slot, engine in enumerate(engines)
     ]
     others = [*workers, *([evaluator] if evaluator else [])]
-    supervise(trainer, others, environment=_environment(processes.ranks + len(others), processes), tick=tick)
-
-
-def _environment(num_processes: int, processes: LaunchConfig) -> dict[str, str]:
-    """Return the environment variables of all processes. num_processes: that use the cores at the same time."""
-    environment = {**ENVIRONMENT, **stop_variables(processes.stop_within_s)}
-    if "OMP_NUM_THREADS" in os.environ:
-        return environment
-    # By default torch uses all cores in each process.
-    return {**environment, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))}
+    environment = environment_of(processes.ranks + len(others), processes)
+    supervise(trainer, others, environment=environment, tick=tick, server=server)
 
 
 def plan_gpus(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> GpuPlan | None:
@@ -195,7 +200,7 @@ def plan_gpus(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig
 
 def gpu_plan(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> GpuPlan | None:
     """Assign this machine's GPUs to the trainer and the workers; None if there is none. Raises ConfigError."""
-    is_spread = engine.chosen() == VLLM or engine.tensor_parallel > 1
+    is_spread = engine.is_vllm or engine.tensor_parallel > 1
     return assign_gpus(
         visible_gpus(),
         ranks=0 if config.model.device == "cpu" else processes.ranks,
@@ -208,7 +213,7 @@ def gpu_plan(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig,
 
 def limit_memory(engine: EngineConfig, plan: GpuPlan | None, worker: int) -> EngineConfig:
     """Return the settings with a limit of vLLM's memory if the worker shares a GPU, unless the user set one."""
-    if plan is None or engine.chosen() != VLLM or engine.gpu_memory is not None:
+    if plan is None or not engine.is_vllm or engine.gpu_memory is not None:
         return engine
     share = plan.memory_share(worker)
     if share is not None:
@@ -232,7 +237,9 @@ def worker_settings(processes: LaunchConfig, model: str | None) -> dict[str, Any
     return {"model": model} | {each.name: getattr(processes, each.name) for each in fields(StreamConfig)}
 
 
-def worker_child(root: Root, slot: int, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Child:
+def worker_child(
+    root: Root, slot: int, settings: Mapping[str, Any], environment: Mapping[str, str], *, may_fork: bool = False
+) -> Child:
     """Return a `ludic worker` to supervise; if another worker takes its slot, it waits until that one has ended."""
     return Child(
         name=f"worker {slot}",
@@ -241,6 +248,7 @@ def worker_child(root: Root, slot: int, settings: Mapping[str, Any], environment
         is_free=partial(_is_slot_free, root, slot),
         was_replaced=partial(was_replaced, root, slot),
         environment=environment,
+        may_fork=may_fork,
     )
 
 
@@ -254,6 +262,7 @@ def evaluator_child(
         log=log_folder(root) / "evaluator.log",
         environment=_see(plan.workers[-1]) if plan else {},
         is_aside=True,
+        may_fork=forks_engine(engine),
     )
 
 

@@ -7,7 +7,7 @@ figures of a model, ludic.launch.gpus says who gets which GPU. All sizes are byt
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,10 +18,11 @@ from transformers import PreTrainedConfig
 
 from ludic.defaults import ENGINE
 from ludic.devices import parse_gpus, visible_gpus
-from ludic.engines.config import EngineConfig
+from ludic.engines.config import VLLM, EngineConfig
 from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
 from ludic.launch.gpus import WHOLE_SHARE, GpuPlan, assign_gpus
+from ludic.models.rope import max_positions
 from ludic.results import size
 from ludic.run_config import RunConfig
 from ludic.training.config import TrainConfig
@@ -43,7 +44,6 @@ from ludic.training.memory import (
     version_bytes,
 )
 
-VLLM = "vllm"
 BYTES_A_TOKEN = 7.2
 """Bytes of a stored response token, all columns (benchmarks/README.md, store_size)."""
 _WORKER_HOST = {"cpu": 10**9, "cuda": 6 * 10**9}
@@ -161,7 +161,7 @@ class Plan:
 
 def plan(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Plan:
     """Return what a run needs. config: of the model. Raises ConfigError for GPUs that can't be assigned, ModelError."""
-    return _Planner(config, settings, machine, {}).plan()
+    return _Planner(config, settings, machine).plan()
 
 
 def resolved(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Settings:
@@ -183,7 +183,7 @@ def _assigned(settings: Settings, machine: Machine) -> GpuPlan | None:
     return assign_gpus(
         [str(number) for number in range(machine.gpus)],
         ranks=0 if settings.train.model.device == "cpu" else settings.processes.ranks,
-        num_workers=settings.processes.workers_of(settings.run.num_workers) + _num_evaluators(settings),
+        num_workers=settings.processes.engines_of(settings.run.num_workers),
         trainer=parse_gpus(settings.processes.trainer_gpus),
         workers=parse_gpus(settings.processes.worker_gpus),
         gpus_per_worker=settings.engine.tensor_parallel if is_spread else None,
@@ -202,10 +202,9 @@ def settings_that_fit(config: PreTrainedConfig, settings: Settings, machine: Mac
     at last.
     """
     settings = resolved(config, settings, machine)
-    known: dict[Any, Any] = {}
 
     def excess(changes: Mapping[str, Any]) -> float:
-        return _excess(config, _with(settings, changes), machine, known)
+        return _excess(config, _with(settings, changes), machine)
 
     changed: dict[str, Any] = {}
     best = excess(changed)
@@ -228,10 +227,10 @@ def _without(changes: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {other: value for other, value in changes.items() if other != name}
 
 
-def _excess(config: PreTrainedConfig, settings: Settings, machine: Machine, known: dict[Any, Any]) -> float:
+def _excess(config: PreTrainedConfig, settings: Settings, machine: Machine) -> float:
     """Return the bytes that do not fit, of all processes; infinite for settings that contradict each other."""
     try:
-        needs = _Planner(config, settings, machine, known).needs()
+        needs = _Planner(config, settings, machine).needs()
     except ConfigError:
         return math.inf
     return sum(max(0, need.total - need.limit) for need in needs if need.limit is not None)
@@ -284,10 +283,9 @@ def _with(settings: Settings, changes: Mapping[str, Any]) -> Settings:
 class _Planner:
     """One plan."""
 
-    def __init__(self, config: PreTrainedConfig, settings: Settings, machine: Machine, known: dict[Any, Any]) -> None:
-        """known: figures of the model that other plans for it have computed, by what they depend on."""
+    def __init__(self, config: PreTrainedConfig, settings: Settings, machine: Machine) -> None:
         settings = resolved(config, settings, machine)
-        self._config, self._settings, self._machine, self._known = config, settings, machine, known
+        self._config, self._settings, self._machine = config, settings, machine
         self._run, self._train = settings.run, settings.train
         self._processes, self._engine = settings.processes, settings.engine
         is_on_cpu = machine.gpus == 0 or settings.train.model.device == "cpu"
@@ -311,14 +309,14 @@ class _Planner:
 
     @property
     def _sizes(self) -> ModelSizes:
-        return self._once(model_sizes, self._train.model)
+        return model_sizes(self._config, self._train.model)
 
     @property
     def _passes(self) -> Activations:
         tokens = self._train.batch.max_tokens_per_micro_batch
         assert tokens is not None
-        return self._once(
-            activations,
+        return activations(
+            self._config,
             self._train.model,
             num_tokens=tokens,
             length=self._length,
@@ -326,17 +324,10 @@ class _Planner:
             float32_head=self._run.float32_head,
         )
 
-    def _once(self, measure: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Return measure(config, ...), which takes seconds, from what is known."""
-        key = (measure, args, *named.items())
-        if key not in self._known:
-            self._known[key] = measure(self._config, *args, **named)
-        return self._known[key]
-
     @property
     def _context(self) -> int:
         """Tokens that the model can see."""
-        return getattr(self._config.get_text_config(decoder=True), "max_position_embeddings", None) or 10**9
+        return max_positions(self._config, self._run.longrope)
 
     @property
     def _length(self) -> int:
@@ -446,8 +437,8 @@ class _Planner:
         any case, with the cache of as many sequences as fit, at least one."""
         dtype = self._sampler_dtype
         spread = self._engine.tensor_parallel
-        parts = self._once(
-            sampler_memory,
+        parts = sampler_memory(
+            self._config,
             self._sizes,
             dtype,
             max_batch=self._engine.max_batch,

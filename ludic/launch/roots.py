@@ -100,7 +100,7 @@ def open_or_start(url: str, run: RunConfig) -> Root:
 def start_like(url: str, like: Root, model: str | None) -> Root:
     """Start a run with the settings and code of another run, and with its model if `model` is None."""
     if model is not None:
-        return _start(url, replace(like.run, model=model), like)
+        return _start(url, replace(like.run, model=model, longrope=None), like)
     root = create_root(url, like.run, like=like)
     copy_kept(like, root)
     return root
@@ -110,9 +110,18 @@ def _start(url: str, run: RunConfig, like: Root | None = None) -> Root:
     """Start a run. The model is looked for first, so that a missing model leaves no root."""
     with local_folder(run.model) as folder:
         identity = identify_at(folder, run.model)
-        root = create_root(url, run, like=like)
+        root = create_root(url, _with_longrope(run, folder), like=like)
         keep_model(root, folder, identity)
     return root
+
+
+def _with_longrope(run: RunConfig, folder: Path) -> RunConfig:
+    """Return the settings with the factors of a longrope model, without importing torch for any other."""
+    if run.longrope is None and b"short_factor" not in (folder / "config.json").read_bytes():
+        return run
+    from ludic.models.rope import with_longrope
+
+    return with_longrope(run, folder)
 
 
 def url_anywhere(root: Root) -> str:

@@ -98,6 +98,7 @@ class _Server:
             f"http://[{local}]:{config.port}" if ":" in local else f"http://{local}:{config.port}",
             root.run_id,
         )
+        self._longrope = root.run.longrope
         self._engine: ServerEngine | None = None
         self._version = -1
         self._said: str | None = None
@@ -108,7 +109,14 @@ class _Server:
             return
         try:
             if self._engine is None:
-                self._engine = ServerEngine(folder, [self._url], version=version, run_id=self._run_id, loads_all=True)
+                self._engine = ServerEngine(
+                    folder,
+                    [self._url],
+                    version=version,
+                    run_id=self._run_id,
+                    loads_all=True,
+                    longrope=self._longrope,
+                )
             else:
                 self._engine.load_weights(folder, version)
         except NoServerError:  # it is starting, or started again
@@ -140,6 +148,7 @@ def _arguments(root: Root, config: ServeConfig, folder: str) -> ServerArguments:
         port=config.port,
         float32_head=root.run.float32_head,
         keep_experts=root.run.keep_experts,
+        longrope=root.run.longrope,
         engine=asdict(engine),
     )
 

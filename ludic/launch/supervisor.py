@@ -19,9 +19,10 @@ from pathlib import Path
 from ludic.children import start_python
 from ludic.errors import DETAIL_INDENT, LASTING_EXIT_CODE, LudicError, SlotTakenError
 from ludic.launch.process import KILL_AFTER_S, SUPERVISED, stop_within_s
+from ludic.launch.start_server import ForkedProcess, StartServer
 from ludic.masking import mask
 from ludic.settings import SettingsError
-from ludic.store.local import open_to_append
+from ludic.store.local import open_to_append, refuse_linked_log
 from ludic.temporary import in_temporary, private_folder
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class Child:
     """Returns a value that progress changes, such as the newest checkpoint's step; a change resets the count."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of this process, besides those of all children."""
+    may_fork: bool = False
+    """Whether it may be forked from the start server; if not, or if it can't be, it is started from nothing."""
     is_aside: bool = False
     """Whether the others go on without it: an exit with 0 or by a lasting mistake is its end, and repeated deaths only
     delay its next start."""
@@ -88,27 +91,27 @@ class Child:
     _is_given_up: bool = False
     """Whether it stood aside and a lasting mistake ended it."""
     _looked: float = 0.0
-    _process: subprocess.Popen | None = field(default=None, repr=False)
+    _process: subprocess.Popen | ForkedProcess | None = field(default=None, repr=False)
 
-    def start(self, environment: dict[str, str]) -> None:
-        args = self.args()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+    def start(self, environment: Mapping[str, str], server: StartServer | None = None) -> None:
+        args, variables = self.args(), {**os.environ, **environment, **self.environment, SUPERVISED: "1"}
         self._started, self._progress, self._replaced = time.monotonic(), self.progress(), None
         make_log_folder(self.log.parent)
         with open_to_append(self.log) as log:
             self._log_start = log.tell()
-            self._process = start_python(
+            forked = server.start(args, variables, log) if server is not None and self.may_fork else None
+            self._process = forked or start_python(
                 ["-m", *args],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                environment={**os.environ, **environment, **self.environment, SUPERVISED: "1"},
+                environment=variables,
                 # We pass Ctrl-C on, as SIGTERM; and a child's own processes can be killed with it.
                 start_new_session=True,
             )
 
     @property
-    def process(self) -> subprocess.Popen:
+    def process(self) -> subprocess.Popen | ForkedProcess:
         assert self._process is not None
         return self._process
 
@@ -131,7 +134,7 @@ class Child:
             self._replaced = self.process.returncode == SlotTakenError.exit_code and self.was_replaced(self.process.pid)
         return self._replaced
 
-    def restart(self, environment: dict[str, str]) -> None:
+    def restart(self, environment: Mapping[str, str], server: StartServer | None = None) -> None:
         """Restart it, and log how it ended.
 
         Raises ChildError after a mistake that a new start would meet again, and after 3 deaths in a row, soon after
@@ -153,7 +156,7 @@ class Child:
         words = self.last_words()
         self.kill_rest()
         self.num_restarts += 1
-        self.start(environment)
+        self.start(environment, server)
         logger.warning("%s ended with %s; started again; its last words: %s", self.name, code, words)
 
     def _is_mistaken(self) -> bool:
@@ -215,26 +218,38 @@ class Child:
 
 
 def make_log_folder(folder: Path) -> None:
-    """Make the folder of a log before each start: a private one, if it lies where other users may make folders too."""
+    """Make the folder of a log before each start: a private one, if it lies where other users may make folders too.
+
+    Raises SchemaError if it is a symbolic link, StoreError if another user may have made it.
+    """
     if in_temporary(folder):
         private_folder(folder.name)
     else:
+        refuse_linked_log(folder)
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, str], tick: Callable[[], None]) -> None:
+def supervise(
+    main: Child,
+    others: Sequence[Child],
+    *,
+    environment: Mapping[str, str],
+    tick: Callable[[], None],
+    server: StartServer | None = None,
+) -> None:
     """Run all children until `main` exits with 0; restart those that end before. Then, or on an error, stop all.
 
-    `tick` is called some times a second. Raises ChildError, and KeyboardInterrupt after stopping all.
+    `tick` is called some times a second. server: forks those that may be forked. Raises ChildError, and
+    KeyboardInterrupt after stopping all.
     """
     children = [main, *others]
     try:
         for child in children:
-            child.start(environment)
+            child.start(environment, server)
         while main.process.poll() != 0:
             for child in children:
                 if child.process.poll() is not None and child.is_due():
-                    child.restart(environment)
+                    child.restart(environment, server)
             tick()
             time.sleep(_POLL_S)
     finally:
@@ -242,14 +257,20 @@ def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, st
     tick()
 
 
-def finish(child: Child, *, environment: dict[str, str], tick: Callable[[], None]) -> None:
+def finish(
+    child: Child,
+    *,
+    environment: Mapping[str, str],
+    tick: Callable[[], None],
+    server: StartServer | None = None,
+) -> None:
     """Run a child aside to its end, in a new life, after the others; does nothing if it has ended with 0.
 
-    Raises ChildError as `Child.restart` does, and KeyboardInterrupt after stopping it.
+    server: forks it if that may be. Raises ChildError as `Child.restart` does, and KeyboardInterrupt after stopping it.
     """
     if child._process is None or child.process.returncode != 0:
         alone = replace(child, is_aside=False, _quick_deaths=0, _deaths_alike=0, _is_given_up=False)
-        supervise(alone, [], environment=environment, tick=tick)
+        supervise(alone, [], environment=environment, tick=tick, server=server)
 
 
 def stop_children(children: Sequence[Child], environment: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ from ludic.engines.server_http import SERVE_NAME
 from ludic.engines.vllm_options import set_variables, start_arguments
 from ludic.errors import LudicError
 from ludic.models.weight_files import load_config
+from ludic.run_config import Longrope
 from ludic.settings import to_flags
 
 _MODULE = "vllm.entrypoints.openai.api_server"
@@ -36,6 +37,7 @@ class ServerArguments:
     engine: Mapping[str, Any]
     """Fields of EngineConfig."""
     keep_experts: bool = False
+    longrope: Longrope | None = None
 
     def to_args(self) -> list[str]:
         """Return the arguments after `python -m`."""
@@ -62,6 +64,7 @@ def _flags(arguments: ServerArguments) -> list[str]:
         config=EngineConfig(**arguments.engine),
         float32_head=arguments.float32_head,
         keep_experts=arguments.keep_experts,
+        longrope=arguments.longrope,
     )
     options = start_arguments(arguments.folder, load_config(arguments.folder), setup)
     del options["skip_tokenizer_init"]  # with the tokenizer, vLLM refuses tokens that the model does not know

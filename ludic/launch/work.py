@@ -56,6 +56,7 @@ def work(
             base=base,
             float32_head=root.run.float32_head,
             keep_experts=root.run.keep_experts,
+            longrope=root.run.longrope,
             run_id=root.run_id,
         )
         make = as_maker(engine, setup)

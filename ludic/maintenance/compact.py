@@ -52,6 +52,7 @@ from ludic.store.parquet import (
     group_starts,
     open_parquet,
     open_writer,
+    read_within,
     release_memory,
     row_group_bounds,
 )
@@ -241,7 +242,7 @@ def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
     """Return the rows of a row group; null where it lacks a column of `schema`."""
     file = row_group.file
     with _lost(file), open_parquet(root, file.name, file.table) as parquet:
-        table = parquet.read_row_group(row_group.number, use_threads=False)
+        table = read_within(parquet, [row_group.number], None, file.name)
         check_text(table, file.name)
         mine = pc.equal(table["worker_id"], file.worker_id)
         if file.table == "rollouts":

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ludic.errors import ModelError
 from ludic.models.sizes import CHOSEN, EXPERTS, first_of
+from ludic.models.weight_files import make_model
 from ludic.schema.validation import UNKNOWN_EXPERT, Routing
 
 _CHOICE = "_ludic_choice"
@@ -109,7 +110,7 @@ def routing_of(config: PreTrainedConfig, where: str) -> Routing:
     """
     num_experts, chosen = _numbers(config, where)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = make_model(config)
     names = [name for name, module in model.named_modules() if _has_experts(module)]
     layers = [next(int(part) for part in name.split(".") if part.isdigit()) for name in names]
     return Routing(layers=tuple(layers), chosen=chosen, num_experts=num_experts)

@@ -14,7 +14,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,19 +24,22 @@ import transformers
 from torch import Tensor
 from torch.nn.functional import softmax
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations import hub_kernels
 
 from ludic.errors import ModelError, one_line
-from ludic.models.weight_files import load_config, mended
+from ludic.models.rope import check_rope, max_positions, original_length
+from ludic.models.weight_files import load_config, make_config, make_model
 from ludic.paths import cache_folder
+from ludic.run_config import Longrope
 
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
 """Nats; float32 rounds exact families to some 1e-6."""
-SEQUENCE_LENGTHS = (5, 23, 1, 14)
-"""Tokens of the sequences of a probe: around the windows of small models, and one without a neighbour before it."""
+SEQUENCE_LENGTHS = (5, 23, 1, 14, 6, 4, 70)
+"""Tokens of the sequences of a probe, without the first one: below, at and above WINDOW, one without a neighbour
+before it, and one beyond the chunks of 64 tokens that are no number of a configuration."""
 NUM_TOKENS = 100
 """Ids below this are plain tokens of every small model; a model that is loaded may know fewer."""
 
@@ -81,6 +83,7 @@ def check_family(folder: str, where: str, run: Run, *, attention: str | None, wh
         config = load_config(folder)
     except ModelError:
         return True  # who loads the model says what is wrong with the folder
+    check_rope(config, where)
     try:
         small = shrink(config)
     except Exception as error:  # every configuration checks its values in its own way
@@ -91,7 +94,7 @@ def check_family(folder: str, where: str, run: Run, *, attention: str | None, wh
     if verdict is None:
         verdict = {"problem": None, "is_known": True}
         try:
-            verdict["problem"] = _problem(small, run, attention)
+            verdict["problem"] = _problem_with_any_factors(small, run, attention)
         except _UnknownError as error:
             logger.debug("%s: no small %s could be run: %s", where, config.model_type, error)
             verdict["is_known"] = False
@@ -127,7 +130,14 @@ class _UnknownError(Exception):
     """The small model does not run even by itself, so it tells nothing."""
 
 
-def _problem(small: PreTrainedConfig, run: Run, attention: str | None) -> str | None:
+def _problem_with_any_factors(small: PreTrainedConfig, run: Run, attention: str | None) -> str | None:
+    """Return `_problem` with the short or the long factors of a longrope model, whichever has one."""
+    choices: Sequence[Longrope] = ("short",) if original_length(small) is None else ("short", "long")
+    found = (_problem(small, run, attention, longrope) for longrope in choices)
+    return next((problem for problem in found if problem), None)
+
+
+def _problem(small: PreTrainedConfig, run: Run, attention: str | None, longrope: Longrope) -> str | None:
     """Return what is wrong with a way of running a small model, None if nothing is. Raises _UnknownError.
 
     Layers that run many times amplify rounding: what is wrong in float32 alone, and right in float64, is right.
@@ -137,13 +147,13 @@ def _problem(small: PreTrainedConfig, run: Run, attention: str | None) -> str | 
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _WholeSoftmax(), without_kernels():
             torch.manual_seed(0)
             try:
-                plain = _small_model(small, dtype)
+                plain = _small_model(small, dtype, longrope)
             except _UnknownError:
                 if problem is None:
                     raise
                 return problem  # some layers do not run in float64
             try:
-                model = _make(small, dtype, attention)
+                model = _make(small, dtype, attention, longrope)
                 model.eval().load_state_dict(plain.state_dict())
             except Exception as error:
                 return f"{type(error).__name__}: {one_line(error)}"
@@ -168,15 +178,15 @@ class _WholeSoftmax(TorchFunctionMode):
         return func(*args, **options)
 
 
-def _small_model(small: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _small_model(small: PreTrainedConfig, dtype: torch.dtype, longrope: Longrope) -> PreTrainedModel:
     """Return a model with large random weights, which runs by itself. Raises _UnknownError."""
     # Eager attention does all that a family's authors wrote, such as caps and sinks.
     try:
         with torch.device("meta"):
-            size = _make(small, dtype, "eager").num_parameters()
+            size = _make(small, dtype, "eager", longrope).num_parameters()
         if size > _MOST_PARAMETERS:
             raise _UnknownError(f"it has {size:,} parameters")
-        model = _make(small, dtype, "eager").eval()
+        model = _make(small, dtype, "eager", longrope).eval()
         spread(model)
         alone = [logprobs_alone(model, tokens) for tokens in probe_sequences(model)]
     except Exception as error:
@@ -186,11 +196,12 @@ def _small_model(small: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     return model
 
 
-def _make(small: PreTrainedConfig, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
+def _make(
+    small: PreTrainedConfig, dtype: torch.dtype, attention: str | None, longrope: Longrope | None
+) -> PreTrainedModel:
     # The grouped products of experts do not run in float64.
-    experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
-    model = AutoModelForCausalLM.from_config(deepcopy(small), dtype=dtype, attn_implementation=attention, **experts)
-    return mended(model)
+    experts = "eager" if dtype == torch.float64 else None
+    return make_model(small, dtype=dtype, attention=attention, experts=experts, longrope=longrope)
 
 
 def _difference(
@@ -205,6 +216,8 @@ def _difference(
     largest = 0.0
     for tokens, logprobs in found:
         given = torch.as_tensor(logprobs, dtype=torch.float64)
+        if not len(given):
+            return f"a sequence of {len(tokens)} tokens was not run"
         wanted = alone(tokens)[len(tokens) - 1 - len(given) :].double()
         # A logprob that is not finite differs from every number.
         largest = max(largest, (given - wanted).abs().nan_to_num(torch.inf).max().item())
@@ -235,7 +248,9 @@ def probe_sequences(model: PreTrainedModel) -> list[np.ndarray]:
     """Return the sequences of a probe, each (length + 1,) int32 plain tokens that the model knows."""
     numbers = np.random.default_rng(0)
     most = min(NUM_TOKENS, len(model.get_input_embeddings().weight))
-    return [numbers.integers(min(3, most - 1), most, length + 1, dtype=np.int32) for length in SEQUENCE_LENGTHS]
+    longest = max_positions(model.config, "long")
+    lengths = [max(2, min(length + 1, longest)) for length in SEQUENCE_LENGTHS]
+    return [numbers.integers(min(3, most - 1), most, length, dtype=np.int32) for length in lengths]
 
 
 def _verdict_file(small: PreTrainedConfig, attention: str | None, what: str) -> Path:
@@ -275,11 +290,12 @@ def _keep(file: Path, verdict: dict[str, str | bool | None]) -> None:
 # A few small layers, one of each kind, which compute what the large ones compute.
 #
 # Only numbers that say how large something is are changed, by their names; scales, windows' presence, kinds of layers,
-# kinds of positions and every switch stay. Raises what transformers raises for a configuration that it refuses.
+# kinds of positions and every switch stay. Each length at which a model may begin to compute in another way becomes one
+# that sequences of a probe cross. Raises what transformers raises for a configuration that it refuses.
 
 VOCAB_SIZE = 128
 WINDOW = 6
-"""Tokens that a layer with a window sees; sequences of a probe are longer."""
+"""Most tokens of a window, a chunk, a block or the original context of a small model."""
 
 _HEADS, _HEAD, _HIDDEN, _EXPERTS = 4, 16, 64, 4
 _FIRST_SPECIAL = 120
@@ -287,6 +303,8 @@ _FIRST_SPECIAL = 120
 _MOST_KINDS = 4
 _DROPPED = ("architectures", "auto_map", "dtype", "id2label", "label2id", "quantization_config", "transformers_version")
 
+_LONGEST_NAME = 100
+"""Characters of the longest name in a configuration that is looked at: the patterns below take long for more."""
 _LAYERS = re.compile(r"(num_)?(hidden|encoder|decoder)_layers|n_layers?|num_layers|depth|num_layers_per_stack")
 _HEAD_COUNTS = re.compile(r"(\w+_)?(num|n)_(\w*_)?heads?|(encoder|decoder)_attention_heads|attention_heads")
 _KEY_HEADS = re.compile(r"(\w+_)?num_(key_value|kv)_heads|n_head_kv|num_query_groups")
@@ -312,14 +330,28 @@ _AT_MOST: Mapping[re.Pattern[str], int] = {
         r"n_group": 2,
         r"topk_group": 1,
         r"vocab_offset": VOCAB_SIZE,
-        r"(\w*_)?(sliding_|attention_|local_)?window(_size)?|attention_chunk_size|local_attention": WINDOW,
         r"max_position_embeddings|n_positions|n_ctx|max_seq_len": 4096,
-        r"index_topk|floor_scale": WINDOW,
+        r"index_topk|floor_scale|local_attention|mem_len": WINDOW,
+        r"(compressed_sparse|heavily_compressed)_attention": WINDOW,
+        r"index_topk_blocks": 1,
         r"first_k_dense_replace|num_dense_layers|max_window_layers|moe_layer_start_index": 1,
         r"\w+_(period|interval|pattern|freq)|\w+_every_n_layers|decoder_sparse_step": 2,
         r"\w+_(layer_)?offset": 1,
     }.items()
 }
+_LENGTHS = re.compile(r"\w*(window|chunk|length|position_embeddings|ctx|context|seq_?len|block_size)(_\w+)?")
+"""Lengths, where no rule before has the name."""
+NO_LIMITS: Mapping[re.Pattern[str], str] = {
+    re.compile(pattern): reason
+    for pattern, reason in {
+        r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_(source|target)_positions": "no sequence is longer",
+        r"model_max_length|context_length|max_inference_chunksize": "no sequence is longer",
+        r"num_position_embeddings|image_seq_length|\w+_per_image|conf_\w+|left_chunk|mask_\w+_length": "image or sound",
+        r"prompt_length": "tokens that the model itself puts before a prompt",
+        r"max_window_layers|\w*window_pattern|\w+_chunks_before": "layers or chunks, not tokens",
+    }.items()
+}
+"""Names that speak of a length, at which a decoder does not begin to compute in another way, and why."""
 
 
 def shrink(config: PreTrainedConfig, *, scale: int = 1) -> PreTrainedConfig:
@@ -327,12 +359,15 @@ def shrink(config: PreTrainedConfig, *, scale: int = 1) -> PreTrainedConfig:
 
     scale: factor of all widths. vLLM for CPUs wants heads of 32 numbers, and experts of a multiple of 32.
     """
-    values = _shrunk(config.to_dict(), scale)
-    return AutoConfig.for_model(values.pop("model_type"), **values)
+    return make_config(_shrunk(config.to_dict(), scale))
 
 
 def _shrunk(values: Mapping[str, Any], scale: int) -> dict[str, Any]:
-    kept = {name: value for name, value in values.items() if name not in _DROPPED and not name.startswith("_name")}
+    kept = {
+        name: value
+        for name, value in values.items()
+        if name not in _DROPPED and not name.startswith("_name") and len(name) <= _LONGEST_NAME
+    }
     depth = next((value for name, value in kept.items() if _is_size(value) and _LAYERS.fullmatch(name)), None)
     layers = _layers_of_each_kind(kept, depth)
     heads = next((value for name, value in kept.items() if _is_size(value) and _HEAD_COUNTS.fullmatch(name)), _HEADS)
@@ -383,6 +418,8 @@ def _part(
     if (width := _most(name, _WIDTHS)) is not None:
         return min(value, scale * width)
     most = _most(name, _AT_MOST)
+    if most is None and _LENGTHS.fullmatch(name) and not any(each.fullmatch(name) for each in NO_LIMITS):
+        most = WINDOW
     return value if most is None else min(value, most)
 
 
@@ -422,6 +459,8 @@ def _shrunk_rope(rope: Mapping[str, Any], values: Mapping[str, Any], scale: int)
     def fit(name: str, value: Any) -> Any:
         if isinstance(value, dict):
             return _shrunk_rope(value, values, scale)
+        if name == "original_max_position_embeddings" and _is_size(value):
+            return min(value, WINDOW)
         if name.endswith("_factor") and isinstance(value, list):
             return value[: max(1, round(len(value) * share))]
         return [max(1, round(part * share)) for part in value] if name == "mrope_section" else value

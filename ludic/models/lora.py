@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ludic.errors import ModelError, one_line
+from ludic.models.folder_check import ADAPTER_CONFIG, check_adapter
 
 # Each trainer imports this module, and most have no adapters: peft takes half a second.
 if TYPE_CHECKING:
@@ -75,12 +76,10 @@ def try_adapters(folder: str, *, source: str, rank: int, alpha: int, targets: Se
 
     Raises ModelError as `add_adapters` does.
     """
-    from transformers import AutoModelForCausalLM
-
-    from ludic.models.weight_files import load_config
+    from ludic.models.weight_files import load_config, make_model
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(load_config(folder))
+        model = make_model(load_config(folder))
         add_adapters(model, source=source, rank=rank, alpha=alpha, targets=targets)
     return len(_adapted_layers(model))
 
@@ -147,6 +146,7 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, where: str) -> dict
     from peft import LoraConfig
 
     wanted = model.peft_config[_ADAPTER]
+    check_adapter(folder)
     try:
         found = LoraConfig.from_pretrained(str(folder))
         tensors = safetensors.torch.load_file(Path(folder) / ADAPTER_WEIGHTS)
@@ -210,12 +210,12 @@ def _adapted_layers(model: PreTrainedModel) -> "dict[str, LoraLayer]":
 
 # --- Adapters in a folder, merged into their base model ------------------------------------------------
 
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def base_of_adapter(folder: str) -> str | None:
     """Return the folder or id of the base model of a LoRA adapter; None if the folder holds no adapter."""
+    check_adapter(folder)
     try:
         return json.loads(Path(folder, ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
     except FileNotFoundError:
@@ -229,6 +229,7 @@ def merge_adapter(base: PreTrainedModel, folder: str, *, where: str | None = Non
     from peft import PeftModel, get_peft_model_state_dict  # takes seconds, not needed without LoRA
 
     where = where or folder
+    check_adapter(folder)
     try:
         with safe_open(Path(folder, ADAPTER_WEIGHTS), "pt") as file:
             found = set(file.keys())

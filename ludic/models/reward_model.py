@@ -25,6 +25,7 @@ from ludic.code.run import describe
 from ludic.errors import ConfigError, ModelError, ScorerError
 from ludic.models.chat import load_tokenizer, render_prompt
 from ludic.models.first_model import local_folder
+from ludic.models.rope import max_positions
 from ludic.models.weight_files import load_config, load_pretrained
 from ludic.records import Message
 
@@ -67,9 +68,8 @@ class RewardModel:
         render_prompt(self._tokenizer, _MADE_UP, add_generation_prompt=False)
         self.labels: Mapping[int, str] = dict(config.id2label)
         """Names of the labels, by index."""
-        limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-        self.max_length = min(limit or 2**31, self._tokenizer.model_max_length)
-        """Most tokens that the model was made for."""
+        self.max_length = min(max_positions(config, None), self._tokenizer.model_max_length)
+        """Most tokens that the model was made for; of a longrope model, with its short factors."""
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._loaded: Future[None] | None = None
         self._lock = Lock()

@@ -1,14 +1,16 @@
 """Load models, and read a Hugging Face folder into a model in use, without a second one in memory.
 
-`load_pretrained` is the one way in which ludic loads a model, and reads what transformers reads. The other functions
-read model.safetensors, or the shards that model.safetensors.index.json names. Raises ModelError, which names the folder
-or the file. Headers are checked before any parameter changes. Files are read, not memory-mapped: reading a mapped file
-that shrank kills the process (SIGBUS).
+`load_pretrained` is the one way in which ludic loads a model, and reads what transformers reads; `make_model` is the
+one way in which it makes a model without weights. Both choose the implementations of attention and experts, since a
+config.json can name code of the Hub there. The other functions read model.safetensors, or the shards that
+model.safetensors.index.json names. Raises ModelError, which names the folder or the file. Headers are checked before
+any parameter changes. Files are read, not memory-mapped: reading a mapped file that shrank kills the process (SIGBUS).
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -23,6 +25,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ludic.errors import ModelError, one_line
+from ludic.models.folder_check import check_model_folder, check_values
+from ludic.models.rope import pin_rope
+from ludic.run_config import Longrope
 
 MAKING_MODELS = RLock()
 """Held while transformers makes a model: it changes its classes on the way, so that another thread's model would lack
@@ -66,20 +71,28 @@ def load_pretrained(
     dtype: torch.dtype | None,
     where: str | None = None,
     strict: bool = True,
+    longrope: Longrope | None = None,
     kind: Any = AutoModelForCausalLM,
+    attn_implementation: str | None = None,
     **options: Any,
 ) -> PreTrainedModel:
     """Load a model into CPU memory, in eval mode. dtype: None keeps the dtype of the weights.
 
-    where: the folder's name in errors. kind: auto class of transformers, by default of causal language models. options:
+    where: the folder's name in errors. longrope: factors of a longrope model; None is short. kind: auto class of
+    transformers, by default of causal language models. attn_implementation: None is transformers' choice. options:
     further arguments of its from_pretrained. Raises ModelError if a weight is missing or has another shape than
-    config.json says, and if strict, for a weight that is not used.
+    config.json says, if a file names one outside of the folder, or code of the Hub, for rotary positions that depend on
+    a pass, and if strict, for a weight that is not used.
     """
     where = where or folder
     try:
         with MAKING_MODELS, without_progress_bars():
             model, report = kind.from_pretrained(
                 folder,
+                # Without it, transformers would prefer what config.json says of attention to the argument.
+                config=_read_config(folder),
+                attn_implementation=attn_implementation,
+                experts_implementation=None,
                 dtype=dtype or "auto",
                 device_map=None,
                 trust_remote_code=False,  # the default None asks in the terminal
@@ -87,25 +100,54 @@ def load_pretrained(
                 output_loading_info=True,
                 **options,
             )
+    except ModelError:
+        raise
     except Exception as error:  # the type depends on what is broken: OSError, SafetensorError, KeyError, ...
         raise _could_not_be_loaded(where, error) from error
     _check_loaded(where, report, strict=strict)
     # Loaded weights are the memory-mapped file: if the file shrank later, the process would be killed (SIGBUS).
     for weight in model.parameters():
         weight.data = weight.data.clone()
-    return mended(model)
+    return mended(model, longrope)
 
 
-def mended(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model without what transformers 5.19 gets wrong, changed in place; call it on every model that is made.
+def make_model(
+    config: PretrainedConfig,
+    *,
+    attention: str | None = None,
+    experts: str | None = None,
+    dtype: torch.dtype | None = None,
+    longrope: Longrope | None = None,
+) -> PreTrainedModel:
+    """Make a causal language model with new weights, on the device in use.
+
+    attention, experts: their implementations; None is transformers' choice, whatever the configuration says. dtype: of
+    the weights; None is the configuration's. longrope: factors of a longrope model; None is short.
+    """
+    options = {} if dtype is None else {"dtype": dtype}
+    with MAKING_MODELS:
+        model = AutoModelForCausalLM.from_config(
+            deepcopy(config),  # it may belong to a model in use
+            attn_implementation=attention,
+            experts_implementation=experts,
+            trust_remote_code=False,
+            **options,
+        )
+    return mended(model, longrope)
+
+
+def mended(model: PreTrainedModel, longrope: Longrope | None = None) -> PreTrainedModel:
+    """Return a model without what transformers 5.19 gets wrong, changed in place; every model that is made needs it.
 
     Nemotron-H takes time_step_min for the lowest time step, in a pass over many tokens only, so that tokens that are
-    sampled one by one get other logprobs. Its configuration says time_step_limit.
+    sampled one by one get other logprobs. Its configuration says time_step_limit. Rotary positions may depend on the
+    longest row of a pass: see `pin_rope`, which takes longrope and whose errors are raised.
     """
     limit: Any = getattr(model.config.get_text_config(decoder=True), "time_step_limit", None)
     for module in model.modules() if limit is not None else ():
         if hasattr(module, "time_step_limit"):
             module.time_step_limit = tuple(limit)
+    pin_rope(model, longrope)
     return model
 
 
@@ -228,7 +270,11 @@ def _paths(folder: Path) -> list[Path]:
     if source.suffix == ".safetensors":
         return [source]
     try:
-        return [folder / name for name in sorted(set(json.loads(source.read_text())["weight_map"].values()))]
+        index = json.loads(source.read_text())
+        check_values(index, str(source))
+        return [folder / name for name in sorted(set(index["weight_map"].values()))]
+    except ModelError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _could_not_be_loaded(source, error) from error
 
@@ -281,11 +327,40 @@ _NOT_ARCHITECTURE = {"_name_or_path", "architectures", "dtype", "transformers_ve
 
 
 def load_config(folder: str) -> PretrainedConfig:
-    """Return a folder's config.json."""
+    """Return a folder's config.json.
+
+    Raises ModelError if there is none that transformers can use, or if a file of the folder names one outside of it, or
+    code of the Hub: whatever loads the folder, also vLLM, asks for its configuration first.
+    """
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return _read_config(folder)
+    except ModelError:
+        raise
     except Exception as error:  # OSError, ValueError, TypeError, ...: depends on what is broken
         raise ModelError(f"{folder}: no config.json that transformers can use: {one_line(error)}") from error
+
+
+def make_config(values: Mapping[str, Any]) -> PretrainedConfig:
+    """Return a configuration from values as its to_dict gives them. Raises ModelError as `load_config`."""
+    others = {name: value for name, value in values.items() if name != "model_type"}
+    check_values(others, values["model_type"])
+    return AutoConfig.for_model(values["model_type"], **others)
+
+
+def _read_config(folder: str) -> PretrainedConfig:
+    _check_files(folder)
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+def _check_files(folder: str) -> None:
+    """Raise ModelError if a file of a folder, or the config.json of a Hugging Face id, names what ludic never opens."""
+    if Path(folder).is_dir():
+        check_model_folder(folder)
+        return
+    values = None
+    with suppress(OSError, ValueError):  # whoever loads it says so
+        values = PretrainedConfig.get_config_dict(folder)[0]
+    check_values(values, folder)
 
 
 def check_same_architecture(current: PretrainedConfig, other: PretrainedConfig, folder: str) -> None:
@@ -314,8 +389,8 @@ def check_folder(folder: str, current: PretrainedConfig) -> None:
     if not Path(folder).is_dir():
         raise ModelError(f"{folder}: there is no such folder")
     check_same_architecture(current, load_config(folder), folder)
-    with MAKING_MODELS, torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(current)
+    with torch.device("meta"):
+        model = make_model(current)
     if not can_read_into(model):
         load_pretrained(folder, dtype=None, use_safetensors=True)
         return

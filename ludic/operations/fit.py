@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from os import PathLike, fspath
@@ -18,14 +19,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 from ludic.code.consent import CodeSettings, sampling_uses
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, MissingRootError
-from ludic.launch.config import LaunchConfig
+from ludic.launch.config import LaunchConfig, Start
 from ludic.operations.start import Algorithm, RootUrl
 from ludic.run_config import RunConfig
 from ludic.settings import SettingsError, convert, flat, given, operation, settings_of, split, unknown
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from ludic.launch.before import Start
     from ludic.operations.fit_inputs import Inputs
     from ludic.operations.typed import FitSettings
     from ludic.run import Run
@@ -208,36 +208,41 @@ def _fit_sampled(
     *,
     wait: bool,
 ) -> "Run":
-    from ludic.launch.before import Start, check_start
+    from ludic.launch.before import check_start
     from ludic.launch.local import launch as launch_all
+    from ludic.launch.start_server import start_server
     from ludic.operations.fit_inputs import Inputs
     from ludic.run import Run
     from ludic.show.watch import log_shown
     from ludic.training.inherited_settings import next_config
 
     inputs = Inputs.of(url)
-    with inputs.kept_if_run():
-        existing = _opened(url)
-        own: dict[str, Any] = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
-        if existing is not None:
-            _keep_columns(existing, own)
-        run = convert(RunConfig, _earlier(existing) | parts["run"] | own)
-        train = next_config(url, parts["train"], algorithm, online=True)
-        launching = dict(parts["launch"])
-        if "eval_every" not in launching and launching.get("launcher", "local") == "local" and _has_heldout(run):
-            launching["eval_every"] = train.num_steps  # the first version and the last one
-        processes, engine = convert(LaunchConfig, launching), convert(EngineConfig, parts["engine"])
-        start = Start(url=url, run=run, train=train, processes=processes, engine=engine, root=existing)
-        check_start(start)
-        root = _open(start, convert(CodeSettings, parts["code"]))
-    _tell_changes(root, train)
-    if not wait:
-        _start_in_background("run", root, inputs, flat(train) | flat(processes) | asdict(engine) | {"model": model})
-        return Run(root)
-    with log_shown():
-        # Nodes of a cluster have no consents of this user, who has agreed to all code of the root by now.
-        launch_all(root, train, processes, engine, model=model, code=CodeSettings(trust_code=True))
-        _tell_results(Run(root))
+    with ExitStack() as stack:
+        with inputs.kept_if_run():
+            existing = _opened(url)
+            own: dict[str, Any] = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
+            if existing is not None:
+                _keep_columns(existing, own)
+            run = convert(RunConfig, _earlier(existing) | parts["run"] | own)
+            train = next_config(url, parts["train"], algorithm, online=True)
+            launching = dict(parts["launch"])
+            if "eval_every" not in launching and launching.get("launcher", "local") == "local" and _has_heldout(run):
+                launching["eval_every"] = train.num_steps  # the first version and the last one
+            processes, engine = convert(LaunchConfig, launching), convert(EngineConfig, parts["engine"])
+            start = Start(url=url, run=run, train=train, processes=processes, engine=engine, root=existing)
+            server = stack.enter_context(start_server(start)) if wait else None
+            check_start(start)
+            root = _open(start, convert(CodeSettings, parts["code"]))
+        _tell_changes(root, train)
+        if not wait:
+            settings = flat(train) | flat(processes) | asdict(engine) | {"model": model}
+            _start_in_background("run", root, inputs, settings)
+            return Run(root)
+        with log_shown():
+            # Nodes of a cluster have no consents of this user, who has agreed to all code of the root by now.
+            agreed = CodeSettings(trust_code=True)
+            launch_all(root, train, processes, engine, model=model, code=agreed, server=server)
+            _tell_results(Run(root))
     return Run(root)
 
 
@@ -327,7 +332,7 @@ def _earlier(root: "Root | None") -> dict[str, Any]:
     return {} if root is None else given(asdict(root.run), f"earlier settings of {root.url}", "stored")
 
 
-def _open(start: "Start", code: CodeSettings) -> "Root":
+def _open(start: Start, code: CodeSettings) -> "Root":
     """Start the run, or open it and store the rewards as they are now. Raises ConfigError for other settings."""
     from ludic.launch.before import check_code
     from ludic.launch.roots import create_run, open_or_start, prepare_run_code
@@ -441,6 +446,7 @@ def _fit_stored(
     from ludic.launch.roots import open_or_start
     from ludic.operations.fit_inputs import Inputs
     from ludic.operations.start import train as train_here
+    from ludic.results import progress_bar
     from ludic.run import Run
     from ludic.training.inherited_settings import next_config
 
@@ -463,7 +469,9 @@ def _fit_stored(
         if existing is not None:
             _refuse_other_rows(existing, file)
         root = open_or_start(url, run)
-    for report in import_files(root, [str(file)], "jsonl", env=algorithm):
+    with progress_bar() as track:
+        reports = import_files(root, [str(file)], "jsonl", env=algorithm, track=track)
+    for report in reports:
         if report.refused:
             first = report.refused[0]
             logger.warning(

@@ -8,10 +8,9 @@ The files are in inputs/ of a local root, else in a folder of this user's cache:
     settings.json               the settings of processes in the background
 
 A file of data is named by its content, so a run never reads other rows than those that it began with. Raises
-ConfigError.
+ConfigError; StoreError if a file can't be written; SchemaError if a link leads out of the root.
 """
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,11 +26,12 @@ from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
 from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
 from ludic.environments.rewards import columns_of, is_of_trl, sees_group
-from ludic.errors import ConfigError, one_line
+from ludic.errors import ConfigError, LudicError, one_line
 from ludic.launch.roots import is_there
 from ludic.paths import cache_folder, is_url
 from ludic.store.catalogue import INPUTS
 from ludic.store.filesystem import Storage
+from ludic.store.local import SCRATCH
 
 Row = Mapping[str, Any]
 Rewards = Mapping[str, tuple[Callable[..., Any] | str, float]]
@@ -44,7 +44,10 @@ class Inputs:
 
     url: str
     """The root's."""
-    folder: Path
+    storage: Storage
+    """The local root, else the user's cache folder."""
+    folder: str
+    """Name of the folder there."""
 
     @classmethod
     def of(cls, url: str) -> "Inputs":
@@ -53,36 +56,42 @@ class Inputs:
         Raises SchemaError if the folder of a local root is a link that leads out of it.
         """
         storage = Storage.connect(url)
-        if storage.is_local and not is_url(url):
-            storage.at(f"{INPUTS.folder}/reward.py")
-            return cls(url=url, folder=Path(url) / INPUTS.folder)
-        return cls(url=url, folder=cache_folder() / INPUTS.folder / sha256(storage.url.encode()).hexdigest()[:16])
+        if not storage.is_local or is_url(url):
+            digest = sha256(storage.url.encode()).hexdigest()[:16]
+            return cls(url=url, storage=Storage.connect(str(cache_folder())), folder=f"{INPUTS.folder}/{digest}")
+        storage.at(f"{INPUTS.folder}/reward.py")
+        return cls(url=url, storage=storage, folder=INPUTS.folder)
 
     @contextmanager
     def kept_if_run(self) -> Iterator[None]:
-        """Delete the folder at the end of the block if no run came of it."""
+        """Delete the files at the end of the block if no run came of it."""
         try:
             yield
         except BaseException:
             if not is_there(self.url):
-                shutil.rmtree(self.folder, ignore_errors=True)
+                with suppress(LudicError):
+                    self.storage.delete(self.folder)
                 with suppress(OSError):  # the root's folder, if this made it
-                    self.folder.parent.rmdir()
+                    Path(self.storage.path, SCRATCH).rmdir()
+                    Path(self.storage.path).rmdir()
             raise
 
     def put(self, name: str, data: bytes) -> Path:
-        """Write a file, whole or not at all."""
-        path = self.folder / name
-        if path.is_file() and path.read_bytes() == data:
-            return path
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{path.name}.partial")
-            partial.write_bytes(data)
-            partial.replace(path)
-        except OSError as error:
-            raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
-        return path
+        """Write a file, whole or not at all. Raises SchemaError for a link that leads out, StoreError."""
+        stored = f"{self.folder}/{name}"
+        with suppress(FileNotFoundError):
+            if self.storage.read(stored) == data:
+                return self._path(stored)
+        self.storage.put(stored, data)
+        return self._path(stored)
+
+    def delete_code(self) -> None:
+        """Delete the modules that an earlier call, or another user, left: rewards would import them."""
+        for path in [*Path(self.storage.at(self.folder)).glob("*.py")]:  # links, too
+            self.storage.delete(f"{self.folder}/{path.name}")
+
+    def _path(self, stored: str) -> Path:
+        return Path(self.storage.url, stored)
 
     def put_rows(self, kind: str, rows: Iterable[Row], what: str) -> Path:
         """Write rows as JSON Lines; the name has the digest of the content. Raises ConfigError for other values."""
@@ -292,9 +301,7 @@ def _write_functions(
         *([] if text.origin is None else [f"{ORIGIN}{text.origin}"]),
         "",
     ]
-    # The rewards would import a module that an earlier call, or another user, left there.
-    for stale in [*inputs.folder.glob("*.py")]:
-        stale.unlink()
+    inputs.delete_code()
     for module, source in text.modules.items():
         inputs.put(f"{module}.py", source)
     file = inputs.put("reward.py", "\n".join(lines).encode())

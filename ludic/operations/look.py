@@ -50,7 +50,8 @@ def stats(run: "Run", *, track: Track = untracked) -> "Stats":
 def status(run: "Run") -> "RunStatus":
     """Return the current state: trainer, newest steps, rates, policy, checkpoint, troubles.
 
-    Later calls can tell if the trainer is alive, since they see whether its lease is renewed. Raises SchemaError.
+    Later calls can tell if the trainer is alive, since they see whether its lease is renewed. A damaged file is named
+    in `unreadable`.
     """
     return run.watcher.look()
 

@@ -211,6 +211,7 @@ def write_cluster_files(
 
     from ludic.errors import ConfigError
     from ludic.launch.local import log_folder
+    from ludic.launch.supervisor import make_log_folder
     from ludic.paths import local_path
     from ludic.printable import printable
     from ludic.run import open_run
@@ -218,7 +219,7 @@ def write_cluster_files(
     cluster.check_for(system)
     run = open_run(root)
     if system == "slurm" and run.root.is_local:
-        log_folder(run.root).mkdir(exist_ok=True)  # Slurm ends a job whose log file it can't open
+        make_log_folder(log_folder(run.root))  # Slurm ends a job whose log file it can't open
     files = cluster_files(run, system, cluster=cluster, engine=engine, algorithm=algorithm, **settings)
     if out is None:
         sys.stdout.write("\n".join(files.values()))

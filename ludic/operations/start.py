@@ -12,7 +12,7 @@ from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
-from ludic.launch.config import LaunchConfig
+from ludic.launch.config import LaunchConfig, Start
 from ludic.rollouts.config import WorkerConfig
 from ludic.run_config import RunConfig
 from ludic.settings import (
@@ -34,7 +34,7 @@ from ludic.training.presets import algorithm_names
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
-    from ludic.launch.before import Start
+    from ludic.launch.start_server import StartServer
     from ludic.operations.outcomes import Checked, Sampled, Trained
     from ludic.operations.typed import (
         CheckSettings,
@@ -119,15 +119,18 @@ def run(
     """
     from functools import partial
 
-    from ludic.launch.before import check_code, check_start
     from ludic.launch.process import interrupt_on_sigterm
-    from ludic.launch.roots import create_run
+    from ludic.launch.start_server import start_server
 
     interrupt_on_sigterm()
     start, code = _start_of(str(root), algorithm, settings)
-    check_start(start)
-    made = create_run(start.url, start.run, start.train, code, partial(check_code, start))
-    return _launch(made, start.train, start.processes, start.engine, start.run.model, code)
+    with start_server(start) as server:
+        from ludic.launch.before import check_code, check_start  # slow to import, and meanwhile the server imports
+        from ludic.launch.roots import create_run
+
+        check_start(start)
+        made = create_run(start.url, start.run, start.train, code, partial(check_code, start))
+        return _launch(made, start, start.run.model, code, server)
 
 
 @operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
@@ -162,7 +165,6 @@ def check(
 
 def _start_of(url: str, algorithm: str | None, settings: Mapping[str, Any]) -> "tuple[Start, CodeSettings]":
     """Return what is to start; settings that are not given are those that the root holds. Raises ConfigError."""
-    from ludic.launch.before import Start
     from ludic.store import Root
     from ludic.training.inherited_settings import next_config
 
@@ -210,8 +212,9 @@ def launch(
     from dataclasses import replace
     from functools import partial
 
-    from ludic.launch.before import Start, check_code, check_start
+    from ludic.launch.before import check_code, check_start
     from ludic.launch.roots import prepare_run_code
+    from ludic.launch.start_server import start_server
 
     parts = split(settings, train=TrainConfig, code=CodeSettings, launch=LaunchConfig)
     train = train_config(run.root, config, algorithm, parts["train"], online=True)
@@ -220,27 +223,23 @@ def launch(
     code = convert(CodeSettings, parts["code"])
     config_here = run.config if model is None else replace(run.config, model=model)
     start = Start(url=run.url, run=config_here, train=train, processes=processes, engine=engine, root=run.root)
-    check_start(start)
-    prepare_run_code(run.root, train, code, partial(check_code, start))
-    return _launch(run.root, train, processes, engine, model, code)
+    with start_server(start) as server:
+        check_start(start)
+        prepare_run_code(run.root, train, code, partial(check_code, start))
+        return _launch(run.root, start, model, code, server)
 
 
 def _launch(
-    root: "Root",
-    config: TrainConfig,
-    processes: LaunchConfig,
-    engine: EngineConfig,
-    model: str | None,
-    code: CodeSettings,
+    root: "Root", start: Start, model: str | None, code: CodeSettings, server: "StartServer | None"
 ) -> "Trained":
     from ludic.launch.local import launch
     from ludic.operations.outcomes import Trained
     from ludic.run import Run
 
-    step = launch(root, config, processes, engine, model=model, code=code)
-    evaluation = None if processes.eval_every is None else Run(root).evaluation(measures=("mean_reward",))
+    step = launch(root, start.train, start.processes, start.engine, model=model, code=code, server=server)
+    evaluation = None if start.processes.eval_every is None else Run(root).evaluation(measures=("mean_reward",))
     hint = f"; `ludic stats {root.url}` shows a summary"
-    return Trained(root=root.url, step=step, num_steps=config.num_steps, evaluation=evaluation, hint=hint)
+    return Trained(root=root.url, step=step, num_steps=start.train.num_steps, evaluation=evaluation, hint=hint)
 
 
 def train_config(

@@ -34,6 +34,7 @@ class RunConfigValues(TypedDict, total=False):
     accept_incomplete: bool
     max_steps: int | None
     max_sequence_tokens: int | None
+    longrope: Literal["short", "long"] | None
     max_observation_characters: int | None
     parser: str
     format_reward: float
@@ -261,6 +262,7 @@ class CreateSettings(CodeSettingsValues, total=False):
     accept_incomplete: bool
     max_steps: int | None
     max_sequence_tokens: int | None
+    longrope: Literal["short", "long"] | None
     max_observation_characters: int | None
     parser: str
     format_reward: float
@@ -347,6 +349,7 @@ class FitSettings(TrainConfigValues, CodeSettingsValues, EngineConfigValues, Lau
     accept_incomplete: bool
     max_steps: int | None
     max_sequence_tokens: int | None
+    longrope: Literal["short", "long"] | None
     max_observation_characters: int | None
     parser: str
     format_reward: float

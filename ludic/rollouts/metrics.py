@@ -1,10 +1,11 @@
 """Metrics of the rollouts that a worker appends at once, named as in schemas/metrics.v1.json. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from ludic.printable import left_out
-from ludic.records import GROUP_CLOSED, Rollout, RolloutBatch, RolloutGroup
+from ludic.records import GROUP_CLOSED, Rollout, RolloutBatch, RolloutGroup, comparable_reward
 
 _MOST_CHARACTERS = 500
 """Characters of an error in a metrics row, both ends; rows are read often, and the end names file and line."""
@@ -59,13 +60,15 @@ def stream_metrics(
 def mean_reward(rollouts: Sequence[Rollout]) -> float | None:
     """Return the mean reward of the scored episodes, each counted once per agent; None if none is scored."""
     rewards = [reward for of_agent in _rewards(rollouts).values() for reward in of_agent]
-    return sum(rewards) / len(rewards) if rewards else None
+    return fmean(rewards) if rewards else None
 
 
 def _has_equal_rewards(group: RolloutGroup) -> bool:
     """Return whether each agent's scored episodes, at least two, have the same reward, so that all advantages are 0."""
     rewards = _rewards(group.rollouts)
-    return bool(rewards) and all(len(of_agent) > 1 and len(set(of_agent)) == 1 for of_agent in rewards.values())
+    return bool(rewards) and all(
+        len(of_agent) > 1 and len(set(map(comparable_reward, of_agent))) == 1 for of_agent in rewards.values()
+    )
 
 
 def _rewards(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:

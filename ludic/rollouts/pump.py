@@ -5,7 +5,7 @@ Touches no files. A worker, an evaluation and `GroupSampler` put groups in, and 
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -32,6 +32,7 @@ from ludic.records import (
     EpisodeOutcome,
     Rollout,
     RolloutGroup,
+    add_rewards,
 )
 from ludic.schema.type_checks import find_misfits
 from ludic.waits import GRACE_S
@@ -67,6 +68,8 @@ class BegunGroup:
     """Rows of the episodes that have ended, by their index in the group."""
     ended_at: dict[int, datetime] = field(default_factory=dict)
     """When these ended."""
+    left: "dict[int, _Episode]" = field(default_factory=dict)
+    """The other episodes, by their index: those that run, and those that wait for a slot."""
 
     @property
     def episodes(self) -> list[Sequence[Rollout]]:
@@ -136,7 +139,8 @@ class Pump:
         """
         self._run_episode, self._environments, self._extra_columns = run_episode, environments, extra_columns
         self._in_flight, self._calls, self._close_groups_at = in_flight, calls, close_groups_at
-        self._waiting: deque[_Episode] = deque()
+        self._waiting: OrderedDict[_Episode, None] = OrderedDict()
+        """Episodes that wait for a slot, in their order: the first one leaves as fast as any other."""
         self._running: dict[asyncio.Task[Any], _Episode] = {}
         self._scoring: set[asyncio.Task[None]] = set()
         """Calls of score_group."""
@@ -186,8 +190,9 @@ class Pump:
         if environments is None:
             environments = self._environments[requests[0].env_name]
         group = BegunGroup(number, requests, environments, asyncio.get_running_loop().time())
+        group.left = {index: _Episode(group, index) for index in range(len(requests))}
         self._open[number] = group
-        self._waiting.extend(_Episode(group, index) for index in range(len(requests)))
+        self._waiting.update(dict.fromkeys(group.left.values()))
         self._fill()
         return group
 
@@ -198,7 +203,8 @@ class Pump:
     async def wait(self, timeout_s: float | None = None) -> list[Finished]:
         """Wait until an episode or a call of the engine ends, or for a time; returns the groups completed since.
 
-        Raises what an episode raised: errors of the engine, which end everything.
+        With a time of 0, the tasks that are ready have one turn. Raises what an episode raised: errors of the engine,
+        which end everything.
         """
         self._fill()
         with suppress(TimeoutError):
@@ -243,7 +249,7 @@ class Pump:
         """Start the episodes that wait while slots are free."""
         started = False
         while self._waiting and not self.is_paused and self._free_slots() > 0:
-            self._begin(self._waiting.popleft())
+            self._begin(self._waiting.popitem(last=False)[0])
             started = True
         if started and self._keeps_full:
             asyncio.get_running_loop().call_later(_SETTLED_S, self.wake)
@@ -263,6 +269,7 @@ class Pump:
     def _end(self, task: "asyncio.Task[Sequence[Rollout]]") -> None:
         episode = self._running.pop(task)
         episode.start.settles_s = 0.0
+        del episode.group.left[episode.index]
         self.wake()
         try:
             if task.cancelled():
@@ -288,13 +295,11 @@ class Pump:
 
     def _close_group(self, group: BegunGroup) -> None:
         """End the other episodes of a group, those that wait for a slot too; each has its rows, with an error."""
-        for episode in self._running.values():
-            if episode.group is group:
-                episode.ending.end(GROUP_CLOSED)
-        for episode in [episode for episode in self._waiting if episode.group is group]:
-            self._waiting.remove(episode)
+        for episode in group.left.values():
             episode.ending.end(GROUP_CLOSED)
-            self._begin(episode)
+            if episode in self._waiting:
+                del self._waiting[episode]
+                self._begin(episode)
 
     async def _score(self, group: BegunGroup) -> None:
         """Let the environment score the answers of a group together, while other episodes go on."""
@@ -528,13 +533,13 @@ def _steps(agent: Sequence[Rollout]) -> list[EnvironmentStep]:
 
 def _reward_of_steps(agent: Sequence[Rollout]) -> float:
     """Return what the environment gave; the rest of an episode's reward is for its format."""
-    return sum((step.reward or 0.0 for step in _steps(agent)), 0.0)
+    return add_rewards(step.reward or 0.0 for step in _steps(agent))
 
 
 def _scored(agent: Sequence[Rollout], score: Transition) -> list[Rollout]:
     """Return the rows of an agent with its score."""
     before = _reward_of_steps(agent)
-    reward = (agent[0].episode_reward or 0.0) - before + score.reward
+    reward = add_rewards([agent[0].episode_reward or 0.0, -before, score.reward])
     components = {**agent[0].reward_components, **score.reward_components}
     correct = agent[0].correct if score.correct is None else score.correct
     columns: dict[str, Any] = {"episode_reward": reward, "reward_components": components, "correct": correct}
@@ -550,10 +555,10 @@ def _with_last_step(row: Rollout, difference: float, score: Transition) -> Rollo
     at = agent_steps[-1]
     if steps:
         at = agent_steps[steps[-1].agent_steps[-1]]
-        reward = (steps[-1].reward or 0.0) + difference
+        reward = add_rewards([steps[-1].reward or 0.0, difference])
         steps[-1] = replace(steps[-1], reward=reward, info={**steps[-1].info, **score.info})
     rewards = row.token_rewards.astype(np.float64)
-    rewards[at.end - 1] += difference
+    rewards[at.end - 1] = add_rewards([rewards[at.end - 1], difference])
     rewards = np.clip(rewards, -LARGEST_REWARD, LARGEST_REWARD).astype(np.float32)
     return replace(row, environment_steps=tuple(steps), token_rewards=rewards)
 
@@ -571,7 +576,7 @@ def _with_score_of_root(
     if root.rollout_id not in changed:
         return row
     difference = (changed[root.rollout_id].episode_reward or 0.0) - (root.episode_reward or 0.0)
-    return replace(row, episode_reward=(row.episode_reward or 0.0) + difference)
+    return replace(row, episode_reward=add_rewards([row.episode_reward or 0.0, difference]))
 
 
 def failed(row: Rollout, error: str, traceback: str | None = None) -> Rollout:

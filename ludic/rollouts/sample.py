@@ -110,10 +110,15 @@ def _sample(folder: str, question: Question, root: Root | None, version: int | N
 
     tokenizer = load_tokenizer(folder)
     with ExitStack() as stack:
-        options: dict[str, Any] = {}
-        if root is not None:
-            options = {"base": stack.enter_context(base_of_run(root)), "float32_head": root.run.float32_head}
-        engine = TransformersEngine(folder, device=question.device, version=version or 0, **options)
+        run = None if root is None else root.run
+        engine = TransformersEngine(
+            folder,
+            device=question.device,
+            version=version or 0,
+            base=None if root is None else stack.enter_context(base_of_run(root)),
+            float32_head=run is not None and run.float32_head,
+            longrope=None if run is None else run.longrope,
+        )
     messages = [Message(role="user", content=question.prompt)]
     if question.system is not None:
         messages.insert(0, Message(role="system", content=question.system))

@@ -4,8 +4,9 @@ An episode may have any number of rows, of one agent or of several; the rows of 
 """
 
 import threading
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,11 @@ class GroupSampler:
     run_episode: RunEpisode
     environments: Mapping[str, LimitedEnvironments]
     """Factories by the names in `run.env`."""
+    turns: "TurnOrder" = field(init=False, repr=False, compare=False)
+    """The environment of each group."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "turns", TurnOrder(self.run.env, self.run.curriculum))
 
     @classmethod
     def of_run(cls, run: RunConfig, agent: Agent) -> "GroupSampler":
@@ -59,20 +65,13 @@ class GroupSampler:
         groups = sample_groups(requests, self.run_episode, self.environments, self.run.extra_columns)
         return RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=worker_id))
 
-    def env_of(self, group_number: int) -> str:
-        """Return the environment of a group: they take turns; one that is named twice gets twice as many groups.
-
-        With a curriculum the first one begins alone, and after each `curriculum` groups another one joins.
-        """
-        return self.run.env[group_number % self._num_envs(group_number)]
-
     def request(self, group_number: int, split: Split = "train") -> EpisodeRequest:
         """Return the request that a group's episodes share; its seed is the group's. Raises ConfigError, as `sample`.
 
         If the environment fails to give the example, the request says why, and its episodes fail.
         """
-        env_name = self.env_of(group_number)
-        example, failed = self._example(env_name, self._example_index(group_number), split)
+        env_name, index = self.turns.of(group_number)
+        example, failed = self._example(env_name, index, split)
         keep_mask = self.run.keep_sampling_mask
         return EpisodeRequest(
             env_name=env_name,
@@ -109,22 +108,69 @@ class GroupSampler:
         request = self.request(group_number, split)
         return sweep(repeat(request, self.run.group_size, request.seed), self.run.sweep)
 
-    def _example_index(self, group_number: int) -> int:
-        """Return the number of earlier groups of the same environment, in the order of the whole run."""
-        name, index, start = self.env_of(group_number), 0, 0
-        # Stages of a curriculum, in each of which the same environments take turns.
-        for num_envs in range(self._num_envs(0), self._num_envs(group_number) + 1):
-            is_last = num_envs == self._num_envs(group_number)
-            end = group_number if is_last or self.run.curriculum is None else self.run.curriculum * num_envs
-            envs = self.run.env[:num_envs]
-            index += _num_turns(envs, name, end) - _num_turns(envs, name, start)
-            start = end
-        return index
 
-    def _num_envs(self, group_number: int) -> int:
-        """Return how many environments take turns at a group."""
-        length = self.run.curriculum
-        return len(self.run.env) if length is None else min(1 + group_number // length, len(self.run.env))
+class TurnOrder:
+    """Environments take turns at the groups of a run; one that is named twice gets twice as many groups.
+
+    With a curriculum the first one begins alone, and after each `curriculum` groups another one joins: in the stage of
+    n environments, group g is of environment g % n. The last stage does not end.
+    """
+
+    def __init__(self, envs: Sequence[str], curriculum: int | None) -> None:
+        self._envs, self._curriculum = envs, curriculum
+        self._positions: dict[str, list[int]] = {}
+        """Indexes at which each environment is named, in order."""
+        for position, name in enumerate(envs):
+            self._positions.setdefault(name, []).append(position)
+        self._known: dict[str, tuple[int, int]] = {}
+        """By environment, a stage and the number of its groups in all stages before."""
+
+    def of(self, group_number: int) -> tuple[str, int]:
+        """Return the environment of a group, and the number of its earlier groups in the order of the whole run.
+
+        The time depends on how often this one is named, not on the number of the others.
+        """
+        num_envs = len(self._envs)
+        if self._curriculum is not None:
+            num_envs = min(1 + group_number // self._curriculum, num_envs)
+        name = self._envs[group_number % num_envs]
+        index = _num_turns(self._positions[name], num_envs, group_number)
+        if self._curriculum is not None:
+            start = self._curriculum * (num_envs - 1)
+            index += self._num_before(name, num_envs, self._curriculum)
+            index -= _num_turns(self._positions[name], num_envs, start)
+        return name, index
+
+    def _num_before(self, name: str, stage: int, curriculum: int) -> int:
+        """Return the number of groups of an environment before a stage. stage: its number of environments."""
+        since, num_groups = self._known.get(name, (1, 0))
+        if since > stage:
+            since, num_groups = 1, 0
+        for position in self._positions[name] if since < stage else ():
+            # Stage n has the groups from curriculum x (n - 1) to curriculum x n, without the last. Of these, g % n is
+            # equal to the position for (curriculum + position) // n groups.
+            num_groups += _sum_of_quotients(curriculum + position, max(since, position + 1), stage)
+        self._known[name] = stage, num_groups
+        return num_groups
+
+
+def _num_turns(positions: Sequence[int], num_envs: int, end: int) -> int:
+    """Return how many of the groups from 0 to `end` the environment at these positions gets of the first `num_envs`."""
+    rounds, rest = divmod(end, num_envs)
+    return rounds * bisect_left(positions, num_envs) + bisect_left(positions, rest)
+
+
+def _sum_of_quotients(number: int, start: int, end: int) -> int:
+    """Return the sum of number // n for n from `start` to `end`, without `end`.
+
+    Neighbours with the same quotient are added at once; there are at most 2 sqrt(number) quotients.
+    """
+    total, first = 0, start
+    while first < end and (quotient := number // first) > 0:
+        after = min(end, number // quotient + 1)
+        total += quotient * (after - first)
+        first = after
+    return total
 
 
 def episodes_of_run(
@@ -181,12 +227,6 @@ def open_code(
     environments = check_sampling_code(run, files, limit, stop)
     # Comes last: a file that can't be run is not kept, so that its fixed version is read.
     return environments, files, keep_code(root, uses, files)
-
-
-def _num_turns(envs: Sequence[str], name: str, end: int) -> int:
-    """Return how many of the groups from 0 to `end` an environment would get if these took turns."""
-    turns, rest = divmod(end, len(envs))
-    return turns * envs.count(name) + envs[:rest].count(name)
 
 
 # --- The agent of a run ----------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root
 from ludic.store.claims import check_holds_slot, code_before, held_slot
+from ludic.store.filesystem import back_off
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile
 from ludic.temporary import temporary_folder
 from ludic.troubles import find_sampling_troubles, warn_of_rows
@@ -45,6 +46,8 @@ _IDLE_S = 10.0
 """Seconds without work after which a worker logs the reason."""
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
+_BUSY_WAIT_S = 0.05
+"""Shortest pause between reads of LATEST while episodes run, which reads would slow down."""
 _READS_A_SECOND = 2000
 """Most reads of LATEST in a second by all waiting workers of a run. S3 serves 5,500 GETs a second below a prefix; 1,000
 workers that all begin with _SHORTEST_WAIT_S would send about 10,000 (benchmarks/scale.py)."""
@@ -152,23 +155,29 @@ class _Store:
         self._log, self._check_slot = log, check_slot
         self._failures = FailureLog(logger)
         self._warn = warn_of_rows(logger, partial(find_sampling_troubles, run=root.run))
-        self._num_appended = 0
-        """Groups that were appended, or are about to be, and are in no file that counts as read."""
+        self._num_unread = 0
+        """Groups that have begun, and are in no file that counts as read: being sampled, complete, or appended."""
         self._known: LatestPolicy | None = None
-        """LATEST at the newest of them."""
+        """LATEST at the newest of them that are about to be appended."""
         self._unread: list[_Unread] = []
         self._of_earlier_lives: Sequence[MadeFile] = earlier
 
-    def expect(self, num_groups: int, latest: LatestPolicy | None) -> None:
-        """Count groups that are about to be appended. latest: as it is known now."""
-        self._num_appended += num_groups
+    def begin(self, num_groups: int = 1) -> None:
+        """Count groups that begin, until the trainer has read them, whoever holds them meanwhile."""
+        self._num_unread += num_groups
+
+    def expect(self, latest: LatestPolicy | None) -> None:
+        """Note that groups are about to be appended. latest: as it is known now."""
         self._known = latest
 
     def num_unread(self, latest: LatestPolicy) -> int:
-        """Return how many groups the trainer has not read, of this life and, if that is known, of the one before."""
+        """Return how many groups the trainer has not read, of this life and, if that is known, of the one before.
+
+        Those of this life count from their start.
+        """
         # What the trainer read of older lives is not known, and by far the most of it was used.
         before = [file for file in self._of_earlier_lives if file.worker_id in latest.seen]
-        self._num_appended += sum(file.num_groups for file in before)
+        self._num_unread += sum(file.num_groups for file in before)
         self._of_earlier_lives = ()
         self._unread += [_Unread(made, latest.attempt_id, latest.planned_step) for made in before]
         known = self._known or latest
@@ -176,8 +185,8 @@ class _Store:
             self._unread.append(_Unread(self.writer.made.popleft(), known.attempt_id, known.planned_step))
         num_before = sum(file.made.num_groups for file in self._unread)
         self._unread = [file for file in self._unread if not file.is_read(latest)]
-        self._num_appended -= num_before - sum(file.made.num_groups for file in self._unread)
-        return self._num_appended
+        self._num_unread -= num_before - sum(file.made.num_groups for file in self._unread)
+        return self._num_unread
 
     def append(
         self, batch: RolloutBatch | None, events: Sequence[GroupEvent], times: SwapTimes, metrics: Mapping[str, Any]
@@ -225,7 +234,7 @@ class Stream:
     def wait_for_policy(self) -> bool:
         """Wait until there are weights to sample with; returns False if stopped before."""
         began, said = time.monotonic(), False
-        for wait_s in _back_off(self._root.run.num_workers):
+        for wait_s in pauses_between_reads(self._root):
             self._latest = self._follower.follow()
             if self._latest is not None:
                 return True
@@ -268,9 +277,10 @@ class Stream:
     async def _sample(self, following: "asyncio.Task[None]") -> None:
         clock, said, idle_since = asyncio.get_running_loop().time, False, None
         while not self._is_over():
-            await self._begin_groups()
+            # One group a round: the rest of the round is never put off, however long the code of users blocks the loop.
+            has_begun = self._begin_group()
             began, is_idle = clock(), self._pump.is_idle
-            self._take(await self._pump.wait(self._next_look_s()))
+            self._take(await self._pump.wait(0.0 if has_begun else self._next_look_s()))
             if is_idle:
                 self._idle_s += clock() - began
                 self._waited_for = "weights" if self._pump.is_paused else "budget"
@@ -291,13 +301,16 @@ class Stream:
             return self._config.on_stop == "give_up" or self._pump.num_open == 0
         return self._num_started == self._config.num_groups and self._pump.num_open == 0
 
-    async def _begin_groups(self) -> None:
-        while self._pump.has_room and self._num_allowed() > 0:
-            number = next(self._numbers)
-            begun = self._pump.start(number, self._follower.sampler.episodes(number))
-            self._events.append(self._event("started", begun))
-            self._num_started += 1
-            await asyncio.sleep(0)  # so that its episodes reach the engine, and others go on
+    def _begin_group(self) -> bool:
+        """Begin the next group if there is room for it, and return whether it has begun."""
+        if not self._pump.has_room or self._num_allowed() <= 0:
+            return False
+        number = next(self._numbers)
+        begun = self._pump.start(number, self._follower.sampler.episodes(number))
+        self._store.begin()
+        self._events.append(self._event("started", begun))
+        self._num_started += 1
+        return True
 
     def _num_allowed(self) -> int:
         """Return how many further groups may begin."""
@@ -305,8 +318,7 @@ class Stream:
             return 0
         most = 1 if self._config.num_groups is None else self._config.num_groups - self._num_started
         if self._config.follow_budget:
-            num_complete = len(self._finished) + self._store.num_unread(self._latest)
-            most = min(most, self._latest.num_allowed(self._pump.num_open + num_complete))
+            most = min(most, self._latest.num_allowed(self._store.num_unread(self._latest)))
         return most
 
     # --- New weights -----------------------------------------------------------------------------------------
@@ -319,16 +331,16 @@ class Stream:
             asyncio.run_coroutine_threadsafe(self._quiet(), loop).result()
 
         follow = self._follower.follow if self._config.swap == "token" else partial(self._follower.follow, quiet)
-        waits = _back_off(self._root.run.num_workers)
+        waits = pauses_between_reads(self._root)
         try:
             while True:
                 latest = await thread.run(follow)
                 self._calls.release()
                 self._pump.is_paused = False
                 if latest is not None and latest != self._latest:
-                    self._latest, waits = latest, _back_off(self._root.run.num_workers)
+                    self._latest, waits = latest, pauses_between_reads(self._root)
                     self._pump.wake()
-                await asyncio.sleep(next(waits))
+                await asyncio.sleep(next(waits) if self._pump.is_idle else max(next(waits), _BUSY_WAIT_S))
         finally:
             thread.close()
             self._pump.wake()
@@ -381,7 +393,7 @@ class Stream:
         self._appended_at = asyncio.get_running_loop().time()
         finished, self._finished = self._finished, []
         events, self._events = self._events, []
-        self._store.expect(len(finished), self._latest)
+        self._store.expect(self._latest)
         batch, metrics = None, dict[str, Any]()
         if finished:
             groups = tuple(each.group for each in finished)
@@ -454,7 +466,7 @@ def _persist(stop: threading.Event, write: Callable[[], None]) -> None:
 
     An error of a writer belongs to an earlier write, which the writer retries itself; it has not taken the new data.
     """
-    for wait_s in _back_off():
+    for wait_s in back_off(_SHORTEST_WAIT_S, _LONGEST_WAIT_S):
         try:
             return write()
         except StoreError as error:
@@ -464,9 +476,6 @@ def _persist(stop: threading.Event, write: Callable[[], None]) -> None:
     return write()
 
 
-def _back_off(num_workers: int = 1) -> Iterator[float]:
-    """Yield growing waits. num_workers: workers that wait for the same file."""
-    wait_s = max(_SHORTEST_WAIT_S, num_workers / _READS_A_SECOND)
-    while True:
-        yield wait_s
-        wait_s = max(wait_s, min(wait_s * 1.2, _LONGEST_WAIT_S))
+def pauses_between_reads(root: Root) -> Iterator[float]:
+    """Yield the seconds between reads of LATEST by a worker that waits."""
+    return root.pauses(_SHORTEST_WAIT_S, _LONGEST_WAIT_S, least_s=root.run.num_workers / _READS_A_SECOND)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from statistics import fmean
 from typing import Any, Literal
 
 Row = Mapping[str, Any]
@@ -32,6 +33,8 @@ class Balance:
     """Number of these steps: the newest ones, without those before the first rollouts that are known."""
     balanced_workers: float
     """Number of workers, like the mean of these, that would keep the trainer busy and be busy themselves."""
+    handoff_s: float
+    """Mean seconds of a step in which the trainer waits and no worker samples: weights or rollouts are on their way."""
 
     @property
     def waiting(self) -> Literal["trainer", "workers", "both", "none"]:
@@ -46,7 +49,10 @@ class Balance:
         text = f"trainer busy {self.trainer_busy:.0%}, {workers} busy {self.worker_busy:.0%}: "
         match self.waiting:
             case "both":
-                return text + "they wait for each other in turn; no --batches-ahead, or a higher one, lets both work"
+                return (
+                    f"{text}they wait for each other in turn, and both for {self.handoff_s:.2g} s of a step, for "
+                    "hand-offs; no --batches-ahead, or a higher one, lets both work"
+                )
             case "none":
                 return text + "balanced"
         who = "the trainer waits" if self.waiting == "trainer" else "workers wait"
@@ -77,6 +83,7 @@ def find_balance(steps: Sequence[Row], calls: Iterable[Row]) -> Balance | None:
         num_steps=len(known),
         num_workers=len({span.worker_id for span, (sampled, _) in parts if sampled > 0}),
         balanced_workers=sampled_s / work_s,
+        handoff_s=fmean(_idle_s(step, spans) for step in known),
     )
 
 
@@ -110,6 +117,16 @@ def _within(span: _Span, steps: Sequence[Row]) -> tuple[float, float]:
     times = [(_start(row), row["created_at"]) for row in steps]
     sampled_s = sum(_overlap_s(span.middle, span.end, *of_step) for of_step in times)
     return sampled_s, sum(_overlap_s(span.start, span.middle, *of_step) for of_step in times)
+
+
+def _idle_s(step: Row, spans: Sequence[_Span]) -> float:
+    """Return the seconds of a step's wait, which comes before its work, in which no worker samples."""
+    start, idle_s = _start(step), 0.0
+    end = start + timedelta(seconds=step["wait_s"] or 0.0)
+    for span in sorted(spans, key=lambda span: span.middle):
+        idle_s += max(0.0, (min(span.middle, end) - start).total_seconds())
+        start = max(start, span.end)
+    return idle_s + max(0.0, (end - start).total_seconds())
 
 
 def _overlap_s(start: datetime, end: datetime, other_start: datetime, other_end: datetime) -> float:

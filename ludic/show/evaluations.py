@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ludic.eval.compare import Compared
 from ludic.eval.contamination import Overlaps
 from ludic.eval.numbers import Numbers
-from ludic.results import NOT_ESTIMATED, Frame, Part, Result, Sentence, number, plural, to_frame
+from ludic.eval.statistics import ESTIMAND, FEWEST_EXAMPLES, FEWEST_FOR_POWER
+from ludic.results import NOT_ESTIMATED, TOO_FEW, Frame, Part, Result, Sentence, number, plural, to_frame
 
 if TYPE_CHECKING:
     import polars as pl
@@ -44,7 +45,8 @@ class Evaluation(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as plain values, as `ludic eval --json` prints them."""
         samples, measures = self.numbers.counts.to_pylist(), list(self.numbers.rows)
-        return {"root": self.url, "confidence": self.confidence, "samples": samples, "measures": measures}
+        facts = {"root": self.url, "estimand": ESTIMAND, "confidence": self.confidence}
+        return {**facts, "samples": samples, "measures": measures}
 
     def parts(self) -> Iterator[Part]:
         """A table of samples, then one of measures."""
@@ -64,7 +66,7 @@ class Evaluation(Result):
             rows,
             (*keys, "measure", "estimate", "interval", "std_error", "num_missing"),
             most=len(rows),
-            titles={"interval": f"{100 * self.confidence:g}% interval"},
+            titles={"estimate": "mean over examples", "interval": f"{100 * self.confidence:g}% interval"},
             derived={
                 "measure": measure_title,
                 "interval": interval_text,
@@ -100,6 +102,7 @@ class Comparison(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as plain values, as `ludic eval compare --json` prints them."""
         return {
+            "estimand": ESTIMAND,
             "confidence": self.confidence,
             "difference_of_interest": self.difference,
             "differences": list(self.compared.rows),
@@ -109,7 +112,7 @@ class Comparison(Result):
     def parts(self) -> Iterator[Part]:
         """A table of differences, what limits them, and warnings."""
         rows = self.compared.rows
-        yield f"baseline {rows[0]['a']}, paired on the same examples"
+        yield f"baseline {rows[0]['a']}, paired on the same examples; means are over these examples"
         columns = ("side", "env_name", "measure", "estimate_a", "estimate_b", "difference")
         yield Frame(
             "differences",
@@ -138,8 +141,10 @@ def measure_title(row: Mapping[str, Any]) -> str:
 
 
 def interval_text(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
-    """Return the interval of a row, or that it cannot be estimated."""
-    return NOT_ESTIMATED if row["low"] is None else f"{number(row['low'], digits)} to {number(row['high'], digits)}"
+    """Return the interval of a row, or why there is none."""
+    if row["low"] is not None:
+        return f"{number(row['low'], digits)} to {number(row['high'], digits)}"
+    return TOO_FEW if 0 < row["num_examples"] < FEWEST_EXAMPLES else NOT_ESTIMATED
 
 
 def _limits(row: Mapping[str, Any], difference: float) -> str:
@@ -150,11 +155,12 @@ def _limits(row: Mapping[str, Any], difference: float) -> str:
 
 def facts_of(row: Mapping[str, Any], difference: float) -> Iterator[str]:
     """Yield the facts about a difference: pairs and test, power, what was left out."""
-    mid = "" if row["p_mid"] is None else f" (mid-p {number(row['p_mid'], 2)})"
+    mid = "" if row["p_mid"] is None else f" (mid-p {number(row['p_mid'], 2)}, {number(row['p_mid_holm'], 2)} by Holm)"
     test = {"mcnemar": f"McNemar's exact test{mid}", "permutation": "permutation test"}[row["test"]]
     changes = f"{row['num_gains']:,} up and {row['num_losses']:,} down"
     yield f"{plural(row['num_examples'], 'pair')}, {changes}, {test}"
-    power = NOT_ESTIMATED if row["power"] is None else f"{row['power']:.0%}"
+    reason = TOO_FEW if row["num_examples"] < FEWEST_FOR_POWER else NOT_ESTIMATED
+    power = reason if row["power"] is None else f"{row['power']:.0%}"
     needed = row["examples_needed"]
     enough = "" if needed is None else f"; 80% needs about {plural(needed, 'example')}"
     yield f"power for a difference of {number(difference)}: {power}{enough}"

@@ -14,6 +14,7 @@ from ludic.maintenance.verify import TABLES, Footer, read_footers
 from ludic.results import Frame, Part, Result, Sentence, cell, number, plural, sparkline
 from ludic.sql import connect
 from ludic.sql.reports import read_reports
+from ludic.sql.root_views import unreadable_records
 from ludic.sql.snapshot import count_rows
 from ludic.store import Root
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
@@ -117,8 +118,9 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
     """Return all figures of a run. Raises QueryError, StoreError."""
     counts: dict[str, dict[str, int]] = {"rollouts": count_rows(root, "rollouts"), "evals": count_rows(root, "evals")}
     footers = {folder: read_footers(root, folder, track, known=counts.get(folder)) for folder in TABLES}
-    broken = [footer for found in footers.values() for footer in found if footer.problem]
-    with connect(root, without=[footer.name for footer in broken]) as con:
+    broken = {footer.name: footer.problem for found in footers.values() for footer in found if footer.problem}
+    broken |= {name: problem.removeprefix(f"{root.url}/{name} ") for name, problem in unreadable_records(root).items()}
+    with connect(root, without=broken) as con:
         tables = read_reports(con, root)
     rows = {name: table.to_pylist() for name, table in tables.items()}
     (totals,), (steps,) = rows.pop("rollouts"), rows.pop("steps")
@@ -137,7 +139,7 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
         "steps": steps | {"drops": drops},
         "policies": _policies(weights["policies"]),
         "checkpoints": _folders_with(weights["checkpoints"], CHECKPOINTS.file),
-        "unreadable": [{"name": footer.name, "problem": footer.problem} for footer in broken],
+        "unreadable": [{"name": name, "problem": problem} for name, problem in broken.items()],
         "quarantined": [asdict(file) for file in list_quarantined(root)],
     }
     return Stats(facts=facts, tables=tables)

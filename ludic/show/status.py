@@ -60,7 +60,7 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalMeans:
-    """Means of the stored evaluation rollouts of a version in one environment."""
+    """Means over examples of the stored evaluations of a version in one environment."""
 
     version: int
     env_name: str
@@ -92,6 +92,8 @@ class RunStatus(Result):
     """By environment, what the workers sampled with each version that is known."""
     evals: Sequence[EvalMeans] = ()
     """Of the newest version with stored evaluations, by environment."""
+    unreadable: Sequence[str] = ()
+    """Problems of damaged files, without which the rest is shown."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values; the root by its place."""
@@ -195,6 +197,8 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
     run = status.root.run
     for trouble in status.troubles():  # first, since a low terminal shows only the first lines
         yield "warning", Text(printable(str(trouble)), style="bold red")
+    for problem in status.unreadable:
+        yield "unreadable", Text(printable(problem), style="bold red")
     yield "model", Text(printable(f"{run.model}, {plural(run.groups_per_batch, 'group')} of {run.group_size} a batch"))
     yield "trainer", _trainer(status)
     if status.trainer and (computing := describe_computing(status.trainer.config)):

@@ -1,7 +1,8 @@
 """Follow a run: read its state from files, and show it as a live panel, log lines or a progress bar.
 
-A look costs a handful of small reads and three listings; no file of metrics is read twice. Raises MissingRootError
-if the run is gone, StoreError if its filesystem fails, SchemaError if a file is damaged.
+A look costs a handful of small reads and three listings; no file of metrics is read twice. A damaged file is named, and
+the rest is shown. Raises MissingRootError if the run is gone, StoreError if its filesystem fails, ConfigError or
+SchemaError if run.json is damaged.
 """
 
 import itertools
@@ -14,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
+import pyarrow as pa
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -27,10 +28,11 @@ from ludic.printable import log_handler
 from ludic.records import RolloutBatch
 from ludic.results import NOTEBOOK_COLUMNS, printable, to_html
 from ludic.rollouts.metrics import mean_reward
+from ludic.schema import SCALAR_COLUMNS
 from ludic.show.balance import Row
 from ludic.show.status import WINDOW, EvalMeans, RunStatus, Trainer, draw
 from ludic.store import Attempt, MetricsTail, Root, latest_policy, list_files, read_attempt, read_columns
-from ludic.store.attempts import checkpoint_ids
+from ludic.store.attempts import checkpoint_ids, newest_attempt_id
 from ludic.store.claims import LeaseWatch, newest_claim, read_lease
 from ludic.store.files import list_versions
 from ludic.store.policies import read_policy
@@ -38,6 +40,8 @@ from ludic.store.records import CheckpointId
 from ludic.troubles import LEAPS, History, Sampled, Trouble, TroubleLog, find_leaps
 
 logger = logging.getLogger("ludic.run")
+
+Found = TypeVar("Found")
 
 _MOST_STEPS = 1000
 _NEWEST_CALLS = 256
@@ -54,7 +58,9 @@ class Watcher:
     def __init__(self, url: str, poll: Callable[[], Iterable[Row]] | None = None) -> None:
         """poll: returns rows of the metrics that are new since its last call; None reads the newest files."""
         self._url = url
-        self._poll = poll or MetricsTail(Root.open(url), newest_files=_NEWEST_FILES).poll
+        tail = MetricsTail(Root.open(url), newest_files=_NEWEST_FILES)
+        self._poll = poll or tail.poll
+        self._broken = tail.broken
         self._lease_watch = LeaseWatch()
         self._attempt: Attempt | None = None
         self._steps: dict[CheckpointId, Row] = {}
@@ -67,18 +73,20 @@ class Watcher:
         root = Root.open(self._url)  # raises if the run is gone
         now = datetime.now(UTC)
         self._take(self._poll(), now)
-        latest, steps = latest_policy(root), steps_that_count(self._steps)
+        steps, unreadable = steps_that_count(self._steps), list(self._broken.values())
+        latest = _if_sound(lambda: latest_policy(root), unreadable)
         return RunStatus(
             root=root,
             at=now,
-            trainer=self._find_trainer(root),
+            trainer=self._find_trainer(root, unreadable),
             steps=steps,
             calls=list(self._calls),
             newest_calls=list(self._newest_calls),
-            policy=read_policy(root, latest.version) if latest else None,
+            policy=_if_sound(lambda: read_policy(root, latest.version), unreadable) if latest else None,
             checkpoint=max(checkpoint_ids(root), default=None),
             history=_history(self._sampled.values(), steps),
             evals=self._evals.look(root),
+            unreadable=unreadable,
         )
 
     def _take(self, rows: Iterable[Row], now: datetime) -> None:
@@ -98,9 +106,12 @@ class Watcher:
         for key in [key for key in self._sampled if key[1] <= oldest]:
             del self._sampled[key]
 
-    def _find_trainer(self, root: Root) -> Trainer | None:
-        attempt_id = newest_claim(root)
-        lease, attempt = read_lease(root, attempt_id), self._find_attempt(root, attempt_id)
+    def _find_trainer(self, root: Root, unreadable: list[str]) -> Trainer | None:
+        attempt_id = _if_sound(lambda: newest_claim(root), unreadable)
+        if attempt_id is None:
+            attempt_id = newest_attempt_id(root)
+        lease = _if_sound(lambda: read_lease(root, attempt_id), unreadable)
+        attempt = _if_sound(lambda: self._find_attempt(root, attempt_id), unreadable)
         known = lease or attempt
         if known is None:
             return None
@@ -119,6 +130,15 @@ class Watcher:
             except FileNotFoundError:
                 return None
         return self._attempt
+
+
+def _if_sound(read: Callable[[], Found | None], unreadable: list[str]) -> Found | None:
+    """Return what `read` returns; None for a damaged file, whose problem is added to `unreadable`."""
+    try:
+        return read()
+    except SchemaError as error:
+        unreadable.append(str(error))
+        return None
 
 
 def stored_troubles(root: Root, rows: Iterable[Row]) -> list[Trouble]:
@@ -146,7 +166,7 @@ class _EvalTail:
 
     def __init__(self) -> None:
         self._looked = -math.inf
-        self._rows: dict[str, list[Row]] = {}
+        self._rows: dict[str, pa.Table] = {}
         """Rows of each file."""
         self._means: list[EvalMeans] = []
 
@@ -155,7 +175,7 @@ class _EvalTail:
         if time.monotonic() - self._looked >= _EVALS_EVERY_S:
             version = max(list_versions(root, "evals"), default=None)
             if version is not None and self._read(root, version):
-                self._means = _eval_means(version, [row for rows in self._rows.values() for row in rows])
+                self._means = _eval_means(version, pa.concat_tables(self._rows.values())) if self._rows else []
             self._looked = time.monotonic()
         return self._means
 
@@ -166,29 +186,23 @@ class _EvalTail:
         for name in names:
             if name not in known:
                 with suppress(SchemaError, FileNotFoundError):  # broken, or compacted just now
-                    self._rows[name] = read_columns(root, name, _EVAL_COLUMNS).to_pylist()
+                    self._rows[name] = read_columns(root, name, SCALAR_COLUMNS)
         return self._rows.keys() != known.keys()
 
 
-_EVAL_COLUMNS = ("env_name", "episode_reward", "correct")
+def _eval_means(version: int, rows: pa.Table) -> list[EvalMeans]:
+    from ludic.sql.reports import means_of_evaluation  # imports DuckDB, which workers do without
 
-
-def _eval_means(version: int, rows: Sequence[Row]) -> list[EvalMeans]:
-    means = []
-    for env_name in sorted({row["env_name"] for row in rows}):
-        own = [row for row in rows if row["env_name"] == env_name]
-        rewards = [row["episode_reward"] for row in own if row["episode_reward"] is not None]
-        correct = [row["correct"] for row in own if row["correct"] is not None]
-        means.append(
-            EvalMeans(
-                version=version,
-                env_name=env_name,
-                num_rollouts=len(own),
-                reward_mean=fmean(rewards) if rewards else None,
-                accuracy=fmean(correct) if correct else None,
-            )
+    return [
+        EvalMeans(
+            version=version,
+            env_name=row["env_name"],
+            num_rollouts=row["num_rollouts"],
+            reward_mean=row["reward_mean"],
+            accuracy=row["accuracy"],
         )
-    return means
+        for row in means_of_evaluation(rows)
+    ]
 
 
 def steps_that_count(rows: Mapping[CheckpointId, Row]) -> list[Row]:
@@ -292,8 +306,9 @@ def log_shown() -> Iterator[None]:
 
 @contextmanager
 def step_log(watcher: Watcher, interval_s: float = _INTERVAL_S) -> Iterator[Update]:
-    """Log one line per new gradient step, each trouble of the run when it begins, StoreError and SchemaError."""
+    """Log one line per new gradient step, each trouble of the run when it begins, what can't be read, StoreError."""
     known = set(map(_checkpoint_id, watcher.look().steps))
+    told: set[str] = set()
     troubles = TroubleLog(logger)
 
     def look() -> None:
@@ -302,6 +317,10 @@ def step_log(watcher: Watcher, interval_s: float = _INTERVAL_S) -> Iterator[Upda
         except (StoreError, SchemaError) as error:
             logger.warning("looking again: %s", error)
             return
+        for problem in status.unreadable:
+            if problem not in told:
+                told.add(problem)
+                logger.warning("%s", problem)
         num_steps = status.trainer.num_steps if status.trainer else None
         of_all = "" if num_steps is None else f" of {num_steps}"
         for row in status.steps:

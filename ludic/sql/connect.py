@@ -2,8 +2,9 @@
 
 Reads the roots, and caches scalars of many small files on this machine (ludic.sql.snapshot). The files of `rollouts`
 and `evals` are listed once; the other views list their files at each query. Raises MissingRootError if there is no run,
-QueryError if the roots can't be read together or DuckDB can't name a folder. A broken file of a worker is left out with
-a warning; any other broken file fails the queries that read it, with DuckDB's error, unless it is left out by name.
+QueryError if the roots can't be read together or DuckDB can't name a folder. A broken file of a worker, and on a local
+disk a broken record, is left out with a warning; any other broken file fails the queries that read it, with DuckDB's
+error, unless it is left out by name.
 """
 
 import re
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from ludic.errors import QueryError
 from ludic.schema import rollouts_schema
-from ludic.sql.library import quote_list
+from ludic.sql.library import create_macros, quote_list
 from ludic.sql.root_views import create_views
 from ludic.sql.snapshot import Snapshot
 from ludic.store import Root
@@ -178,7 +179,7 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def open_duckdb() -> duckdb.DuckDBPyConnection:
-    """Return an empty in-memory DuckDB in UTC that does not read Python variables as tables."""
+    """Return an empty in-memory DuckDB with ludic's macros, in UTC, that does not read Python variables as tables."""
     con = duckdb.connect()
     con.execute("set TimeZone = 'UTC'")
     con.execute("set python_enable_replacements = false")
@@ -187,4 +188,5 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
         con.execute("set enable_progress_bar = false")
     # Files never change, and reading the footers of a million rollouts takes a third of the time of their advantages.
     con.execute("set parquet_metadata_cache = true")
+    create_macros(con)
     return con

@@ -51,6 +51,8 @@ class SqlText:
     """Default values of optional parameters."""
     history: int = 0
     """Number of rows of earlier batches that an advantage wants to see."""
+    is_packaged: bool = False
+    """Whether it is one of ludic's files."""
     function: Callable[..., pa.Table] | None = None
     """Function of an advantage in Python, whose `text` is its file; None for SQL."""
 
@@ -74,7 +76,7 @@ def load_text(kind: Kind, name_or_path: str, template: str, wanted: str, files: 
     text = find(kind, name_or_path, files)
     is_own = file_of(name_or_path) is not None
     source = name_or_path if is_own else f"ludic/sql/{kind.folder}/{name_or_path}.sql"
-    return _parse(PurePath(source).stem, source, text, template, wanted)
+    return replace(_parse(PurePath(source).stem, source, text, template, wanted), is_packaged=not is_own)
 
 
 def _parse(name: str, source: str, text: str, template: str, wanted: str) -> SqlText:
@@ -123,12 +125,26 @@ def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, know
 def required_columns(texts: Iterable[SqlText], columns: Iterable[str]) -> list[str]:
     """Return the columns whose names occur in the texts, outside of SQL comments; may include too many."""
     code = (text.text if text.function else _COMMENT.sub("", text.text) for text in texts)
-    mentioned = {word.lower() for text in code for word in re.findall(r"\w+", text)}
-    return [name for name in columns if name in mentioned]
+    return mentioned(code, columns)
+
+
+def mentioned(code: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return the names that occur as words in texts of SQL or Python; may include too many."""
+    words = {word.lower() for text in code for word in re.findall(r"\w+", text)}
+    return [name for name in names if name in words]
 
 
 def _dollars(names: Iterable[str]) -> str:
     return ", ".join(f"${name}" for name in sorted(names))
+
+
+# --- Macros --------------------------------------------------------------------------------------------
+
+
+def create_macros(con: duckdb.DuckDBPyConnection) -> None:
+    """Create the macros of ludic/sql/macros/, such as is_success: packaged SQL calls them, and users' SQL may."""
+    for name in packaged_names("macros"):
+        con.execute(read_packaged("macros", name))
 
 
 # --- Run SQL -------------------------------------------------------------------------------------------
@@ -236,6 +252,7 @@ def advantages(
     baseline was computed over whole groups. Raises QueryError if a parameter is missing, DuckDB refuses the SQL, or it
     returns other columns.
     """
+    create_macros(con)  # a user's own connection lacks them
     text = load_advantage(advantage) if isinstance(advantage, str) else advantage
     drops = [load_filter(filter_) if isinstance(filter_, str) else filter_ for filter_ in filters]
     return pa.concat_tables([_advantages_over(con, over, text, drops, params) for over in _runs(con)])
@@ -478,7 +495,11 @@ with eval_episodes as (
 ),
 
 measured as (
-    {measure}
+    -- a share of successes may not depend on the rounding of a reward
+    select * replace (if(comparable_reward(value) in (0, 1), comparable_reward(value), value) as value)
+    from (
+        {measure}
+    )
 )
 
 select
@@ -522,18 +543,28 @@ def run_measure(con: duckdb.DuckDBPyConnection, measure: SqlText, params: Mappin
         columns = _columns(con, measure, values, over)
         part = "part" if "part" in columns else "null::varchar"
         trials = "num_trials" if "num_trials" in columns else _ONE_IF_BINARY
-        return run_query(con, _BY_EXAMPLE.format(over=over, measure=measure.text, part=part, trials=trials), values)
+        sql = _BY_EXAMPLE.format(over=over, measure=measure.text, part=part, trials=trials)
+        return run_query(con, sql, values)
     except QueryError as error:
         raise QueryError(f"{measure.source}: {error}; {_MEASURE_WANTED}") from error
 
 
+_columns_of_packaged: dict[str, Sequence[str]] = {}
+"""Columns of packaged measures that have run, by their text: they are the same in all runs, unlike those of a user's
+SELECT of a star."""
+
+
 def _columns(con: duckdb.DuckDBPyConnection, measure: SqlText, values: Mapping[str, Any], over: str) -> Sequence[str]:
     """Return the columns of a measure. Raises QueryError for others than wanted."""
+    if measure.text in _columns_of_packaged:
+        return _columns_of_packaged[measure.text]
     sql = f"with eval_episodes as (\n{over}\n)\nselect * from (\n{measure.text}\n) limit 0"
     columns = run_query(con, sql, values).column_names
     wanted = {"evaluation", "policy_version", "env_name", "env_example_id", "value"}
     if set(columns) - {"part", "num_trials"} != wanted:
         raise QueryError(f"returns {', '.join(columns)}")
+    if measure.is_packaged:
+        _columns_of_packaged[measure.text] = columns
     return columns
 
 

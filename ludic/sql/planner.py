@@ -54,7 +54,7 @@ class BatchRules:
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
     loss_unit: LossUnit = "row"
     """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
-    make each agent's part of an episode count once, by the sampled tokens of all its rows."""
+    make each trajectory count once, by the sampled tokens of all its rows."""
     filters: tuple[str, ...] = ()
     """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first filter that hits."""
     where: str | None = None
@@ -73,7 +73,8 @@ class BatchRules:
     groups_per_batch: int
     """Number of groups in a batch; each has at least one row that no filter drops."""
     max_seq_len: int | None = None
-    """Length at which the trainer cuts sequences, recorded in the ledger."""
+    """Length at which the trainer cuts sequences, recorded in the ledger. A row without a sampled token up to there is
+    dropped as no_tokens."""
     scorers: tuple[str, ...] = ()
     """Scorers, SCORER or SCORER@VERSION, whose scores each rollout needs; SQL reads them from the table `scores`."""
     reward_scorer: str | None = None
@@ -122,6 +123,7 @@ _ADVANTAGE_COLUMNS = {
     "token_advantages": pa.list_(pa.float32()),
     "pair_id": pa.string(),
 }
+_WEIGHTS = pa.schema([("rollout_id", pa.string()), ("weight", pa.float64())])
 _BASELINE_ROWS = {
     "group": "select * from main.rollouts where group_id in (select group_id from chosen)",
     "kept": """
@@ -150,14 +152,20 @@ limit $num_rows
 
 _CREATE_ROLLOUTS = """
 create table rollouts as
-select *, 0::integer as num_uses, null::varchar as score_problem, null::map(varchar, varchar) as scorer_versions
+select
+    *,
+    0::integer as num_uses,
+    0::bigint as num_trained_tokens,
+    null::varchar as score_problem,
+    null::map(varchar, varchar) as scorer_versions
 from arrived
 """
 _ADD_ARRIVED = """
 insert into {table} by name
 select
     arrived.* replace (case when isfinite(episode_reward) then episode_reward end as episode_reward),
-    coalesce(uses.num_uses, 0) as num_uses
+    coalesce(uses.num_uses, 0) as num_uses,
+    {num_trained_tokens} as num_trained_tokens
 from arrived
 left join uses on uses.group_id = arrived.group_id
 where {fits}
@@ -169,6 +177,15 @@ _HAS_A_ROW_THAT_FITS = """arrived.group_id in (
 {where}
     )
 )"""
+
+_MASK = "action_mask"
+_TOKENS_WITHIN = """
+case
+    when prompt_length + response_length <= {most} then action_length
+    when action_mask is null then greatest({most} - prompt_length, 0)
+    else coalesce(list_sum(action_mask[:greatest({most} - prompt_length, 0)]::integer[]), 0)
+end"""
+"""Sampled tokens of a row that max_seq_len leaves."""
 
 
 FindUntrainable = Callable[[pa.Table], Sequence[str]]
@@ -227,6 +244,10 @@ class Planner:
         check_parameters(texts, rules.params, known=KNOWN_PARAMS)
         schema = rollouts_schema(extra_columns)
         needed = {*SCALAR_COLUMNS, *required_columns(texts, schema.names)}
+        self._num_trained_tokens = "action_length"
+        if rules.max_seq_len is not None:
+            needed.add(_MASK)
+            self._num_trained_tokens = _TOKENS_WITHIN.format(most=int(rules.max_seq_len))
         self.columns = [name for name in schema.names if name in needed]
         """Columns of rollouts that `add` wants, in addition to ADDED."""
         self._schema = pa.schema([*map(schema.field, self.columns), *ADDED])
@@ -270,7 +291,8 @@ class Planner:
         params = {} if where is None else where.bind(self._values(1, 0, None))
         with self._registered("arrived", rows.select(self._schema.names)):
             table = "rollouts" if self._gate is None else "waiting"
-            self._con.execute(_ADD_ARRIVED.format(table=table, fits=fits), params)
+            sql = _ADD_ARRIVED.format(table=table, fits=fits, num_trained_tokens=self._num_trained_tokens)
+            self._con.execute(sql, params)
         if self._gate is not None:
             self._gate.note_arrivals()
 
@@ -324,24 +346,30 @@ class Planner:
         self.release_scored()
         values = self._values(step, trainer_version, now)
         fewest = self._rules.groups_per_batch if at_least is None else at_least
-        chosen = self._choose_batch(values, fewest)
-        while chosen is not None and find_untrainable is not None:
+        while (chosen := self._choose_batch(values, fewest)) is not None:
             with self._registered("chosen", chosen):
-                refused = find_untrainable(run_query(self._con, read_packaged("plan", "chosen_rows")))
-            if not refused:
-                break
+                refused = self._find_untrainable(find_untrainable)
+                if not refused:
+                    ledger = self._write_ledger(values, attempt_id)
+                    self._keep_history(step)
+                    self._forget_planned(ledger)
+                    return ledger
             self.drop_untrainable(refused)
-            chosen = self._choose_batch(values, fewest)
-        if chosen is None:
-            return None
-        with self._registered("chosen", chosen):
-            ledger = self._write_ledger(values, attempt_id)
-            self._keep_history(step)
-            unplanned = f"create or replace table rollouts as\n{read_packaged('plan', 'unplanned')}"
-            self._con.execute(unplanned, {"max_uses": self._rules.max_uses})
+        return None
+
+    def _find_untrainable(self, find: FindUntrainable | None) -> Sequence[str]:
+        return () if find is None else find(run_query(self._con, read_packaged("plan", "chosen_rows")))
+
+    def _forget_planned(self, ledger: pa.Table) -> None:
+        """Keep only the rows that are still pending after a plan."""
+        num_rows = self._fetch("select count(*) from rollouts")[0][0]
+        if self._rules.max_uses == 1 and num_rows == ledger.num_rows:
+            self.forget()  # all of them are in the plan: a quarter of the time that it takes to find the others
+            return
+        unplanned = f"create or replace table rollouts as\n{read_packaged('plan', 'unplanned')}"
+        self._con.execute(unplanned, {"max_uses": self._rules.max_uses})
         if self._gate is not None:
             self._gate.forget_planned()
-        return ledger
 
     def used_up(self, ledger: pa.Table) -> pa.Table:
         """Return the rows of a plan whose groups are no longer pending: dropped, or used max_uses times."""
@@ -356,15 +384,19 @@ class Planner:
 
     def shortage(self, step: int, trainer_version: int, now: datetime | None = None) -> Shortage:
         """Return how many groups are missing for a batch, and why."""
-        values = self._values(step, trainer_version, now)
-        self._judge(values)
-        num_rollouts, num_kept_groups = self._fetch(read_packaged("plan", "num_judged"))[0]
-        ready_groups = self._choose(values).num_rows
+        num_rollouts = num_kept_groups = ready_groups = 0
+        drops: dict[str, int] = {}
+        if self._fetch("select exists (from rollouts)")[0][0]:
+            values = self._values(step, trainer_version, now)
+            self._judge(values)
+            num_rollouts, num_kept_groups = self._fetch(read_packaged("plan", "num_judged"))[0]
+            ready_groups = self._choose(values).num_rows
+            drops = dict(self._fetch(read_packaged("plan", "drops")))
         return Shortage(
             ready_groups=ready_groups,
             wanted_groups=self._rules.groups_per_batch,
             num_pending_rollouts=num_rollouts,
-            drops=dict(self._fetch(read_packaged("plan", "drops"))),
+            drops=drops,
             selection=self._selection.name,
             num_passed_over=num_kept_groups - ready_groups,
             num_waiting_groups=0 if self._gate is None else self._gate.num_waiting_groups,
@@ -378,7 +410,9 @@ class Planner:
             for text in self._filters:
                 check_filter(self._con, text, values)
             self._judge(values)
-            self._con.execute(f"create temp view groups as\n{read_packaged('plan', 'groups')}")
+            for view in ("queue", "groups"):  # groups reads queue
+                self._con.execute(f"create temp view {view} as\n{read_packaged('plan', view)}")
+            self._con.execute(f"create temp view trajectory_rows as\n{read_packaged('views', 'trajectory_rows')}")
             with self._registered("chosen", self._choose(values)):
                 self._estimate(values)
 
@@ -429,13 +463,19 @@ class Planner:
     def _write_ledger(self, values: Mapping[str, Any], attempt_id: int) -> pa.Table:
         params = {name: values[name] for name in ("step", "trainer_version")}
         params |= {"attempt_id": attempt_id, "max_seq_len": self._rules.max_seq_len, "loss_unit": self._rules.loss_unit}
-        with self._registered("estimated", self._estimate(values)):
+        with self._registered("estimated", self._estimate(values)), self._registered("weights", self._weights()):
             ledger = conform(run_query(self._con, self._ledger_sql, params), "batches")
         used = ledger.filter(ledger["used"])
         check_advantages(self._advantage.source, used)
         if self._rules.loss_unit == "pair":
             check_pairs(self._advantage.source, used, self._rules.groups_per_batch)
         return ledger
+
+    def _weights(self) -> pa.Table:
+        """Return the weight of each row to train on, by rollout_id; no row if all have weight 1."""
+        if self._rules.loss_unit != "episode":
+            return _WEIGHTS.empty_table()
+        return run_query(self._con, read_packaged("plan", "weights")).cast(_WEIGHTS)
 
     def _keep_history(self, step: int) -> None:
         if self.history:

@@ -11,6 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from ludic.code.kinds import read_packaged
+from ludic.sql.connect import open_duckdb
 from ludic.sql.query import ask, ask_table
 from ludic.store import Root
 from ludic.store.records import Folder
@@ -22,8 +23,21 @@ def figure(name: str) -> str:
 
 
 def means(keys: str, rows: Folder) -> str:
-    """Return the SQL of counts, means and fractions. keys: columns to group by, joined by commas."""
-    return Template(figure("means")).substitute(keys=keys, rows=rows)
+    """Return the SQL of counts, means and fractions. keys: columns to group by, joined by commas.
+
+    Rollouts count alike; of evaluations, examples do, however many samples they have.
+    """
+    text = figure("means_of_examples") if rows == "evals" else figure("means")
+    return Template(text).substitute(keys=keys)
+
+
+def means_of_evaluation(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows of `means` by environment, of rows of evals/ of one version, with SCALAR_COLUMNS."""
+    with open_duckdb() as con:
+        con.register("stored", rows)
+        con.execute("create temp view evals as select *, policy_version as version, env_name as env from stored")
+        con.execute(f"create temp view eval_episodes as\n{read_packaged('views', 'eval_episodes')}")
+        return con.sql(means("env_name", "evals")).to_arrow_table().to_pylist()
 
 
 def texts(rows: Folder) -> str:

@@ -5,13 +5,18 @@ empty tables that define the columns while there are no files. The views of sche
 column with the root. Raises QueryError if DuckDB can't name a folder.
 """
 
+import logging
+import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
+from pathlib import Path
 from string import Template
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -23,7 +28,7 @@ from fsspec import AbstractFileSystem
 
 from ludic.code.kept import read_kept_text
 from ludic.code.kinds import read_packaged
-from ludic.errors import QueryError
+from ludic.errors import QueryError, SchemaError, one_line
 from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.library import quote, quote_list
 from ludic.sql.snapshot import ARGUMENTS, ListReader, Snapshot, segment_schema
@@ -31,7 +36,11 @@ from ludic.store import Root
 from ludic.store.catalogue import ROWS, Records, Row, Table
 from ludic.store.files import Folder
 from ludic.store.records import AttemptId, Count, Time
+from ludic.temporary import folder_of_object
 
+logger = logging.getLogger(__name__)
+
+_CONCURRENT_READS = 16
 _CODE_RECORDS = (
     "struct(role varchar, name varchar, sha256 varchar, path varchar, package varchar, imports map(varchar, varchar))[]"
 )
@@ -58,50 +67,118 @@ _ROOT_COLUMNS = {"batches": "ledger_root", "all_batches": "ledger_root"}
 
 
 def create_views(
-    con: duckdb.DuckDBPyConnection, roots: Sequence[Root], snapshots: Sequence[Snapshot], without: Iterable[str]
+    con: duckdb.DuckDBPyConnection, roots: Sequence[Root], snapshots: Sequence[Snapshot], without: Collection[str]
 ) -> list[str]:
     """Create the views of roots, each root's in a schema of its own; returns DuckDB's folder or URL of each root.
 
     snapshots: one of each root. without: names, below each root, of files to leave out.
     """
-    # DuckDB binds a view, and all views below it, when it creates it. Until all views are there, an empty table stands
-    # for each, so that each view is bound twice, and not with every other.
-    urls = [_create_schemas(con, root, number, snapshots[number]) for number, root in enumerate(roots)]
-    queries = [_create_stand_ins(con, root, number, urls[number], without) for number, root in enumerate(roots)]
-    _join_views(con, roots)
-    for number, query_of in enumerate(queries):
-        _replace_stand_ins(con, number, query_of)
+    urls = [_duckdb_url(root, number) for number, root in enumerate(roots)]
+    sql = []
+    for number, root in enumerate(roots):
+        if not root.is_local:
+            con.register_filesystem(RangedFileSystem(root.fs, _protocol(number)))
+        _create_functions(con, root, number, urls[number], snapshots[number], without)
+        con.execute(f"create macro {_url_of(number)} as {quote(root.url)}")
+        sql.append(_sql_of_root(con, root, number, urls[number], without))
+    _kept.fill(con, tuple(sql))
+    con.executemany("insert into roots values (?, ?, ?)", [(root.url, root.run_id, root.run.model) for root in roots])
     return urls
 
 
-def _create_schemas(con: duckdb.DuckDBPyConnection, root: Root, number: int, snapshot: Snapshot) -> str:
-    """Create what the views of a root need; returns DuckDB's folder or URL of the root."""
-    url = _duckdb_url(root, number)
-    if not root.is_local:
-        con.register_filesystem(RangedFileSystem(root.fs, _protocol(number)))
-    _create_functions(con, root, number, url, snapshot)
-    con.execute(f"create schema empty_{number}")
-    con.execute(f"create schema root_{number}")
-    return url
+@dataclass(frozen=True)
+class _Sql:
+    """What is created for one root; apart from names that `connect` is to leave out, nothing of it says which root."""
+
+    tables: tuple[str, ...]
+    """Statements that create the empty tables."""
+    views: tuple[tuple[str, str], ...]
+    """Name and query of each view, in order of their dependencies."""
 
 
-def _create_stand_ins(
-    con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, without: Iterable[str]
-) -> dict[str, str]:
-    """Create an empty table with the columns of each view, in order; returns the queries of the views."""
-    with _schema_of(con, number):
-        query_of = _view_queries(con, root, number, url, without)
-        for view, query in query_of.items():
-            con.execute(f"create table {view} as from (\n{query}\n) limit 0")
-    return query_of
+def _create_all(con: duckdb.DuckDBPyConnection, sql: Sequence[_Sql]) -> None:
+    # DuckDB binds a view, and all views below it, when it creates it. Until all views are there, an empty table stands
+    # for each, so that each view is bound twice, and not with every other.
+    for number, of_root in enumerate(sql):
+        con.execute(f"create schema empty_{number}")
+        con.execute(f"create schema root_{number}")
+        for statement in of_root.tables:
+            con.execute(statement)
+        with _schema_of(con, number):
+            for view, query in of_root.views:
+                con.execute(f"create table {view} as from (\n{query}\n) limit 0")
+    _join_views(con, len(sql))
+    for number, of_root in enumerate(sql):
+        with _schema_of(con, number):
+            for view, query in reversed(of_root.views):  # while empty tables still stand for those that it reads
+                con.execute(f"drop table {view}")
+                con.execute(f"create view {view} as\n{query}")
 
 
-def _replace_stand_ins(con: duckdb.DuckDBPyConnection, number: int, query_of: Mapping[str, str]) -> None:
-    """Create the views of a root, the last first, while empty tables still stand for those that they read."""
-    with _schema_of(con, number):
-        for view, query in reversed(list(query_of.items())):
-            con.execute(f"drop table {view}")
-            con.execute(f"create view {view} as\n{query}")
+class _KeptViews:
+    """Tables and views as this process has created them before, in files of DuckDB without rows, by their SQL.
+
+    To copy them takes a fifth of the time, since DuckDB does not bind what it copies.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid, self._numbers = os.getpid(), count()
+        self._folder: Path | None = None
+        self._files: dict[tuple[_Sql, ...], Path] = {}
+
+    def fill(self, con: duckdb.DuckDBPyConnection, sql: tuple[_Sql, ...]) -> None:
+        """Create all tables and views in a connection that has the functions which they call."""
+        with self._lock:
+            if self._pid != os.getpid():  # a forked process would lose its files with those of its parent
+                self._begin()
+            file = self._files.get(sql)
+        if file is not None and self._copy(con, file):
+            return
+        _create_all(con, sql)
+        with self._lock, suppress(duckdb.Error, OSError):  # a full disk: the next connection creates them anew
+            if sql not in self._files and len(self._files) < _MOST_KEPT:
+                self._files[sql] = self._keep(con)
+
+    def _copy(self, con: duckdb.DuckDBPyConnection, file: Path) -> bool:
+        """Return whether it could be copied: somebody may have deleted the file."""
+        with suppress(duckdb.Error), _attached(con, file, "(read_only)"):
+            con.execute("copy from database kept to memory (schema)")
+            return True
+        return False
+
+    def _keep(self, con: duckdb.DuckDBPyConnection) -> Path:
+        """Return a new file with all but the macros, of which each connection has its own."""
+        if self._folder is None:
+            self._folder = folder_of_object("views", self)
+        file = self._folder / f"{next(self._numbers)}.duckdb"
+        with _attached(con, file):
+            con.execute("copy from database memory to kept (schema)")
+            for name, kind in con.execute(_MACROS).fetchall():
+                con.execute(f'drop {kind} kept."{name}"')
+        return file
+
+
+@contextmanager
+def _attached(con: duckdb.DuckDBPyConnection, file: Path, how: str = "") -> Iterator[None]:
+    con.execute(f"attach {quote(str(file))} as kept {how}")
+    try:
+        yield
+    finally:
+        con.execute("detach kept")
+
+
+_MOST_KEPT = 16
+"""Files; a process that connects to more kinds of roots creates the views of the others each time."""
+_MACROS = """
+select distinct function_name, if(function_type = 'macro', 'macro', 'macro table')
+from duckdb_functions()
+where database_name = 'kept' and function_type in ('macro', 'table_macro')
+"""
+_kept = _KeptViews()
 
 
 @contextmanager
@@ -112,19 +189,27 @@ def _schema_of(con: duckdb.DuckDBPyConnection, number: int) -> Iterator[None]:
     con.execute("set schema = 'main'")
 
 
-def _join_views(con: duckdb.DuckDBPyConnection, roots: Sequence[Root]) -> None:
-    """Create, in schema main, the views over all roots, and the table `roots`."""
-    names = [quote(root.url) for root in roots]
+def _join_views(con: duckdb.DuckDBPyConnection, num_roots: int) -> None:
+    """Create, in schema main, the views over all roots, and the table `roots`, which is empty."""
     for view in _VIEWS:
         column = _ROOT_COLUMNS.get(view, ROOT_COLUMN)
-        parts = [f"select *, {name} as {column} from root_{number}.{view}" for number, name in enumerate(names)]  # noqa: S608
+        parts = [f"select *, {_url_of(number)} as {column} from root_{number}.{view}" for number in range(num_roots)]  # noqa: S608
         con.execute(f"create view {view} as\n" + "\nunion all by name\n".join(parts))
     con.execute("create table roots (root varchar, run_id varchar, model varchar)")
-    con.executemany("insert into roots values (?, ?, ?)", [(root.url, root.run_id, root.run.model) for root in roots])
 
 
-def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, snapshot: Snapshot) -> None:
+def _url_of(number: int) -> str:
+    return f"url_of_root_{number}()"
+
+
+def _create_functions(
+    con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, snapshot: Snapshot, without: Collection[str]
+) -> None:
     """Create the functions that views call: the files to read, at bind time; lists and texts of code, at run time."""
+    sound: set[str] = set()
+    """Files with a record that could be read; they never change."""
+    told: set[str] = set()
+    """Problems that the log has."""
 
     def segments_of(folder: Folder) -> list[str]:
         return [_escape_glob(str(path)) for path in snapshot.stored(folder).segments]
@@ -135,10 +220,19 @@ def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, u
     def files_of(kind: str) -> list[str]:
         if not snapshot.has_begun:
             return []  # a view's creation needs its columns only
+        row = _ROWS[kind]
         if not root.is_local:  # a name alone would cost a request for its size
-            return [f"{_escape_glob(url)}/{_ROWS[kind].glob}"]
-        # DuckDB's own listing stops at a name with a backslash, and follows links that lead out of the root.
-        return [_escape_glob(f"{url}/{name}") for name in _ROWS[kind].names(root)]
+            return [f"{_escape_glob(url)}/{row.glob}"]
+        # DuckDB's own listing stops at a name with a backslash, follows links that lead out of the root, and opens
+        # named pipes.
+        names = [name for name in row.names(root) if name not in without]
+        if isinstance(row, Records):
+            problems = record_problems(root, row, [name for name in names if name not in sound])
+            for problem in set(map(str, problems.values())) - told:
+                logger.warning("left out: %s", problem)
+                told.add(problem)
+            sound.update(names := [name for name in names if name not in problems])
+        return [_escape_glob(f"{url}/{name}") for name in names]
 
     def text_of_code(sha256: str | None, path: str | None) -> str | None:
         return read_kept_text(root, sha256, path)
@@ -169,10 +263,9 @@ def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, u
         )
 
 
-def _view_queries(
-    con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, without: Iterable[str]
-) -> dict[str, str]:
-    """Return the SQL of each view, in order of their dependencies."""
+def _sql_of_root(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, without: Iterable[str]) -> _Sql:
+    """Return the SQL of a root's tables and views; create the functions that it calls for schemas."""
+    tables: list[str] = []
     empty = f"empty_{number}"
     values = {
         "number": str(number),
@@ -181,35 +274,66 @@ def _view_queries(
         "records_type": quote(_CODE_RECORDS),
         "records": f"null::{_CODE_RECORDS}",
         "columns_by_address": _columns_by_address(root, number),
-        "segment_schema": _create_empty_table(con, number, "segments", segment_schema(root))["schema"],
+        "segment_schema": _add_empty_table(con, tables, number, "segments", segment_schema(root))["schema"],
     }
-    rollouts = _create_empty_table(con, number, "rollouts", rollouts_schema(root.run.extra_columns))
+    rollouts = _add_empty_table(con, tables, number, "rollouts", rollouts_schema(root.run.extra_columns))
     queries = {}
     for view in _VIEWS:
         own = {**values, **rollouts, "folder": view}
         if view in _STORED:
-            own |= _stored_rows(con, number, _STORED[view], values)
+            own |= _stored_rows(con, tables, number, _STORED[view], values)
         text = read_packaged("views", "rollouts" if view == "evals" else view) if view in _WITH_SQL else "from $stored"
         queries[view] = Template(text).safe_substitute(own)
-    return queries
+    return _Sql(tuple(tables), tuple(queries.items()))
 
 
 def _stored_rows(
-    con: duckdb.DuckDBPyConnection, number: int, row: Row[Any], values: Mapping[str, str]
+    con: duckdb.DuckDBPyConnection, tables: list[str], number: int, row: Row[Any], values: Mapping[str, str]
 ) -> dict[str, str]:
     """Return SQL of the rows in a row's files: `stored`, a table; `columns`, their names; `types`, of records."""
     if isinstance(row, Table):
-        made = _create_empty_table(con, number, row.kind, arrow_schema(row.table))
+        made = _add_empty_table(con, tables, number, row.kind, arrow_schema(row.table))
         read, how = "read_parquet", f"schema = {made['schema']}"
     else:
         assert isinstance(row, Records), f"{row.kind} has no rows"
-        made = _create_empty_table(con, number, row.kind, _schema_of_record(row))
+        made = _add_empty_table(con, tables, number, row.kind, _schema_of_record(row))
         read, how = "read_json", f"columns = {made['types']}"
     options = f"{how}, filename = true, hive_partitioning = false, allow_empty = true"
     files = f"{read}(files_of_{number}({quote(row.kind)}), {options})"
     without = f"where not list_contains({values['without']}, filename)"
     stored = f"from {values['empty']}.{row.kind} union all by name from {files}"
     return made | {"stored": f"(select {made['columns']} from ({stored}) {without})"}  # noqa: S608
+
+
+def unreadable_records(root: Root) -> dict[str, str]:
+    """Return why a file of a record can't be read, by name, for each such file of a kind that a view shows."""
+    rows = [row for row in _STORED.values() if isinstance(row, Records)]
+    return {name: problem for row in rows for name, problem in record_problems(root, row, row.names(root)).items()}
+
+
+def record_problems(root: Root, row: Records[Any, Any], names: Sequence[str]) -> dict[str, str]:
+    """Return why ludic or DuckDB can't read a record, by name, for each such file of these."""
+    if root.is_local:  # a thread costs more than a read
+        found = [_record_problem(root, row, name) for name in names]
+    else:
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            found = list(pool.map(partial(_record_problem, root, row), names))
+    return {name: problem for name, problem in zip(names, found, strict=True) if problem is not None}
+
+
+def _record_problem(root: Root, row: Records[Any, Any], name: str) -> str | None:
+    try:
+        record = row.read(root, *row.parse(name) or ())
+    except SchemaError as error:
+        return str(error)
+    for column in _schema_of_record(row) if record is not None else ():
+        value = getattr(record, column.name)
+        try:
+            if value is not None and not pa.types.is_string(column.type):
+                pa.scalar(datetime.fromisoformat(value) if pa.types.is_timestamp(column.type) else value, column.type)
+        except (ValueError, OverflowError, pa.ArrowException) as error:
+            return f"{root.url}/{name}: {column.name} is {value!r}, wanted {column.type} ({one_line(error)})"
+    return None
 
 
 def _schema_of_record(row: Records[Any, Any]) -> pa.Schema:
@@ -232,13 +356,15 @@ def _is_list(column: pa.Field) -> bool:
     return pa.types.is_nested(column.type)
 
 
-def _create_empty_table(con: duckdb.DuckDBPyConnection, number: int, table: str, schema: pa.Schema) -> dict[str, str]:
-    """Create an empty table, which gives a view its columns while there are no files; returns SQL of the columns.
+def _add_empty_table(
+    con: duckdb.DuckDBPyConnection, tables: list[str], number: int, table: str, schema: pa.Schema
+) -> dict[str, str]:
+    """Add an empty table, which gives a view its columns while there are no files; returns SQL of the columns.
 
     With `schema`, read_parquet fills columns that older files lack, without opening every file. It calls a function,
     since DuckDB takes as long to read a literal of all columns as to bind the rest of the view.
     """
-    con.execute(f"create table empty_{number}.{table} ({columns_sql(schema)}, filename varchar)")
+    tables.append(f"create table empty_{number}.{table} ({columns_sql(schema)}, filename varchar)")
     columns = {column.name: duckdb_type(column.type) for column in schema}
     types = [f"{quote(name)}: {quote(type_)}" for name, type_ in columns.items()]
     fields = {name: {"name": name, "type": type_, "default_value": None} for name, type_ in columns.items()}

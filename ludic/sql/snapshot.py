@@ -427,5 +427,5 @@ class _RecentFiles:
         """Map a local file into memory; fetch a remote file whole, in one request."""
         if not self._root.is_local:
             return pa.py_buffer(self._root.read(name))
-        with self._root.explained(name), pa.memory_map(self._root.at(name)) as file:
+        with self._root.explained(name), pa.memory_map(self._root.file_for_others(name)) as file:
             return file.read_buffer()

@@ -14,9 +14,13 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 from urllib.parse import quote, unquote
 
+from ludic.paths import PATH_BELOW
 from ludic.run_config import RunConfig
 from ludic.store.local import SCRATCH
 from ludic.store.records import (
+    COMMITTER,
+    DIGITS,
+    WORKER,
     Attempt,
     CheckpointInfo,
     CodeList,
@@ -55,8 +59,6 @@ class Spelling:
     """Whether it may hold further folders."""
 
 
-DIGITS = r"(?:0|[1-9][0-9]{0,17})"
-"""Pattern of a number in a file's name, as ludic writes it; it fits into int64."""
 NUMBER = f"({DIGITS})"
 """The same as a group."""
 
@@ -81,27 +83,22 @@ def _unquote(text: str) -> str:
     return name
 
 
-COMPACTED = "compacted."
-"""Start of the worker_id in the name of a compacted file; its rows keep their own worker_id and sequence."""
-
 _quoted = lru_cache(maxsize=1024)(partial(quote, safe=""))
-_ID = r"[A-Za-z0-9-][A-Za-z0-9._-]{0,199}"  # not "." or "_" first: pyarrow and Spark take such files for hidden ones
-_PATH = r"(?!\.\.?(?:/|$))[^/\0\\]+(?:/(?!\.\.?(?:/|$))[^/\0\\]+)*"
-WORKER_ID = re.compile(rf"(?!{re.escape(COMPACTED)}){_ID}")
+WORKER_ID = re.compile(WORKER)
 _PARTITION = "version={version}/env={env_name}"
 """Folder of the rollouts that were begun with a version in an environment."""
 _PARTITIONS = f"(?:rollouts|evals)/{_PARTITION}|requests".format(version=DIGITS, env_name="[^/]+")
 Number = Annotated[int, Spelling(DIGITS, int)]
 Int32 = Annotated[int, Spelling(DIGITS, _int32)]
 Quoted = Annotated[str, Spelling(r"[^/]+", lru_cache(maxsize=1024)(_unquote), _quoted)]
-WorkerId = Annotated[str, Spelling(WORKER_ID.pattern)]
-Committer = Annotated[str, Spelling(rf"{WORKER_ID.pattern}|{re.escape(COMPACTED)}{DIGITS}")]
+WorkerId = Annotated[str, Spelling(WORKER)]
+Committer = Annotated[str, Spelling(COMMITTER)]
 Hex16 = Annotated[str, Spelling("[0-9a-f]{16}")]
 Hex32 = Annotated[str, Spelling("[0-9a-f]{32}")]
 Sha256 = Annotated[str, Spelling("[0-9a-f]{64}")]
 Uuid = Annotated[str, Spelling(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")]
-Path = Annotated[str, Spelling(_PATH, is_path=True)]
-MovedPath = Annotated[str, Spelling(rf"(?:{_PATH})(?<!\.json)", is_path=True)]
+Path = Annotated[str, Spelling(PATH_BELOW, is_path=True)]
+MovedPath = Annotated[str, Spelling(rf"(?:{PATH_BELOW})(?<!\.json)", is_path=True)]
 MetricsKind = Annotated[Literal["train", "worker"], Spelling("train|worker")]
 Suffix = Annotated[str, Spelling("py|sql")]
 Partition = Annotated[str, Spelling(_PARTITIONS, is_path=True)]
@@ -272,6 +269,11 @@ class Row(Generic[F]):
         """Last part of the names."""
         return self.template.rpartition("/")[2]
 
+    @property
+    def ends_with_path(self) -> bool:
+        """Whether the last part of the names may be a path, so that a folder may have such a name."""
+        return any(spelling.is_path and f"{{{name}}}" in self.file for name, spelling in self._spellings.items())
+
     def name(self, of: F) -> str:
         """Return the path below the root."""
         values = list(of)
@@ -338,6 +340,9 @@ class Table(Row[F]):
     """Parquet files with rows of a table of schemas/."""
 
     table: str = field(kw_only=True)
+    most_rows: int = field(kw_only=True)
+    """Most rows of a file that ludic reads, far above what it writes: millions of equal rows take few bytes of a file,
+    and gigabytes of memory."""
 
 
 @dataclass(frozen=True)
@@ -391,6 +396,7 @@ ROLLOUTS = Table(
     f"rollouts/{_PARTITION}/{{worker_id}}-{{sequence}}.parquet",
     "one row per rollout",
     table="rollouts",
+    most_rows=1 << 22,  # a compacted file of 128 MB has some 100,000 to 800,000
     numbered="a worker's sequence",
     kept="expire",
 )
@@ -400,6 +406,7 @@ EVALS = Table(
     f"evals/{_PARTITION}/{{worker_id}}-{{sequence}}.parquet",
     "one row per rollout of an evaluation; the worker_id says which samples",
     table="rollouts",
+    most_rows=1 << 22,  # a compacted file of 128 MB has some 100,000 to 800,000
     numbered="block of samples",
     kept="expire",
 )
@@ -409,6 +416,7 @@ BATCHES = Table(
     "batches/attempt={attempt_id}/step={step}.parquet",
     "the ledger: rollouts used and dropped by a step, with the reason",
     table="batches",
+    most_rows=1 << 20,  # a step considers some thousands
     numbered="step",
     view="all_batches",
 )
@@ -418,6 +426,7 @@ REQUESTS = Table(
     "requests/{worker_id}-{sequence}.parquet",
     "when each group of the schedule began, and how it ended",
     table="requests",
+    most_rows=1 << 23,  # a compacted file of 128 MB has some millions
     numbered="a worker's sequence",
     kept="expire",
     view="requests",
@@ -428,6 +437,7 @@ METRICS = Table(
     "metrics/{kind}-{writer}-{sequence}.parquet",
     "one row per gradient step, and per environment of a worker's file",
     table="metrics",
+    most_rows=1 << 12,  # a file has at most 64
     numbered="a writer's sequence",
     view="metrics",
 )
@@ -437,6 +447,7 @@ REFERENCE = Table(
     "reference/model={model}/{digest}.parquet",
     "logprobs under a reference model",
     table="reference",
+    most_rows=1 << 20,  # a file has at most those of a step
     numbered="digest of the rows' keys",
     kept="a cache",
     view="reference",
@@ -447,6 +458,7 @@ TOKEN_STATS = Table(
     "token_stats/attempt={attempt_id}/step={step}-rank={rank}.parquet",
     "on request: numbers of each trained token",
     table="token_stats",
+    most_rows=1 << 20,  # a file has at most those of a step
     numbered="step and rank",
     kept="expire",
     view="all_token_stats",
@@ -457,6 +469,7 @@ SCORES = Table(
     "scores/scorer={scorer}/{log}-{sequence}.parquet",
     "values that scorers gave to stored rollouts later",
     table="scores",
+    most_rows=1 << 16,  # a file has at most 4,096
     numbered="a log's sequence",
     kept="expire",
     view="all_scores",
@@ -467,6 +480,7 @@ LABELS = Table(
     "labels/{uuid}.parquet",
     "a mark or a note that a person gave to a rollout",
     table="labels",
+    most_rows=1 << 10,  # a file has one
     numbered="uuid7",
     view="all_labels",
 )
@@ -720,7 +734,10 @@ DELTA_LOGS = {
     folder: _foreign(f"{folder}/_delta_log", "log of a Delta export") for folder in (ROLLOUTS.folder, EVALS.folder)
 }
 ICEBERG = _foreign("iceberg", "catalogue of an Iceberg export")
-FOREIGN = (UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG)
+PICTURE = Row(
+    "picture", Only, "reward.png", "curve of the reward, drawn by a demo", put="replaced", kept="not the run's"
+)
+FOREIGN: tuple[Row[Any], ...] = (UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG, PICTURE)
 """What lies in a root and is not the run's: not checked, copied or counted."""
 
 ROWS: tuple[Row[Any], ...] = (

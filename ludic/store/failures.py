@@ -59,9 +59,8 @@ _CLIENTS = {"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "o
 _STATUS_TEXT = re.compile(r"status code: (\d{3})")
 _CODE_TEXT = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE_TEXT = re.compile(r"<Message>([^<]*)</Message>")
-_UNANSWERED = re.compile(
-    r"Error performing \w+ (https?://[^/\s]+).*?\bkind: (Connect|Timeout|Request|Interrupted|Decode)\b", re.DOTALL
-)
+_REQUEST = re.compile(r"Error performing \w+ (https?://[^/\s]+)")
+_UNANSWERED = re.compile(r"\bkind: (Connect|Timeout|Request|Interrupted|Decode)\b")
 _REASON = re.compile(r'\b(?:message|error): "([^"]+)"')
 _ERRNO = re.compile(r"^\[Errno \d+\] ")
 _REDIRECT = "Received redirect without LOCATION"
@@ -208,10 +207,12 @@ def _from_text(error: BaseException) -> Failure | None:
         return _failure(code[1] if code else "", message[1] if message else "", int(status[1]))
     if _REDIRECT in text:
         return _failure("PermanentRedirect", "", 301)
-    if unanswered := _UNANSWERED.search(text):
+    # Two searches: one pattern of both would look for the kind behind each request of a long text.
+    request = _REQUEST.search(text)
+    if request and (unanswered := _UNANSWERED.search(text, request.end())):
         reason = _REASON.search(text)
-        said = reason[1] if reason else {"Timeout": "time-out"}.get(unanswered[2], "connection lost")
-        return Failure(_one_line(f"no answer from {unanswered[1]}: {said}"), _UNREACHABLE)
+        said = reason[1] if reason else {"Timeout": "time-out"}.get(unanswered[1], "connection lost")
+        return Failure(_one_line(f"no answer from {request[1]}: {said}"), _UNREACHABLE)
     return None
 
 

@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.schema import rollouts_schema
 from ludic.store.catalogue import (
-    COMPACTED,
     COMPACTIONS,
     EVALS,
     NUMBER,
@@ -36,7 +35,7 @@ from ludic.store.catalogue import (
     Table,
 )
 from ludic.store.parquet import group_ranges, open_parquet, read_row_groups, read_rows
-from ludic.store.records import CompactionPlan, Folder, PlannedOutput, encode_record
+from ludic.store.records import COMPACTED, CompactionPlan, Folder, PlannedOutput, encode_record
 from ludic.store.root import Root
 
 # --- Names and listings ---------------------------------------------------------------------------------------

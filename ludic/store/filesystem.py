@@ -3,18 +3,21 @@
 A visible file is complete: creation is put-if-absent, replacement is atomic. Names are
 relative to the URL, with forward slashes. An operation that fails for a transient reason is retried
 for about 30 s. Other failures raise StoreError, which names the URL, the cause and what to do. Reading a file that
-does not exist raises FileNotFoundError. No operation follows a symbolic link that leads out of a local folder: a
-listing passes over it with a warning, all others raise SchemaError (`Storage.at`, ludic.store.local).
+does not exist raises FileNotFoundError. No operation follows a symbolic link that leads out of a local folder, and none
+opens what is no regular file, such as a named pipe: a listing passes over both with a warning, all others raise
+SchemaError (`Storage.at`, `Storage.file_for_others`, ludic.store.local). So do listings of an object store with keys
+that are no paths.
 """
 
 import builtins
 import io
-import os
+import itertools
+import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -30,9 +33,14 @@ from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refu
 from ludic.store.local import SCRATCH, Content
 from ludic.temporary import temporary_folder
 
+logger = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
 
 _COMPARED_BYTES = 16 << 20
+_LOCAL_PAUSE_S, _LOCAL_GROWTH = 0.005, 1.02
+"""Shortest pause between two looks for a file on a local disk, where a look takes 0.15 ms and costs no request; and
+their growth, by which a pause is 2% of the wait so far."""
 
 # memory:// checks and stores in two steps, and several threads of a process put files.
 _memory_lock = threading.Lock()
@@ -70,6 +78,16 @@ class Storage:
     def is_local(self) -> bool:
         return isinstance(self.fs, LocalFileSystem)
 
+    def pauses(self, shortest_s: float, longest_s: float, *, least_s: float = 0.0) -> Iterator[float]:
+        """Yield the seconds between looks for a file that another process puts.
+
+        They grow while the file does not come, on a local disk slowly. shortest_s: on an object store, where each look
+        costs requests. least_s: of every pause, also on a local disk.
+        """
+        if self.is_local:
+            return back_off(max(_LOCAL_PAUSE_S, least_s), longest_s, growth=_LOCAL_GROWTH)
+        return back_off(max(shortest_s, least_s), longest_s)
+
     @property
     def _is_memory(self) -> bool:
         return isinstance(self.fs, MemoryFileSystem)
@@ -95,17 +113,33 @@ class Storage:
     def folder_for_others(self, name: str) -> Path:
         """Return a folder of a local URL for a program that reads or writes in it by itself.
 
-        Raises SchemaError if the folder is, or any entry below it, a symbolic link that leads out of the URL.
+        Raises SchemaError if the folder is, or any entry below it, a symbolic link that leads out of the URL, or what
+        is no regular file.
         """
         assert self.is_local
         folder = Path(self.at(name))
-        for link in local.links_out(self.path, name):
-            self.at(link)
+        for stray, problem in local.strays(self.path, name).items():
+            raise SchemaError(f"{self.path}/{stray} {problem}")
         return folder
+
+    def file_for_others(self, name: str) -> str:
+        """Return the path of a file within `fs` for a program that opens it by itself, which waits for nobody.
+
+        Raises SchemaError as `at` does, and for what is no regular file on a local disk, such as a named pipe.
+        """
+        path = self.at(name)
+        if self.is_local:
+            local.check_file(path)
+        return path
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        return self._try(name, lambda: self.fs.cat_file(self.at(name)))
+        return self._try(name, lambda: self._cat(name))
+
+    def _cat(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        if type(self.fs) is LocalFileSystem:
+            return local.read(self.at(name), start, end)
+        return self.fs.cat_file(self.file_for_others(name), start=start, end=end)
 
     def read_range(self, name: str, start: int, end: int | None = None) -> bytes:
         """Return the bytes from `start` to before `end`; a negative start counts from the end."""
@@ -113,11 +147,11 @@ class Storage:
             return b""
         if start < 0 and not self._counts_from_the_end:
             start = max(0, self._size(name) + start)
-        return self._try(name, lambda: self.fs.cat_file(self.at(name), start=start, end=end))
+        return self._try(name, lambda: self._cat(name, start, end))
 
     def _read_exactly(self, name: str, start: int, end: int) -> bytes:
         def read() -> bytes:
-            data = self.fs.cat_file(self.at(name), start=start, end=end)
+            data = self._cat(name, start, end)
             if len(data) != end - start:
                 raise ConnectionError(f"{len(data):,} of {end - start:,} bytes came")
             return data
@@ -127,9 +161,9 @@ class Storage:
     def open_file(self, name: str) -> BinaryIO:
         """Open a file for random reads; the caller closes it."""
         if type(self.fs) is LocalFileSystem:  # not a user's subclass: Arrow reads its own files without Python
-            return cast(BinaryIO, self._try(name, lambda: pa.OSFile(self.at(name))))
+            return cast(BinaryIO, self._try(name, lambda: pa.OSFile(self.file_for_others(name))))
         if self.is_local:
-            return self._try(name, lambda: self.fs.open(self.at(name), "rb"))
+            return self._try(name, lambda: self.fs.open(self.file_for_others(name), "rb"))
         if self._is_memory:  # fs.open would give every thread the same file, with one position
             return MemoryFile(self.read(name))
         tail, size = self._tail(name)
@@ -158,18 +192,23 @@ class Storage:
     def _size(self, name: str) -> int:
         return self._try(name, lambda: self.fs.info(self.at(name)))["size"]
 
-    def refuse_linked_folders(self) -> None:
-        """Raise SchemaError if a folder directly below a local URL is a symbolic link that leads out of it."""
+    def refuse_lost_folders(self, names: Collection[str]) -> None:
+        """Raise SchemaError if a folder directly below a local URL is a symbolic link that leads out of it.
+
+        Also if one of `names` is there and is no folder.
+        """
         if self.is_local:
-            with os.scandir(self.path) as entries:
-                for link in [entry.name for entry in entries if entry.is_symlink() and entry.is_dir()]:
-                    self.at(link)
+            for path in sorted(Path(self.path).iterdir()):
+                if path.is_dir():
+                    self.at(path.name)
+                elif path.name in names:
+                    raise SchemaError(f"{self.url}/{path.name} is no folder, wanted one; move it out of the run")
 
     def exists(self, name: str) -> bool:
-        """Return whether there is a file or folder; not one behind a symbolic link that leads out of the folder."""
+        """Return whether there is a file or folder; not one behind a symbolic link that leads out or nowhere."""
         path = self._path(name)
-        if self.is_local and local.leads_out(self.path, name):
-            return False
+        if self.is_local:
+            return self._try(name, lambda: local.is_there(self.path, name))
         try:
             self._try(name, lambda: self.fs.info(path))
         except FileNotFoundError:
@@ -199,6 +238,13 @@ class Storage:
         return path[len(self.path) + 1 :]
 
     def _find(self, name: str) -> dict[str, dict[str, Any]]:
+        """Return the files below a folder, with the filesystem's info about each, without keys that are no paths."""
+        found = self._find_all(name)
+        for file in itertools.filterfalse(is_path, found):
+            _warn(f"{self.url}/{file}")
+        return {file: info for file, info in found.items() if is_path(file)}
+
+    def _find_all(self, name: str) -> dict[str, dict[str, Any]]:
         """Return the files below a folder, with the filesystem's info about each; no markers of folders.
 
         Consoles of object stores make empty objects whose keys end in "/", so that an empty folder shows.
@@ -210,8 +256,15 @@ class Storage:
         files = {self._below(path): info for path, info in found.items() if info.get("type") != "directory"}
         return {file: info for file, info in files.items() if file and not file.endswith("/")}
 
+    def strays(self) -> dict[str, str]:
+        """Return why listings pass over a file, by name, for each such file below the folder."""
+        if self.is_local:
+            return self._try("", lambda: local.strays(self.path))
+        return {file: _NO_PATH for file in sorted(self._find_all("")) if not is_path(file)}
+
     def folders(self, name: str) -> builtins.list[str]:
         """Return the names of the folders directly below a folder, sorted; empty if there are none."""
+        name = name.strip("/")
         if self.is_local:
             try:
                 return sorted(map(self._below, self._try(name, lambda: local.folders(self.path, name))))
@@ -221,7 +274,8 @@ class Storage:
             entries = self._try(name, lambda: self.fs.ls(self.at(name), detail=True))
         except FileNotFoundError:
             return []
-        return sorted(self._below(entry["name"].rstrip("/")) for entry in entries if entry["type"] == "directory")
+        found = (self._below(entry["name"]).removesuffix("/") for entry in entries if entry["type"] == "directory")
+        return sorted(folder for folder in found if is_path(folder) and folder != name)
 
     def put_if_absent(self, name: str, data: Content) -> bool:
         """Create a file. Returns False if it exists with other content.
@@ -270,26 +324,42 @@ class Storage:
 
     @contextmanager
     def scratch_folder(self) -> Iterator[Path]:
-        """Make an empty local folder, deleted at the end; for a local URL, on its disk where readers don't look."""
+        """Make an empty local folder of this user, deleted at the end, which nobody else can write in or swap.
+
+        For a local URL it is on its disk where readers don't look, unless other users could put another folder in its
+        place there and the system is not Linux. Raises StoreError if the machine's temporary folder is as open.
+        """
         if not self.is_local:
-            with temporary_folder("upload") as folder:
-                yield folder
+            with _private_folder() as path:
+                yield path
             return
+        with ExitStack() as stack, self._scratch_folder() as folder:
+            yield folder.path_for_others() or stack.enter_context(_private_folder())
+
+    @contextmanager
+    def _scratch_folder(self) -> Iterator[local.OpenFolder]:
+        stack = ExitStack()
         with self.explained(SCRATCH, writing=True):
-            folder = local.make_scratch(self.path)
+            folder = stack.enter_context(local.scratch_folder(self.path))
         try:
             yield folder
         finally:
-            self.delete(f"{SCRATCH}/{folder.name}")
+            with self.explained(SCRATCH, writing=True), stack:
+                self._try(SCRATCH, folder.clear, writing=True)
 
     def move_in(self, file: Path, name: str) -> None:
-        """Move a local file to `name`, replacing any file of that name."""
+        """Move a local file to `name`, replacing any file of that name. Raises SchemaError if it is a link."""
+        with self.explained(name, writing=True), local.opened(file.parent) as folder:
+            self._move_in(folder, file.name, name)
+
+    def _move_in(self, folder: local.OpenFolder, file: str, name: str) -> None:
         if self.is_local:
             with self.explained(name, writing=True):
-                local.move_in(file, self.path, self._checked(name))
+                local.move_in(folder, file, self.path, self._checked(name))
         else:
-            self._try(name, lambda: self.fs.put_file(str(file), self.at(name)), writing=True)
-            file.unlink()
+            path = folder.path / file
+            self._try(name, lambda: self.fs.put_file(str(path), self.at(name)), writing=True)
+            path.unlink()
 
     def rename(self, name: str, target: str) -> None:
         """Move a file within the folder, replacing any file of the new name; on an object store copy, then delete.
@@ -322,7 +392,7 @@ class Storage:
         if self._is_memory:  # see open_file
             target.write_bytes(self.read(name))
         else:
-            self._try(name, lambda: self.fs.get_file(self.at(name), str(target)))
+            self._try(name, lambda: self.fs.get_file(self.file_for_others(name), str(target)))
 
     def prove_put_if_absent(self, name: str, data: Content) -> None:
         """Create an existing file again, with its own bytes. Raises StoreError if the filesystem accepts that.
@@ -353,7 +423,8 @@ class Storage:
     def _create_from(self, file: Path, name: str) -> None:
         target = self.at(name)
         if self.is_local:
-            local.create_from(file, self.path, name)
+            with local.opened(file.parent) as folder:
+                local.create_from(folder, file.name, self.path, name)
         elif self._is_memory:
             self._create(name, file.read_bytes())
         else:
@@ -391,6 +462,26 @@ class Storage:
             raise StoreError(explain(error, f"{self.url}/{name}", writing=writing)) from error
 
 
+def back_off(shortest_s: float, longest_s: float, *, growth: float = 1.2) -> Iterator[float]:
+    """Yield pauses that grow from the shortest to the longest; a shortest beyond the longest stays as it is."""
+    pause_s = shortest_s
+    while True:
+        yield pause_s
+        pause_s = max(pause_s, min(growth * pause_s, longest_s))
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    with temporary_folder("upload") as folder, local.opened(folder) as opened:
+        path = opened.path_for_others()
+        if path is None:
+            raise StoreError(
+                f"other users can rename folders of {folder.parent}, so nothing is written there; set TMPDIR to a "
+                "folder of your own"
+            )
+        yield path
+
+
 def _connect(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the URL's filesystem, and the path within it."""
     try:
@@ -420,6 +511,20 @@ def check_inside(name: str, url: str) -> str:
     if ".." in name.split("/") or "\0" in name:
         raise SchemaError(f"{url}: a file of the run names {name!r}, which leads out of the run; it is not touched")
     return name
+
+
+_NO_PATH = "is a key with an empty part, '.' or '..', which no path leads to; ludic passes over it: delete it"
+
+
+def is_path(name: str) -> bool:
+    """Return whether a file's name is a path; an object store takes any key, such as one with two slashes."""
+    return {"", ".", ".."}.isdisjoint(name.split("/"))
+
+
+@lru_cache(maxsize=1024)
+def _warn(where: str) -> None:
+    """Say once in a process that a key is passed over."""
+    logger.warning("passed over: %s %s", where, _NO_PATH)
 
 
 @contextmanager

@@ -1,14 +1,14 @@
 """Parquet files: digests of their bytes, how they are written, and how they are opened and read.
 
 Every file that ludic writes holds digests, and every read checks the bytes that it takes. Rollouts are read by row
-groups, rows or columns; other tables whole.
+groups, rows or columns; other tables whole. Rows that would take far more memory than ludic's own files are refused.
 """
 
 import functools
 import io
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from xxhash import xxh3_64_intdigest
 
 from ludic.errors import LudicError, SchemaError, StoreError, one_line
 from ludic.schema import arrow_schema, as_schema, check_schema, rollouts_schema
+from ludic.store.catalogue import ROWS, Table
 from ludic.store.filesystem import MemoryFile
 from ludic.store.root import Root
 
@@ -421,7 +422,7 @@ def open_parquet(root: Root, name: str, table: str = "rollouts", *, whole: bool 
         try:
             # On a disk, reading column by column is faster than Arrow's threads; on a server it is slower.
             ahead = not root.is_local
-            with open_checked(source, where, pre_buffer=ahead, parse=_parse_known) as (file, checked):
+            with open_checked(source, where, table, pre_buffer=ahead, parse=_parse_known) as (file, checked):
                 _check_schema(file, table, where)
                 if whole and checked is not None:
                     checked.check_rest()
@@ -440,12 +441,12 @@ def open_parquet(root: Root, name: str, table: str = "rollouts", *, whole: bool 
 
 @contextmanager
 def open_checked(
-    source: BinaryIO, where: str, *, pre_buffer: bool = False, parse: Parse = parse_end
+    source: BinaryIO, where: str, table: str, *, pre_buffer: bool = False, parse: Parse = parse_end
 ) -> Iterator[tuple[pq.ParquetFile, CheckedFile | None]]:
-    """Open a Parquet file of any table, with the CheckedFile that checks its bytes as they are read.
+    """Open a Parquet file of a table, with the CheckedFile that checks its bytes as they are read.
 
     The CheckedFile is None if the file has no digests. Raises SchemaError, naming `where`, if bytes do not match their
-    digest, and pyarrow's errors for other damage.
+    digest or the file has more rows than ludic reads, and pyarrow's errors for other damage.
     """
     end = read_end(source)
     metadata, digests = parse(source, end, where) if end else (None, None)
@@ -453,6 +454,7 @@ def open_checked(
     is_small = checked is not None and checked.size <= _SMALL_BYTES
     data = pa.BufferReader(checked.read_buffer(checked.size)) if checked and is_small else checked or source
     with pq.ParquetFile(data, metadata=metadata, pre_buffer=pre_buffer) as file:
+        _check_rows(file.metadata, table, where)
         yield file, checked
 
 
@@ -470,11 +472,11 @@ def _parse_known(source: BinaryIO, end: bytes, where: str) -> tuple[pq.FileMetaD
     return found
 
 
-def decode(data: bytes, where: str) -> pa.Table:
-    """Return all rows of a small file of any table. Raises SchemaError, naming `where`, if the file is broken."""
+def decode(data: bytes, where: str, table: str) -> pa.Table:
+    """Return all rows of a small file of a table. Raises SchemaError, naming `where`, if it is broken or too large."""
     try:
-        with open_checked(io.BytesIO(data), where) as (file, checked):
-            table = file.read(use_threads=False)
+        with open_checked(io.BytesIO(data), where, table) as (file, checked):
+            rows = read_within(file, range(file.num_row_groups), None, where, MOST_FILE_BYTES)
             if checked:
                 checked.check_rest()
     except SchemaError:
@@ -483,8 +485,8 @@ def decode(data: bytes, where: str) -> pa.Table:
         raise SchemaError(
             f"{where}: no Parquet file, or a broken one, of {len(data)} bytes ({one_line(error)})"
         ) from error
-    check_text(table, where)
-    return table
+    check_text(rows, where)
+    return rows
 
 
 def check_text(rows: pa.Table | pa.RecordBatch, where: str) -> None:
@@ -521,7 +523,7 @@ def is_broken(root: Root, name: str) -> bool:
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         for row_group in range(file.num_row_groups):
-            file.read_row_group(row_group)
+            read_within(file, [row_group], None, name)
     except UNREADABLE:
         return True
     return False
@@ -585,18 +587,132 @@ def read_row_groups(
     schema: the run's schema if it has extra columns (rollouts_schema); None means that of the rollouts table.
     Columns that a file of an older schema lacks are null. Raises SchemaError, naming `where`, for a forbidden null.
     """
-    table = _read(file, list(row_groups), list(columns))
+    table = _read(file, list(row_groups), list(columns), where)
     check_text(table, where)
     wanted = pa.schema([(schema or arrow_schema("rollouts")).field(column) for column in columns])
     return as_schema(table, wanted, where)
 
 
-def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str]) -> pa.Table:
+def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str], where: str) -> pa.Table:
     """Return columns of row groups, without the columns that the file lacks."""
     try:
-        return file.read_row_groups(row_groups, columns=columns, use_threads=False)
+        return read_within(file, row_groups, columns, where)
     except pa.ArrowNotImplementedError:
         # More than 2 GiB of nested text, which pyarrow can't return as one array.
         if len(row_groups) == 1:
             raise
-    return pa.concat_tables([_read(file, [row_group], columns) for row_group in row_groups])
+    return pa.concat_tables([_read(file, [row_group], columns, where) for row_group in row_groups])
+
+
+# --- Limits ---------------------------------------------------------------------------------------------------
+# A hostile or broken file of some kilobytes may hold millions of equal rows, a list of a billion equal values, or a
+# million times one text of 100 MB: Parquet stores a repetition once. So rows and values are counted by the footer
+# before they are read, and texts as they are read.
+
+
+MOST_ROW_GROUP_ROWS = 1 << 20
+"""Most rows of a row group that ludic reads; it writes as many as a group has, or 65,536."""
+MOST_ROW_GROUP_BYTES = 4 * LARGEST_GROUP_BYTES
+"""Most bytes in memory of the rows of a row group that ludic reads."""
+MOST_FILE_BYTES = 256 << 20
+"""Most bytes in memory of a file that is read whole."""
+
+_MOST_ROWS = {row.table: row.most_rows for row in ROWS if isinstance(row, Table)}
+_types: tuple[pq.ParquetSchema, Mapping[str, Sequence[tuple[int, str]]]] | None = None
+"""The last schema that _types_by_column saw, and what it returned."""
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}
+"""Bytes in memory of a value by its type in Parquet, of a text those of its offset; 8 of other types."""
+
+
+def _check_rows(metadata: pq.FileMetaData, table: str, where: str) -> None:
+    """Raise SchemaError if a file has more rows than ludic reads of a table."""
+    counts = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+    limits = (sum(counts), _MOST_ROWS[table], "file"), (max(counts, default=0), MOST_ROW_GROUP_ROWS, "row group")
+    for num_rows, most, what in limits:
+        if num_rows > most:
+            raise SchemaError(_too_large(where, f"it holds {num_rows:,} rows", f"{most:,} in a {what} of {table}"))
+
+
+def _too_large(where: str, found: str, most: str) -> str:
+    return (
+        f"{where}: {found}, wanted at most {most}; ludic does not read it, since it would fill the memory: move it out "
+        "of the run, or let `ludic verify --repair` quarantine it"
+    )
+
+
+def read_within(
+    file: pq.ParquetFile,
+    row_groups: Sequence[int],
+    columns: Sequence[str] | None,
+    where: str,
+    most_bytes: int | None = None,
+) -> pa.Table:
+    """Return columns of row groups, those that the file has; None returns all.
+
+    most_bytes: in memory; None allows each row group MOST_ROW_GROUP_BYTES. Raises SchemaError, naming `where`, if the
+    rows take more, before they do.
+    """
+    most = most_bytes or MOST_ROW_GROUP_BYTES * len(row_groups)
+    text_bytes, num_texts = _check_values(file, row_groups, columns, where, most)
+    if text_bytes * num_texts <= most:
+        return file.read_row_groups(row_groups, columns=columns, use_threads=False)
+    batches = list(batches_within(file, row_groups, columns, where, most))
+    schema = batches[0].schema if batches else file.schema_arrow
+    return pa.Table.from_batches(batches, schema)
+
+
+def batches_within(
+    file: pq.ParquetFile,
+    row_groups: Sequence[int],
+    columns: Sequence[str] | None,
+    where: str,
+    most_bytes: int,
+    batch_rows: int = MOST_ROW_GROUP_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """Yield columns of row groups, at most `batch_rows` rows at a time.
+
+    Raises SchemaError, naming `where`, once the rows take more than `most_bytes` in memory.
+    """
+    text_bytes, _ = _check_values(file, row_groups, columns, where, most_bytes)
+    size_bytes = 0
+    # Any text may be as long as all stored texts together.
+    batch_rows = max(1, min(batch_rows, most_bytes // max(1, text_bytes)))
+    for batch in file.iter_batches(batch_rows, row_groups=row_groups, columns=columns, use_threads=False):
+        size_bytes += batch.nbytes
+        if size_bytes > most_bytes:
+            raise SchemaError(_too_large(where, f"its rows take over {most_bytes:,} bytes of memory", "that"))
+        yield batch
+
+
+def _check_values(
+    file: pq.ParquetFile, row_groups: Iterable[int], columns: Collection[str] | None, where: str, most_bytes: int
+) -> tuple[int, int]:
+    """Check by the footer that the values of some columns fit into memory; returns stored bytes and number of texts.
+
+    Raises SchemaError, naming `where`, if all but the texts take more than `most_bytes`.
+    """
+    by_column = _types_by_column(file.schema)
+    types = [type_ for column in (by_column if columns is None else columns) for type_ in by_column.get(column, ())]
+    size_bytes = text_bytes = num_texts = 0
+    for row_group in map(file.metadata.row_group, row_groups):
+        for index, type_ in types:
+            chunk = row_group.column(index)
+            size_bytes += chunk.num_values * _WIDTHS.get(type_, 8)
+            if type_ == "BYTE_ARRAY":
+                text_bytes += chunk.total_uncompressed_size
+                num_texts += chunk.num_values
+    if size_bytes > most_bytes:
+        raise SchemaError(_too_large(where, f"its values take {size_bytes:,} bytes of memory", f"{most_bytes:,}"))
+    return text_bytes, num_texts
+
+
+def _types_by_column(schema: pq.ParquetSchema) -> Mapping[str, Sequence[tuple[int, str]]]:
+    """Return index and type of each leaf, by column; kept for the last schema, since schemas are slow to look at."""
+    global _types
+    known = _types
+    if known is None or not known[0].equals(schema):
+        found: dict[str, list[tuple[int, str]]] = {}
+        for index, leaf in enumerate(map(schema.column, range(len(schema)))):
+            found.setdefault(leaf.path.partition(".")[0], []).append((index, leaf.physical_type))
+        known = _types = schema, found
+    return known[1]

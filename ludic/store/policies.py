@@ -261,7 +261,7 @@ def copy_policy(root: Root, version: int, folder: Path, cache: Path | None = Non
     """
     start, deltas = _find_chain(root, version, cache)
     if cache is not None and _cached(cache, start).exists():
-        shutil.copytree(_cached(cache, start), folder, dirs_exist_ok=True)
+        _copy_files(_cached(cache, start), folder)
     else:
         root.download(policy_folder(start), folder)
         check_copy(folder, f"{root.url}/{policy_folder(start)}")
@@ -330,7 +330,7 @@ def _is_sound_copy(cache: Path | None, version: int) -> bool:
 def _apply(root: Root, delta: Delta, folder: Path) -> None:
     """Turn the files of a version's base, in `folder`, into those of the version, without a check of the result."""
     name = policy_folder(delta.version)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as copy:
+    with tempfile.TemporaryDirectory(dir=folder) as copy:  # beside it may be no place of this user
         root.download(name, copy, leave_out=(POLICIES.file, DELTAS.file))
         check_copy(Path(copy), f"{root.url}/{name}")
         for file in sorted(Path(copy).rglob(f"*{DELTA_SUFFIX}")):
@@ -426,7 +426,7 @@ class PolicyWriter:
 
     def _write_full(self, new: _Version) -> int:
         with self._root.scratch_folder() as folder:
-            shutil.copytree(new.folder, folder, copy_function=_link, dirs_exist_ok=True)
+            _copy_files(new.folder, folder, _link)
             return upload_policy(self._root, new.number, folder, last=WEIGHTS.file)
 
     def _write_delta(self, last: _Version, new: _Version) -> int | None:
@@ -453,7 +453,16 @@ class PolicyWriter:
             return upload_policy(self._root, new.number, folder, last=DELTAS.file)
 
 
-def _link(source: str, target: str) -> None:
+def _copy_files(source: Path, folder: Path, copy: Callable[[Path, Path], object] = shutil.copyfile) -> None:
+    """Copy all files below a folder into another, whose permissions stay: shutil.copytree would change them."""
+    for file in source.rglob("*"):
+        if file.is_file():
+            target = folder / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy(file, target)
+
+
+def _link(source: Path, target: Path) -> None:
     """Make a hard link, or a copy if that is impossible, as on another disk: uploading moves files away."""
     try:
         os.link(source, target)

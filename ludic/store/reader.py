@@ -212,6 +212,9 @@ MANY_FILES = 64
 _LARGEST_BYTES = 1 << 20
 """Maximum size of a file that is read whole; opening a remote file fetches as much anyway."""
 _BATCH_BYTES = 16 << 20
+_LARGEST_ROWS = 1 << 16
+"""Maximum rows of a file that is read whole, and bytes in memory that a row counts for: rows may be stored once."""
+_ROW_BYTES = 64
 _LOCAL, _REMOTE = (2, 256), (32, 32)
 """Number of threads, and of files that a thread reads at once: Polars keeps about one core busy."""
 # Thrift, in a footer just after the schema: num_rows, an i64, and the head of a list with one row group.
@@ -314,7 +317,7 @@ def _load(root: Root, file: RolloutFile, heads: _Heads) -> _Content | None:
     footer = sound_footer(data or b"") or b""
     head, num_rows = _parse_head(footer)
     is_known = head in heads and all(entry in footer for entry in heads[head])
-    return _Content(file, data, num_rows) if data is not None and is_known and num_rows else None
+    return _Content(file, data, num_rows) if data is not None and is_known and 0 < num_rows <= _LARGEST_ROWS else None
 
 
 def _read_batch(root: Root, files: Sequence[RolloutFile], heads: _Heads, wanted: pa.Schema) -> Iterator[SmallFiles]:
@@ -332,7 +335,7 @@ def _bounded(contents: Iterator[_Content]) -> Iterator[list[_Content]]:
     num_bytes = 0
     for content in contents:
         batch.append(content)
-        num_bytes += len(content.data)
+        num_bytes += len(content.data) + _ROW_BYTES * content.num_rows
         if num_bytes >= _BATCH_BYTES:
             yield batch
             batch, num_bytes = [], 0
@@ -512,7 +515,8 @@ class RolloutReader:
                 table = _with_address(small.table, names, np.zeros(len(names), np.int32), small.rows)
                 yield replace(small, table=table)
         with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-            for file, table in zip(left, pool.map(self._read_file, left), strict=True):
+            read = map if len(left) == 1 else pool.map  # a thread takes as long to start as a small file to read
+            for file, table in zip(left, read(self._read_file, left), strict=True):
                 if table is not None:
                     yield SmallFiles([file], np.array([table.num_rows]), table)
 

@@ -4,7 +4,9 @@ Fields that older files lack have defaults. Unknown keys, which a newer ludic wr
 Plain values only: what is done with a record stands where it is written and read.
 """
 
+import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil
@@ -15,6 +17,7 @@ import numpy as np
 from xxhash import xxh3_64_hexdigest
 
 from ludic.errors import SchemaError
+from ludic.paths import A_RELATIVE_PATH, RELATIVE_PATH
 
 if TYPE_CHECKING:
     from ludic.store.filesystem import Storage
@@ -27,11 +30,43 @@ AttemptId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """A number that becomes part of an int32 column, too."""
 Time = Annotated[str, msgspec.Meta(description="ISO 8601")]
 """A time by its writer's clock, in ISO 8601."""
+
+# --- Names in records -----------------------------------------------------------------------------------------
+# A root may come from another user, and a name in its records may become a path, or a part of one. A field of such a
+# name has one of these types, and decoding refuses a value that leads out of its folder. A new text field of a record
+# gets one too, unless no path is made of it: then tests/store/test_names.py lists it.
+
+DIGITS = r"(?:0|[1-9][0-9]{0,17})"
+"""Pattern of a number in a file's name, as ludic writes it; it fits into int64."""
+COMPACTED = "compacted."
+"""Start of the worker_id in the name of a compacted file; its rows keep their own worker_id and sequence."""
+WORKER = rf"(?!{re.escape(COMPACTED)})[A-Za-z0-9-][A-Za-z0-9._-]{{0,199}}"
+"""Pattern of a worker_id; not "." or "_" first: pyarrow and Spark take such files for hidden ones."""
+COMMITTER = rf"{WORKER}|{re.escape(COMPACTED)}{DIGITS}"
+"""Pattern of the worker_id in a file's name."""
+
+
+def _name(pattern: str, about: str) -> msgspec.Meta:
+    return msgspec.Meta(pattern=rf"^(?:{pattern})\Z", description=about)
+
+
+RelativeName = Annotated[str, _name(RELATIVE_PATH, A_RELATIVE_PATH)]
+WorkerId = Annotated[str, _name(COMMITTER, "a worker_id: letters, digits, '.', '_' and '-'")]
+EvaluationId = Annotated[str, _name("[0-9a-f]{16}", "16 hexadecimal digits")]
+Sha256 = Annotated[str, _name("[0-9a-f]{64}", "a SHA-256 in hexadecimal")]
+ModuleName = Annotated[str, _name(r"[^\W\d]\w*", "the name of a module")]
+CodeName = Annotated[str, _name(r"[^\0]*\.(?:py|sql)", "the name of a Python or SQL file")]
+"""Name of a user's file in the settings: a path as the user typed it. Only a user who names it reads it."""
+CodePath = Annotated[str, _name(r"/[^\0\n]*\.(?:py|sql)", "the absolute path of a Python or SQL file")]
+"""Path that a user's file was read from, on any machine. It becomes __file__ only with consent to this path."""
+
+# --- Records --------------------------------------------------------------------------------------------------
+
 CheckpointId = tuple[int, int]
 """attempt_id and step of a checkpoint."""
 Folder = Literal["rollouts", "evals"]
 """Folder of rollouts."""
-Spans = Mapping[str, Sequence[tuple[int, int]]]
+Spans = Mapping[WorkerId, Sequence[tuple[int, int]]]
 """Half-open intervals of sequences, by worker_id."""
 
 CUT_ATTEMPT = 1
@@ -48,7 +83,7 @@ class CodeRecord:
     """Role of a kind of ludic.code.kinds."""
     name: str
     """Name of the code in the settings."""
-    sha256: str | None
+    sha256: Sha256 | None
     """SHA-256 of its text, stored as code/{sha256}.py or .sql if it is a user's file; None if it has no source file."""
     path: str | None = None
     """Path that a user's file was read from."""
@@ -120,7 +155,7 @@ class SlotClaim:
     """Part of the schedule that the worker samples."""
     life: int
     """Number of the life, from 1 in each slot."""
-    worker_id: str
+    worker_id: WorkerId
     """Prefix of the names of this life's files."""
     owner: str
     """host-pid, for people."""
@@ -160,7 +195,7 @@ class LatestPolicy:
     """Open groups that the trainer has read, or trains on."""
     oldest_version: Count = 0
     """Rollouts of versions before this one are not read any more."""
-    seen: Mapping[str, int] = field(default_factory=dict)
+    seen: Mapping[WorkerId, int] = field(default_factory=dict)
     """Sequence of the newest file that the trainer has read, by worker_id."""
     attempt_id: int = 0
     """Attempt whose trainer wrote the file."""
@@ -187,8 +222,16 @@ class Delta:
     version: Count
     base: Count
     """Version to whose files the differences are applied; always an earlier one."""
-    files: dict[str, str]
+    files: dict[RelativeName, str]
     """Digest of each file of the whole version, by name, as in digests.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """digests.json of a folder of weights."""
+
+    files: dict[RelativeName, str]
+    """Digest of each file, by its name below the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +265,9 @@ class ModelIdentity:
     """Absolute path of the model's folder; None for a model from elsewhere."""
     revision: str | None = None
     """Commit of a model from the Hub."""
-    config: Mapping[str, str]
-    tokenizer: Mapping[str, str]
-    weights: Mapping[str, str]
+    config: Mapping[RelativeName, str]
+    tokenizer: Mapping[RelativeName, str]
+    weights: Mapping[RelativeName, str]
 
     def differences(self, other: "ModelIdentity") -> str:
         """Describe in one sentence which files differ in another model; empty if it is the same model."""
@@ -241,8 +284,7 @@ class ModelIdentity:
 class Evaluation:
     """What an evaluation samples and scores with; neither the weights, nor the number of examples and samples."""
 
-    evaluation: str
-    """Id: 16 hexadecimal digits."""
+    evaluation: EvaluationId
     env_name: str
     settings: Mapping[str, Any]
     """Settings that decide the samples: the environment and its options, sampling, seed, and those of the agent."""
@@ -259,7 +301,7 @@ class Evaluator:
     """host-pid, for people."""
     process: str | None
     """The process as ludic.store.claims.describe_process identifies it; None if the system doesn't show it."""
-    blocks: Sequence[str]
+    blocks: Sequence[RelativeName]
     """Names below the root of the files with samples that the process is going to store."""
     num_changes: Count = 0
     """Grows with each put, so that a renewal changes the file."""
@@ -297,7 +339,7 @@ class Tombstone:
 class QuarantinedFile:
     """A quarantined file."""
 
-    name: str
+    name: RelativeName
     """Name of the file below the root before it was moved."""
     reason: str
     """Why the file was quarantined; empty if the note is gone."""
@@ -313,7 +355,7 @@ class CutRecord:
     """Step that the cut is for; the last one whose batch it holds."""
     first_step: Count
     """First step whose batch it holds; a replay begins here."""
-    weights_sha256: Mapping[str, str] = field(default_factory=dict)
+    weights_sha256: Mapping[RelativeName, str] = field(default_factory=dict)
     """SHA-256 of the weight files after `step`, by name; empty if the run did not keep these weights in float32."""
 
     @property
@@ -330,8 +372,8 @@ class CutRecord:
 class TextEntry:
     """Entry for one text in a list of code/."""
 
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    path: Annotated[str, msgspec.Meta(pattern=r"^/.*\.(py|sql)$")]
+    sha256: Sha256
+    path: CodePath
     """Absolute path that the text was read from."""
 
 
@@ -339,14 +381,14 @@ class TextEntry:
 class FileEntry(TextEntry):
     """Entry for one file in a list of code/, with the modules that it imports."""
 
-    imports: Mapping[str, TextEntry]
+    imports: Mapping[ModuleName, TextEntry]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeList:
     """code/N.json: names of users' files, and their texts; each list holds all of the lists before it."""
 
-    files: Mapping[str, FileEntry]
+    files: Mapping[CodeName, FileEntry]
     """By the name in the settings."""
     owner: str = ""
     """host-pid of the process that put the list, for people."""
@@ -357,9 +399,9 @@ class CodeList:
 class PlannedOutput:
     """A compacted file, and the sources that it replaces."""
 
-    name: str
+    name: RelativeName
     """Path below the root."""
-    sources: Sequence[tuple[str, Count]]
+    sources: Sequence[tuple[WorkerId, Count]]
     """worker_id and sequence of each."""
 
 
@@ -397,7 +439,7 @@ class ImportReport:
     """imports/import-ID.done.json: the result of importing a file."""
 
     file: str
-    worker_id: str
+    worker_id: WorkerId
     num_records: int
     num_groups: int
     num_rollouts: int
@@ -491,7 +533,35 @@ def convert(values: Any, record: type[Record]) -> Record:
     try:
         return msgspec.convert(values, record)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(_with_found_name(str(error), values)) from error
+
+
+_ABOUT = {
+    repr(meta.pattern): meta.description
+    for of in (RelativeName, WorkerId, EvaluationId, Sha256, ModuleName, CodeName, CodePath)
+    for meta in of.__metadata__  # type: ignore[attr-defined]
+}
+"""What a name has to be, by the pattern as msgspec's errors show it."""
+_REFUSED = "Expected `str` matching regex "
+"""Begin of msgspec's error. The pattern follows, then " - at " and the place: `$.runs[0]` or `key` in `$.runs`."""
+_MOST_SHOWN = 200
+
+
+def _with_found_name(error: str, values: Any) -> str:
+    """Return msgspec's error with the name that was found, which it leaves out, and words for the pattern."""
+    pattern, _, place = error.removeprefix(_REFUSED).partition(" - at ")
+    if not error.startswith(_REFUSED) or pattern not in _ABOUT:
+        return error
+    path = place.removeprefix("`key` in ")
+    is_of_key, where, found = path != place, path.strip("`").removeprefix("$"), [values]
+    for field_name, index in re.findall(r"\.(\w+)|\[([^][]*)\]", where):
+        if index == "...":  # one of a mapping's values
+            found = [each for value in found for each in value.values()]
+        else:
+            found = [value[field_name or int(index)] for value in found]
+    names = [name for value in found for name in (value if is_of_key else [value])]
+    refused = next(name for name in names if not re.search(ast.literal_eval(pattern), name))
+    return f"{where.removeprefix('.')} has {refused[:_MOST_SHOWN]!r}, wanted {_ABOUT[pattern]}"
 
 
 def _last_line(head: bytes) -> bytes:

@@ -12,7 +12,8 @@ from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
 from ludic.settings import check_urls
-from ludic.store.catalogue import RUN
+from ludic.store import local
+from ludic.store.catalogue import ROWS, RUN
 from ludic.store.filesystem import Storage
 from ludic.store.records import convert, decode_json, encode_json
 
@@ -32,7 +33,7 @@ class Root(Storage):
         writable: also check that the filesystem refuses to overwrite, by creating run.json a second time.
         fs: filesystem to use instead of the URL's own.
         Raises MissingRootError if there is no run.json, StoreError if the filesystem fails, SchemaError if a folder of
-        a writable root is a link that leads out of it.
+        a writable root is a link that leads out of it, or no folder.
         """
         storage = Storage.connect(url, fs)
         try:
@@ -43,8 +44,8 @@ class Root(Storage):
             ) from None
         run, run_id = from_json(data, f"{storage.url}/{RUN.template}")
         if writable:
-            # A listing passes over such links: a trainer would miss its checkpoints, and begin with the first weights.
-            storage.refuse_linked_folders()
+            # A listing passes over them: a trainer would miss its checkpoints, and begin with the first weights.
+            storage.refuse_lost_folders({row.folder for row in ROWS if row.folder})
             storage.prove_put_if_absent(RUN.template, data)
         return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)
 
@@ -106,10 +107,11 @@ class Root(Storage):
         """Move all files of a local folder, subfolders included, below `name`; each appears whole, one after the other.
 
         last: the file that is moved last and tells readers that all files are there; if None, a marker must follow.
+        Raises SchemaError, before anything is moved, if the folder holds a link or what else is no file.
         """
-        files = {file.relative_to(folder).as_posix(): file for file in Path(folder).rglob("*") if not file.is_dir()}
-        for relative in sorted(files, key=lambda relative: (relative == last, relative)):
-            self.move_in(files[relative], f"{name}/{relative}")
+        with local.opened(folder) as opened:
+            for file in sorted(opened.files(), key=lambda file: (file == last, file)):
+                self._move_in(opened, file, f"{name}/{file}")
 
     def download(self, name: str, folder: str | Path, *, leave_out: Collection[str] = ()) -> None:
         """Copy the files below `name`, subfolders included, into a local folder. leave_out: file names to skip.
@@ -137,7 +139,7 @@ _FIRST_WITH_STEPS = 2
 def to_json(config: RunConfig, run_id: str) -> bytes:
     """Return the content of run.json. Raises ConfigError if JSON can't hold an option."""
     values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, **asdict(config)}
-    for name in ("extra_columns", "float32_head", "keep_sampling_mask", "keep_experts"):
+    for name in ("extra_columns", "float32_head", "keep_sampling_mask", "keep_experts", "longrope"):
         if values[name] is None or (name != "keep_sampling_mask" and not values[name]):
             del values[name]  # so that a ludic that does not know the setting can open the run
     try:

@@ -21,6 +21,7 @@ import s3fs
 
 from ludic.errors import StoreError
 from ludic.store.failures import is_refused_overwrite
+from ludic.store.filesystem import is_path
 
 try:
     import obstore
@@ -156,16 +157,20 @@ class ObstoreS3(S3):
         with suppress(FileNotFoundError):
             if key:
                 return {"name": path, "size": obstore.head(store, key)["size"], "type": "file"}
-        if any(obstore.list(store, key or None)):
-            return {"name": path, "size": 0, "type": "directory"}
-        raise FileNotFoundError(path)
+        with suppress(obstore.exceptions.InvalidPathError):  # a key that is no path, so there is one
+            if not any(obstore.list(store, key or None)):
+                raise FileNotFoundError(path)
+        return {"name": path, "size": 0, "type": "directory"}
 
     def find(self, path: str, maxdepth: int | None = None, prefix: str = "", **options: Any) -> Any:
         if maxdepth is not None or prefix or options.get("withdirs"):
             return super().find(path, maxdepth=maxdepth, prefix=prefix, **options)
         store, key = self._store(path)
         bucket = self._split(path)[0]
-        entries = [entry for page in obstore.list(store, key or None, chunk_size=1000) for entry in page]
+        try:
+            entries = [entry for page in obstore.list(store, key or None, chunk_size=1000) for entry in page]
+        except obstore.exceptions.InvalidPathError:  # a key that is no path, such as a//b, ends obstore's listing
+            return super().find(path, **options)
         if not all(entry["size"] for entry in entries):  # ludic stores no empty files
             folders = {str(parent) for entry in entries for parent in PurePosixPath(entry["path"]).parents}
             entries = [
@@ -185,7 +190,10 @@ class ObstoreS3(S3):
         return False
 
     def _delete(self, paths: list[str]) -> None:
-        obstore.delete(self._store(paths[0])[0], [self._split(path)[1] for path in paths])
+        if all(map(is_path, paths)):
+            obstore.delete(self._store(paths[0])[0], [self._split(path)[1] for path in paths])
+        else:  # obstore takes no such key
+            super()._delete(paths)
 
     def _find_region(self, bucket: str) -> str:
         try:

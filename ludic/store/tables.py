@@ -42,9 +42,17 @@ from ludic.store.catalogue import (
     UuidName,
 )
 from ludic.store.files import check_worker_id
-from ludic.store.parquet import UNREADABLE, check_text, decode, encode_plain, open_checked
+from ludic.store.parquet import (
+    MOST_FILE_BYTES,
+    UNREADABLE,
+    check_text,
+    decode,
+    encode_plain,
+    open_checked,
+    read_within,
+)
 from ludic.store.root import Root
-from ludic.store.writer import BackgroundAppender, NamedFile
+from ludic.store.writer import MAX_WAITING, BackgroundAppender, NamedFile
 
 if TYPE_CHECKING:
     from ludic.store.filesystem import Storage
@@ -76,7 +84,7 @@ def read_table(root: "Storage", row: Table[F], of: F) -> pa.Table:
     filesystem fails.
     """
     where = f"{root.url}/{row.name(of)}"
-    table = decode(root.read(row.name(of)), where)
+    table = decode(root.read(row.name(of)), where, row.table)
     check_schema(table.schema, row.table, where)
     return conform(table, row.table)
 
@@ -92,7 +100,7 @@ class TableLog(Generic[Item]):
         *,
         file_items: int,
         flush_age_s: float,
-        max_waiting: int = 64,
+        max_waiting: int = MAX_WAITING,
         encode: Callable[[pa.Table], bytes] = encode_plain,
     ) -> None:
         """make_tables: called in the thread; returns the rows of each file, under a name that no other file has.
@@ -112,6 +120,10 @@ class TableLog(Generic[Item]):
     def append(self, item: Item) -> None:
         """Append one item. Raises the error of an earlier write, once; that write is tried again."""
         self._appender.append(item)
+
+    def flush(self) -> None:
+        """Return when all items are stored. Raises the error of this write, or, once, of an earlier one."""
+        self._appender.flush()
 
     def close(self) -> None:
         """Write the remaining items and stop the thread."""
@@ -158,6 +170,8 @@ class TableTail(Generic[F]):
         """
         self._root, self._row, self._within, self._newest_files = root, row, within, newest_files
         self._listing_share, self._level = listing_share, level
+        self.broken: dict[F, str] = {}
+        """Problems of the files that can't be read."""
         self._seen: set[F] = set()
         self._next: dict[tuple[Any, ...], int] = {}
         """Next sequence of each writer that had new files in the last listing."""
@@ -208,6 +222,7 @@ class TableTail(Generic[F]):
             return None
         except SchemaError as error:
             logger.log(self._level, "left out %s that can't be read: %s", self._row.kind, error)
+            self.broken[of] = str(error)
             return arrow_schema(self._row.table).empty_table()
 
 
@@ -259,6 +274,11 @@ class MetricsTail:
         """newest_files: number of files of each writer that the first poll reads; None reads all."""
         self._run_id = root.run_id
         self._tail = TableTail(root, METRICS, newest_files=newest_files, listing_share=20.0)
+
+    @property
+    def broken(self) -> Mapping[MetricsName, str]:
+        """Problems of the files that could not be read so far."""
+        return self._tail.broken
 
     def poll(self) -> list[dict[str, Any]]:
         """Return new rows of this run, in no particular order; a broken file is left out. Raises as TableTail.poll."""
@@ -495,11 +515,12 @@ def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarra
     Raises FileNotFoundError or SchemaError if the file was deleted or damaged since it was indexed.
     """
     try:
-        with root.open_file(name) as source, open_checked(source, f"{root.url}/{name}", pre_buffer=True) as (file, _):
+        where = f"{root.url}/{name}"
+        with root.open_file(name) as source, open_checked(source, where, "reference", pre_buffer=True) as (file, _):
             ends = np.cumsum([file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)])
             groups = np.searchsorted(ends, rows, side="right")
             row_groups = np.unique(groups)
-            table = file.read_row_groups(row_groups.tolist(), ["reference_logprobs"])
+            table = read_within(file, row_groups.tolist(), ["reference_logprobs"], where)
     except (FileNotFoundError, StoreError, SchemaError):
         raise
     except UNREADABLE as error:
@@ -518,11 +539,12 @@ def _digest(rows: pa.Table) -> str:
 
 
 def _read_index(root: Root, name: str) -> pa.Table:
+    where = f"{root.url}/{name}"
     try:
-        with root.open_file(name) as source, open_checked(source, f"{root.url}/{name}", pre_buffer=True) as (file, _):
-            check_schema(file.schema_arrow, "reference", f"{root.url}/{name}")
-            rows = file.read(columns=_INDEX_COLUMNS)
-            check_text(rows, f"{root.url}/{name}")
+        with root.open_file(name) as source, open_checked(source, where, "reference", pre_buffer=True) as (file, _):
+            check_schema(file.schema_arrow, "reference", where)
+            rows = read_within(file, range(file.num_row_groups), _INDEX_COLUMNS, where, MOST_FILE_BYTES)
+            check_text(rows, where)
             return _index(rows, name)
     except StoreError:
         raise

@@ -269,8 +269,10 @@ def list_leftovers(root: Root) -> Iterator[Leftover]:
     if not root.is_local or not root.exists(SCRATCH):
         return
     folder = Path(root.at(SCRATCH))
+    if not folder.is_dir():
+        return
     with root.explained(SCRATCH):
         for path in sorted(folder.iterdir()):
             with suppress(FileNotFoundError):  # its writer has just ended
-                written_at = max(file.stat().st_mtime for file in (path, *path.rglob("*")))
+                written_at = max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
                 yield Leftover(name=f"{SCRATCH}/{path.name}", age_s=time.time() - written_at)

@@ -15,7 +15,7 @@ from xxhash import xxh3_64
 
 from ludic.errors import ModelError, SchemaError
 from ludic.store.catalogue import IDENTITY, MODEL, FileName
-from ludic.store.records import ModelIdentity, decode_json, encode_json, encode_record, read_record
+from ludic.store.records import Manifest, ModelIdentity, decode_record, encode_json, encode_record, read_record
 from ludic.store.root import Root
 
 # --- digests.json ---------------------------------------------------------------------------------------------
@@ -31,11 +31,6 @@ _BLOCK_BYTES = 8 << 20
 _CONCURRENT_READS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Manifest:
-    files: dict[str, str]
-
-
 def write_manifest(folder: Path) -> dict[str, str]:
     """Write digests.json into a local folder, which must not change before its upload; returns the digests by file."""
     files = {_relative(file, folder): _digest(file.open("rb")) for file in sorted(folder.rglob("*")) if file.is_file()}
@@ -45,7 +40,7 @@ def write_manifest(folder: Path) -> dict[str, str]:
 
 def read_manifest(root: Root, name: str) -> dict[str, str] | None:
     """Return the digests of a root's folder, by file; None if it has none. Raises SchemaError if they are damaged."""
-    manifest = read_record(root, f"{name}/{MANIFEST}", _Manifest, "list of digests")
+    manifest = read_record(root, f"{name}/{MANIFEST}", Manifest, "list of digests")
     return manifest.files if manifest else None
 
 
@@ -78,8 +73,8 @@ def _problems(open_file: Callable[[str], BinaryIO], names: set[str]) -> Iterator
     """
     try:
         with open_file(MANIFEST) as file:
-            wanted = dict(decode_json(file.read())["files"])
-    except (ValueError, KeyError, TypeError) as error:
+            wanted = decode_record(file.read(), Manifest).files
+    except ValueError as error:
         yield MANIFEST, f"can't be read: {error}"
         return
     # A folder without config.json does not count, so its readers report that file.

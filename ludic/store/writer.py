@@ -38,6 +38,9 @@ Item = TypeVar("Item")
 
 NamedFile = tuple[str, Content]
 
+MAX_WAITING = 64
+"""Items in a buffer at which `append` waits."""
+
 
 class BackgroundAppender(Generic[Item]):
     """Writes items to files, in order, in one thread."""
@@ -50,7 +53,7 @@ class BackgroundAppender(Generic[Item]):
         is_full: Callable[[Sequence[Item]], bool],
         flush_age_s: float,
         size_bytes: Callable[[Item], int] = lambda item: 0,
-        max_waiting: int = 64,
+        max_waiting: int = MAX_WAITING,
         max_bytes: int = 256 << 20,
     ) -> None:
         """Start the thread.
@@ -269,14 +272,17 @@ class RolloutWriter:
         flush_bytes: int = 64 << 20,
         flush_age_s: float = FLUSH_AGE_S,
         folder: Folder = "rollouts",
+        file_per_batch: bool = False,
     ) -> None:
         """worker_id: must be unique to one life of one process, since the sequence of its files starts at 0.
+
+        file_per_batch: write each batch at once, as files of its own, so that the files do not depend on the clock.
 
         While four times `flush_bytes` wait to be written, `append` waits too.
         """
         self.worker_id = check_worker_id(worker_id)
         self._root, self._folder = root, folder
-        self._flush_groups, self._flush_bytes = flush_groups, flush_bytes
+        self._flush_groups, self._flush_bytes = 1 if file_per_batch else flush_groups, flush_bytes
         self._sequence, self._requests_sequence = itertools.count(), itertools.count()
         self.made: deque[MadeFile] = deque()
         """Files that were made, committed or about to be, until the caller removes them."""
@@ -287,6 +293,7 @@ class RolloutWriter:
             flush_age_s=flush_age_s,
             size_bytes=lambda item: item.size_bytes,
             max_bytes=4 * flush_bytes,
+            max_waiting=1 if file_per_batch else MAX_WAITING,
         )
 
     def append(self, batch: RolloutBatch | None, events: Sequence[GroupEvent] = ()) -> None:

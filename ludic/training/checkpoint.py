@@ -87,12 +87,18 @@ def take_snapshot(
 
 
 def write_checkpoint(
-    root: Root, snapshot: Snapshot, *, max_shard_size: str = "5GB", check: Callable[[], None] = lambda: None
+    root: Root,
+    snapshot: Snapshot,
+    *,
+    max_shard_size: str = "5GB",
+    check: Callable[[], None] = lambda: None,
+    before_marker: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a snapshot, its marker last; call it in any thread of rank 0. Raises StoreError or NameTakenError.
 
     max_shard_size: see `save_weights`. check: raises if the root is not this trainer's any more; called before the
-    files are uploaded and before the marker is put, since to write a large model takes minutes.
+    files are uploaded and before the marker is put, since to write a large model takes minutes. before_marker: waits
+    for what else a successor expects of this step.
     """
     info = replace(snapshot.info, run_id=root.run_id)
     name = folder_of(info)
@@ -105,6 +111,7 @@ def write_checkpoint(
             _sync(folder)
         check()
         root.upload(folder, name)
+    before_marker()
     check()
     if not root.put_if_absent(f"{name}/{MARKER}", encode_record(info)):
         raise NameTakenError(f"{root.url}/{name} is there with other content; another trainer has this attempt")

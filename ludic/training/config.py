@@ -256,8 +256,8 @@ class LossConfig:
     """Objective maximised at each token: a function in ludic.training.losses; docs/algorithms.md has the formulas."""
     loss_normalization: Literal["tokens", "sequences", "episodes", "constant"] = "tokens"
     """Average the loss over the batch's tokens (DAPO), over its sequences' means (GRPO), over its episodes' means, or
-    divide each sequence's sum by a constant (Dr. GRPO). An agent's rows of an episode count as one with episodes. For
-    dpo, ipo and orpo, sequences means pairs."""
+    divide each sequence's sum by a constant (Dr. GRPO). With episodes the rows of a trajectory count as one. For dpo,
+    ipo and orpo, sequences means pairs."""
     constant_tokens: Tokens | None = None
     """Tokens that replace each sequence's length if loss_normalization is constant; usually max_tokens."""
     entropy_weight: Weight | None = None

@@ -3,7 +3,7 @@
 Nothing is loaded and nothing is computed. The model is built on PyTorch's meta device, whose tensors have shapes and no
 memory. States (weights, gradients, moments) follow from the number of weights. Activations do not follow from a formula
 that holds for every family, so forward and backward pass of a micro-batch run on the meta device, through the code that
-trains, and the bytes of all living tensors are added up: half a second or a second for 36 layers. benchmarks/plan.py
+trains, and the bytes of all living tensors are added up, of one repetition of layers for all. benchmarks/plan.py
 compares the figures with measured peaks. `ludic plan` shows these figures, and a trainer's default numbers of tokens
 follow from them (ludic.training.device_defaults).
 
@@ -12,10 +12,11 @@ ModelError if transformers can't make the model.
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal
+from functools import partial, wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -23,13 +24,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.masking_utils import sdpa_mask
 
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ModelError, one_line
 from ludic.models.lora import add_adapters
+from ludic.models.rope import max_positions
 from ludic.models.sizes import WITHOUT_ATTENTION
+from ludic.models.weight_files import make_model
 from ludic.run_config import RunConfig
 from ludic.training.config import ON_CPU, ModelConfig, OptimizerConfig, TrainConfig
 from ludic.training.logprobs import linear_logprobs
@@ -73,7 +76,7 @@ def moment_bytes(sizes: "ModelSizes", optimizer: OptimizerConfig) -> int:
 
 def longest_sequence(config: PreTrainedConfig, run: RunConfig, train: TrainConfig) -> int:
     """Return the tokens of the longest sequence, as far as settings tell. config: of the model."""
-    limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or 10**9
+    limit = max_positions(config, run.longrope)
     longest = run.max_sequence_tokens or train.batch.max_seq_len or PROMPT_TOKENS + run.max_tokens
     return min(limit, longest)
 
@@ -122,6 +125,34 @@ class ModelSizes:
         return word_bytes(dtype) * (self.cached * length + self.cached_in_window * min(length, self.window))
 
 
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+_known: dict[Any, Any] = {}
+"""Results of all calls of functions that are `_remembered`."""
+
+
+def _remembered(
+    measure: Callable[Concatenate[PreTrainedConfig, _Params], _Result],
+) -> Callable[Concatenate[PreTrainedConfig, _Params], _Result]:
+    """Measure each configuration once in a process with the same settings: a pass takes a third of a second.
+
+    The folder that it was read from is part of it only if the folder's code makes the model.
+    """
+
+    @wraps(measure)
+    def call(config: PreTrainedConfig, *args: _Params.args, **named: _Params.kwargs) -> _Result:
+        values = config.to_dict()
+        if "auto_map" not in values:
+            values.pop("_name_or_path", None)
+        key = measure, type(config), repr(sorted(values.items())), args, *sorted(named.items())
+        if key not in _known:
+            _known[key] = measure(config, *args, **named)
+        return _known[key]
+
+    return call
+
+
+@_remembered
 def model_sizes(config: PreTrainedConfig, settings: ModelConfig) -> ModelSizes:
     """Count the weights of a configuration's model. Raises ModelError."""
     model = _on_meta(config, settings)
@@ -148,7 +179,9 @@ def _on_meta(config: PreTrainedConfig, settings: ModelConfig) -> Any:
     """Return the model with its adapters, without memory, in the dtype of the forward pass."""
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=_COUNTED)
+            model = make_model(config, dtype=torch.float32, attention=_COUNTED)
+    except ModelError:
+        raise
     except Exception as error:  # each configuration checks its values in its own way
         raise ModelError(f"{config.model_type}: transformers can't make the model: {one_line(error)}") from error
     model.tie_weights()
@@ -206,6 +239,7 @@ class Activations:
     """Whether the passes ran in this dtype; if not, the figures are estimates, and rather too large."""
 
 
+@_remembered
 def activations(
     config: PreTrainedConfig,
     settings: ModelConfig,
@@ -244,11 +278,11 @@ def _run_on_meta(
     for layer in _layers(model) if settings.activation_checkpointing else ():
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     batch = _batch(num_tokens, length).to(torch.device("meta"))
-    weights = [*model.parameters(), *model.buffers()]
     has_kernel = device == "cuda" and _dtype(settings) == "bfloat16"
     # PyTorch's attention in float32 has no fused kernel for grouped heads on CUDA; it has one on the CPU.
     counted = {"has_kernel": has_kernel, "score_length": length if device == "cuda" and not has_kernel else None}
-    with _Living(weights) as living:
+
+    def run(living: _Living) -> int:
         hidden = _decode(model, batch, **counted)[0, batch.logit_positions]
         kept = living.num_bytes
         head = model.get_output_embeddings()
@@ -264,7 +298,72 @@ def _run_on_meta(
             chunk_tokens=_chunk_tokens(settings),
         )
         logprobs.sum().backward()
-    return Activations(kept=kept, more=living.peak - kept)
+        return kept
+
+    kept, peak = _count_bytes(model, run)
+    return Activations(kept=kept, more=peak - kept)
+
+
+def _count_bytes(model: Any, run: Callable[["_Living"], int]) -> tuple[int, int]:
+    """Return the bytes that `run` returns, of tensors that it keeps, and those at its peak.
+
+    Only the first layers run if the others repeat them: each repetition keeps as much as the one before. The peak is
+    the largest of several moments, each of whose bytes grow by at most that much with a repetition. So once the peak
+    has grown by as much, it does so with all further ones.
+    """
+    layers, config = _layers(model), model.config.get_text_config(decoder=True)
+    whole = dict(layers._modules)
+
+    def run_first(count: int) -> tuple[int, int]:
+        layers._modules = dict(list(whole.items())[:count])
+        config.num_hidden_layers = count
+        try:
+            with _Living([*model.parameters(), *model.buffers()]) as living:
+                return run(living), living.peak
+        finally:
+            layers._modules, config.num_hidden_layers = whole, len(whole)
+
+    period, first = _repetition([_kind(layer, config, number) for number, layer in enumerate(layers)])
+    count = first + period + (len(whole) - first - period) % period
+    # A model that can't run with fewer layers, as it splits a tensor among them, fails.
+    with suppress(Exception):
+        found, num_run = run_first(count), count
+        while num_run + count + period < len(whole):
+            (kept, peak), count = found, count + period
+            found, num_run = run_first(count), num_run + count
+            if (step := found[0] - kept) == found[1] - peak:
+                added = step * (len(whole) - count) // period
+                return found[0] + added, found[1] + added
+    return run_first(len(whole))
+
+
+def _repetition(kinds: Sequence[Any]) -> tuple[int, int]:
+    """Return after how many layers the kinds repeat themselves up to the last layer, and the first layer that does."""
+    found = len(kinds), 0
+    for period in range(1, len(kinds) // 2 + 1):
+        first = len(kinds) - period
+        while first > 0 and kinds[first - 1] == kinds[first - 1 + period]:
+            first -= 1
+        found = min(found, (period, first), key=sum)
+    return found
+
+
+def _kind(layer: nn.Module, config: PreTrainedConfig, number: int) -> Any:
+    """Return what decides which tensors a layer makes: equal for layers of one kind."""
+    listed = [value[number] for value in vars(config).values() if _is_list_of(value, config.num_hidden_layers)]
+    parts = [
+        (name, type(part), [value for value in sorted(vars(part).items()) if _is_setting(*value)])
+        for name, part in layer.named_modules()
+    ]
+    return listed, parts, [(name, weight.shape) for name, weight in layer.named_parameters()]
+
+
+def _is_list_of(value: Any, length: int) -> bool:
+    return isinstance(value, list | tuple) and len(value) == length
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    return name != "layer_idx" and isinstance(value, bool | int | float | str | None)
 
 
 def _decode(model: Any, batch: Any, **counted: Any) -> Tensor:
@@ -489,14 +588,19 @@ def sampler_memory(
     return {**parts, **({"CUDA and graphs": CUDA + GRAPHS} if device == "cuda" else {})}
 
 
+@_remembered
 def _forward_bytes(config: PreTrainedConfig, settings: ModelConfig) -> int:
     """Return the bytes of a decoder's forward pass over STEP_TOKENS tokens without gradients."""
     model = _on_meta(config, settings)
     batch = _batch(STEP_TOKENS - 1, STEP_TOKENS - 1).to(torch.device("meta"))
+
+    def run(living: _Living) -> int:
+        _decode(model, batch, has_kernel=True, score_length=None)
+        return living.num_bytes
+
     try:
-        with torch.no_grad(), _Living([*model.parameters(), *model.buffers()]) as living:
-            _decode(model, batch, has_kernel=True, score_length=None)
-        return living.peak
+        with torch.no_grad():
+            return _count_bytes(model, run)[1]
     except Exception:  # as in `activations`
         formula = _by_formula(config, settings, num_tokens=STEP_TOKENS)
         return formula.kept // config.get_text_config(decoder=True).num_hidden_layers

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ludic.batches.packing import TrainingSequence, pack
@@ -37,7 +38,15 @@ from ludic.models.families import (
     without_kernels,
 )
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
-from ludic.models.weight_files import load_pretrained, mended, without_progress_bars
+from ludic.models.weight_files import (
+    load_config,
+    load_generation_config,
+    load_pretrained,
+    make_config,
+    make_model,
+    without_progress_bars,
+)
+from ludic.run_config import Longrope
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
@@ -53,11 +62,17 @@ _WHAT = "packed sequences, as in training"
 _PT_NAMES = ("pytorch_model.pt", "pytorch_model.pt.index.json")
 
 
-def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool = False) -> PreTrainedModel:
+def load_model(
+    source: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    strict: bool = False,
+    longrope: Longrope | None = None,
+) -> PreTrainedModel:
     """Load a causal language model into CPU memory, in eval mode, with attention that keeps packed sequences apart.
 
     source: a folder or URL with weights in model.safetensors, pytorch_model.bin or pytorch_model.pt, whole or in
-    shards with an index, or a Hugging Face id. Only tensors are unpickled.
+    shards with an index, or a Hugging Face id. Only tensors are unpickled. longrope: of RunConfig.
     Raises ModelError if it can't be read, if a weight is missing or has another shape than config.json says, or if
     packed sequences get other logprobs than transformers gives to each alone (ludic.models.families).
     If strict, also raises ModelError if there is a weight that the model does not use.
@@ -71,6 +86,7 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
             dtype=dtype,
             where=source,
             strict=strict,
+            longrope=longrope,
             attn_implementation=PACKED_ATTENTION,
             weights_only=True,
         )
@@ -128,8 +144,7 @@ def kernels_keep_borders(config: PreTrainedConfig, device: torch.device) -> bool
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(0)
-            small = AutoModelForCausalLM.from_config(shrink(config), attn_implementation=PACKED_ATTENTION)
-            model = mended(small).eval().to(device)
+            model = make_model(shrink(config), attention=PACKED_ATTENTION).eval().to(device)
             with torch.no_grad():
                 spread(model)
         wanted = _logprobs_and_gradient(model)
@@ -170,6 +185,7 @@ def load_sharded(
     dtype: torch.dtype = torch.float32,
     prepare: Callable[[PreTrainedModel], None] = lambda model: None,
     with_weights: bool = True,
+    longrope: Longrope | None = None,
     **options: Any,
 ) -> PreTrainedModel:
     """`load_model`, `prepare` and `shard` for a model that may not fit into one rank; every rank must call it.
@@ -177,13 +193,16 @@ def load_sharded(
     Only rank 0 reads the source. Only its CPU memory holds the whole model; it sends each rank its shards, one tensor
     at a time. A rank's device never holds more than its shards and one layer. dtype: of the shards. prepare:
     changes the whole model in place, in the same way on every rank, for example adds adapters. with_weights: if false,
-    the source needs only config.json, and the weights are uninitialised until the caller loads them. options:
-    those of `shard`. Raises the errors of `load_model` and `prepare` on every rank.
+    the source needs only config.json, and the weights are uninitialised until the caller loads them. longrope: of
+    RunConfig. options: those of `shard`. Raises the errors of `load_model` and `prepare` on every rank.
     """
     loaded: list[PreTrainedModel] = []
 
     def load() -> str:
-        model = load_model(source, dtype=dtype) if with_weights else _configured(source, dtype)
+        if with_weights:
+            model = load_model(source, dtype=dtype, longrope=longrope)
+        else:
+            model = _configured(source, dtype, longrope)
         config = model.config.to_json_string(use_diff=False)
         prepare(model)
         loaded.append(model)
@@ -193,7 +212,7 @@ def load_sharded(
     if is_main():
         model = loaded.pop()
     else:
-        model = _without_weights(_parse_config(config), dtype)
+        model = _without_weights(_parse_config(config), dtype, longrope)
         prepare(model)
     is_sent = with_weights and mesh.size() > 1
     # Sharding replaces the parameters, so keep the whole tensors.
@@ -210,29 +229,30 @@ def load_sharded(
     return model
 
 
-def _configured(folder: str, dtype: torch.dtype) -> PreTrainedModel:
+def _configured(folder: str, dtype: torch.dtype, longrope: Longrope | None) -> PreTrainedModel:
     """Return the model of a folder's config.json and generation_config.json, with uninitialised weights."""
     check_trainable(folder, folder)
     try:
-        model = _without_weights(AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype)
-        if Path(folder, "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(folder)
+        model = _without_weights(load_config(folder), dtype, longrope)
+        if generation := load_generation_config(folder):
+            model.generation_config = generation
+    except ModelError:
+        raise
     except Exception as error:  # the type depends on the parser, as in load_model
         raise ModelError(f"{folder}: not a configuration that transformers can use: {one_line(error)}") from error
     return model
 
 
 def _parse_config(data: str) -> PreTrainedConfig:
-    values = json.loads(data)
-    return AutoConfig.for_model(values.pop("model_type"), **values)
+    return make_config(json.loads(data))
 
 
-def _without_weights(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _without_weights(config: PreTrainedConfig, dtype: torch.dtype, longrope: Longrope | None) -> PreTrainedModel:
     """Return a model with uninitialised parameters; memory that is never touched is not allocated."""
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED_ATTENTION)
+        model = make_model(config, dtype=dtype, attention=PACKED_ATTENTION, longrope=longrope)
     model.tie_weights()
-    return mended(model.eval())
+    return model.eval()
 
 
 def shard(
@@ -310,8 +330,11 @@ def full_state_dict(model: PreTrainedModel, *, adapters_only: bool = False) -> d
     Of tied weights, only the tensor that Hugging Face saves is kept. adapters_only: return only adapters, and do not
     gather frozen weights.
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=adapters_only)
-    state = get_model_state_dict(model, options=options)
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=adapters_only)
+        state = get_model_state_dict(model, options=options)
+    else:  # torch takes 14 ms to see that there is nothing to gather
+        state = {name: value.cpu() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     tied = model.all_tied_weights_keys
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in tied}
     return {name: tensor for name, tensor in tensors.items() if is_adapter_weight(name) or not adapters_only}

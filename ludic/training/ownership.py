@@ -21,7 +21,7 @@ from ludic.batches.replay import ReplanSource
 from ludic.batches.source import PlanSource
 from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.distributed import run_on_main
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, StoreError
 from ludic.models.first_model import first_tokenizer
 from ludic.store import Attempt, MetricsLog, Root, RunConfig
 from ludic.store.attempts import (
@@ -131,6 +131,8 @@ class Ownership:
     publisher: Publisher
     write_metrics: Callable[[int, Mapping[str, Any], pa.Table], None]
     """Writes a step's row of the metrics table; the third argument is its ledger."""
+    log: "StepLog"
+    """The metrics table, for which a checkpoint waits."""
     tokenizer: Mapping[str, bytes]
     """Tokenizer files by name; every published version gets them."""
 
@@ -175,11 +177,11 @@ def open_ownership(
         publishers.append(publisher)
         source.resume(resumed, publisher)
         tracking.start(resumed.step if resumed else 0)
-        log = stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id))))
+        log = StepLog(stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id)))), attempt)
         warn = warn_of_rows(logger, partial(_find_troubles, root.run, config.flat()))
 
         def write_metrics(step: int, row: Mapping[str, Any], ledger: pa.Table) -> None:
-            log.write(attempt_id=attempt.attempt_id, step=step, **row)
+            log.write(step, row)
             warn({"step": step, **row})
             tracking.step(step, row, ledger)
             if report is not None:
@@ -191,8 +193,42 @@ def open_ownership(
             source=source,
             publisher=publisher,
             write_metrics=write_metrics,
+            log=log,
             tokenizer=tokenizer,
         )
+
+
+class StepLog:
+    """Writes the trainer's rows of the metrics table, and says when a step's row is stored.
+
+    No later attempt writes the row of a step before its checkpoint, so the row has to be there first.
+    """
+
+    def __init__(self, log: MetricsLog, attempt: Attempt) -> None:
+        self._log, self._attempt_id = log, attempt.attempt_id
+        self._newest, self._is_over = 0, False
+        self._changed = threading.Condition()
+
+    def write(self, step: int, row: Mapping[str, Any]) -> None:
+        """Write the row of a step."""
+        self._log.write(attempt_id=self._attempt_id, step=step, **row)
+        with self._changed:
+            self._newest = step
+            self._changed.notify_all()
+
+    def wait(self, step: int) -> None:
+        """Wait, in another thread, until the row of a step is stored. Raises StoreError if there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest >= step or self._is_over)
+            if self._newest < step:
+                raise StoreError(f"training ended before the metrics of step {step} were written")
+        self._log.flush()
+
+    def end(self) -> None:
+        """Say that no row follows."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
 
 def _find_troubles(run: RunConfig, config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:

@@ -148,15 +148,15 @@ class Publisher:
     def note_wait(self, num_ready_groups: int, num_missing_groups: int, idle_s: float, *, version: int) -> None:
         """Note that a step waits for groups, and let workers start more if some that arrived can't be used.
 
-        Does nothing until `version` is published, since that publish tells them. Raises the error of a publish that
-        failed, since the groups waited for will not come.
+        Until `version` is published, they are told by that publish. Raises the error of a publish that failed, since
+        the groups waited for will not come.
         """
         self.finish(wait=False)
         with self._lock:
-            if self.version is None or self.version < version:
-                return
-            self._budget.on_wait(num_ready_groups, num_missing_groups, idle_s)
-            if self._budget.has_room:
+            is_published = self.version is not None and self.version >= version
+            # What is sampled with a version can't be late before the version is out.
+            self._budget.on_wait(num_ready_groups, num_missing_groups, idle_s if is_published else 0.0)
+            if is_published and self._budget.has_room:
                 check_not_fenced(self._root, self._attempt)
                 self._tell()
 

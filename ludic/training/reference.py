@@ -29,6 +29,8 @@ from ludic.batches.packing import MicroBatch
 from ludic.distributed import broadcast_bytes, bytes_from_main, num_ranks, run_on_all, run_on_main
 from ludic.errors import SchemaError
 from ludic.models.lora import adapters_off, base_weights
+from ludic.models.rope import original_length
+from ludic.run_config import Longrope
 from ludic.schema import arrow_schema
 from ludic.store.root import Root
 from ludic.store.tables import ReferenceRow, read_reference, read_reference_index, write_reference
@@ -71,7 +73,9 @@ def reference_logprobs(model: PreTrainedModel, batch: MicroBatch, *, chunk_token
     return logprobs
 
 
-def fingerprint(model: PreTrainedModel, dtype: torch.dtype, *, float32_head: bool = False) -> str:
+def fingerprint(
+    model: PreTrainedModel, dtype: torch.dtype, *, float32_head: bool = False, longrope: Longrope | None = None
+) -> str:
     """Return 32 hexadecimal digits that identify a model: weights, settings, and the dtypes of weights and logits.
 
     Adapters are ignored. Every rank must call it; all get the same result.
@@ -81,6 +85,8 @@ def fingerprint(model: PreTrainedModel, dtype: torch.dtype, *, float32_head: boo
     facts: dict[str, object] = {"settings": settings, "dtype": str(dtype)}
     if float32_head and dtype != torch.float32:
         facts["head"] = str(torch.float32)
+    if original_length(model.config) is not None:
+        facts["longrope"] = longrope or "short"
     return run_on_main(lambda: _digest(weights, facts))
 
 

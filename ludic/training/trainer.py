@@ -120,6 +120,8 @@ def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
     step = trainer.last_step
     while step < num_steps:
         timer = StepTimer(trainer.device)
+        with timer.host("checkpoint"):
+            trainer.finish_checkpoint()
         with timer.host("wait"):
             batch = trainer.stream.next_batch()
         if batch is None:
@@ -316,6 +318,11 @@ class _Trainer:
         if every is not None and step % every == 0:
             self._checkpoint()
 
+    def finish_checkpoint(self) -> None:
+        """Wait for the checkpoint of the step before, unless it is to be written while training goes on."""
+        if not self._config.checkpoint.async_checkpoint:
+            run_on_main(partial(self._finish_writing, wait=True))
+
     def checkpoint_last(self) -> None:
         """Checkpoint the last step if that is not done yet, and wait until it and the last version are complete.
 
@@ -330,6 +337,7 @@ class _Trainer:
         with ExitStack() as stack:
             stack.callback(self._writer.shutdown, wait=True)
             if self._main is not None:
+                stack.callback(self._main.log.end)
                 stack.callback(self._main.publisher.close)
             stack.callback(self.stream.close)
         if self._token_stats_log is not None:
@@ -351,10 +359,10 @@ class _Trainer:
             cursor=cursor,
             config=self._config.flat(),
         )
+        if self._token_stats_log is not None:
+            run_on_all(self._token_stats_log.flush)
         if self._main is not None:
             self._writing = self._writer.submit(self._write, self._main, snapshot)
-        if not self._config.checkpoint.async_checkpoint:
-            run_on_main(partial(self._finish_writing, wait=True))
 
     def _write(self, main: Ownership, snapshot: Snapshot) -> None:
         """Write and prune, in the writing thread: `prune_checkpoints` must read the claims after the marker is put.
@@ -362,8 +370,13 @@ class _Trainer:
         Waits for the version that the checkpoint names.
         """
         main.publisher.finish()
-        check = partial(check_not_replaced, self._root, main.attempt)
-        write_checkpoint(self._root, snapshot, max_shard_size=self._config.checkpoint.max_shard_size, check=check)
+        write_checkpoint(
+            self._root,
+            snapshot,
+            max_shard_size=self._config.checkpoint.max_shard_size,
+            check=partial(check_not_replaced, self._root, main.attempt),
+            before_marker=partial(main.log.wait, snapshot.info.step),
+        )
         if self._config.checkpoint.keep_checkpoints is not None:
             every = self._config.checkpoint.keep_checkpoints_every
             prune_checkpoints(self._root, main.attempt, self._config.checkpoint.keep_checkpoints, every=every)
@@ -463,6 +476,7 @@ def load_trained(
             activation_checkpointing=bool(config.model.activation_checkpointing),
             compile_layers=bool(config.model.compile),
             float32_head=first.root.run.float32_head,
+            longrope=first.root.run.longrope,
         )
     return model, build_optimizer(model, config)
 
@@ -509,13 +523,15 @@ def load_reference(
                 compute_dtype=dtype,
                 offload=offload,
                 float32_head=first.root.run.float32_head,
+                longrope=first.root.run.longrope,
             )
         make_reference = model_reference
     reference = make_reference(model, device, chunk_tokens=config.model.logprob_chunk_tokens)
     if not config.loss.reference_cache:
         return reference
     sources = [Root.open(url) for url in (*config.batch.sources, config.batch.replay_batches) if url is not None]
-    name = fingerprint(model, dtype or torch.float32, float32_head=first.root.run.float32_head)
+    run = first.root.run
+    name = fingerprint(model, dtype or torch.float32, float32_head=run.float32_head, longrope=run.longrope)
     return CachedReference(reference, first.root, name, device, sources)
 
 

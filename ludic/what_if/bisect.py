@@ -147,7 +147,7 @@ class _Metrics:
         return self.schema.empty_table().select(columns)
 
     def _load(self, name: str) -> pa.Table:
-        return conform(decode(self._root.read(name), f"{self._root.url}/{name}"), "metrics")
+        return conform(decode(self._root.read(name), f"{self._root.url}/{name}", "metrics"), "metrics")
 
 
 class _Batches:

@@ -41,6 +41,7 @@ from ludic.store.attempts import (
 )
 from ludic.store.catalogue import ATTEMPTS, CUT, POLICIES, README, REFERENCE, RUN, WEIGHTS
 from ludic.store.files import RolloutFile
+from ludic.store.filesystem import Storage
 from ludic.store.ledger import ledger_name
 from ludic.store.local import SCRATCH
 from ludic.store.parquet import encode_plain, open_writer
@@ -137,7 +138,7 @@ def _open_copy(root: Root, scratch: Path) -> Root:
     """Create a root with the run's settings and users' code; options that look like credentials are left out."""
     values = decode_json(root.read(RUN.template))
     values["env_options"] = _without_secrets(values.get("env_options", {}))
-    (scratch / RUN.template).write_bytes(encode_json(values))
+    Storage.connect(str(scratch)).put_if_absent(RUN.template, encode_json(values))
     target = Root.open(str(scratch))
     copy_code(root, target)
     return target
@@ -200,6 +201,7 @@ def _copy_model(root: Root, target: Root, attempt: Attempt, start: CheckpointId 
     with first_model(root) as found, target.scratch_folder() as scratch:
         for name in (*identity.config, *identity.tokenizer, *identity.weights):
             if (found / name).exists():
+                (scratch / name).parent.mkdir(exist_ok=True)  # of additional_chat_templates/
                 shutil.copyfile(found / name, scratch / name)
         keep_model(target, scratch, identity, with_weights=True)
 

@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import Forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_runs import create_root, fill, make_model, query
 from wandb_files import read_offline_run, read_table
@@ -109,11 +108,10 @@ def test_wandb_gets_curves_samples_and_names_and_a_resumed_trainer_continues_its
         "WANDB_TAGS": "a,b",
         "WANDB_ENTITY": "them",
         "AWS_SECRET_ACCESS_KEY": "secret-of-s3",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[1]),
     }
-    child = [sys.executable, "-c", TRAIN, root.url]
-    subprocess.run(child, env=os.environ | variables, check=True, timeout=240, cwd=tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN)
+    process = Forked([tmp_path / "train.py", root.url], tmp_path / "log", os.environ | variables, cwd=tmp_path)
+    assert process.wait(240) == 0, process.printed()
     folders = sorted(tmp_path.glob("wandb/offline-run-*"))
     first, second = map(read_offline_run, folders)
 

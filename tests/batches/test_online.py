@@ -1,12 +1,12 @@
 """The online source: which delivered rollouts it plans, how a wait for them ends, and what it asks of workers."""
 
+import errno
 import json
 import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
@@ -18,7 +18,7 @@ from ludic.batches.source import batch_rules
 from ludic.errors import AllFailedError, ConfigError, StalledError
 from ludic.maintenance.compact import compact
 from ludic.sql.planner import Planner
-from ludic.store import Cursor, RolloutWriter, latest_policy, read_attempt, start_attempt, write_ledger
+from ludic.store import Cursor, RolloutWriter, latest_policy, local, read_attempt, start_attempt, write_ledger
 from ludic.store.ledger import recall_sources
 from ludic.store.records import CheckpointInfo
 from ludic.training.publisher import Publisher
@@ -177,28 +177,31 @@ def test_a_broken_file_is_quarantined_and_counted(new_root, open_source):
     assert plan.num_unreadable_files == 1
 
 
-def test_a_store_that_fails_for_a_while_is_asked_again(new_root, open_source, begin_plan, caplog):
+def fail_to_list(root, name):
+    raise OSError(errno.EIO, "the disk fails", f"{root}/{name}")
+
+
+def test_a_store_that_fails_for_a_while_is_asked_again(new_root, open_source, begin_plan, caplog, monkeypatch):
     root = new_root()
-    in_the_way = Path(root.at("rollouts"))
-    in_the_way.write_text("I am no folder")
     source, _ = open_source(root, rollout_timeout_s=60)
+    monkeypatch.setattr(local, "walk", fail_to_list)
     plan = begin_plan(source, 1)
     while not caplog.records:
         time.sleep(0.01)
     assert "no new rollouts, and asking again: " in caplog.text
-    in_the_way.unlink()
+    monkeypatch.undo()
     groups = fill(root, num_files=1, groups_per_file=2)
     assert groups_of(plan.result()) == set(groups)
     assert len(caplog.records) == 1
 
 
-def test_a_store_that_fails_for_longer_than_the_stall_limit_ends_the_wait_with_its_error(new_root, open_source):
+def test_a_store_that_fails_for_longer_than_the_stall_limit_ends_the_wait_with_its_error(
+    new_root, open_source, monkeypatch
+):
     root = new_root()
-    Path(root.at("rollouts")).write_text("I am no folder")
     source, _ = open_source(root, rollout_timeout_s=0.2)
-    with pytest.raises(
-        StalledError, match=r"step 1 waited 0 s .* store fails: .*/rollouts.*: .*a file stands where a folder"
-    ):
+    monkeypatch.setattr(local, "walk", fail_to_list)
+    with pytest.raises(StalledError, match=r"step 1 waited 0 s .* store fails: .*/rollouts.*: .*the disk fails"):
         next_plan(source, 1)
 
 
@@ -269,6 +272,42 @@ def test_a_file_that_arrives_while_a_plan_waits_completes_it(new_root, open_sour
     plan = begin_plan(source, 1)
     groups = fill(root, num_files=2, groups_per_file=1)
     assert groups_of(plan.result()) == set(groups)
+
+
+def test_rows_are_judged_only_when_a_batch_of_them_may_be_there(new_root, open_source, begin_plan, monkeypatch):
+    # groups_per_batch 2. Judging takes as long as some steps, and the last group may come meanwhile.
+    root = new_root()
+    source, _ = open_source(root, rollout_timeout_s=60)
+    judged, judge = [], Planner._judge
+
+    def count(planner, values):
+        judged.append(values["step"])
+        judge(planner, values)
+
+    monkeypatch.setattr(Planner, "_judge", count)
+    looks, poll = [], source._poll
+    monkeypatch.setattr(source, "_poll", lambda version: looks.append(version) or poll(version))
+    plan = begin_plan(source, 1)
+    while len(looks) < 3:
+        time.sleep(0.001)
+    assert judged == []  # nothing is pending
+    fill(root, num_files=1, groups_per_file=2)
+    plan.result()
+    assert judged == [1]
+
+
+def test_the_budget_grows_only_if_the_trainer_has_looked_for_groups_in_vain(new_root, open_source):
+    # 2 groups a batch, and 4 groups may be open at first.
+    root = new_root()
+    source, publisher = open_source(root, rollout_timeout_s=0.1)
+    fill(root, num_files=1, groups_per_file=2)
+    next_plan(source, 1)
+    publisher.publish(lambda folder: None, step=1)
+    assert latest_policy(root).budget == 4  # step 2 is not planned, since nobody has tried
+    with pytest.raises(StalledError):
+        next_plan(source, 2, trainer_version=2)  # it starts from a version that is not published yet
+    publisher.publish(lambda folder: None, step=1)
+    assert latest_policy(root).budget == 8
 
 
 @pytest.mark.slow

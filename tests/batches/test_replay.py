@@ -1,7 +1,17 @@
 """A run's batches once more: the same weights, bit for bit, from the first ones; what differs is refused by name."""
 
 import pytest
-from tiny_runs import create_root, fill, final_weights, ledger, other_model, query, train_here, train_until_killed
+from tiny_runs import (
+    copied,
+    create_root,
+    fill,
+    final_weights,
+    ledger,
+    other_model,
+    query,
+    train_here,
+    train_until_killed,
+)
 
 from ludic.errors import ConfigError
 from ludic.maintenance.compact import compact
@@ -22,10 +32,10 @@ SETTINGS = {
 }
 
 
-@pytest.fixture
-def trained(new_root):
-    """Six steps, with a crash and a restart in between."""
-    root = new_root("trained")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_folder):
+    """Six steps, with a crash and a restart in between; not to be changed."""
+    root = create_root(str(tmp_path_factory.mktemp("trained") / "run"), tiny_folder)
     fill(root, num_files=3)
     train_until_killed(root, at_step=4, **SETTINGS)
     train_here(root, **SETTINGS)
@@ -56,10 +66,11 @@ def test_the_weights_are_those_of_the_run_bit_for_bit(new_root, trained):
     assert ask(root, losses, 1) == ask(trained, losses, 2)
 
 
-def test_after_compaction_too(new_root, trained):
-    compact(trained, before_version=None)
+def test_after_compaction_too(new_root, trained, tmp_path):
+    moved = copied(trained, tmp_path / "moved")
+    compact(moved, before_version=None)
     root = new_root("again")
-    replay(root, trained.url)
+    replay(root, moved.url)
     assert_same_weights(root, trained)
 
 

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from tiny_runs import fill, final_weights, ledger, train_config, train_here, train_until_killed
+from tiny_runs import copied, create_root, fill, final_weights, ledger, train_config, train_here, train_until_killed
 
 from ludic.batches.source import Plan
 from ludic.errors import FencedError, StalledError, StoreError
@@ -18,10 +18,10 @@ NUM_STEPS = 6
 SETTINGS = {"num_steps": NUM_STEPS, "schedule": "linear", "advantage": "grpo"}
 
 
-@pytest.fixture
-def trained(new_root):
-    """An online run of NUM_STEPS."""
-    root = new_root("trained")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_folder):
+    """An online run of NUM_STEPS; not to be changed."""
+    root = create_root(str(tmp_path_factory.mktemp("trained") / "run"), tiny_folder)
     fill(root, num_files=3)
     train_here(root, **SETTINGS)
     return root
@@ -47,7 +47,7 @@ def offline(new_root, request):
 
 def replay(new_root, request):
     """The batches of another run."""
-    url = request.getfixturevalue("trained").url
+    url = copied(request.getfixturevalue("trained"), request.getfixturevalue("tmp_path") / "trained").url
     return new_root, replay_settings(url) | {"replay_batches": url}
 
 
@@ -156,12 +156,12 @@ def test_a_rollout_that_is_gone_is_named_when_the_batch_is_taken(runs, open_stre
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_step", [2, 5])
-def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(runs, at_step):
+def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(runs):
     make, settings = runs
     whole, root = make("whole"), make("killed")
     assert train_here(whole, **settings) == NUM_STEPS
-    train_until_killed(root, at_step=at_step, **settings)  # before the first checkpoint, and after that of step 3
+    for at_step in (2, 5):  # before the first checkpoint, and after that of step 3
+        train_until_killed(root, at_step=at_step, **settings)
     assert train_here(root, **settings) == NUM_STEPS
     assert ledger(root) == ledger(whole)
     weights = final_weights(whole)

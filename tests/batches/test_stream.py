@@ -133,15 +133,6 @@ def test_sequences_over_the_limit_are_cut_and_counted(new_root, open_stream):
     assert batch.num_tokens == 4 * 18 + 4 * 12
 
 
-def test_a_limit_that_the_prompt_fills_leaves_a_batch_without_action_tokens(new_root, open_stream):
-    root = new_root()
-    fill(root, num_files=1)
-    batch = open_stream(root, max_seq_len=8).next_batch()
-    assert (batch.num_truncated, batch.num_action_tokens, batch.num_tokens) == (8, 0, 0)
-    assert batch.plan.rows["truncation_reason"].to_pylist() == ["max_seq_len"] * 8
-    assert len(batch.micro_batches) == 1
-
-
 class WatchedFileSystem(LocalFileSystem):
     """Notes which bytes of which files are read: (path, start, stop)."""
 

@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forks import Forked
+
+from ludic.cli.settings import parse
+from ludic.operations.start import run
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -67,6 +72,22 @@ def test_all_benchmarks_run_and_print_ratios():
     indexes = [printed.index(title) for title in titles]
     assert indexes == sorted(indexes)
     assert "1.00x" in printed
+
+
+@pytest.mark.slow
+def test_an_engine_is_measured(capsys):
+    from benchmarks import engines
+
+    engines.main(quick=True, engines=("transformers",))
+    assert "transformers" in capsys.readouterr().out
+
+
+def test_the_settings_of_the_benchmark_of_learning_are_those_of_a_run():
+    from benchmarks.learning import COMMON, FLAGS
+
+    for name, flags in FLAGS.items():
+        words = ["a-run", "--env", name, *shlex.split(f"{flags} {COMMON}")]
+        assert parse(run, words, program="ludic run", description="")["env"] == (name,)
 
 
 def test_every_format_gives_the_same_tokens_back():
@@ -187,8 +208,10 @@ def test_two_checkouts_are_measured_in_turns():
 
 
 @pytest.mark.slow
-def test_ludics_script_is_measured_where_trl_is_not_installed():
-    printed = run_python("-m", "benchmarks.against_trl", "--quick")
+def test_ludics_script_is_measured_where_trl_is_not_installed(tmp_path):
+    process = Forked([REPOSITORY / "benchmarks" / "against_trl.py", "--quick"], tmp_path / "log", warnings="error")
+    assert process.wait(timeout=850) == 0, process.printed()
+    printed = process.printed()
     # The title is as wide as the table.
     assert re.search(r"reward on held-out prompts, 0\.\d{3} before training", " ".join(printed.split()))
     (row,) = (line for line in printed.splitlines() if line.strip("│ ").startswith("0 "))

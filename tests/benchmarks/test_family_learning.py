@@ -1,15 +1,16 @@
 """A tiny model of one of the newest families learns by `ludic run`; `python -m benchmarks.family_learning` has all."""
 
-from pathlib import Path
-
 import pytest
 
-from benchmarks.family_learning import _learn
+from benchmarks import family_learning
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_model_of_short_convolutions_and_attention_learns(tmp_path: Path) -> None:
-    layers, first, last, *_ = _learn("lfm2", "transformers", 16, tmp_path)
-    assert layers == "4"
+def test_a_model_of_short_convolutions_and_attention_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    family_learning.main(families=["lfm2"], num_steps=16)
+    printed = capsys.readouterr().out
+    (row,) = (line for line in printed.splitlines() if "lfm2" in line)
+    name, layers, first, last, *_ = row.replace("\u2502", " ").split()
+    assert (name, layers) == ("lfm2", "4")
     assert float(last) > 5 * float(first)

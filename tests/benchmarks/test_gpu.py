@@ -46,7 +46,8 @@ def bare(tmp_path: Path) -> Path:
 def measure(tmp_path: Path, *options: str, python: tuple[str, ...] = (sys.executable,), **variables: str) -> str:
     file = tmp_path / "gpu.md"
     command = [*python, "-m", "benchmarks.gpu", "--device", "cpu", "--file", str(file), *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    # Processes that compile beside it would import torch first.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"} | variables
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=850)
     text = file.read_text() if file.exists() else ""
     assert done.returncode == 0, f"{text}\n{done.stderr}"

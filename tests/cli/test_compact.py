@@ -100,6 +100,7 @@ def test_a_folder_without_a_run_is_one_line(ludic, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("root_url", ["local", "memory"], indirect=True)
 def test_a_trained_run_stays_sound(ludic, root_url: str, make_trained: Callable[[str], Root]) -> None:
     root = make_trained(root_url)
     fill(root, num_versions=2)

@@ -1,5 +1,6 @@
 """The `ludic` command: help, wrong usage, explained failures, and what goes where."""
 
+import json
 import subprocess
 import sys
 from importlib.metadata import version
@@ -12,16 +13,20 @@ from ludic.store import Root
 
 READ_ONLY = {"sql": ["select 1"], "stats": [], "show": ["x"], "verify": []}
 
-# Runs a command, and prints the slow packages that were imported, as the last line of stderr.
+# Runs commands one after the other, and prints of each the slow packages that are imported by then, as JSON in the
+# last line of stderr.
 SLOW_PROBE = """
+import json
 import sys
 from ludic.cli.main import main
-try:
-    main(sys.argv[1:])
-except SystemExit:
-    pass
-slow = ["duckdb", "fsspec", "msgspec", "rich", "numpy", "pyarrow", "torch", "transformers"]
-print(" ".join(name for name in slow if name in sys.modules) or "none", file=sys.stderr)
+found = []
+for args in json.loads(sys.argv[1]):
+    try:
+        main(args)
+    except SystemExit as ended:
+        slow = ["duckdb", "fsspec", "msgspec", "rich", "numpy", "pyarrow", "torch", "transformers"]
+        found.append((args, [name for name in slow if name in sys.modules]))
+print(json.dumps(found), file=sys.stderr)
 """
 
 
@@ -133,23 +138,24 @@ def test_of_several_ranks_only_the_first_explains(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "args", [["stats", "ROOT"], ["sql", "ROOT", "select 1"], ["show", "ROOT", "x"], ["verify", "ROOT"]]
-)
-def test_what_only_looks_does_not_wait_for_torch(trained: Root, args: list[str]) -> None:
-    assert "torch" not in slow_imports(*(trained.url if arg == "ROOT" else arg for arg in args))
+def test_what_only_looks_does_not_wait_for_torch(trained: Root) -> None:
+    commands = [[name, trained.url, *words] for name, words in READ_ONLY.items()]
+    assert [words for words, slow in slow_imports(commands) if "torch" in slow] == []
 
 
-def slow_imports(*args: str) -> list[str]:
-    """The slow packages that `ludic ARGS` imports."""
-    command = [sys.executable, "-c", SLOW_PROBE, *args]
+def slow_imports(commands: list[list[str]]) -> list[tuple[list[str], list[str]]]:
+    """Each of these commands of ludic, and the slow packages that one process has imported after it."""
+    command = [sys.executable, "-c", SLOW_PROBE, json.dumps(commands)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return result.stderr.splitlines()[-1].replace("none", "").split()
+    found = json.loads(result.stderr.splitlines()[-1])
+    assert [words for words, _ in found] == commands
+    return found
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["xyzzy"], *([name, "--help"] for name in COMMANDS)])
-def test_help_imports_no_slow_package(args: list[str]) -> None:
-    assert slow_imports(*args) == []
+@pytest.mark.slow
+def test_help_imports_no_slow_package() -> None:
+    commands = [["--help"], ["--version"], ["xyzzy"], *([name, "--help"] for name in COMMANDS)]
+    assert slow_imports(commands) == [[words, []] for words in commands]
 
 
 @pytest.mark.slow

@@ -50,13 +50,13 @@ def test_the_model_of_the_demo_follows_the_umask(tmp_path: Path, umask: int) -> 
     assert wrong_modes(tmp_path / "demo", umask) == {}
 
 
-def test_a_scratch_folder_and_files_put_from_it_follow_the_umask(tmp_path: Path, umask: int) -> None:
+def test_a_scratch_folder_is_private_and_files_put_from_it_follow_the_umask(tmp_path: Path, umask: int) -> None:
     root = Root.create(str(tmp_path / "run"), create_root(str(tmp_path / "other"), "model").run)
     with root.scratch_folder() as folder:
+        assert folder.stat().st_mode & 0o7777 == 0o700
         (folder / "private").touch(mode=0o600)
         assert root.put_file_if_absent(folder / "private", "a.bin")
         (folder / "folder").mkdir(mode=0o700)
         (folder / "folder/private").touch(mode=0o600)
         root.upload(folder / "folder", "uploaded")
-        (folder / "folder").rmdir()
-        assert wrong_modes(Path(root.path), umask) == {}
+    assert wrong_modes(Path(root.path), umask) == {}

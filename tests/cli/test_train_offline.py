@@ -1,9 +1,12 @@
 """`ludic train` on what is stored: a run is made from its source, goes on, and is repeated; mistakes get one line."""
 
+import shutil
+
 import pytest
 from command_settings import parsed
 from tiny_runs import create_root, fill, final_weights, query
 
+from ludic.cli.main import main
 from ludic.launch.here import train_args
 from ludic.operations.start import trainer
 from ludic.store import Root
@@ -12,12 +15,27 @@ from ludic.training.config import TrainConfig
 OFFLINE = ("--offline", "--epochs", "1", "--device", "cpu", "--learning-rate", "1e-3")
 
 
-@pytest.fixture
-def source(tmp_path, model_folder):
-    """Four groups, in batches of two."""
-    root = create_root(str(tmp_path / "source"), model_folder)
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, model_folder):
+    """Four groups, in batches of two; not to be changed."""
+    root = create_root(str(tmp_path_factory.mktemp("source") / "source"), model_folder)
     fill(root, num_files=1)
     return root
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory, source):
+    """The URL of a run that was trained on the source for two steps; not to be changed."""
+    url = str(tmp_path_factory.mktemp("offline") / "offline")
+    with pytest.raises(SystemExit):
+        main(["train", url, *OFFLINE, "--sources", source.url])
+    return url
+
+
+@pytest.fixture
+def url(offline, tmp_path):
+    """That of a copy that a test may change."""
+    return str(shutil.copytree(offline, tmp_path / "offline"))
 
 
 @pytest.mark.slow
@@ -38,9 +56,7 @@ def test_a_run_is_made_like_its_first_source_and_is_left_as_it_is_when_done(ludi
 
 
 @pytest.mark.slow
-def test_resume_wants_a_complete_checkpoint_and_goes_on_from_the_newest(ludic, source, tmp_path):
-    url = str(tmp_path / "offline")
-    ludic("train", url, *OFFLINE, "--sources", source.url)
+def test_resume_wants_a_complete_checkpoint_and_goes_on_from_the_newest(ludic, url, tmp_path):
     assert ludic("train", url, "--resume", "--epochs", "2").out == f"trained to step 4 in {url}\n"
     assert query(Root.open(url), "select attempt_id, parent_step from attempts order by all") == [(1, None), (2, 2)]
     for marker in (tmp_path / "offline").rglob("checkpoint.json"):
@@ -53,9 +69,8 @@ def test_resume_wants_a_complete_checkpoint_and_goes_on_from_the_newest(ludic, s
 
 
 @pytest.mark.slow
-def test_resume_names_the_only_checkpoint_when_it_is_damaged(ludic, source, tmp_path):
-    url, name = str(tmp_path / "offline"), "checkpoints/attempt=1/step=2"
-    ludic("train", url, *OFFLINE, "--sources", source.url)
+def test_resume_names_the_only_checkpoint_when_it_is_damaged(ludic, url, tmp_path):
+    name = "checkpoints/attempt=1/step=2"
     (tmp_path / "offline" / name / "optimizer.safetensors").write_bytes(b"damaged")
     result = ludic("train", url, "--resume", "--epochs", "2")
     assert (result.code, result.out) == (1, "")
@@ -72,27 +87,23 @@ def test_ranks_are_told_to_resume():
 
 
 @pytest.mark.slow
-def test_a_replay_takes_the_settings_of_the_run(ludic, source, tmp_path):
-    url, again = str(tmp_path / "offline"), str(tmp_path / "again")
-    ludic("train", url, *OFFLINE, "--sources", source.url)
+def test_a_replay_takes_the_settings_of_the_run(ludic, url, tmp_path):
+    again = str(tmp_path / "again")
     assert ludic("train", again, "--replay-batches", url).out == f"trained to step 2 in {again}\n"
     weights = final_weights(Root.open(url))
     assert all((tensor == weights[name]).all() for name, tensor in final_weights(Root.open(again)).items())
 
 
 @pytest.mark.slow
-def test_a_file_alone_says_what_to_replay(ludic, source, tmp_path):
-    url, again, path = str(tmp_path / "offline"), str(tmp_path / "again"), tmp_path / "again.toml"
-    ludic("train", url, *OFFLINE, "--sources", source.url)
+def test_a_file_alone_says_what_to_replay(ludic, url, tmp_path):
+    again, path = str(tmp_path / "again"), tmp_path / "again.toml"
     path.write_text(f'replay_batches = "{url}"\n')
     # The learning rate of the run, 1e-3, is no default: it is taken over wherever ROOT stands.
     assert ludic("train", "--config", path, again).out == f"trained to step 2 in {again}\n"
 
 
 @pytest.mark.slow
-def test_fewer_steps_than_are_done_are_answered_with_the_truth(ludic, source, tmp_path):
-    url = str(tmp_path / "offline")
-    ludic("train", url, *OFFLINE, "--sources", source.url)
+def test_fewer_steps_than_are_done_are_answered_with_the_truth(ludic, url):
     result = ludic("train", url, "--no-offline", "--sources", "--epochs", "None", "--num-steps", "1")
     assert result.out == f"{url} is at step 2 already, which is past num_steps 1; nothing to train\n"
     result = ludic("run", url, "--num-steps", "1")
@@ -100,9 +111,8 @@ def test_fewer_steps_than_are_done_are_answered_with_the_truth(ludic, source, tm
 
 
 @pytest.mark.slow
-def test_a_replay_with_another_setting_is_refused_in_a_line(ludic, source, tmp_path):
-    url, again = str(tmp_path / "offline"), str(tmp_path / "again")
-    ludic("train", url, *OFFLINE, "--sources", source.url)
+def test_a_replay_with_another_setting_is_refused_in_a_line(ludic, url, tmp_path):
+    again = str(tmp_path / "again")
     result = ludic("train", again, "--replay-batches", url, "--learning-rate", "0.5")
     assert result.code == 1
     assert result.err.startswith(f"ludic: {url} was trained with other settings, so a replay would not repeat it: ")

@@ -349,7 +349,9 @@ def test_the_newest_evaluated_version_is_shown_without_files_that_are_broken(lud
             )
     root.put("evals/version=4/env=moar_cats/e9-eval-0.parquet", b"torn")
     out = ludic("watch", root.url, "--once").out
-    assert line(out, "evaluation") == "version 4 in moar_cats: reward 0.5, 4 rollouts"  # (1 + 0.5 + 0) / 3
+    assert (
+        line(out, "evaluation") == "version 4 in moar_cats: reward 0.375, 4 rollouts"
+    )  # examples: (1 + 0.5) / 2 and 0
 
 
 def test_a_run_of_which_nothing_is_there_says_so(ludic, started: Root) -> None:

@@ -109,7 +109,7 @@ def test_the_examples_of_the_guide_run_and_the_branch_is_compared_with_the_run(l
     assert len(COMMANDS) == 13
     outputs = {}
     for command in COMMANDS:
-        sampled = ["--n", "2", "--num-examples", "4"] if command[0] == "eval" and "compare" not in command else []
+        sampled = ["--n", "2", "--num-examples", "2"] if command[0] == "eval" and "compare" not in command else []
         result = ludic(*command, *sampled)
         assert result.code == 0, (command, result.err)
         outputs[" ".join(command)] = result.out

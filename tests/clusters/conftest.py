@@ -52,6 +52,8 @@ def raylet(node: Any) -> int:
 def nodes() -> Iterator[Nodes]:
     os.environ["RAY_AUTH_MODE"] = "disabled"  # else it writes a token into the home folder
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # By default 15: beside other tests, its processes would hardly ever run.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     pytest.importorskip("ray.train", reason="ray is in the extra ray")
     from ray.cluster_utils import Cluster
 

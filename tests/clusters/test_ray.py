@@ -125,9 +125,11 @@ def root(tmp_path_factory: pytest.TempPathFactory, nodes: Nodes) -> Root:
 
 
 def test_there_was_something_to_recover_from(root: Root) -> None:
-    ((_, first), (_, second)) = query(root, "select attempt_id, parent_step from attempts order by attempt_id")
-    assert first is None
-    assert 0 < second < NUM_STEPS
+    # On a busy machine Ray may start the trainer once more by itself.
+    first, *later = query(root, "select parent_step from attempts order by attempt_id")
+    assert first == (None,)
+    assert later
+    assert all(0 < step < NUM_STEPS for (step,) in later)
     assert sum(life_of_worker(root, slot) for slot in range(NUM_WORKERS)) > NUM_WORKERS
 
 

@@ -27,12 +27,13 @@ def agree(use_, files_) -> None:
     give_consent(use_, files_, root="runs/mine", run_id="r")
 
 
-def test_consent_is_to_the_text_wherever_it_lies():
+def test_consent_is_to_the_text_at_its_path_whatever_the_settings_call_it():
     assert not has_consent(use(), files())
     agree(use(), files())
     assert has_consent(use(), files())
-    elsewhere = {"/other/cats.py": UserFile(path=Path("/other/cats.py"), source=b"class Cats: ...")}
-    assert has_consent(use("/other/cats.py:Cats"), elsewhere)
+    assert has_consent(use("../cats.py:Cats"), {"../cats.py": files()["cats.py"]})
+    elsewhere = {"cats.py": UserFile(path=Path("/other/cats.py"), source=b"class Cats: ...")}
+    assert not has_consent(use(), elsewhere)
 
 
 @pytest.mark.parametrize(

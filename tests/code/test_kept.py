@@ -87,8 +87,8 @@ def test_another_user_must_agree_first_and_is_told_to_what(owned, folder, monkey
     with pytest.raises(ConsentError) as caught:
         trusted_files(owned, sampling_uses(owned.run))
     assert (
-        f"environment 'cats.py:Cats', {owned.url}/code/{digest(CATS)}.py, sha256 {digest(CATS)[:12]}; read it, and"
-        in str(caught.value)
+        f"environment 'cats.py:Cats', {owned.url}/code/{digest(CATS)}.py, sha256 {digest(CATS)[:12]}, run as "
+        f"{folder}/cats.py; read it, and" in str(caught.value)
     )
 
 

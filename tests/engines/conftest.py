@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from forks import forked_vllm
 from transformers import AutoModelForCausalLM
 from vllm_servers import running_servers
 
@@ -53,7 +54,8 @@ def transformers(model_folder: str) -> Engine:
 def vllm(model_folder: str) -> Iterator[Engine]:
     if not is_installed("vllm"):
         pytest.skip("vllm is not installed; `make test-vllm` installs it and runs these tests")
-    engine = start_engine("vllm", model_folder)
+    with forked_vllm():
+        engine = start_engine("vllm", model_folder)
     yield engine
     engine.close()  # type: ignore[attr-defined]
 
@@ -79,7 +81,8 @@ def start_vllm() -> Iterator[Callable[..., Engine]]:
     with ExitStack() as engines:
 
         def start(folder: str, **options: Any) -> Engine:
-            engine = start_engine("vllm", folder, **options)
+            with forked_vllm():
+                engine = start_engine("vllm", folder, **options)
             engines.callback(engine.close)  # type: ignore[attr-defined]
             return engine
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from engine_requests import a_request
 from fake_vllm import FakeVllm, Fault, listening, logprobs_of_folder
 from tenacity import wait_fixed
@@ -26,10 +27,12 @@ from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, GenerationRequest, generate_all
 from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.server_engine import ServerEngine
+from ludic.engines.server_http import Setup
 from ludic.engines.server_loading import is_claim
 from ludic.errors import ConfigError, EngineError, ModelError, NoServerError
-from ludic.models.families import shrink
+from ludic.models.families import shrink, spread
 from ludic.records import WeightSpan
+from ludic.run_config import Longrope
 
 StartEngine = Callable[..., ServerEngine]
 
@@ -211,6 +214,43 @@ def test_a_server_without_experts_says_how_it_has_to_be_started(
         one(start(fake), return_experts=True)
 
 
+@pytest.fixture
+def longrope_folder(tmp_path: Path) -> str:
+    """A model of 64 tokens with its short factors, whose long ones give other logprobs in the first tokens too."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
+    config = AutoConfig.for_model(
+        "phi3", vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=0, original_max_position_embeddings=64,
+        max_position_embeddings=512, rope_parameters=rope,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        spread(model)
+    model.save_pretrained(tmp_path / "longrope")
+    return str(tmp_path / "longrope")
+
+
+@pytest.mark.parametrize(("longrope", "length"), [(None, 512), ("short", 65), ("long", 64)])
+def test_a_server_that_takes_other_factors_than_the_run_is_refused_by_name(
+    fake: FakeVllm, start: StartEngine, longrope_folder: str, longrope: Longrope | None, length: int
+) -> None:
+    fake.max_model_len = length
+    with pytest.raises(ConfigError, match=f"{fake.url} has max_model_len {length}, by which vLLM chooses between"):
+        start(fake, folder=longrope_folder, longrope=longrope)
+
+
+@pytest.mark.parametrize(("longrope", "length", "other"), [("short", 64, "long"), ("long", 512, "short")])
+def test_a_server_is_compared_with_the_factors_of_the_run(
+    fake: FakeVllm, start: StartEngine, longrope_folder: str, longrope: Longrope, length: int, other: Longrope
+) -> None:
+    fake.max_model_len, fake.device_and_dtype = length, ("cpu", "float32")
+    fake.logprobs_of = logprobs_of_folder(longrope_folder, longrope=longrope)
+    assert start(fake, folder=longrope_folder, longrope=longrope).max_length == length
+    fake.logprobs_of = logprobs_of_folder(longrope_folder, longrope=other)
+    with pytest.raises(ModelError, match="its logprobs differ"):
+        start(fake, folder=longrope_folder, longrope=longrope, run_id="other")
+
+
 def test_a_server_that_only_lies_is_an_error_that_says_what_it_answered(
     fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +410,7 @@ def test_no_server_is_an_error_that_says_so_without_the_login(
 
 @pytest.mark.slow
 def test_requests_go_to_the_server_with_the_fewest(fake: FakeVllm, other: FakeVllm, start: StartEngine) -> None:
-    fake.latency_s, other.latency_s = 0.2, 0.02
+    fake.latency_s, other.latency_s = 1.5, 0.05  # a busy machine adds a tenth to each
     engine = start(fake, other, max_batch=4)
     wait_until(lambda: all(member.is_ready for member in engine._pool._members))
     generate_all(engine, [a_request(seed=seed) for seed in range(60)])
@@ -520,24 +560,25 @@ def test_a_server_that_has_all_prefixes_does_not_get_all_requests(
 
 @pytest.mark.slow
 def test_a_full_server_gets_a_few_more_requests_whose_prefix_it_has_while_another_one_has_room(
-    fake: FakeVllm, other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]]
+    fake: FakeVllm, other: FakeVllm, start: StartEngine
 ) -> None:
-    engine, _ = both
+    engine = start(fake, other, max_batch=32)
+    wait_until(lambda: all(member.is_ready for member in engine._pool._members))
     generate_all(engine, [a_request(a_prompt(0))])  # at the first server
     fake.hangs.set()
     other.hangs.set()
     num_calls = lambda: [len(member.calls) for member in engine._pool._members]  # noqa: E731
     with ThreadPoolExecutor(2) as threads:
-        fill = threads.submit(generate_all, engine, [a_request(a_prompt(seed)) for seed in range(1, 253)])
-        wait_until(lambda: num_calls() == [126, 126])
+        fill = threads.submit(generate_all, engine, [a_request(a_prompt(seed)) for seed in range(1, 61)])
+        wait_until(lambda: num_calls() == [30, 30])
         more = threads.submit(generate_all, engine, [a_request(a_prompt(0), seed=seed) for seed in range(20)])
-        # 128 / 16 = 8 above 128; the others go to the second one until it is full, and the rest waits.
-        wait_until(lambda: num_calls() == [136, 128])
+        # 32 / 16 = 2 above 32; the others go to the second one until it is full, and the rest waits.
+        wait_until(lambda: num_calls() == [34, 32])
         time.sleep(0.1)
-        assert num_calls() == [136, 128]
+        assert num_calls() == [34, 32]
         fake.hangs.clear()
         other.hangs.clear()
-        assert (len(fill.result()), len(more.result())) == (252, 20)
+        assert (len(fill.result()), len(more.result())) == (60, 20)
 
 
 @pytest.mark.parametrize("event", ["new weights", "restart"])
@@ -601,16 +642,67 @@ def test_weights_of_another_run_are_replaced(fake: FakeVllm, start: StartEngine)
     assert fake.label == "run:2"
 
 
-@pytest.mark.slow
-def test_a_load_that_its_worker_left_unfinished_is_taken_over(
-    fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def soon_abandoned(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets workers soon look into what another one left, and wait for it."""
     monkeypatch.setattr(server_loading, "_STALE_S", 0.3)
     monkeypatch.setattr(server_pool, "_ABANDONED_S", 0.3)
     monkeypatch.setattr(server_pool, "_PATIENCE_S", 20.0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("soon_abandoned")
+def test_a_load_that_its_worker_left_unfinished_is_taken_over(fake: FakeVllm, start: StartEngine) -> None:
     fake.label, fake.is_paused = "run:1 <- 2 by 0123456789ab", True
     engine = start(fake, version=1)
     assert fake.label == "run:1"
+    assert one(engine).policy_version == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("soon_abandoned")
+def test_a_server_that_its_worker_left_paused_after_a_load_goes_on(fake: FakeVllm, start: StartEngine) -> None:
+    fake.label, fake.is_paused = "run:1", True  # named, and killed before the resume
+    engine = start(fake, version=1)
+    assert one(engine).policy_version == 1
+    fake.is_paused = True
+    assert one(engine).policy_version == 1
+    assert not fake.is_paused
+
+
+def test_a_load_that_became_stale_before_its_pause_changes_nothing(
+    fake: FakeVllm, start: StartEngine, other_weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, make_load_check = start(fake), server_loading.make_load_check
+
+    def late(*args: Any, **options: Any) -> Any:
+        fake.label = "run:2"  # another worker has loaded meanwhile
+        return make_load_check(*args, **options)
+
+    monkeypatch.setattr(server_loading, "make_load_check", late)
+    num_loads = len(fake.loads)
+    engine.load_weights(other_weights, 1)
+    assert len(fake.loads) == num_loads
+    assert not fake.is_paused
+    assert one(engine).policy_version == 2
+
+
+def test_weights_that_a_late_load_replaced_get_no_requests_and_no_pause_is_left(
+    fake: FakeVllm, start: StartEngine, other_weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, load = start(fake), fake._load
+
+    def late(body: dict[str, Any]) -> Any:
+        if "run:2" not in fake.labels:
+            fake._set_label({"new_version": "run:2"})  # another worker has loaded, and resumed, before this one's pause
+        return load(body)
+
+    monkeypatch.setattr(fake, "_load", late)
+    engine.load_weights(other_weights, 1)
+    assert fake.labels[-3] == server_loading.HALF_LOADED
+    assert fake.labels[-1] == "run:1"
+    assert fake.loads[-2:] == [other_weights, other_weights]
+    assert not fake.is_paused
     assert one(engine).policy_version == 1
 
 
@@ -738,6 +830,33 @@ def test_prompts_share_their_prefix_only_under_the_same_weights(
     assert [salt for salt in salts if not salt.startswith("check ")] == ["check", "run:3"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("soon_abandoned")
+def test_a_worker_that_is_long_about_a_load_keeps_its_claim(
+    fake: FakeVllm, start: StartEngine, other_weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines, make_load_check = [start(fake), start(fake)], server_loading.make_load_check
+
+    async def long(*args: Any, **options: Any) -> Any:
+        await asyncio.sleep(2.0)  # others look into a claim that has not changed for 0.3 s
+        return await make_load_check(*args, **options)
+
+    monkeypatch.setattr(server_loading, "make_load_check", long)
+    num_loads = len(fake.loads)
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda engine: engine.load_weights(other_weights, 1), engines))
+    assert len(fake.loads) == num_loads + 1
+    assert [one(engine).policy_version for engine in engines] == [1, 1]
+
+
+def test_a_server_that_dies_at_long_prompts_is_refused(fake: FakeVllm, start: StartEngine) -> None:
+    fake.device_and_dtype, fake.has_extension, fake.cuts_prompts = ("cpu", "float32"), True, True
+    with pytest.raises(ConfigError, match=r"long prompts in parts.*start it with --no-enable-chunked-prefill"):
+        start(fake)
+    fake.device_and_dtype = ("cuda", "float32")
+    assert one(start(fake)).policy_version == 0
+
+
 # --- Logprobs after a load -----------------------------------------------------------------------------------------
 
 
@@ -798,7 +917,8 @@ def test_what_vllms_own_load_gets_wrong_of_a_family_is_known(
     tmp_path: Path, family: str, device: str, wrong: str | None
 ) -> None:
     AutoConfig.for_model(family).save_pretrained(tmp_path)
-    check = asyncio.run(server_loading.make_load_check(str(tmp_path), device, "bfloat16", is_first=False))
+    setup = Setup(device=device, dtype="bfloat16")
+    check = asyncio.run(server_loading.make_load_check(str(tmp_path), setup, is_first=False))
     assert check.wrong_without_extension == wrong
 
 

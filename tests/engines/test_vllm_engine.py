@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -184,9 +185,10 @@ def processes_of_vllm(pid: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children(recursive=True) if is_engine(child)]
 
 
-def test_the_death_of_vllm_is_an_error_and_no_hang(start_vllm: Callable[..., VllmEngine], model_folder: str) -> None:
+def test_the_death_of_vllm_is_an_error_and_no_hang(model_folder: str, request: pytest.FixtureRequest) -> None:
     others = set(processes_of_vllm(os.getpid()))
-    engine = start_vllm(model_folder)
+    engine = VllmEngine(model_folder)
+    request.addfinalizer(engine.close)
 
     async def kill_within() -> None:
         task = asyncio.ensure_future(engine.generate(a_request(temperature=0.0, max_tokens=500)))
@@ -202,20 +204,37 @@ def test_the_death_of_vllm_is_an_error_and_no_hang(start_vllm: Callable[..., Vll
             call()
 
 
-def test_vllm_ends_with_a_worker_that_is_killed(model_folder: str) -> None:
+@contextmanager
+def process_with_engine(folder: str, *, first: str, then: str) -> Iterator[subprocess.Popen[str]]:
+    """Gives a process that has started an engine. first, then: its statements before the import and after the start."""
     code = (
-        "import sys, time\n"
+        f"{first}\n"
         "from ludic.engines.vllm_engine import VllmEngine\n"
         "if __name__ == '__main__':\n"
         "    engine = VllmEngine(sys.argv[1])\n"
         "    print('started', flush=True)\n"
-        "    time.sleep(600)\n"
+        f"    {then}\n"
     )
-    script = Path(model_folder).parent / "start_vllm.py"
+    script = Path(folder).parent / "start_vllm.py"
     script.write_text(code)
-    with subprocess.Popen([sys.executable, str(script), model_folder], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, str(script), folder], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"  # and nothing else is on stdout
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_process_that_has_an_engine_ends_by_itself(model_folder: str) -> None:
+    """Also one in which an early import has used weakref.finalize, whose calls then come after all others at exit."""
+    early = "import sys, weakref; weakref.finalize(sys, print)"
+    with process_with_engine(model_folder, first=early, then="pass") as process:
+        assert process.wait(60) == 0
+
+
+def test_vllm_ends_with_a_worker_that_is_killed(model_folder: str) -> None:
+    with process_with_engine(model_folder, first="import sys, time", then="time.sleep(600)") as process:
         children = processes_of_vllm(process.pid)
         assert children
         process.send_signal(signal.SIGKILL)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_requests import PROMPT, a_request
-from transformers import Qwen3Config
+from transformers import Phi3Config, Qwen3Config
 
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion
@@ -130,6 +130,37 @@ def test_options_reach_vllm_and_none_that_changes_what_is_stored() -> None:
         {"head_dtype": "float32"},
     )
     assert (asked["generation_config"], asked["logprobs_mode"]) == ("vllm", "processed_logprobs")
+
+
+def longrope_config() -> Phi3Config:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    return Phi3Config(original_max_position_embeddings=64, max_position_embeddings=256, rope_parameters=rope)
+
+
+@pytest.mark.parametrize(
+    ("longrope", "options", "length"),
+    [
+        (None, {}, 64),
+        ("short", {}, 64),
+        ("short", {"max_model_len": 32}, 32),
+        ("long", {}, 256),
+        ("long", {"max_model_len": 65}, 65),
+    ],
+)
+def test_vllm_gets_a_length_by_which_it_takes_the_factors_of_the_run(longrope, options, length) -> None:
+    setup = EngineSetup(config=EngineConfig(engine_options=options), longrope=longrope)
+    assert engine_arguments("folder", longrope_config(), setup, on_cpu=False)["max_model_len"] == length
+    assert "max_model_len" not in engine_arguments("folder", Qwen3Config(), EngineSetup(), on_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("longrope", "length", "advice"),
+    [(None, 128, "of at most 64"), ("long", 64, "above 64"), ("short", -1, "of at most 64")],
+)
+def test_a_length_by_which_vllm_would_take_other_factors_is_refused(longrope, length, advice) -> None:
+    setup = EngineSetup(config=EngineConfig(engine_options={"max_model_len": length}), longrope=longrope)
+    with pytest.raises(ConfigError, match=f"engine_options: max_model_len {length}, by .* max_model_len {advice}"):
+        engine_arguments("folder", longrope_config(), setup, on_cpu=False)
 
 
 def test_the_cache_on_the_cpu_holds_a_full_batch_but_not_more_than_4_gib(monkeypatch: pytest.MonkeyPatch) -> None:

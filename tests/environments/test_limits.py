@@ -5,9 +5,11 @@ import re
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
+from ludic.environments import limits
 from ludic.environments.environment import Example, Score, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.single_turn import SingleTurn
@@ -43,6 +45,20 @@ def multiply():
 def test_an_endless_call_is_interrupted(endless):
     with pytest.raises(TimeLimitError, match=r"^score did not return within 0\.05 s; --env-timeout-s sets the limit$"):
         SHORT.call("score", endless)
+
+
+def test_a_call_that_takes_the_interruption_is_interrupted_again(monkeypatch):
+    """A library may have a bare `except`, as those of math-verify and SymPy."""
+
+    def swallow_everything():
+        for _ in range(3):
+            with suppress(BaseException):
+                loop()
+        multiply()
+
+    monkeypatch.setattr(limits, "GRACE_S", 0.05)
+    with pytest.raises(TimeLimitError, match="did not return within"):
+        SHORT.call("score", swallow_everything)
 
 
 def test_a_call_in_time_returns_and_leaves_no_alarm_behind():

@@ -81,17 +81,35 @@ def test_several_comparisons_are_corrected_together(root: Root, store_samples: S
     rows = ludic.Run(root).compare(0, 1, 2).differences
     assert rows["p_value"].to_list() == pytest.approx([2 / 256, 2 / 64])
     assert rows["p_holm"].to_list() == pytest.approx([4 / 256, 2 / 64])
+    assert rows["p_mid"].to_list() == pytest.approx([1 / 256, 1 / 64])
+    assert rows["p_mid_holm"].to_list() == pytest.approx([2 / 256, 1 / 64])
+
+
+def test_few_pairs_have_neither_an_interval_by_their_spread_nor_a_power(
+    root: Root, store_samples: StoreSamples
+) -> None:
+    store_samples(samples([0.0, 0.25, 0.5]))
+    store_samples(samples([1.0, 0.5, 0.5]), version=1)
+    found = ludic.Run(root).compare(0, 1)
+    row = row_of(found)
+    assert (row["low"], row["high"], row["std_error"], row["power"]) == (None, None, None, 0.0)
+    assert "too few examples" in repr(found)
+    store_samples(samples([0.0, 1.0] * 5), version=2)
+    store_samples(samples([1.0, 1.0] * 4 + [0.0, 0.0]), version=3)
+    found = ludic.Run(root).compare(2, 3)
+    assert (row_of(found)["low"] is None, row_of(found)["power"]) == (False, None)
+    assert "power for a difference of 0.05: too few examples" in repr(found)
 
 
 def test_power_and_the_number_of_examples(root: Root, store_samples: StoreSamples) -> None:
-    store_samples(samples([0.0, 1.0] * 8))
-    store_samples(samples([0.0, 0.0, 1.0, 1.0] * 4), version=1)
+    store_samples(samples([0.0, 1.0] * 12))
+    store_samples(samples([0.0, 0.0, 1.0, 1.0] * 6), version=1)
     row = row_of(ludic.Run(root).compare(0, 1, difference=0.5))
-    # Four gains, four losses, eight equal, tilted to a mean of 1/2: with x = exp(factor),
+    # Six gains, six losses, twelve equal, tilted to a mean of 1/2: with x = exp(factor),
     # (x - 1/x) / (x + 1/x + 2) = 1/2 is (x - 1) / (x + 1) = 1/2, x = 3: gains 9/16, losses 1/16, equal 6/16.
     # Mean square 5/8: ((1.95996 sqrt(5/8) + 0.84162 sqrt(5/8 - 1/4)) / 0.5)**2 = 17.05
     assert row["examples_needed"] == 18
-    assert row["power"] == pytest.approx(mcnemar_power(16, 9 / 16, 1 / 16))
+    assert row["power"] == pytest.approx(mcnemar_power(24, 9 / 16, 1 / 16))
 
 
 def mcnemar_power(num: int, gain: float, loss: float) -> float:
@@ -124,7 +142,7 @@ def test_five_pairs_have_no_power(root: Root, store_samples: StoreSamples) -> No
     found = ludic.Run(root).compare(0, 1, difference=0.3)
     row = row_of(found)
     assert (row["p_value"], row["p_mid"], row["power"]) == (0.125, 0.0625, 0.0)
-    assert "McNemar's exact test (mid-p 0.062)" in repr(found)
+    assert "McNemar's exact test (mid-p 0.062, 0.062 by Holm)" in repr(found)
     assert "power for a difference of 0.3: 0%" in repr(found)
 
 

@@ -18,43 +18,41 @@ from ludic.eval.statistics import (
     wilson,
 )
 
-CLUSTERS = st.lists(st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=5), min_size=2, max_size=20)
+CLUSTERS = st.lists(st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=5), min_size=5, max_size=20)
 
 
-def added(clusters: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([sum(values) for values in clusters]), np.array([len(values) for values in clusters])
+def means_of(clusters: list[list[float]]) -> np.ndarray:
+    return np.array([sum(values) / len(values) for values in clusters])
 
 
 def test_an_interval_by_hand() -> None:
-    # mean 5/2, deviations -3/2, -1/2, 1/2, 3/2: variance 5/3, error sqrt(5/3/4) = 0.6455; t(0.975, 3) = 3.1824
-    found = clustered(np.array([1.0, 2.0, 3.0, 4.0]), np.ones(4))
-    assert found.estimate == 2.5
-    assert found.std_error == pytest.approx(0.645497, abs=1e-6)
-    assert (found.low, found.high) == pytest.approx((2.5 - 2.054260, 2.5 + 2.054260), abs=1e-5)
+    # mean 3, deviations -2 to 2: variance 10/4, error sqrt(5/2/5) = 0.7071; t(0.975, 4) = 2.77645
+    found = clustered(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
+    assert found.estimate == 3.0
+    assert found.std_error == pytest.approx(0.707107, abs=1e-6)
+    assert (found.low, found.high) == pytest.approx((3 - 1.963243, 3 + 1.963243), abs=1e-5)
 
 
-def test_values_of_one_example_are_not_independent() -> None:
-    # Both examples answer all alike: the error is that of 2 values, sqrt(1/2 / 2) = 1/2, not that of 8.
-    found = clustered(np.array([0.0, 4.0]), np.array([4, 4]))
-    assert (found.estimate, found.std_error) == (0.5, pytest.approx(0.5))
+@pytest.mark.parametrize("interval", [clustered, bootstrap])
+def test_too_few_examples_have_no_interval_by_their_spread(interval) -> None:
+    assert interval(np.array([1.0, 2.0, 3.0, 4.0])) == Interval(estimate=2.5)
+    assert interval(np.array([1.0, 2.0, 3.0, 4.0, 5.0])).low is not None
 
 
 @pytest.mark.parametrize("interval", [clustered, bootstrap])
 def test_one_example_has_a_mean_and_no_interval(interval) -> None:
-    assert interval(np.array([3.0]), np.array([4])) == Interval(estimate=0.75, std_error=None, low=None, high=None)
+    assert interval(np.array([0.75])) == Interval(estimate=0.75, std_error=None, low=None, high=None)
 
 
 @pytest.mark.parametrize("interval", [clustered, bootstrap])
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1e9])
 def test_equal_examples_have_a_mean_and_no_interval(interval, value: float) -> None:
-    counts = np.array([1, 2, 3, 1])
-    assert interval(value * counts, counts) == Interval(estimate=pytest.approx(value))
+    assert interval(np.full(6, value)) == Interval(estimate=pytest.approx(value))
 
 
 @pytest.mark.parametrize("interval", [clustered, bootstrap, wilson, korn_graubard])
 def test_no_value_has_no_mean(interval) -> None:
-    empty = np.zeros(0)
-    assert interval(empty, empty) == Interval(estimate=None, std_error=None, low=None, high=None)
+    assert interval(np.zeros(0)) == Interval(estimate=None, std_error=None, low=None, high=None)
 
 
 @pytest.mark.slow
@@ -80,13 +78,16 @@ def test_quantiles_of_t_are_those_of_tables(df: int, wanted: float) -> None:
         ([4] * 5, 4, 5, 5),
         ([8] * 5, 16, 5, 2.5),
         ([16], 16, 1, 1),
-        # Mean 5/8. Jackknife: 3/8, 3/8, -5/8, -1/8, squares 0.6875, error**2 0.6875 / 12: 15/64 / 0.0573 = 4.1 trials;
+        # Mean 5/8. Deviations 3/8, 3/8, -5/8, -1/8, squares 0.6875, error**2 0.6875 / 12: 15/64 / 0.0573 = 4.1 trials;
         # t has 3 degrees of freedom: times (1.95996 / 3.18245)**2 = 0.37930 are 1.6, less than 4 examples.
         ([2, 2, 0, 1], 2, 4, 2.5),
-        # Mean 1/2. Jackknife: -1/8, 0, 1/8, 0, squares 1/32, error**2 1/384: 96 trials; kurtosis 2, so that
-        # 8 / (2 - 1/3) is more than 3 degrees of freedom: times 0.3792954 are 36.41236.
-        ([6, 8, 10, 8], 16, 36.41236, 18.20618),
-        # One of ten examples has 3 of 16. Mean 3/160; jackknife 9 equal parts of -3/160 and one of 27/160, squares
+        # Mean 1/2. Deviations -1/8, 0, 1/8, 0, squares 1/32, error**2 1/384: 96 trials; kurtosis 2, so that
+        # 8 / (2 - 1/3) is more than 3 degrees of freedom: times 0.3792954 are 36, more than 4**2 / 4.
+        ([6, 8, 10, 8], 16, 4, 2),
+        # Mean 1/2, of 8 examples. Deviations of 1/8 in four, squares 1/16, error**2 1/896: 224 trials; kurtosis 2, so
+        # that 16 / (2 - 5/7) is more than 7 degrees of freedom: times (1.95996 / 2.36462)**2 are 154, above 8**2 / 4
+        ([6, 8, 10, 8, 6, 8, 10, 8], 16, 16, 8),
+        # One of ten examples has 3 of 16. Mean 3/160; 9 equal deviations of -3/160 and one of 27/160, squares
         # 81/2560, error**2 9/25600: (3/160)(157/160) / that = 52.3333. Kurtosis 10 (9 + 9**4) / 90**2 = 73/9;
         # 20 / (73/9 - 7/9) = 30/11 degrees of freedom, t 3.37036: times (1.95996 / 3.37036)**2 are 17.698
         ([3] + [0] * 9, 16, 17.698, 17.698 * 3 / 160),
@@ -94,7 +95,7 @@ def test_quantiles_of_t_are_those_of_tables(df: int, wanted: float) -> None:
 )
 def test_korn_and_graubards_interval_by_hand(totals: list[int], num: int, trials: float, successes: float) -> None:
     stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
-    found = korn_graubard(np.array(totals, dtype=float), np.full(len(totals), num))
+    found = korn_graubard(np.array(totals) / num, trials=np.full(len(totals), num))
     low = stats.beta.ppf(0.025, successes, trials - successes + 1) if successes else 0.0
     high = stats.beta.ppf(0.975, successes + 1, trials - successes) if trials - successes else 1.0
     assert (found.low, found.high) == pytest.approx((low, high), abs=2e-5)
@@ -102,7 +103,7 @@ def test_korn_and_graubards_interval_by_hand(totals: list[int], num: int, trials
 
 def test_korn_and_graubards_interval_of_a_share_of_0_by_hand() -> None:
     # Clopper and Pearson: 0.025 = (1 - high)**40
-    found = korn_graubard(np.zeros(40), np.ones(40))
+    found = korn_graubard(np.zeros(40))
     assert (found.estimate, found.std_error, found.low) == (0.0, None, 0.0)
     assert found.high == pytest.approx(1 - 0.025 ** (1 / 40))
 
@@ -112,22 +113,29 @@ def test_korn_and_graubards_interval_is_between_0_and_1_and_holds_its_mean(
     examples: list[tuple[int, int]], of_more_trials: bool
 ) -> None:
     totals, counts = (np.array(column, dtype=float) for column in zip(*examples, strict=True))
-    totals = np.minimum(totals, counts)
-    found = korn_graubard(totals, counts, num_trials=1000.0 if of_more_trials else None)
+    means, trials = np.minimum(totals, counts) / counts, counts if of_more_trials else None
+    found = korn_graubard(means, trials=trials)
     assert found.low is not None
     assert found.high is not None
     assert 0 <= found.low <= found.estimate <= found.high <= 1
     assert found.high - found.low > 0.005
-    mirrored = korn_graubard(counts - totals, counts, num_trials=1000.0 if of_more_trials else None)
+    mirrored = korn_graubard(1 - means, trials=trials)
     assert (mirrored.low, mirrored.high) == pytest.approx((1 - found.high, 1 - found.low), abs=1e-9)
 
 
 def test_more_trials_than_examples_make_the_interval_of_pass_at_k_narrower() -> None:
     values = np.array([0.4, 0.5, 0.6, 0.5, 0.4, 0.6])
-    widths = [
-        found.high - found.low for found in (korn_graubard(values, np.ones(6), num_trials=num) for num in (6, 24))
-    ]
-    assert widths[1] < 0.7 * widths[0]
+    found = [korn_graubard(np.tile(values, 3), trials=np.full(18, num)) for num in (1, 4)]
+    assert found[1].high - found[1].low < 0.7 * (found[0].high - found[0].low)
+
+
+def test_uneven_trials_are_worth_as_many_as_their_harmonic_mean() -> None:
+    # Nearly equal examples: 20 examples of 4 trials are 80. Half of 16 and half of 16/7 are worth as many: 20**2 / 5.
+    means = np.tile([0.5, 0.51], 10)
+    even, uneven = (korn_graubard(means, trials=np.tile(trials, 10)) for trials in ([4, 4], [16, 16 / 7]))
+    assert (uneven.low, uneven.high) == pytest.approx((even.low, even.high))
+    wanted = korn_graubard(np.array([0.0, 1.0] * 40)[:80])
+    assert even.high - even.low == pytest.approx(wanted.high - wanted.low, rel=0.01)
 
 
 def test_equal_differences_by_hand() -> None:
@@ -151,29 +159,18 @@ def test_quantiles_of_beta_are_those_of_scipy(probability: float) -> None:
 @pytest.mark.slow
 @given(CLUSTERS)
 def test_the_clustered_error_is_that_of_a_regression_on_a_constant(clusters: list[list[float]]) -> None:
+    """Each value weighs so that its example counts once."""
     models = pytest.importorskip("statsmodels.api", reason="statsmodels is not installed")
     values = [value for values in clusters for value in values]
     groups = np.array([number for number, values in enumerate(clusters) for _ in values])
-    fitted = models.OLS(values, np.ones(len(values))).fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=True)
-    found = clustered(*added(clusters))
-    assert (found.std_error or 0.0) == pytest.approx(float(fitted.bse[0]), abs=1e-9)
-    if found.std_error:
-        assert (found.low, found.high) == pytest.approx(tuple(fitted.conf_int()[0]), abs=1e-6)
-
-
-@given(CLUSTERS)
-def test_the_clustered_error_is_the_papers(clusters: list[list[float]]) -> None:
-    """Miller's equation: variance of all values, plus the products of different values of one example."""
-    values = np.array([value for values in clusters for value in values])
-    mean, square = values.mean(), 0.0
-    for of_example in clusters:
-        errors = np.array(of_example) - mean
-        square += float(errors @ errors) + sum(
-            errors[i] * errors[j] for i in range(len(errors)) for j in range(len(errors)) if i != j
-        )
-    size = len(clusters)
-    wanted = math.sqrt(max(0.0, square)) / len(values) * math.sqrt(size / (size - 1))
-    assert (clustered(*added(clusters)).std_error or 0.0) == pytest.approx(wanted, abs=1e-7)
+    weights = np.array([1 / len(values) for values in clusters for _ in values])
+    model = models.WLS(values, np.ones(len(values)), weights=weights)
+    options = {"groups": groups, "use_correction": False}
+    fitted = model.fit(cov_type="cluster", cov_kwds=options, use_t=True)
+    found, size = clustered(means_of(clusters)), len(clusters)
+    assert found.estimate == pytest.approx(float(fitted.params[0]))
+    wanted = float(fitted.bse[0]) * math.sqrt(size / (size - 1))
+    assert (found.std_error or 0.0) == pytest.approx(wanted, abs=1e-9)
 
 
 @pytest.mark.slow
@@ -181,38 +178,33 @@ def test_the_clustered_error_is_the_papers(clusters: list[list[float]]) -> None:
 def test_wilsons_interval_is_that_of_statsmodels(num: int, data: st.DataObject) -> None:
     proportion = pytest.importorskip("statsmodels.stats.proportion", reason="statsmodels is not installed")
     successes = data.draw(st.integers(0, num))
-    found = wilson(np.array([1.0] * successes + [0.0] * (num - successes)), np.ones(num))
+    found = wilson(np.array([1.0] * successes + [0.0] * (num - successes)))
     assert (found.low, found.high) == pytest.approx(proportion.proportion_confint(successes, num, method="wilson"))
 
 
 def test_wilsons_interval_by_hand() -> None:
     # 9 of 10: z = 1.96: (0.9 + 0.19207) / 1.38415 = 0.78898, and 1.95996 / 1.38415 * sqrt(0.009 + 0.009604) = 0.19313
-    found = wilson(np.array([1.0] * 9 + [0.0]), np.ones(10))
+    found = wilson(np.array([1.0] * 9 + [0.0]))
     assert (found.low, found.high) == pytest.approx((0.59585, 0.98212), abs=1e-5)
 
 
-def test_wilsons_interval_counts_equal_values_of_an_example_once() -> None:
-    once = wilson(np.array([1.0, 1.0, 0.0, 1.0]), np.ones(4))
-    four_times = wilson(np.array([4.0, 4.0, 0.0, 4.0]), np.full(4, 4))
-    assert (four_times.low, four_times.high) == pytest.approx((once.low, once.high))
-
-
 def test_a_share_of_1_has_an_interval() -> None:
-    assert wilson(np.full(10, 4.0), np.full(10, 4)).low == pytest.approx(wilson(np.ones(10), np.ones(10)).low)
+    # 10 / (10 + z**2)
+    assert wilson(np.ones(10)).low == pytest.approx(10 / (10 + 1.959964**2), abs=1e-6)
 
 
 def test_the_bootstrap_agrees_with_the_formula_for_many_examples() -> None:
     random = np.random.default_rng(0)
-    totals, counts = random.normal(size=400), random.integers(1, 5, size=400)
-    formula, resampled = clustered(totals, counts), bootstrap(totals, counts)
+    means = random.normal(size=400)
+    formula, resampled = clustered(means), bootstrap(means)
     assert resampled.std_error == pytest.approx(formula.std_error, rel=0.05)
     assert (resampled.low, resampled.high) == pytest.approx((formula.low, formula.high), abs=0.2 * formula.std_error)
 
 
 def test_the_bootstrap_is_the_same_for_a_seed() -> None:
-    totals, counts = np.arange(9.0), np.ones(9)
-    assert bootstrap(totals, counts, seed=1) == bootstrap(totals, counts, seed=1)
-    assert bootstrap(totals, counts, seed=1) != bootstrap(totals, counts, seed=2)
+    means = np.arange(9.0)
+    assert bootstrap(means, seed=1) == bootstrap(means, seed=1)
+    assert bootstrap(means, seed=1) != bootstrap(means, seed=2)
 
 
 def covers(interval: Interval, truth: float) -> bool:
@@ -226,9 +218,8 @@ def test_clustered_intervals_hold_the_truth_as_often_as_they_say() -> None:
     random = np.random.default_rng(1)
     chances = random.beta(0.5, 0.5, size=(2000, 100))
     totals = random.binomial(4, chances).astype(float)
-    counts = np.full(100, 4)
     for interval in (clustered, wilson):
-        share = np.mean([covers(interval(row, counts), 0.5) for row in totals])
+        share = np.mean([covers(interval(row), 0.5) for row in totals / 4])
         assert 0.93 <= share <= 0.97, (interval, share)
     naive = np.sqrt(totals.mean(1) / 4 * (1 - totals.mean(1) / 4) / 400) * 1.96
     assert np.mean(np.abs(totals.mean(1) / 4 - 0.5) <= naive) < 0.8
@@ -242,15 +233,29 @@ def test_intervals_of_shares_near_0_and_1_hold_the_truth(a: float, b: float, num
     """A few cells of benchmarks/intervals.py, where clustered intervals hold it in 0.28 to 0.93."""
     random = np.random.default_rng(4)
     totals = random.binomial(num, random.beta(a, b, size=(300, num_examples))).astype(float)
-    counts = np.full(num_examples, num)
-    assert np.mean([covers(korn_graubard(row, counts), a / (a + b)) for row in totals]) >= 0.93
+    trials = np.full(num_examples, num)
+    assert np.mean([covers(korn_graubard(row, trials=trials), a / (a + b)) for row in totals / num]) >= 0.93
+
+
+@pytest.mark.parametrize("num_examples", [3, 4, 5, 8, 10])
+@pytest.mark.parametrize("hard", [0.5, 0.8])
+@pytest.mark.parametrize("trials", [[16], [1, 16]])
+def test_few_examples_of_two_kinds_hold_the_truth(num_examples: int, hard: float, trials: list[int]) -> None:
+    """Chances of 0.1 or 0.9: all examples may be of one kind, and then agree about a wrong value."""
+    random, counts = np.random.default_rng(5), np.resize(trials, num_examples)
+    chances = np.where(random.random((300, num_examples)) < hard, 0.1, 0.9)
+    truth = 0.9 - 0.8 * hard
+    share = np.mean(
+        [covers(korn_graubard(row, trials=counts), truth) for row in random.binomial(counts, chances) / counts]
+    )
+    assert share >= 0.92  # of 300 draws: an error of 1.3%
 
 
 @pytest.mark.slow
 def test_bootstrap_intervals_hold_the_truth_as_often_as_they_say() -> None:
     random = np.random.default_rng(2)
     totals = random.binomial(4, random.beta(0.5, 0.5, size=(300, 100))).astype(float)
-    share = np.mean([covers(bootstrap(row, np.full(100, 4)), 0.5) for row in totals])
+    share = np.mean([covers(bootstrap(row), 0.5) for row in totals / 4])
     assert 0.92 <= share <= 0.98  # of 300 tables: an error of 1.3%
 
 
@@ -259,5 +264,5 @@ def test_paired_intervals_hold_the_truth_as_often_as_they_say() -> None:
     random = np.random.default_rng(3)
     hard = random.beta(0.5, 0.5, size=(2000, 100)) * 0.9
     a, b = random.binomial(4, hard) / 4, random.binomial(4, hard + 0.1) / 4
-    share = np.mean([covers(clustered(row, np.ones(100)), 0.1) for row in b - a])
+    share = np.mean([covers(clustered(row), 0.1) for row in b - a])
     assert 0.93 <= share <= 0.97

@@ -67,7 +67,8 @@ def test_unscored_samples_are_counted_and_left_out_unless_they_get_a_reward(
     store_samples({"a": [1.0, None], "b": [0.0, 1.0], "c": [None, None]})
     found = numbers(root, MeasureConfig(measures=("mean_reward", "unscored")), Chosen())
     rows = {row["measure"]: row for row in found.rows}
-    assert (rows["mean_reward"]["estimate"], rows["mean_reward"]["num_missing"]) == (pytest.approx(2 / 3), 3)
+    # a: 1, b: 1/2
+    assert (rows["mean_reward"]["estimate"], rows["mean_reward"]["num_missing"]) == (pytest.approx(3 / 4), 3)
     assert (rows["mean_reward"]["num_values"], rows["mean_reward"]["num_examples"]) == (3, 2)
     assert rows["unscored"]["estimate"] == pytest.approx(3 / 6)
     assert measured(root, "mean_reward", unscored=0) == {None: pytest.approx(2 / 6)}
@@ -161,13 +162,18 @@ SHARES = {
 
 
 @pytest.mark.parametrize("interval", ["korn_graubard", "clustered", "bootstrap", "wilson"])
-@pytest.mark.parametrize("reward", [0.0, 1.0])
-def test_no_interval_of_equal_values_has_no_width(
-    root: Root, store_samples: StoreSamples, reward: float, interval: Any
-) -> None:
+def test_no_interval_of_equal_values_has_no_width(root: Root, store_samples: StoreSamples, interval: Any) -> None:
     names = tuple(packaged_names("measures"))
-    store_samples({f"e{number}": [reward] * 4 for number in range(10)}, agent_steps=lambda *_: says("4"))
+    for version, reward in enumerate((0.0, 1.0)):
+        samples = {f"e{number}": [reward] * 4 for number in range(10)}
+        store_samples(samples, version=version, agent_steps=lambda *_: says("4"))
     rows = numbers(root, MeasureConfig(measures=names), Chosen(), interval).rows
+    for version in (0, 1):
+        of_version = [row for row in rows if row["policy_version"] == version]
+        check_that_no_interval_has_no_width(of_version, interval, names)
+
+
+def check_that_no_interval_has_no_width(rows: list[dict[str, Any]], interval: str, names: tuple[str, ...]) -> None:
     assert {row["measure"] for row in rows} == set(names)
     for row in rows:
         if row["low"] is None:

@@ -37,23 +37,42 @@ def publish(root: Root, folder: str) -> int:
     return publish_policy(root, save, step=0, attempt_id=0, parent_version=None)
 
 
-@pytest.fixture
-def run(tmp_path: Path, folder: str, other_folder: str) -> ludic.Run:
-    """A run with two versions."""
-    root = create_root(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",), group_size=2, max_tokens=8))
-    for each in (folder, other_folder):
+def new_run(folder: Path, *models: str) -> ludic.Run:
+    run = RunConfig(model=models[0], env=("addition",), group_size=2, max_tokens=8)
+    root = create_root(str(folder / "run"), run)
+    for each in models:
         publish(root, each)
     return ludic.Run(root)
 
 
+@pytest.fixture
+def run(tmp_path: Path, folder: str, other_folder: str) -> ludic.Run:
+    """A run with two versions."""
+    return new_run(tmp_path, folder, other_folder)
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory, folder: str, other_folder: str) -> ludic.Run:
+    """Such a run with 12 samples of each version; not to be changed."""
+    run = new_run(tmp_path_factory.mktemp("sampled"), folder, other_folder)
+    run.evaluate("0,latest", **SMALL)
+    return run
+
+
+@pytest.fixture
+def own(sampled: ludic.Run, tmp_path: Path) -> ludic.Run:
+    """A copy of it that a test may change."""
+    return ludic.open(shutil.copytree(sampled.url, tmp_path / "own"))
+
+
 SAMPLES = """
     select version, env_example_id, request_index, response_tokens, episode_reward, seed, temperature
-    from evals order by all
+    from evals where version = 0 order by all
 """
 
 
-def test_samples_of_each_example_are_stored_as_evals(run: ludic.Run) -> None:
-    found = run.evaluate("0,latest", **SMALL)
+def test_samples_of_each_example_are_stored_as_evals(sampled: ludic.Run) -> None:
+    run, found = sampled, sampled.evaluate("0,latest", **SMALL)  # which stores nothing more
     assert found.samples.select("policy_version", "num_examples", "num_samples").rows() == [(0, 6, 12), (1, 6, 12)]
     rows = run.sql("select distinct purpose, group_size, env_name from evals").rows()
     assert rows == [("eval", 2, "addition")]
@@ -64,8 +83,8 @@ def test_samples_of_each_example_are_stored_as_evals(run: ludic.Run) -> None:
     assert not run.verify().findings
 
 
-def test_the_same_command_samples_nothing_again(run: ludic.Run) -> None:
-    run.evaluate(0, **SMALL)
+def test_the_same_command_samples_nothing_again(own: ludic.Run) -> None:
+    run = own
     stored = run.sql("select rollout_id from evals order by all")
     sampled: list[Any] = []
     run.evaluate(0, report=sampled.append, **SMALL)
@@ -73,8 +92,8 @@ def test_the_same_command_samples_nothing_again(run: ludic.Run) -> None:
     assert run.sql("select rollout_id from evals order by all").equals(stored)
 
 
-def test_more_examples_and_samples_add_to_what_is_there(run: ludic.Run, tmp_path: Path, folder: str) -> None:
-    run.evaluate(0, **SMALL)
+def test_more_examples_and_samples_add_to_what_is_there(own: ludic.Run, tmp_path: Path, folder: str) -> None:
+    run = own
     before = set(run.sql("select rollout_id from evals")["rollout_id"])
     run.evaluate(0, **SMALL | {"num_examples": 9, "n": 3})
     assert before <= set(run.sql("select rollout_id from evals")["rollout_id"])
@@ -85,9 +104,9 @@ def test_more_examples_and_samples_add_to_what_is_there(run: ludic.Run, tmp_path
 
 
 def test_an_interrupted_evaluation_ends_as_an_unbroken_one(run: ludic.Run, tmp_path: Path, folder: str) -> None:
-    stop, many = threading.Event(), SMALL | {"num_examples": 24, "examples_per_call": 1}
+    stop, many = threading.Event(), SMALL | {"num_examples": 8, "examples_per_call": 1}
     run.evaluate(0, report=lambda batch: stop.set(), stop=stop, in_flight=1, **many)
-    assert 0 < run.sql("select count(*) as n from evals")["n"].item() < 48
+    assert 0 < run.sql("select count(*) as n from evals")["n"].item() < 16
     assert run.root.list("evaluators") == []
     again = run.evaluate(0, **many)
     other = ludic.Run(create_root(str(tmp_path / "other"), RunConfig(model=folder, env=("addition",), max_tokens=8)))
@@ -117,15 +136,14 @@ def test_two_evaluators_at_once_count_each_sample_once(run: ludic.Run) -> None:
     assert not run.verify().findings
 
 
-def test_compacted_samples_are_not_sampled_again(run: ludic.Run) -> None:
-    run.evaluate(0, **SMALL)
-    run.compact(all_versions=True)
-    run.evaluate(0, report=lambda batch: pytest.fail("was stored"), **SMALL)
-    assert run.sql("select count(*) as n from evals")["n"].item() == 12
+def test_compacted_samples_are_not_sampled_again(own: ludic.Run) -> None:
+    own.compact(all_versions=True)
+    own.evaluate("0,1", report=lambda batch: pytest.fail("was stored"), **SMALL)
+    assert own.sql("select count(*) as n from evals")["n"].item() == 24
 
 
-def test_other_settings_are_another_evaluation(run: ludic.Run) -> None:
-    first = run.evaluate(0, **SMALL)
+def test_other_settings_are_another_evaluation(own: ludic.Run) -> None:
+    run, first = own, own.evaluation(0)
     second = run.evaluate(0, temperature=0, **SMALL)
     assert first.samples["evaluation"].item() != second.samples["evaluation"].item()
     assert run.evaluation(0).samples["num_samples"].to_list() == [12, 12]
@@ -138,8 +156,8 @@ def test_version_0_is_the_first_model_also_without_a_trainer(tmp_path: Path, fol
     assert run.evaluate(**SMALL, max_tokens=8).samples["policy_version"].to_list() == [0]
 
 
-def test_stored_samples_are_reported_without_weights(run: ludic.Run) -> None:
-    run.evaluate(1, **SMALL)
+def test_stored_samples_are_reported_without_weights(own: ludic.Run) -> None:
+    run = own
     for name in run.root.list("policies/version=1"):
         run.root.delete(name)
     assert run.evaluate(1, **SMALL).samples["num_samples"].to_list() == [12]
@@ -185,9 +203,8 @@ def test_another_environment_than_the_runs(run: ludic.Run) -> None:
     assert found.samples["env_name"].to_list() == ["opposites"]
 
 
-def test_comparing_versions_that_are_one_finds_no_difference(run: ludic.Run) -> None:
-    run.evaluate("0,1", **SMALL)
-    found = run.compare(0, 0)
+def test_comparing_versions_that_are_one_finds_no_difference(sampled: ludic.Run) -> None:
+    found = sampled.compare(0, 0)
     row = found.differences.row(0, named=True)
     assert (row["difference"], row["p_value"], row["num_examples"]) == (0.0, 1.0, 6)
     assert found.warnings == []

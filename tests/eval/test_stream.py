@@ -115,12 +115,12 @@ def counts(run: ludic.Run) -> tuple[int, int]:
 
 @pytest.mark.parametrize("in_flight", [None, 8])
 def test_one_long_answer_leaves_no_slot_of_the_engine_empty(run: ludic.Run, in_flight: int | None) -> None:
-    engine = TickingEngine(total=160)
-    evaluate(run, engine, num_examples=80, n=2, examples_per_call=4, in_flight=in_flight)
-    assert counts(run) == (160, 160)
-    before_the_last = [num_running for num_running, num_started in engine.ticks if num_started < 160]
-    # 8 at first, then 7 new ones a tick: after 21 ticks, 8 + 21 * 7 = 155 have come; at the 23rd, the last one.
-    assert before_the_last == [8] * 22
+    engine = TickingEngine(total=76)
+    evaluate(run, engine, num_examples=38, n=2, examples_per_call=4, in_flight=in_flight)
+    assert counts(run) == (76, 76)
+    before_the_last = [num_running for num_running, num_started in engine.ticks if num_started < 76]
+    # 8 at first, then 7 new ones a tick: after 9 ticks, 8 + 9 * 7 = 71 have come; at the 11th, the last one.
+    assert before_the_last == [8] * 10
     assert len(engine.ticks) == LONG
     (longest,) = run.sql("select max(response_length) as longest from evals")["longest"]
     assert longest == LONG
@@ -149,15 +149,15 @@ def test_a_suite_is_one_stream_in_which_each_entry_has_its_own_environment(run: 
 def test_two_processes_at_once_sample_nothing_twice(run: ludic.Run) -> None:
     engines = [TickingEngine(total=0, max_batch=2) for _ in range(2)]
     threads = [
-        threading.Thread(target=evaluate, args=(run, engine), kwargs={"num_examples": 48, "examples_per_call": 2})
+        threading.Thread(target=evaluate, args=(run, engine), kwargs={"num_examples": 24, "examples_per_call": 2})
         for engine in engines
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert counts(run) == (48, 48)
-    assert sum(engine.num_started for engine in engines) == 48
+    assert counts(run) == (24, 24)
+    assert sum(engine.num_started for engine in engines) == 24
     assert run.root.list("evaluators") == []
 
 

@@ -1,15 +1,14 @@
 """Evaluators that are really killed, at random: the evaluation ends with the same report as an unbroken one."""
 
 import json
-import os
 import random
+import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forks import Forked
 from tiny_models import make_model
 
 import ludic
@@ -25,28 +24,25 @@ NUM_EXAMPLES, N = 96, 3
 OPTIONS = ["--num-examples", NUM_EXAMPLES, "--n", N, "--examples-per-call", 2, "--device", "cpu", "--json"]
 
 
-def start(root: Root) -> subprocess.Popen:
-    args = [sys.executable, "-m", "ludic", "eval", root.url, *map(str, OPTIONS)]
-    return subprocess.Popen(
-        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+def start(root: Root, name: str) -> Forked:
+    """name: of its log, beside the root."""
+    return Forked(["ludic", "eval", root.url, *map(str, OPTIONS)], Path(f"{root.url}-{name}.log"))
 
 
-def report(process: subprocess.Popen) -> dict:
-    """What the process printed, but for the root's name."""
-    out, said = process.communicate(timeout=240)
-    assert process.returncode == 0, said.decode()
-    return json.loads(out) | {"root": ""}
+def report(process: Forked) -> dict:
+    """What the process printed after its log, but for the root's name."""
+    assert process.wait(timeout=240) == 0, process.printed()
+    return json.loads(re.search(r"^\{.*", process.printed(), re.DOTALL | re.MULTILINE)[0]) | {"root": ""}
 
 
-def kill_after_a_while(root: Root, process: subprocess.Popen, chance: random.Random) -> None:
+def kill_after_a_while(root: Root, process: Forked, chance: random.Random) -> None:
     """Kill it after up to three more files, and a random moment later."""
     wanted = len(root.list("evals")) + chance.randint(1, 3)
     while process.poll() is None and len(root.list("evals")) < wanted:
         time.sleep(0.005)
     time.sleep(chance.random() * 0.1)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.wait()
 
 
 @pytest.mark.timeout(900)
@@ -54,19 +50,19 @@ def test_a_killed_evaluation_ends_with_the_report_of_an_unbroken_one(tmp_path: P
     folder = make_model(tmp_path / "model", seed=1)
     config = EvalConfig(env=("addition",), run={"max_tokens": 8})
     unbroken, killed = (open_to_evaluate(str(tmp_path / name), config, folder, CodeSettings()) for name in ("a", "b"))
-    wanted = report(start(unbroken))
+    wanted = report(start(unbroken, "one"))
     assert wanted["samples"][0]["num_samples"] == NUM_EXAMPLES * N
 
     chance = random.Random(0)
-    for _ in range(NUM_KILLS):
-        process = start(killed)
+    for number in range(NUM_KILLS):
+        process = start(killed, f"killed-{number}")
         kill_after_a_while(killed, process, chance)
         assert process.returncode == -signal.SIGKILL
     assert 0 < len(killed.list("evals")) < len(unbroken.list("evals"))
-    one, two = start(killed), start(killed)
+    one, two = start(killed, "one"), start(killed, "two")
     kill_after_a_while(killed, one, chance)
     assert one.returncode == -signal.SIGKILL
-    three = start(killed)  # two and three make the rest, also the blocks that the dead ones had claimed
+    three = start(killed, "three")  # two and three make the rest, also the blocks that the dead ones had claimed
     assert [report(process) for process in (two, three)] == [wanted, wanted]
     rows = ludic.Run(killed).sql("select count(*) as stored, count(distinct request_index) as samples from evals")
     assert rows.rows() == [(NUM_EXAMPLES * N, NUM_EXAMPLES * N)]

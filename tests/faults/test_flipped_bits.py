@@ -1,11 +1,11 @@
-"""2,000 random bits of all kinds of files under a root, one at a time: each is named, and none is trained on."""
+"""800 random bits of all kinds of files under a root, one at a time: each is named, and none is trained on."""
 
 from pathlib import Path
 
 from bit_flips import covered_files, draw_flips, flipped, is_named, read_as_training_does
 from tiny_runs import make_whole_root
 
-NUM_FLIPS = 2000
+NUM_FLIPS = 800
 
 
 def test_no_flipped_bit_is_trained_on_or_goes_unnamed(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def written(worker_id: str, group: RolloutGroup) -> RolloutGroup:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("root_url", "num_kills"), [("local", 60), ("s3", 60)], indirect=["root_url"])
+@pytest.mark.parametrize(("root_url", "num_kills"), [("local", 32), ("s3", 32)], indirect=["root_url"])
 def test_nothing_is_lost_or_doubled_by_kills_at_any_moment(root, num_kills, capsys):
     numbers = itertools.count()
 

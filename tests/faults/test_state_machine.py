@@ -315,14 +315,14 @@ class StoreUnderFaults(RuleBasedStateMachine):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # some minutes on a busy machine
-def test_nothing_is_lost_or_doubled_by_a_thousand_crashes(capsys, monkeypatch):
+def test_nothing_is_lost_or_doubled_by_hundreds_of_crashes(capsys, monkeypatch):
     monkeypatch.setenv("LUDIC_RETRY_S", "0")  # callers see every fault
     is_soak = "LUDIC_SOAK" in os.environ
     results.clear()
     run_state_machine_as_test(
         StoreUnderFaults,
         settings=settings(
-            max_examples=5_000 if is_soak else 90,
+            max_examples=5_000 if is_soak else 40,
             stateful_step_count=100 if is_soak else 50,
             derandomize=not is_soak,
             deadline=None,
@@ -332,4 +332,4 @@ def test_nothing_is_lost_or_doubled_by_a_thousand_crashes(capsys, monkeypatch):
     )
     with capsys.disabled():
         print("\n" + ", ".join(f"{count:,} {name}" for name, count in results.items()))
-    assert results["crashes"] >= 1000
+    assert results["crashes"] >= 400

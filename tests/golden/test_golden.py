@@ -5,9 +5,11 @@ import json
 import shutil
 from collections.abc import Iterator
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -109,8 +111,14 @@ def test_the_reader_delivers_each_row_once_with_the_address_that_reads_it(root, 
         assert read["response_logprobs"] == wanted[row["rollout_id"]]["response_logprobs"]
 
 
+@cache
+def connected(url: str) -> duckdb.DuckDBPyConnection:
+    """Nothing changes a root here once it is asked, and to connect takes longer than to ask."""
+    return ludic.connect(url)
+
+
 def ask(root: Root, query: str) -> list[dict[str, Any]]:
-    cursor = ludic.connect(root).execute(query)
+    cursor = connected(root.url).execute(query)
     names = [column[0] for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 

@@ -3,11 +3,10 @@
 import asyncio
 import os
 import re
-import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 
+import forks
 import pytest
 
 import ludic
@@ -50,15 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ludic.Run:
 
 def ludic_here(folder: Path, *args: str) -> str:
     """Run a command in a folder, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "ludic", *args],
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = forks.ludic(*args, folder=folder, environment={**os.environ, "COLUMNS": "120"})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,34 +3,45 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
+import forks
 import psutil
 import pytest
+from forks import Forked, words_of
+from tiny_runs import create_root
 from wandb_files import read_offline_run
 
 import ludic
 from ludic.demos.words import open_demo
 from ludic.launch.here import last_step
 from ludic.store import Root
-from ludic.training.config import TrainConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-NUM_STEPS, NUM_EXAMPLES = 8, 6
+NUM_STEPS, NUM_EXAMPLES = 5, 6
 OPTIONS = {"num_examples": NUM_EXAMPLES, "n": 2, "examples_per_call": 2, "max_tokens": 8}
 SETTINGS = ["--num-steps", str(NUM_STEPS), "--checkpoint-every", "4", "--learning-rate", "0.003"]
+SETTINGS += ["--eval-every", "3", "--eval-options", json.dumps(OPTIONS)]
+# `ludic run` that kills what does not stop at once.
+IMPATIENT = """
+import sys
+
+import ludic.launch.supervisor
+from ludic.cli.main import main
+
+ludic.launch.supervisor.KILL_AFTER_S = 0.0
+main(sys.argv[1:])
+"""
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    return open_demo(str(tmp_path / "run"))
+    sizes = {"groups_per_batch": 4, "num_workers": 1, "max_tokens": 16, "accept_incomplete": True}
+    return create_root(str(tmp_path / "run"), open_demo(str(tmp_path / "demo")).run.model, **sizes)
 
 
 def wait_until(condition: Callable[[], object], limit_s: float = 120) -> None:
@@ -41,8 +52,8 @@ def wait_until(condition: Callable[[], object], limit_s: float = 120) -> None:
 
 
 def evaluator_of(pid: int) -> psutil.Process | None:
-    for child in psutil.Process(pid).children():
-        if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()[2:5] == ["-m", "ludic", "eval"]:
+    for child in psutil.Process(pid).children(recursive=True):
+        if child.status() != psutil.STATUS_ZOMBIE and words_of(child)[2:5] == ["-m", "ludic", "eval"]:
             return child
     return None
 
@@ -62,15 +73,14 @@ def newest_version(root: Root) -> int:
 
 
 def test_an_evaluator_that_is_killed_is_started_again_and_finishes_after_training(root: Root, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ludic", "run", root.url, *SETTINGS]
-    command += ["--eval-every", "3", "--eval-options", json.dumps(OPTIONS), "--log-to", "wandb"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
-    with (tmp_path / "out").open("w") as out:
-        run = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+    command = ["ludic", "run", root.url, *SETTINGS, "--log-to", "wandb"]
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
+    run = Forked(command, tmp_path / "out", environment)
     try:
         wait_until(lambda: run.poll() is not None or root.folders("evals"))  # it has stored a first block
         evaluator = evaluator_of(run.pid)
         assert evaluator is not None, (tmp_path / "out").read_text()
+        assert evaluator.ppid() != run.pid, "not forked, although it may be"
         evaluator.kill()
         assert run.wait(200) == 0, (tmp_path / "out").read_text()
     finally:
@@ -95,30 +105,26 @@ def test_an_evaluator_that_is_killed_is_started_again_and_finishes_after_trainin
     assert steps == list(range(1, NUM_STEPS + 1))
 
     # All is there: the same command has nothing to do, and the first and the last version can be compared.
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    again = forks.ludic(*command[1:], folder=tmp_path, environment=environment)
     assert again.returncode == 0, again.stderr
     assert sampled(root) == done
     assert ludic.open(root.url).compare(0, last).differences["num_examples"].to_list() == [NUM_EXAMPLES]
 
 
-def test_an_evaluator_that_is_frozen_holds_up_nothing(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ludic.launch.supervisor.KILL_AFTER_S", 0.0)
-    seen: dict[str, object] = {}
-
-    def freeze() -> None:
-        wait_until(lambda: evaluator_of(os.getpid()))
-        evaluator = evaluator_of(os.getpid())
-        assert evaluator is not None
+def test_an_evaluator_that_is_frozen_holds_up_nothing(root: Root, tmp_path: Path) -> None:
+    script = tmp_path / "impatient.py"
+    script.write_text(IMPATIENT)
+    run = Forked([script, "run", root.url, *SETTINGS, "--stop-within-s", "2"], tmp_path / "out")
+    try:
+        wait_until(lambda: run.poll() is not None or evaluator_of(run.pid))
+        evaluator = evaluator_of(run.pid)
+        assert evaluator is not None, run.printed()
         evaluator.send_signal(signal.SIGSTOP)
-        wait_until(lambda: last_step(root) == NUM_STEPS)
-        seen.update(status=evaluator.status(), evals=root.folders("evals"))
-
-    thread = threading.Thread(target=freeze)
-    thread.start()
-    config = TrainConfig.of(num_steps=NUM_STEPS, checkpoint_every=4, learning_rate=0.003, device="cpu")
-    step = ludic.open(root.url).launch(config, eval_every=3, eval_options=OPTIONS, stop_within_s=2).step
-    thread.join()
-    assert step == NUM_STEPS
-    assert seen == {"status": psutil.STATUS_STOPPED, "evals": []}
+        wait_until(lambda: run.poll() is not None or last_step(root) == NUM_STEPS)
+        assert (evaluator.status(), root.folders("evals")) == (psutil.STATUS_STOPPED, []), run.printed()
+        assert run.wait(200) == 0, run.printed()
+    finally:
+        run.kill()
+    assert last_step(root) == NUM_STEPS
     # A new life evaluates what there is to evaluate: the first version and the last one.
     assert sampled(root) == [(0, 2 * NUM_EXAMPLES), (newest_version(root), 2 * NUM_EXAMPLES)]

@@ -1,9 +1,10 @@
 """`ludic run` with an environment that raises: it ends with file and line, and goes on once the file is corrected."""
 
 import subprocess
-import sys
 import time
 from pathlib import Path
+
+import forks
 
 import ludic
 from ludic.demos.words import open_demo
@@ -39,8 +40,7 @@ SETTINGS += ["--learning-rate", "0.003", "--num-workers", "1"]
 
 
 def run(root: Path, *args: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "ludic", "run", str(root), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return forks.ludic("run", root, *args, folder=root.parent)
 
 
 def test_a_run_of_which_everything_fails_ends_and_goes_on_after_the_fix(tmp_path: Path) -> None:
@@ -73,13 +73,9 @@ def test_a_run_of_which_everything_fails_ends_and_goes_on_after_the_fix(tmp_path
         ludic.open(str(root)).sql("select rollout_id, error from rollouts where error is not null limit 1").row(0)
     )
     assert error == "IndexError: list index out of range (own.py:18, in reward)"
-    shown = subprocess.run(
-        [sys.executable, "-m", "ludic", "show", str(root), rollout_id], capture_output=True, text=True, check=True
-    )
+    shown = forks.ludic("show", root, rollout_id, folder=tmp_path)
     assert "line 18, in reward" in shown.stdout
-    panel = subprocess.run(
-        [sys.executable, "-m", "ludic", "watch", str(root), "--once"], capture_output=True, text=True, check=True
-    )
+    panel = forks.ludic("watch", root, "--once", folder=tmp_path)
     assert "own.py:18, in reward" in " ".join(panel.stdout.replace("\u2502", " ").split())
 
     own.write_text(WORKS)

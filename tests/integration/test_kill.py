@@ -6,8 +6,9 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 import pytest
 from forks import Forked
@@ -23,9 +24,9 @@ from ludic.store.attempts import complete_checkpoints
 from ludic.training.config import TrainConfig
 
 NUM_WORKERS = 2
-NUM_TRAINER_KILLS, NUM_WORKER_KILLS = 10, 4
-# A life plans at most 4 steps and some before it dies, so 10 of them never reach the end.
-NUM_STEPS = 60
+NUM_TRAINER_KILLS, NUM_WORKER_KILLS = 7, 3
+# A life plans at most 4 steps and some before it dies, so 7 of them never reach the end.
+NUM_STEPS = 42
 CONFIG = TrainConfig.of(
     num_steps=NUM_STEPS,
     learning_rate=1e-3,
@@ -120,13 +121,15 @@ def run_with_kills(root: Root, running: Processes, rng: random.Random) -> None:
             running.kill(f"worker-{slot}")
             start_worker(running, root, slot)
     trainer = running.start("trainer", train_args(root.url, CONFIG, ranks=1))
-    assert trainer.wait(120) == 0, running.log("trainer")
+    with suppress(TimeoutExpired):
+        trainer.wait(240)  # some thirty steps, on a busy machine
+    assert trainer.poll() == 0, "\n".join(map(running.log, ("trainer", "worker-0", "worker-1")))
     running.stop_all()
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
-    """A run whose trainer was killed ten times, and its workers four times."""
+    """A run whose trainer was killed seven times, and its workers three times."""
     folder = tmp_path_factory.mktemp("kill")
     make_tiny_model(str(folder / "model"), WORDS)
     root = create_root(str(folder / "run"), str(folder / "model"), num_workers=NUM_WORKERS, max_tokens=16)
@@ -210,8 +213,8 @@ NUM_ZOMBIES = 3
 def test_zombies_stop_at_their_next_write_and_change_nothing(tmp_path):
     rng = random.Random(2026)
     root = create_root(str(tmp_path / "run"), make_model(tmp_path / "model"))
-    fill(root, num_files=24)
-    config = train_config(num_steps=48, checkpoint_every=1, keep_checkpoints=1, keep_policies=None, lease_s=2.0)
+    fill(root, num_files=16)
+    config = train_config(num_steps=32, checkpoint_every=1, keep_checkpoints=1, keep_policies=None, lease_s=2.0)
     with processes(tmp_path) as running:
         for life in range(1, NUM_ZOMBIES + 1):
             args = train_args(root.url, config, ranks=1)
@@ -231,7 +234,7 @@ def test_zombies_stop_at_their_next_write_and_change_nothing(tmp_path):
     assert "has not ended by itself; watching" in running.log("trainer-2")
 
     steps = query(root, "select step, count(distinct group_id) from batches where used group by step order by step")
-    assert steps == [(step, root.run.groups_per_batch) for step in range(1, 49)]
+    assert steps == [(step, root.run.groups_per_batch) for step in range(1, 33)]
     assert query(root, "from batches select group_id group by group_id having count(distinct step) > 1") == []
     assert query(root, "select count(distinct attempt_id) from batches") == [(NUM_ZOMBIES + 1,)]
     (checkpoint,) = complete_checkpoints(root)

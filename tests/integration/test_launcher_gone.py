@@ -1,19 +1,20 @@
-"""Ranks and workers of a launcher that was killed or stopped; every process is real.
+"""Ranks and workers of a launcher that was killed or stopped.
 
-Each is started in a folder with modules that it would import, were it to look there.
+`ludic run` is started as a user does it, in a folder with modules that its processes would import, were they to look
+there.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from forks import Forked
 from hostile_folders import hostile_folder, imported_from
 from s3_proxy import Delay, S3Proxy
 from tiny_runs import create_root, fill, make_model
@@ -33,38 +34,20 @@ def source(tmp_path) -> Root:
     return root
 
 
-@pytest.fixture(autouse=True)
-def hostile(tmp_path) -> Iterator[Path]:
-    """The working directory of all processes."""
-    folder = hostile_folder(tmp_path / "hostile")
-    yield folder
-    assert imported_from(folder) == []
-
-
-def started(tmp_path, *args: str) -> subprocess.Popen:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [Path(sys.executable).with_name("ludic"), *args]
-    with (tmp_path / "log").open("wb") as log:
-        return subprocess.Popen(
-            command, cwd=tmp_path / "hostile", stdout=log, stderr=log, env=environment, start_new_session=True
-        )
-
-
-def wait_until(process: subprocess.Popen, holds: Callable[[], bool], tmp_path) -> None:
+def wait_until(process: subprocess.Popen | Forked, holds: Callable[[], bool], tmp_path) -> None:
     while not holds():
         assert process.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["torchrun", "its process group"])
-def test_no_rank_outlives_torchrun(tmp_path, source, kill):
+def test_no_rank_outlives_torchrun(tmp_path, source):
     url = str(tmp_path / "trained")
-    launcher = started(tmp_path, "train", url, "--ranks", "2", "--sources", source.url, *TRAIN)
+    launcher = Forked(["ludic", "train", url, "--ranks", "2", "--sources", source.url, *TRAIN], tmp_path / "log")
     wait_until(launcher, (Path(url) / "run.json").exists, tmp_path)
     wait_until(launcher, lambda: len(ledger_steps(Root.open(url), 1)) >= 2, tmp_path)
     ranks = psutil.Process(launcher.pid).children(recursive=True)
     assert len(ranks) == 2
-    kill(launcher.pid, signal.SIGKILL)
+    launcher.kill()
     launcher.wait()
     _, alive = psutil.wait_procs(ranks, timeout=60)
     assert alive == [], (tmp_path / "log").read_text()
@@ -74,7 +57,11 @@ def test_nothing_outlives_ludic_run(tmp_path):
     url = str(tmp_path / "run")
     flags = ("--model", make_model(tmp_path / "model"), "--env", "moar_cats", "--ranks", "2", "--num-steps", "100000")
     sizes = ("--group-size", "2", "--groups-per-batch", "2", "--max-tokens", "8", "--accept-incomplete")
-    run = started(tmp_path, "run", url, *flags, *sizes, "--device", "cpu")
+    command = [Path(sys.executable).with_name("ludic"), "run", url, *flags, *sizes, "--device", "cpu"]
+    hostile = hostile_folder(tmp_path / "hostile")
+    with (tmp_path / "log").open("wb") as log:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        run = subprocess.Popen(command, cwd=hostile, stdout=log, stderr=log, env=environment, start_new_session=True)
     wait_until(run, (Path(url) / "run.json").exists, tmp_path)
     wait_until(run, lambda: len(ledger_steps(Root.open(url), 1)) >= 1, tmp_path)
     children = psutil.Process(run.pid).children(recursive=True)
@@ -82,6 +69,7 @@ def test_nothing_outlives_ludic_run(tmp_path):
     run.wait()
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == [], (tmp_path / "log").read_text()
+    assert imported_from(hostile) == []
 
 
 @pytest.mark.parametrize(("stop_within_s", "is_kept"), [("2", False), ("60", True)])
@@ -95,7 +83,7 @@ def test_a_stopped_trainer_has_the_time_for_its_last_checkpoint_that_the_user_gi
     url = f"{s3_bucket}/{uuid.uuid4()}"
     root = create_root(url, source.run.model)
     flags = ("--ranks", "2", "--sources", source.url, *TRAIN, "--stop-within-s", stop_within_s)
-    launcher = started(tmp_path, "train", url, *flags)
+    launcher = Forked(["ludic", "train", url, *flags], tmp_path / "log")
     wait_until(launcher, lambda: len(ledger_steps(root, 1)) >= 2, tmp_path)
     ranks = psutil.Process(launcher.pid).children(recursive=True)
     launcher.terminate()

@@ -2,11 +2,11 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 from textwrap import dedent
+
+import forks
 
 from ludic.demos.words import open_demo
 from ludic.store import MetricsTail, Root
@@ -29,8 +29,7 @@ def example_command() -> list[str]:
 def test_the_readmes_example_learns(tmp_path: Path) -> None:
     open_demo(str(tmp_path / "runs" / "demo"))  # as `ludic demo` begins
     (tmp_path / "cats.py").write_text(example_file())
-    command = [sys.executable, "-m", "ludic", *example_command(), "--num-steps", str(NUM_STEPS)]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    run = forks.ludic(*example_command(), "--num-steps", str(NUM_STEPS), folder=tmp_path)
     assert run.returncode == 0, run.stderr
 
     (root,) = (path for path in (tmp_path / "runs").iterdir() if path.name != "demo")

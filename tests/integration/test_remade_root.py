@@ -1,12 +1,11 @@
 """A run whose root is moved away and made again: its processes end, and say why; the new run is untouched."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forks import Forked
 
 from ludic.demos.words import open_demo
 from ludic.store import LatestPolicy, Root, ledger_steps, point_latest, start_attempt
@@ -15,7 +14,7 @@ from ludic.store.claims import claim_slot
 SETTINGS = ["--learning-rate", "0.003", "--max-tokens-per-micro-batch", "512", "--lease-s", "3", "--num-steps", "1000"]
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen, limit_s: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], process: Forked, limit_s: float = 120) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -30,8 +29,7 @@ def contents(root: Root) -> dict[str, bytes]:
 @pytest.mark.timeout(300)
 def test_every_process_of_the_old_run_ends_and_leaves_the_new_one_as_it_is(tmp_path: Path) -> None:
     old = open_demo(str(tmp_path / "run"))
-    command = [sys.executable, "-m", "ludic", "run", old.url, *SETTINGS]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = Forked(["ludic", "run", old.url, *SETTINGS], tmp_path / "log")
     wait_until(lambda: len(ledger_steps(old, 1)) >= 3, run)
     Path(old.path).rename(tmp_path / "away")
     new = open_demo(str(tmp_path / "run"))

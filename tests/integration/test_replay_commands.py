@@ -23,7 +23,7 @@ def ludic(folder, *args):
 
 
 def test_a_replay_of_the_demo_has_its_weights_bit_for_bit(tmp_path):
-    ludic(tmp_path, "demo", "--root", "A", "--num-steps", "12")
+    ludic(tmp_path, "demo", "--root", "A", "--num-steps", "4")
     errors = ludic(tmp_path, "train", "B", "--replay-batches", "A")
     assert "last bits" not in errors
     trained, again = (Root.open(str(tmp_path / name)) for name in "AB")

@@ -2,34 +2,57 @@
 
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import psutil
 import pytest
+from forks import Forked, words_of
+from tiny_runs import create_root
 
 import ludic
 from ludic.demos.words import open_demo
 from ludic.store import Root, ledger_steps, list_files, newest_attempt_id
 from ludic.store.catalogue import WORKERS
 
-RUN = [sys.executable, "-m", "ludic", "run"]
-SETTINGS = ["--learning-rate", "0.003", "--max-tokens-per-micro-batch", "512", "--checkpoint-every", "2"]
+numbers = count()
+SETTINGS = ["--learning-rate", "0.003", "--checkpoint-every", "2"]
+
+
+OWN = """\
+import asyncio
+
+from ludic.environments.environment import Example, Score
+from ludic.records import Message
+
+
+class Waits:
+    def example(self, index, split):
+        return Example(example_id=f"{split}-{index}", messages=(Message(role="user", content="love cats"),))
+
+    async def score(self, example, answer):
+        await asyncio.sleep(0.3)
+        return Score(reward=float(len(answer)))
+"""
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    return open_demo(str(tmp_path / "run"))
+    """A run with steps of some tenths of a second, in most of which no processor works."""
+    (tmp_path / "own.py").write_text(OWN)
+    sizes = {"groups_per_batch": 4, "num_workers": 2, "max_tokens": 8, "accept_incomplete": True}
+    model = open_demo(str(tmp_path / "demo")).run.model
+    return create_root(str(tmp_path / "run"), model, env=(f"{tmp_path}/own.py:Waits",), **sizes)
 
 
-def start(root: Root, *args: str) -> subprocess.Popen:
-    return subprocess.Popen([*RUN, root.url, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(root: Root, *args: str) -> Forked:
+    log = Path(f"{root.url}-{next(numbers)}")
+    return Forked(["ludic", "run", root.url, *args], log, out=log.with_suffix(".out"))
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen, limit_s: float = 90) -> None:
+def wait_until(condition: Callable[[], bool], process: Forked, limit_s: float = 90) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -40,7 +63,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen, limit_s
 def used_steps(root: Root) -> list[int]:
     query = "select step, count(distinct group_id) from batches where used group by step order by step"
     steps = ludic.connect(root).execute(query).fetchall()
-    assert {groups for _, groups in steps} == {8}
+    assert {groups for _, groups in steps} == {4}
     return [step for step, _ in steps]
 
 
@@ -48,7 +71,7 @@ def test_ctrl_c_stops_every_process_and_the_same_command_goes_on(root: Root) -> 
     first = start(root, *SETTINGS, "--num-steps", "9")
     wait_until(lambda: len(ledger_steps(root, 1)) >= 4, first)
     children = psutil.Process(first.pid).children(recursive=True)
-    assert len(children) == 5  # a trainer, and two workers with a guard each
+    assert len(children) == 6  # the start server, a trainer, and two workers with a guard each
     first.send_signal(signal.SIGINT)
     output, errors = first.communicate(timeout=60)
     assert first.returncode == 1
@@ -76,10 +99,12 @@ def test_ctrl_c_stops_every_process_and_the_same_command_goes_on(root: Root) -> 
 def test_a_killed_worker_and_a_killed_trainer_are_started_again(root: Root) -> None:
     run = start(root, *SETTINGS, "--num-steps", "8")
     wait_until(lambda: len(ledger_steps(root, 1)) >= 3, run)
-    by_command = {child.cmdline()[4]: child for child in psutil.Process(run.pid).children()}
+    children = psutil.Process(run.pid).children(recursive=True)
+    by_command = {words_of(child)[4]: child for child in children if words_of(child)[2:4] == ["-m", "ludic"]}
+    assert by_command.keys() == {"train", "worker"}
     for child in by_command.values():  # other users of the machine see the arguments
-        assert child.cmdline()[5:7] == [root.url, "--config"]
-        assert len(child.cmdline()) == 8
+        assert words_of(child)[5:7] == [root.url, "--config"]
+        assert len(words_of(child)) == 8
     by_command["worker"].kill()
     by_command["train"].kill()
     _, errors = run.communicate(timeout=150)
@@ -111,7 +136,8 @@ def test_a_second_run_is_refused_before_it_starts_anything_and_one_that_takes_ov
     assert steps == list(range(1, len(steps) + 1))
 
 
-def test_what_always_fails_is_given_up_with_its_last_words(root: Root) -> None:
+def test_what_always_fails_is_given_up_with_its_last_words(tmp_path: Path) -> None:
+    root = open_demo(str(tmp_path / "run"))
     (Path(root.run.model) / "model.safetensors").write_bytes(b"half a file")
     broken = start(root, *SETTINGS, "--num-steps", "2")
     _, errors = broken.communicate(timeout=120)

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import forks
 import pytest
 from guide_examples import example, judge_of_safes
 
@@ -17,13 +18,10 @@ from ludic.adapters.imports.episodes import to_message
 from ludic.adapters.imports.importing import import_files
 from ludic.agents.tools.registry import environment_tools
 from ludic.code.kept import create_root
-from ludic.engines.config import EngineConfig
 from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
-from ludic.launch.config import LaunchConfig
 from ludic.launch.here import train_here
-from ludic.launch.local import launch
 from ludic.launch.process import interruptible
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.sql import connect
@@ -32,8 +30,13 @@ from ludic.training.config import TrainConfig
 
 KINDS = {"reads": 0.4, "guesses_the_number": 0.3, "guesses_the_answer": 0.3}
 """Shares of demonstrations; all of the first kind are right, a tenth of the second and a third of the last one."""
-NUM_DEMONSTRATIONS, NUM_EPOCHS, NUM_STEPS = 640, 6, 24
+NUM_DEMONSTRATIONS, NUM_EPOCHS, NUM_STEPS = 640, 4, 20
+A_GROUP = 2
+"""Demonstrations of a group, so that a step of the warm start is as large as one of RL is small."""
 SETTINGS = {"device": "cpu", "num_threads": 1, "max_tokens_per_micro_batch": 4096, "checkpoint_every": None}
+RL = "--filters drop_absent_logprobs --learning-rate 5e-4 --is-ratio-cap 2 --device cpu --num-threads 1"
+RL += " --max-tokens-per-micro-batch 4096 --checkpoint-every None"
+RL += " --objective reinforce --advantage rloo --schedule constant --warmup-steps 0"
 
 Conversation = list[dict[str, Any]]
 
@@ -44,10 +47,9 @@ def test_a_tiny_model_learns_to_open_the_safe(tmp_path: Path) -> None:
     with judge_of_safes() as judge:
         root, schemas, demonstrations = make_run(tmp_path, judge)
         warm_start(root, schemas, demonstrations)
-        num_warm_steps = NUM_DEMONSTRATIONS * NUM_EPOCHS // root.run.groups_per_batch
-        settings = {"filters": ("drop_absent_logprobs",), "learning_rate": 5e-4, "is_ratio_cap": 2.0, **SETTINGS}
-        config = TrainConfig.of(num_steps=num_warm_steps + NUM_STEPS, **settings)
-        launch(root, config, LaunchConfig(), EngineConfig())
+        num_warm_steps = NUM_DEMONSTRATIONS // A_GROUP * NUM_EPOCHS // root.run.groups_per_batch
+        run = forks.ludic("run", root.url, "--num-steps", str(num_warm_steps + NUM_STEPS), *RL.split(), folder=tmp_path)
+        assert run.returncode == 0, run.stderr
     before, read_before = of_steps(root, num_warm_steps + 1, num_warm_steps + 3)
     after, read_after = of_steps(root, num_warm_steps + NUM_STEPS - 2, num_warm_steps + NUM_STEPS)
     assert before < 0.65
@@ -80,7 +82,9 @@ def make_run(folder: Path, judge: str) -> tuple[Root, Sequence[Any], Sequence[tu
         env=(name,),
         env_options={name: options},
         group_size=8,
-        groups_per_batch=16,
+        groups_per_batch=8,
+        # What is learnt in a step is sampled with in the next ones.
+        batches_ahead=1,
         max_tokens=32,
     )
     return create_root(str(folder / "run"), run), schemas, demonstrations
@@ -90,7 +94,12 @@ def warm_start(root: Root, schemas: Sequence[Any], demonstrations: Sequence[tupl
     file = Path(root.url) / "demonstrations.jsonl"
     with file.open("w") as lines:
         for index, (messages, reward) in enumerate(demonstrations):
-            record = {"messages": messages, "tools": schemas, "group_id": str(index), "episode_reward": reward}
+            record = {
+                "messages": messages,
+                "tools": schemas,
+                "group_id": str(index // A_GROUP),
+                "episode_reward": reward,
+            }
             lines.write(json.dumps({**record, "finish_reason": "stop"}) + "\n")
     import_files(root, [str(file)], "jsonl", env=root.run.env[0])
     settings = {"learning_rate": 2e-3, "schedule": "cosine", "warmup_steps": 10, **SETTINGS}

@@ -1,9 +1,8 @@
 """`ludic train --ranks 2` on a root that holds its rollouts already: the same run as on one rank."""
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -20,8 +19,7 @@ CONFIG = train_config(num_steps=4, max_tokens_per_micro_batch=100, max_seq_len=3
 
 
 def run(root: Root, *args: str) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", *args], env=environment, capture_output=True, text=True, check=False)
+    done = forks.ludic(*args, folder=Path(root.path).parent)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == f"trained to step 4 of 4 in {root.url}\n"
 
@@ -40,9 +38,11 @@ def roots(tmp_path) -> list[Root]:
 
 def test_two_ranks_write_the_ledger_losses_and_weights_of_one(roots):
     one, two = roots
-    run(one, *train_args(one.url, CONFIG, ranks=1))
+    _, *command = train_args(one.url, CONFIG, ranks=1)
+    run(one, *command)
     # As a user types it: one process, which starts the ranks.
-    several = [*train_args(two.url, CONFIG, ranks=1), "--ranks", "2"]
+    _, *command = train_args(two.url, CONFIG, ranks=1)
+    several = [*command, "--ranks", "2"]
     run(two, *several)
     assert complete_checkpoints(two)[-1].num_ranks == 2
     assert ledger(two) == ledger(one)

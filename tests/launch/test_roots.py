@@ -1,14 +1,18 @@
 """Roots that hold what a run needs: the model of a new run, of the demo, and of a run like another."""
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import Phi3Config
 
 from ludic.demos.words import open_demo
 from ludic.errors import ConfigError, ModelError
 from ludic.launch.roots import open_or_start, start_like
 from ludic.models.first_model import first_model
+from ludic.models.tiny import make_tiny_model
 from ludic.store import Root, RunConfig
 from ludic.store.catalogue import IDENTITY
 from ludic.store.weights import read_identity
@@ -64,3 +68,24 @@ def test_a_run_like_another_has_its_model(tmp_path: Path, model: Path, model_fol
     assert read_identity(start_like(str(tmp_path / "again"), like, None)) == read_identity(like)
     other = start_like(str(tmp_path / "other"), like, model_folder)
     assert (other.run.model, other.run.env) == (model_folder, like.run.env)
+
+
+def test_the_factors_of_a_longrope_model_are_recorded_once_and_another_choice_is_another_run(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    make_tiny_model(str(model), ["a", "b"])
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "original_max_position_embeddings": 512}
+    Phi3Config(**sizes, max_position_embeddings=1024, rope_parameters=rope).save_pretrained(model)
+    run = RunConfig(model=str(model), env=("moar_cats",))
+    long = replace(run, max_sequence_tokens=600)
+    for name, asked, found in (("short", run, "short"), ("long", long, "long")):
+        root = open_or_start(str(tmp_path / name), asked)
+        assert json.loads(root.read("run.json"))["longrope"] == found
+        assert open_or_start(root.url, asked).run == replace(asked, longrope=found)
+    with pytest.raises(ConfigError, match="longrope is 'long' there, 'short' was asked for"):
+        open_or_start(root.url, replace(long, longrope="short"))
+    assert start_like(str(tmp_path / "like"), root, None).run.longrope == "long"
+    plain = tmp_path / "plain"
+    make_tiny_model(str(plain), ["a", "b"])
+    other = start_like(str(tmp_path / "other"), root, str(plain))
+    assert "longrope" not in json.loads(other.read("run.json"))  # an older ludic can open it

@@ -321,10 +321,16 @@ def test_a_child_aside_that_is_done_is_not_started_again(aside, tmp_path: Path) 
 # --- Who asks not to be started again ------------------------------------------------------------------------
 
 HOPELESS = f"""
-import sys
+import os, sys, time
+from pathlib import Path
 from ludic.cli.main import fail
 from ludic.launch.process import stop_on_signals
 stop_on_signals()  # as `ludic train`: torchrun ends a rank when another one has ended
+ready = Path(__file__).with_name("ready")
+if os.environ.get("RANK", "0") == "0":
+    ready.touch()
+while not ready.exists():  # ranks have met before they find that all fails; rank 0 alone says so
+    time.sleep(0.01)
 fail("step 1: each rollout failed", {LASTING_EXIT_CODE}, "Traceback (most recent call last):\\n\\n  File own.py")
 """
 

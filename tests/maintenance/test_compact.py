@@ -39,6 +39,9 @@ from ludic.store import (
 from ludic.store.files import SourceFile, find_replacement, read_plans, read_sources
 from ludic.store.parquet import encode, group_ranges
 
+locally = pytest.mark.parametrize("root_url", ["local"], indirect=True)
+"""For what does not depend on how files are stored."""
+
 COLUMNS = arrow_schema("rollouts").names
 PARTITION = "rollouts/version=0/env=moar_cats"
 
@@ -91,6 +94,7 @@ def test_a_second_call_does_nothing(root, put_file):
     assert {name: root.read(name) for name in root.list("")} == files
 
 
+@locally
 def test_a_dry_run_says_what_a_run_does_and_changes_nothing(root, put_file):
     for sequence in range(3):
         put_file(root, "w0", sequence)
@@ -102,6 +106,7 @@ def test_a_dry_run_says_what_a_run_does_and_changes_nothing(root, put_file):
 
 
 @pytest.mark.slow
+@locally
 def test_rows_are_sorted_by_group_and_row_groups_hold_whole_groups(root, put_file):
     for worker_id in ("w0", "w1", "w2"):
         put_file(root, worker_id, 0, num_groups=300)
@@ -121,6 +126,7 @@ def test_rows_are_sorted_by_group_and_row_groups_hold_whole_groups(root, put_fil
     assert ranges == [(of_row_group[0], of_row_group[-1]) for of_row_group in groups]
 
 
+@locally
 def test_a_target_size_makes_several_files_each_of_whole_sources_in_the_order_of_time(root, next_batch):
     for sequence in range(6):
         batch = in_order_of_time(next_batch("w0", 2), sequence)
@@ -146,6 +152,7 @@ def put(root: Root, file: RolloutFile, batch, change: Callable[[pa.Table], pa.Ta
     assert root.put_if_absent(file.name, encode(table))
 
 
+@locally
 def test_a_single_file_is_left_as_it_is(root, put_file):
     put_file(root)
     assert compact(root).partitions == []
@@ -192,6 +199,7 @@ def test_a_source_that_its_worker_writes_again_after_a_lost_answer_is_deleted_ag
     assert names_of(root) == ["compacted.0-0.parquet"]
 
 
+@locally
 def test_the_replacement_of_a_file_is_found_by_the_log(root, put_file):
     for sequence in range(2):
         put_file(root, "w0", sequence)
@@ -210,6 +218,7 @@ def test_the_replacement_of_a_file_is_found_by_the_log(root, put_file):
     ("latest", "window", "sealed"),
     [(None, 2, 0), (10, None, 0), (10, 2, 8), (10, 0, 9), (10, 1, 9), (1, 8, 0)],
 )
+@locally
 def test_sealed_is_what_workers_have_left_and_the_trainer_is_past(root, latest, window, sealed):
     if latest is not None:
         point_latest(root, LatestPolicy(version=latest, budget=1))
@@ -218,6 +227,7 @@ def test_sealed_is_what_workers_have_left_and_the_trainer_is_past(root, latest, 
     assert sealed_before(root) == sealed
 
 
+@locally
 def test_nothing_is_sealed_before_a_trainer_started(root):
     point_latest(root, LatestPolicy(version=10, budget=1))
     assert sealed_before(root) == 0
@@ -238,6 +248,7 @@ def damaged(data: bytes) -> bytes:
         (damaged, "no Parquet file, or a broken one"),
     ],
 )
+@locally
 def test_broken_files_are_left_alone_and_named(root, put_file, damage, reason):
     groups = [group for sequence in (0, 1, 3) for group in put_file(root, "w0", sequence)]
     put_file(root, "w0", 2, num_groups=200)
@@ -251,6 +262,7 @@ def test_broken_files_are_left_alone_and_named(root, put_file, damage, reason):
     assert Counter(delivered(root)) == Counter(groups * 2)
 
 
+@locally
 def test_a_copy_under_another_name_is_left_alone(root, put_file):
     for sequence in range(2):
         put_file(root, "w0", sequence)
@@ -262,6 +274,7 @@ def test_a_copy_under_another_name_is_left_alone(root, put_file):
     assert names_of(root) == ["compacted.0-0.parquet", "copy-0.parquet"]
 
 
+@locally
 def test_a_file_whose_columns_contradict_the_others_is_left_alone(root, next_batch):
     for sequence, value in enumerate((1, 2, "three")):
         file = RolloutFile(0, "moar_cats", "w0", sequence)
@@ -272,6 +285,7 @@ def test_a_file_whose_columns_contradict_the_others_is_left_alone(root, next_bat
     assert names_of(root) == ["compacted.0-0.parquet", "w0-2.parquet"]
 
 
+@locally
 def test_a_plan_that_is_no_plan_counts_as_an_empty_one(root, put_file):
     for sequence in range(2):
         put_file(root, "w0", sequence)
@@ -280,6 +294,7 @@ def test_a_plan_that_is_no_plan_counts_as_an_empty_one(root, put_file):
     assert names_of(root) == ["compacted.1-0.parquet"]
 
 
+@locally
 def test_an_output_that_was_stored_broken_stays_and_its_sources_go_into_the_next_plan(root, put_file):
     groups = [group for sequence in range(2) for group in put_file(root, "w0", sequence)]
     root.put(f"{PARTITION}/compacted.0-0.parquet", b"PAR1 and no more")
@@ -291,6 +306,7 @@ def test_an_output_that_was_stored_broken_stays_and_its_sources_go_into_the_next
 
 
 @pytest.mark.parametrize("small_bytes", [0, 1 << 21])
+@locally
 def test_sources_of_an_output_that_was_damaged_before_they_were_deleted_stay(root, put_file, monkeypatch, small_bytes):
     # Files above this size are not read at once when they are opened; real outputs are much larger.
     monkeypatch.setattr("ludic.store.parquet._SMALL_BYTES", small_bytes)
@@ -306,6 +322,7 @@ def test_sources_of_an_output_that_was_damaged_before_they_were_deleted_stay(roo
     assert Counter(delivered(root)) == Counter(groups * 2)
 
 
+@locally
 def test_what_expired_since_the_plan_is_left_out(root, put_file):
     groups = [put_file(root, "w0", sequence) for sequence in range(4)]
     assert crash(root, 1, only_changes=True)  # the plan is there
@@ -338,6 +355,7 @@ def newer(table: pa.Table) -> pa.Table:
     return table.replace_schema_metadata({**arrow_schema("rollouts").metadata, VERSION_KEY: b"1.77"})
 
 
+@locally
 def test_older_files_gain_nulls_and_what_newer_ones_hold_is_kept(root, next_batch):
     for sequence, change in enumerate((older, newer, lambda table: table.append_column("x_seen", [[7, 8]]))):
         put(root, RolloutFile(0, "moar_cats", "w0", sequence), next_batch("w0"), change)
@@ -394,6 +412,7 @@ def test_whatever_fits_into_memory_all_rows_come_out_once_in_whole_groups(
     root.delete("")
 
 
+@locally
 def test_large_groups_have_row_groups_of_their_own(root, put_file, monkeypatch):
     groups = [group for sequence in range(2) for group in put_file(root, "w0", sequence)]
     monkeypatch.setattr(compaction, "_MOST_BYTES", 1)
@@ -422,8 +441,9 @@ def put_two_partitions(root: Root, put_file) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("root_url", ["local", "memory"], indirect=True)
 def test_a_crash_before_any_storage_call_loses_and_doubles_nothing(root_url, run_config, put_file):
-    """Over memory:// at each call, elsewhere at those that change something: what is stored is the same between."""
+    """Over memory:// at each call, on a disk at those that change something: what is stored is the same between."""
     index, is_over = 0, False
     while not is_over:
         root = Root.create(f"{root_url}-{index}", run_config)

@@ -225,6 +225,18 @@ def test_what_lies_beside_the_runs_folders_is_nobodys_business(copy: Root) -> No
     assert said(copy) == []
 
 
+def test_what_lies_at_the_top_and_is_no_kind_of_the_catalogue_is_noted(copy: Root) -> None:
+    for row in ROWS:
+        if row.folder:
+            Path(copy.path, row.folder).mkdir(exist_ok=True)
+    for name in ("reward.png", ".DS_Store", "notes/today.md", "notes/then.md", "run.json.bak", "LATEST"):
+        copy.put(name, b"mine")
+    report = check_root(copy)
+    assert report.findings == []
+    strays = sorted(note.where for note in report.notes if note.check == "stray")
+    assert strays == ["LATEST", "notes", "run.json.bak"]
+
+
 # --- Newer -------------------------------------------------------------------------------------------------------
 
 

@@ -100,6 +100,7 @@ def test_evaluations_expire_when_asked_for(filled: ludic.Run) -> None:
     assert (len(versions(filled)), list_files(filled.root, folder="evals")) == (4, [])
 
 
+@pytest.mark.parametrize("root_url", ["local", "s3"], indirect=True)
 def test_an_expired_run_stays_sound(root_url: str, make_trained: Callable[[str], Root]) -> None:
     run = ludic.open(make_trained(root_url).url)
     run.expire(keep_versions=1, break_replay=True)

@@ -1,5 +1,7 @@
 """Conversations to prompt tokens and completions to text, with the tiny model's tokenizer."""
 
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 from ludic.errors import ModelError
+from ludic.models import chat
 from ludic.models.chat import decode, load_tokenizer, render_prompt, render_text
 from ludic.records import Message, ToolCall
 
@@ -80,6 +83,31 @@ def test_what_is_left_of_a_special_token_is_none(tokenizer: Any) -> None:
     assert content.replace(" ", "") == "a<<eos>>b<e<eos>os>c"
 
 
+@pytest.mark.parametrize("name", ["a ", "< ", "\n ", "a b", " a", "  ", "a \u00b7"])
+def test_a_special_token_with_a_space_in_its_name_is_plain_text_too(tokenizer: Any, name: str) -> None:
+    tokenizer.add_special_tokens({"additional_special_tokens": [name, "<|x|>"]})
+    text = render_text(tokenizer, [Message(role="user", content=f"cats{name}{name}<|x|>jumps")])
+    content = text[text.index("cats") : text.index("jumps")]
+    assert name not in content
+    assert "<|x|>" not in content
+    apart = "\u00b8" if "\u00b7" in name else "\u00b7"
+    assert content.replace(apart, "") == f"cats{name}{name}<|x|>"
+
+
+def test_the_search_for_special_tokens_does_not_depend_on_how_many_there_are() -> None:
+    text = "<div class='a'>{{ text }}</div>\n" * 2_000
+
+    def seconds(num_names: int) -> float:
+        names = [f"<SPECIAL_{number}>" for number in range(num_names)]
+        tokenizer = type("Tokenizer", (), {"added_tokens_decoder": {}, "all_special_tokens": names})()
+        special = chat._special_tokens(tokenizer)
+        start = time.thread_time()
+        assert chat._broken_up(text, special) == text
+        return time.thread_time() - start
+
+    assert any(seconds(6_400) < 8 * seconds(100) for _ in range(3))
+
+
 def test_special_tokens_in_calls_and_names_are_plain_text(tokenizer: Any) -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.name or '' }} "
@@ -147,6 +175,36 @@ def test_a_conversation_that_the_template_refuses_is_an_error_with_its_reason(to
     tokenizer.chat_template = "{{ raise_exception('system comes first') }}"
     with pytest.raises(ModelError, match="conversation of user, system: system comes first"):
         render_prompt(tokenizer, [Message(role="user", content="cats"), Message(role="system", content="more")])
+
+
+FAILING = {
+    "{{ messages[0].content + 1 }}": "TypeError",
+    "{{ 1 / 0 }}": "ZeroDivisionError",
+    "{% include 'other.jinja' %}": "no loader",
+    "{% for name, value in messages[0].content | items %}{% endfor %}": "TypeError",
+    "{{ messages[0].content.nothing.at_all }}": "has no attribute",
+    "{% for": "unexpected",
+    "{{ 'a' * 9000000000000000000 }}": "Error",
+    "{% macro again(n) %}{{ again(n) }}{% endmacro %}{{ again(1) }}": "RecursionError",
+}
+
+
+@pytest.mark.parametrize(("template", "reason"), FAILING.items())
+@pytest.mark.parametrize("render", [render_prompt, render_text])
+def test_a_template_that_fails_is_an_error_that_names_it(
+    tokenizer: Any, render: Any, template: str, reason: str
+) -> None:
+    tokenizer.chat_template, tokenizer.name_or_path = template, "theirs/model"
+    with pytest.raises(ModelError, match=rf"^theirs/model: the chat template (refuses|fails for) .*user: .*{reason}"):
+        render(tokenizer, [Message(role="user", content="cats")])
+
+
+@pytest.mark.parametrize("depth", [100, 300, 600, 980, 1_100])
+def test_arguments_of_any_depth_are_rendered_or_an_error(tokenizer: Any, depth: int) -> None:
+    call = ToolCall(id="1", name="jumps", arguments=f'{{"a": {"[" * depth}{"]" * depth}}}')
+    tokenizer.chat_template = "{{ messages[0].tool_calls[0].function.arguments is mapping }}"
+    with suppress(ModelError):
+        assert render_text(tokenizer, [Message(role="assistant", content="", tool_calls=(call,))]) in ("True", "False")
 
 
 def test_decoding_joins_words_and_leaves_special_tokens_out(tokenizer: Any) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import forks
 import numpy as np
 import pytest
 from chat_models import hermes_call
@@ -23,9 +24,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> ludic.Run:
     """4 steps of 8 groups of 8, with token stats; first and last version evaluated on 8 prompts, 2 answers each."""
     folder = tmp_path_factory.mktemp("trained")
     make_tiny_model(str(folder / "model"), WORDS)
-    settings = {"num_workers": 2, "max_tokens": 16, "accept_incomplete": True}
-    run = ludic.create(folder / "run", model=folder / "model", env="moar_cats", **settings)
-    run.launch(num_steps=4, advantage="rloo", learning_rate=4e-3, keep_token_stats=True, device="cpu", num_threads=1)
+    settings = "--env moar_cats --num-workers 2 --max-tokens 16 --accept-incomplete --num-steps 4 --advantage rloo"
+    settings += " --learning-rate 4e-3 --keep-token-stats --device cpu --num-threads 1"
+    words = ["run", folder / "run", "--model", folder / "model", *settings.split()]
+    done = forks.ludic(*words, folder=folder)
+    assert done.returncode == 0, done.stderr
+    run = ludic.open(folder / "run")
     run.evaluate("0,latest", num_examples=8, n=2)
     return run
 

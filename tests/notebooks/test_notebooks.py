@@ -1,8 +1,6 @@
 """The notebooks are executed on roots that really ran, and give the kinds of output that are committed."""
 
 import re
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import ludic
@@ -11,11 +9,10 @@ import pytest
 from notebook_cells import NOTEBOOKS, execute, outputs_of
 
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
-OF_TRAINED = [name for name in NAMES if name != "credit"]
 
 pytestmark = pytest.mark.slow
 
-Execute = Callable[[str], nbformat.NotebookNode]
+Notebooks = dict[str, nbformat.NotebookNode]
 
 
 def files_of(run: ludic.Run) -> dict[str, bytes]:
@@ -28,9 +25,9 @@ def files_before(trained: ludic.Run) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="session")
-def executed(trained: ludic.Run, delegated: ludic.Run, files_before: dict[str, bytes]) -> Execute:
-    """A function that gives a notebook after a run of all its cells, which it runs once."""
-    return cache(lambda name: execute(name, (delegated if name == "credit" else trained).url))
+def executed(trained: ludic.Run, delegated: ludic.Run, files_before: dict[str, bytes]) -> Notebooks:
+    """Each notebook after a run of all its cells."""
+    return execute({name: (delegated if name == "credit" else trained).url for name in NAMES})
 
 
 def answer_of(notebook: nbformat.NotebookNode) -> str:
@@ -39,10 +36,10 @@ def answer_of(notebook: nbformat.NotebookNode) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_executing_gives_the_same_kinds_of_output_as_are_committed(name: str, executed: Execute):
+def test_executing_gives_the_same_kinds_of_output_as_are_committed(name: str, executed: Notebooks):
     committed = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     for kind in ("image/png", "text/html", "text/markdown"):
-        assert len(outputs_of(executed(name), kind)) == len(outputs_of(committed, kind)) > 0
+        assert len(outputs_of(executed[name], kind)) == len(outputs_of(committed, kind)) > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,36 +65,34 @@ def test_only_outputs_answer(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_root_gets_another_answer(name: str, executed: Execute):
+def test_another_root_gets_another_answer(name: str, executed: Notebooks):
     """The committed answers are those of the demos, and the roots of this test are smaller."""
     committed = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    assert answer_of(executed(name)).startswith("**Answer.** ")
-    assert answer_of(executed(name)) != answer_of(committed)
+    assert answer_of(executed[name]).startswith("**Answer.** ")
+    assert answer_of(executed[name]) != answer_of(committed)
 
 
-def test_rollouts_answers_from_the_root_that_it_is_given(executed: Execute):
+def test_rollouts_answers_from_the_root_that_it_is_given(executed: Notebooks):
     # 4 steps of 8 groups of 8 rollouts.
-    assert "4 gradient steps used 256 rollouts and dropped 0" in answer_of(executed("rollouts"))
+    assert "4 gradient steps used 256 rollouts and dropped 0" in answer_of(executed["rollouts"])
 
 
-def test_evaluation_answers_with_the_paired_difference(executed: Execute, trained: ludic.Run):
-    answer, (pair,) = answer_of(executed("evaluation")), trained.compare(0, 4).differences.to_dicts()
+def test_evaluation_answers_with_the_paired_difference(executed: Notebooks, trained: ludic.Run):
+    answer, (pair,) = answer_of(executed["evaluation"]), trained.compare(0, 4).differences.to_dicts()
     assert f"from {pair['estimate_a']:.2f} at version 0 to {pair['estimate_b']:.2f} at version 4" in answer
     assert f"{pair['num_gains']} prompts up and {pair['num_losses']} down" in answer
 
 
-def test_mismatch_counts_every_sampled_token_that_was_trained_on(executed: Execute, trained: ludic.Run):
+def test_mismatch_counts_every_sampled_token_that_was_trained_on(executed: Notebooks, trained: ludic.Run):
     (num_tokens,) = trained.sql(
         "select sum(action_length)::bigint from batches inner join rollouts using (rollout_id) where used"
     ).row(0)
-    assert f"Over {num_tokens:,} sampled tokens" in answer_of(executed("mismatch"))
+    assert f"Over {num_tokens:,} sampled tokens" in answer_of(executed["mismatch"])
 
 
-def test_offline_replay_repeats_its_training_exactly(executed: Execute):
-    assert answer_of(executed("offline_replay")).endswith("a replay repeats 20 of 20 steps exactly.")
+def test_offline_replay_repeats_its_training_exactly(executed: Notebooks):
+    assert answer_of(executed["offline_replay"]).endswith("a replay repeats 20 of 20 steps exactly.")
 
 
-def test_no_notebook_changes_the_root(executed: Execute, trained: ludic.Run, files_before: dict[str, bytes]):
-    for name in OF_TRAINED:
-        executed(name)
+def test_no_notebook_changes_the_root(executed: Notebooks, trained: ludic.Run, files_before: dict[str, bytes]):
     assert files_of(trained) == files_before

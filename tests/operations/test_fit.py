@@ -1,11 +1,14 @@
 """One call trains: the snippet of README as a script, the cells of a notebook, data sets, rewards, and mistakes."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
@@ -14,11 +17,13 @@ import nbformat
 import polars as pl
 import pyarrow as pa
 import pytest
+from forks import Forked
 from nbclient import NotebookClient
 
 import ludic
+from ludic.defaults import Track
 from ludic.environments.registry import make_environment
-from ludic.errors import ConfigError, LudicError
+from ludic.errors import ConfigError, LudicError, SchemaError
 from ludic.models.tiny import make_tiny_model
 from ludic.operations.fit import _has_heldout, _keep_columns
 from ludic.operations.fit_inputs import (
@@ -79,6 +84,17 @@ def script(folder: Path, text: str, *args: str, name: str = "train.py") -> str:
     done = subprocess.run([sys.executable, name, *args], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def forked_script(folder: Path, text: str) -> tuple[str, str]:
+    """What a script prints and logs, in a forked process that finds the model in its folder, without the Hub."""
+    (folder / "train.py").write_text(dedent(text))
+    snapshot = Path(os.environ["HF_HUB_CACHE"], f"models--{MODEL.replace('/', '--')}", "snapshots", "0" * 40)
+    shutil.copytree(snapshot, folder / MODEL)
+    process = Forked(["train.py"], folder / "err", out=folder / "out", cwd=folder)
+    out, err = process.communicate(500)
+    assert process.returncode == 0, err
+    return out, err
 
 
 def test_readme_and_guide_have_the_same_snippet() -> None:
@@ -184,7 +200,7 @@ def test_cells_of_a_notebook_resume_and_take_a_changed_reward(folder: Path) -> N
 
 @pytest.mark.slow
 def test_several_rewards_are_components_and_one_may_see_the_group(folder: Path) -> None:
-    script(
+    forked_script(
         folder,
         f"""
         import ludic
@@ -219,7 +235,7 @@ def test_several_rewards_are_components_and_one_may_see_the_group(folder: Path) 
 
 @pytest.mark.slow
 def test_conversations_and_pairs_are_trained_on_without_workers(folder: Path) -> None:
-    out = script(
+    out, _ = forked_script(
         folder,
         f"""
         import json
@@ -260,6 +276,38 @@ def test_conversations_and_pairs_are_trained_on_without_workers(folder: Path) ->
     assert dpo[0][0][1] == pytest.approx(0.6931, abs=1e-3)
     assert dpo[0][1][1] != dpo[0][0][1]
     assert "runs/dpo holds the rows of another data set" in refused
+
+
+@pytest.mark.parametrize(
+    ("train", "columns", "num_records"), [(ludic.sft, ("completion",), 8), (ludic.dpo, ("chosen", "rejected"), 16)]
+)
+def test_the_preparation_of_rows_is_shown_and_rows_that_are_left_out_are_named(
+    hub: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    train: Any,
+    columns: Sequence[str],
+    num_records: int,
+) -> None:
+    shown: list[tuple[str, int | None]] = []
+
+    @contextmanager
+    def progress_bar() -> Iterator[Track]:
+        yield lambda items, total, description: (shown.append((description, total)), items)[1]
+
+    monkeypatch.setattr("ludic.results.progress_bar", progress_bar)
+    monkeypatch.setattr("ludic.operations.start.train", lambda *args, **options: None)
+    rows = [{"prompt": "say", **dict.fromkeys(columns, word)} for word in WORDS]
+    rows[5]["prompt"] = [{"role": "user", "content": "say", "tool_calls": [3]}]
+    train(
+        model=hub / f"models--{MODEL.replace('/', '--')}" / "snapshots" / ("0" * 40),
+        dataset=rows,
+        root=tmp_path / "run",
+    )
+    assert shown == [("files to import", 1), ("records", num_records), ("files", 1)]
+    assert f"{len(columns)} rows are left out" in caplog.text
+    assert "tool_calls of a message is '[3]'" in caplog.text
 
 
 # --- Data sets -------------------------------------------------------------------------------------------------------
@@ -309,11 +357,11 @@ def test_rows_of_pandas_and_datasets() -> None:
 )
 def test_data_sets_that_are_none_are_refused(tmp_path: Path, dataset: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        write_questions(Inputs(url=str(tmp_path), folder=tmp_path / "inputs"), dataset, {})
+        write_questions(Inputs.of(str(tmp_path)), dataset, {})
 
 
 def test_the_question_and_the_answer_are_found_by_their_names(tmp_path: Path) -> None:
-    inputs = Inputs(url=str(tmp_path), folder=tmp_path)
+    inputs = Inputs.of(str(tmp_path))
 
     def found(row: Mapping[str, Any], **options: Any) -> tuple[str, str | None]:
         questions = write_questions(inputs, [row], options)
@@ -392,7 +440,7 @@ def short(completion: str) -> float:
 
 
 def test_functions_and_scorers_are_parts_of_one_sum(tmp_path: Path) -> None:
-    inputs = Inputs(url=str(tmp_path), folder=tmp_path)
+    inputs = Inputs.of(str(tmp_path))
     questions = write_questions(inputs, [{"question": "say red", "answer": "red"}], {})
     options = write_rewards(inputs, named_rewards({"exact": 0.5, "short": short, "regex": 0}), questions)
     environment = make_environment(questions.env, {**options, "heldout_share": 0})()
@@ -409,6 +457,31 @@ def test_functions_and_scorers_are_parts_of_one_sum(tmp_path: Path) -> None:
         make_environment(questions.env, {**options, "heldout_share": 0})
 
 
+@pytest.mark.parametrize("name", ["reward.py", "words.py", "settings.json", "questions-1.jsonl"])
+def test_no_file_of_the_inputs_is_written_or_deleted_through_a_link(tmp_path: Path, name: str) -> None:
+    mine, link = tmp_path / "mine", tmp_path / "run/inputs" / name
+    mine.write_text("my own")
+    inputs = Inputs.of(str(tmp_path / "run"))
+    link.parent.mkdir(parents=True)
+    link.symlink_to(mine)
+    with pytest.raises(SchemaError, match=rf"inputs/{name} is a symbolic link that leads out of its run"):
+        inputs.put(name, b"x")
+    inputs.delete_code()
+    assert link.is_symlink() is not name.endswith(".py")
+    assert mine.read_text() == "my own"
+
+
+def test_a_link_with_the_name_of_an_unfinished_file_is_no_way_out(tmp_path: Path) -> None:
+    mine, folder = tmp_path / "mine", tmp_path / "run/inputs"
+    mine.write_text("my own")
+    folder.mkdir(parents=True)
+    for name in (".reward.py.partial", "reward.py.partial", ".tmp"):
+        (folder / name).symlink_to(mine)
+    assert Inputs.of(str(tmp_path / "run")).put("reward.py", b"x") == folder / "reward.py"
+    assert not (folder / "reward.py").is_symlink()
+    assert mine.read_text() == "my own"
+
+
 def accuracy(completions: list[Any], answer: list[str], **kwargs: Any) -> list[float]:
     return [float(text == right) for text, right in zip(completions, answer, strict=True)]
 
@@ -418,7 +491,7 @@ def easy(completion: str, level: int, unit: float = 0.5) -> float:
 
 
 def test_a_function_with_trls_signature_and_a_scorer_under_another_name_are_parts(tmp_path: Path) -> None:
-    inputs = Inputs(url=str(tmp_path), folder=tmp_path)
+    inputs = Inputs.of(str(tmp_path))
     questions = write_questions(inputs, [{"question": "say red", "answer": "red"}], {})
     rewards = named_rewards({"right": (accuracy, 2.0), "same": ("exact", 0.5)})
     environment = make_environment(questions.env, {**write_rewards(inputs, rewards, questions), "heldout_share": 0})()
@@ -431,7 +504,7 @@ def test_a_function_with_trls_signature_and_a_scorer_under_another_name_are_part
 
 
 def test_the_columns_of_a_reward_are_no_option_so_a_changed_reward_may_take_others(tmp_path: Path) -> None:
-    inputs = Inputs(url=str(tmp_path), folder=tmp_path)
+    inputs = Inputs.of(str(tmp_path))
     questions = write_questions(inputs, [{"question": "say red", "answer": "red", "level": 3}], {})
 
     first = write_rewards(inputs, named_rewards({"r": reward}), questions)
@@ -502,19 +575,18 @@ def test_a_function_of_the_group_is_tried_before_a_start(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_without_a_terminal_each_step_and_the_end_are_lines(folder: Path) -> None:
-    (folder / "train.py").write_text(
+    _, logged = forked_script(
+        folder,
         "import ludic\ndef reward(completion, answer):\n    return 1.0 if len(completion) % 2 else float('nan')\n"
-        f'ludic.grpo(model="{MODEL}", dataset="questions.jsonl", reward=reward, root="runs/mine", {SETTINGS})\n'
+        f'ludic.grpo(model="{MODEL}", dataset="questions.jsonl", reward=reward, root="runs/mine", {SETTINGS})\n',
     )
-    done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
     for said in (
         "ludic.run: step 1 of 2  reward ",
         "ludic.run: step 2 of 2  reward ",
         "failed: ScorerError: reward reward returned nan, wanted a finite number (train.py:2, in reward)",
         "held out: mean reward ",
     ):
-        assert said in done.stderr
+        assert said in logged
     rows = (
         ludic.open(folder / "runs" / "mine").sql("select distinct error from rollouts where error is not null").rows()
     )

@@ -1,15 +1,23 @@
-"""The main job, as `make demo` runs it: real processes that share a folder of Parquet teach a tiny model."""
+"""The main job, as `make demo` runs it, for 40 steps: processes that share a folder of Parquet teach a tiny model."""
 
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+from forks import ludic as ludic_command
 
 import ludic
 from ludic.demos.words import heldout_answers
 from ludic.store import Root, fetch_policy, latest_policy
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a demo that ran to its end."""
+    folder = tmp_path_factory.mktemp("demo")
+    done = ludic_command("demo", "--root", folder / "run", "--num-steps", "40", folder=folder, timeout_s=850)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
 
 
 def mean_reward(root: Root, versions: range) -> float:
@@ -19,17 +27,14 @@ def mean_reward(root: Root, versions: range) -> float:
 
 
 @pytest.mark.timeout(900)  # a minute on two free cores
-def test_full_integration_moar_cats(tmp_path: Path) -> None:
-    url = str(tmp_path / "run")
-    demo = subprocess.run([sys.executable, "-m", "ludic", "demo", "--root", url], capture_output=True, text=True)
-    assert demo.returncode == 0, demo.stderr
-    assert (tmp_path / "run" / "reward.png").read_bytes().startswith(b"\x89PNG")
+def test_full_integration_moar_cats(demo: Path, tmp_path: Path) -> None:
+    assert (demo / "reward.png").read_bytes().startswith(b"\x89PNG")
 
-    root = Root.open(url)
+    root = Root.open(str(demo))
     latest = latest_policy(root)
-    assert latest.version == 60
+    assert latest.version == 40
     # A worker that is slower than the trainer passes over versions.
-    assert mean_reward(root, range(55, 61)) >= 20 * mean_reward(root, range(1))
+    assert mean_reward(root, range(35, 41)) >= 20 * mean_reward(root, range(1))
 
     before = heldout_answers(root, root.run.model, temperature=0.8)
     after = heldout_answers(root, fetch_policy(root, latest.version, tmp_path), temperature=0.8)
@@ -40,13 +45,11 @@ def test_full_integration_moar_cats(tmp_path: Path) -> None:
     assert fmean("cats" in rollout.messages[-1].content for rollout in after) >= 0.8
 
 
-def test_every_step_trained_on_eight_groups_whose_advantages_follow_from_their_rewards(tmp_path: Path) -> None:
-    url = str(tmp_path / "run")
-    demo = [sys.executable, "-m", "ludic", "demo", "--root", url, "--num-steps", "4"]
-    subprocess.run(demo, check=True, capture_output=True)
-    con = ludic.connect(url)
+@pytest.mark.timeout(900)  # of the run, if no other test began it
+def test_every_step_trained_on_eight_groups_whose_advantages_follow_from_their_rewards(demo: Path) -> None:
+    con = ludic.connect(str(demo))
     steps = con.execute("select step, count(distinct group_id) from batches where used group by step order by step")
-    assert steps.fetchall() == [(1, 8), (2, 8), (3, 8), (4, 8)]
+    assert steps.fetchall() == [(step, 8) for step in range(1, 41)]
     # Leave-one-out by hand: r - (sum - r) / 7 for groups of eight.
     off = con.execute("""
         select max(abs(advantage - (r.episode_reward - (g.total - r.episode_reward) / 7)))

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from line_counts import counted_lines
 
-from ludic.agents.requests import EpisodeRequest
+import ludic.rollouts.pump
+from ludic.agents.requests import Ending, EpisodeRequest, ending
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams
 from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
@@ -96,6 +98,40 @@ class Episodes:
 
     def end(self, name: str) -> None:
         self.running[name].set_result(None)
+
+
+@pytest.mark.parametrize("in_flight", [3, 10_000])
+def test_closing_a_group_looks_at_its_own_episodes_alone(in_flight: int) -> None:
+    """in_flight: most episodes of the other groups wait for a slot, or all of them run."""
+
+    def num_lines(num_groups: int) -> int:
+        endings: dict[str, Ending | None] = {}
+        episodes, found = Episodes(), 0
+
+        async def episode(environment: object, request: EpisodeRequest) -> list[Any]:
+            endings[f"{request.group_id}.{request.group_index}"] = ending.get()
+            return await episodes(environment, request)
+
+        async def main() -> None:
+            nonlocal found
+            pump = Pump(episode, ENVIRONMENTS, {}, in_flight=in_flight, close_groups_at=1)
+            for number in range(num_groups):
+                pump.start(number, group(number, size=4))
+            await turns()
+            episodes.end("0.1")
+            with counted_lines(ludic.rollouts.pump) as lines:
+                await turns()
+            found = lines.num
+            closed = [name for name, of_episode in endings.items() if of_episode and of_episode.reason]
+            assert closed == ["0.0", "0.2", "0.3"]
+            assert list(episodes.running)[:2] == ["0.0", "0.2"]
+            assert "0.3" in episodes.running  # one that waited begins, so that it has its row
+            await pump.close()
+
+        run(main)
+        return found
+
+    assert num_lines(2) == num_lines(400)
 
 
 def test_the_oldest_group_gets_the_free_slots() -> None:

@@ -1,20 +1,29 @@
 """From group numbers to groups: the same in every life of every worker."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from line_counts import counted_lines
 
+import ludic.rollouts.sampler
 from ludic.agents.agent import Agent
 from ludic.agents.requests import EpisodeRequest
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.engines.transformers_engine import TransformersEngine
+from ludic.environments.environment import Example
+from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import EnvironmentFactory
 from ludic.errors import ConfigError
 from ludic.models.chat import load_tokenizer
-from ludic.records import Rollout, RolloutGroup, new_id
-from ludic.rollouts.sampler import GroupSampler
+from ludic.records import Message, Rollout, RolloutGroup, new_id
+from ludic.rollouts.sampler import GroupSampler, TurnOrder
 from ludic.schema import validate
 from ludic.store import RunConfig
 
@@ -73,13 +82,92 @@ def test_an_environment_named_twice_gets_twice_as_many_groups_and_still_one_exam
 def test_a_curriculum_lets_environments_join_and_leaves_out_no_example(make_sampler: MakeSampler) -> None:
     envs = ("addition", "opposites", "number_comparison")
     sampler = make_sampler(env=envs, curriculum=3)
-    names = [sampler.env_of(number) for number in range(13)]
-    assert names[:3] == ["addition"] * 3
-    assert names[3:6] == ["opposites", "addition", "opposites"]  # numbers go on: 3 % 2 is 1
-    assert names[6:] == [envs[number % 3] for number in range(6, 13)]
+    names, indexes = zip(*map(sampler.turns.of, range(13)), strict=True)
+    assert names[:3] == ("addition",) * 3
+    assert names[3:6] == ("opposites", "addition", "opposites")  # numbers go on: 3 % 2 is 1
+    assert names[6:] == tuple(envs[number % 3] for number in range(6, 13))
     for name in envs:
-        indexes = [sampler._example_index(number) for number in range(13) if names[number] == name]
-        assert indexes == list(range(len(indexes)))
+        of_env = [index for index, env in zip(indexes, names, strict=True) if env == name]
+        assert of_env == list(range(len(of_env)))
+
+
+def turns_one_by_one(envs: Sequence[str], curriculum: int | None, num_groups: int) -> list[tuple[str, int]]:
+    """The environment of each group and the number of its earlier groups, counted group by group."""
+    counts: Counter[str] = Counter()
+    turns = []
+    for number in range(num_groups):
+        num_envs = len(envs) if curriculum is None else min(1 + number // curriculum, len(envs))
+        name = envs[number % num_envs]
+        turns.append((name, counts[name]))
+        counts[name] += 1
+    return turns
+
+
+@given(
+    envs=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=12),
+    curriculum=st.none() | st.integers(1, 30),
+    num_groups=st.integers(1, 300),
+    chance=st.randoms(use_true_random=False),
+)
+def test_turns_are_those_that_are_counted_group_by_group_in_whatever_order_they_are_asked_for(
+    envs: list[str], curriculum: int | None, num_groups: int, chance: Random
+) -> None:
+    expected = turns_one_by_one(envs, curriculum, num_groups)
+    turns, numbers = TurnOrder(envs, curriculum), list(range(num_groups))
+    assert [turns.of(number) for number in numbers] == expected
+    chance.shuffle(numbers)
+    assert [turns.of(number) for number in numbers] == [expected[number] for number in numbers]
+
+
+class Names(tuple[str, ...]):
+    """Names of environments, whose reads are counted."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        type(self).num_read += len(found) if isinstance(index, slice) else 1
+        return Names(found) if isinstance(index, slice) else found
+
+    def __iter__(self) -> Iterator[str]:
+        type(self).num_read += len(self)
+        return super().__iter__()
+
+    def count(self, value: Any) -> int:
+        type(self).num_read += len(self)
+        return super().count(value)
+
+
+class Plain:
+    def example(self, index: int, split: str) -> Example:
+        return Example(example_id=str(index), messages=(Message(role="user", content="?"),))
+
+
+def most_work(config: RunConfig) -> tuple[int, int]:
+    """Most lines that a group takes, and most names: of groups in all stages, each the first of its sampler."""
+    num_envs, environments = len(config.env), LimitedEnvironments("own", Plain)
+    object.__setattr__(config, "env", Names(config.env))
+    found = []
+    for number in range(0, 8 * num_envs, num_envs // 25):
+        sampler = GroupSampler(run=config, run_episode=unplayed, environments=dict.fromkeys(config.env, environments))
+        Names.num_read = 0
+        with counted_lines(ludic.rollouts.sampler) as lines:
+            sampler.request(number)
+        found.append((lines.num, Names.num_read))
+    num_lines, num_read = zip(*found, strict=True)
+    return max(num_lines), max(num_read)
+
+
+async def unplayed(environments: object, request: object) -> Sequence[Rollout]:
+    raise NotImplementedError
+
+
+def test_the_work_of_a_group_does_not_grow_with_the_number_of_environments(
+    run_config: Callable[..., RunConfig],
+) -> None:
+    few, many = (most_work(run_config(env=tuple(map(str, range(num))), curriculum=7)) for num in (50, 1000))
+    assert many <= few
+    assert few[1] == 1
 
 
 def test_a_sweep_gives_the_episodes_of_a_group_settings_in_turn(make_sampler: MakeSampler) -> None:

@@ -30,7 +30,7 @@ from ludic.store.parquet import encode
 
 pytestmark = pytest.mark.slow
 
-NUM_SCHEDULES = 100
+NUM_SCHEDULES = 30
 NUM_GROUPS, MOST_LIVES, NUM_BURSTS = 8, 3, 25
 GROUP_SIZE = 1
 _BATCH = make_batch(num_groups=1, group_size=GROUP_SIZE, response_length=1)

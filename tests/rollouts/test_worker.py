@@ -21,7 +21,7 @@ import ludic.environments.toys
 from ludic.code.kept import create_root
 from ludic.errors import ConfigError, SlotTakenError, StoreError
 from ludic.rollouts import follower
-from ludic.rollouts.worker import WorkerConfig, _back_off
+from ludic.rollouts.worker import WorkerConfig, pauses_between_reads
 from ludic.store import (
     LatestPolicy,
     MetricsTail,
@@ -137,10 +137,22 @@ def test_the_worker_never_goes_back_to_a_lower_version(
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "waits_s"), [(1, [0.01, 0.012, 0.0144]), (1000, [0.5, 0.6, 0.72]), (5000, [2.5, 2.5, 2.5])]
+    ("is_local", "num_workers", "waits_s"),
+    [
+        (False, 1, [0.01, 0.012, 0.0144]),
+        (False, 1000, [0.5, 0.6, 0.72]),
+        (False, 4096, [2.048, 2.048, 2.048]),
+        (True, 1, [0.005, 0.0051, 0.005202]),
+        (True, 1000, [0.5, 0.51, 0.5202]),
+        (True, 4096, [2.048, 2.048, 2.048]),
+    ],
 )
-def test_waiting_workers_read_latest_2000_times_a_second_at_most(num_workers: int, waits_s: list[float]) -> None:
-    waits = list(itertools.islice(_back_off(num_workers), 100))
+def test_waiting_workers_read_latest_2000_times_a_second_at_most(
+    tmp_path: Path, run_config: Callable[..., RunConfig], is_local: bool, num_workers: int, waits_s: list[float]
+) -> None:
+    url = str(tmp_path / "run") if is_local else f"memory://{uuid4()}"
+    root = create_root(url, run_config(num_workers=num_workers))
+    waits = list(itertools.islice(pauses_between_reads(root), 300))
     assert waits[:3] == pytest.approx(waits_s)
     assert waits[-1] == max(1.0, waits_s[0])
 

@@ -102,7 +102,7 @@ def test_a_worker_on_a_folder_without_a_run_says_so_in_one_line(tmp_path: Path) 
 
 def test_workers_killed_at_random_moments_lose_nothing_that_they_had_committed_and_repeat_nothing(root: Root) -> None:
     chance = random.Random(0)
-    for life in range(8):
+    for life in range(5):
         num_files = len(list_files(root))
         with worker_process(root, "--in-flight", "8") as process:
             # Every fourth life is killed while it starts, the others among their commits.

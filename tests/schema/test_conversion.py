@@ -38,7 +38,7 @@ def round_trip(batch: RolloutBatch) -> RolloutBatch:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(rollout_batches())
 def test_any_valid_batch_comes_back_bit_for_bit(batch):
     assert find_problems(batch) == []
@@ -49,7 +49,7 @@ def test_any_valid_batch_comes_back_bit_for_bit(batch):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(rollout_batches(max_groups=3))
 def test_a_slice_of_several_chunks_comes_back_as_its_rows(batch):
     table = to_table(batch, run_id="run", sequence=0)

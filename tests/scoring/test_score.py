@@ -1,11 +1,10 @@
 """Scores of users' functions: what is stored, what is scored again, and what a bad function costs."""
 
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
+from forks import Forked
 from strategies import make_batch
 
 import ludic
@@ -238,8 +237,7 @@ def score(rollout):
     source = write_scorer(
         text.format(calls=str(calls_file), pause=f"float(Path({str(tmp_path / 'pause')!r}).read_text())")
     )
-    command = [sys.executable, "-m", "ludic", "score", run.url, "--scorer", source, "--concurrency", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = Forked(["ludic", "score", run.url, "--scorer", source, "--concurrency", "2"], tmp_path / "log")
     until = time.monotonic() + 120
     while not run.root.list("scores") and time.monotonic() < until:
         time.sleep(0.05)

@@ -33,7 +33,9 @@ def test_a_trainer_that_waits_needs_more_workers() -> None:
     steps = [step(at_s, step_s=3, publish_s=0.75, checkpoint_s=0.25, wait_s=6) for at_s in (20, 30, 40)]
     found = find_balance(steps, every_10_s(40, step_s=10))
     # 10 s of sampling for 4 s of work
-    assert found == Balance(trainer_busy=0.4, worker_busy=1.0, num_workers=1, num_steps=3, balanced_workers=2.5)
+    assert found == Balance(
+        trainer_busy=0.4, worker_busy=1.0, num_workers=1, num_steps=3, balanced_workers=2.5, handoff_s=0.0
+    )
     assert found.waiting == "trainer"
     assert str(found) == "trainer busy 40%, 1 worker busy 100%: the trainer waits; 2.5 would balance"
 
@@ -42,7 +44,9 @@ def test_workers_that_wait_are_too_many() -> None:
     steps = [step(at_s, step_s=10, wait_s=0) for at_s in (20, 30, 40)]
     calls = [each for w in "abcd" for each in every_10_s(40, step_s=2.5, wait_s=7.5, worker_id=w)]
     found = find_balance(steps, calls)
-    assert found == Balance(trainer_busy=1.0, worker_busy=0.25, num_workers=4, num_steps=3, balanced_workers=1.0)
+    assert found == Balance(
+        trainer_busy=1.0, worker_busy=0.25, num_workers=4, num_steps=3, balanced_workers=1.0, handoff_s=0.0
+    )
     assert found.waiting == "workers"
     assert str(found).endswith("4 workers busy 25%: workers wait; 1.0 would balance")
 
@@ -52,6 +56,20 @@ def test_those_who_wait_in_turn_are_told_to_work_ahead() -> None:
     found = find_balance(steps, every_10_s(40, step_s=5, wait_s=5))
     assert (found.balanced_workers, found.waiting) == (1.0, "both")
     assert "--batches-ahead" in str(found)
+
+
+def test_the_time_in_which_neither_works_is_that_of_their_handoffs() -> None:
+    # Steps of 10 s from 10 to 40, each 6 s of waiting, then 4 s of work. A worker waits 5 s, samples from 1 to 4 s and
+    # another one from 3 to 5 s after the step's begin, so in the first second and in the sixth nobody works.
+    steps = [step(at_s, step_s=4, wait_s=6) for at_s in (20, 30, 40)]
+    calls = [
+        each
+        for at_s in (0, 10, 20, 30)
+        for each in (call(at_s + 4, step_s=3, wait_s=7), call(at_s + 5, step_s=2, wait_s=8, worker_id="w1"))
+    ]
+    found = find_balance(steps, calls)
+    assert found.handoff_s == pytest.approx(2.0)
+    assert "wait for each other in turn, and both for 2 s of a step, for hand-offs;" in str(found)
 
 
 def test_a_tenth_of_waiting_is_balanced() -> None:

@@ -77,9 +77,9 @@ def test_what_is_wrong_is_logged_at_once_and_not_again(started: Root, lines) -> 
 
 def test_a_terminal_gets_the_panel_and_anything_else_the_log(started: Root, lines, monkeypatch) -> None:
     ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", terminal)
+        patched.setenv("TERM", "xterm")
         with open_view(Watcher(started.url)):
             write_steps(started, 1)
         panel = b""
@@ -87,7 +87,6 @@ def test_a_terminal_gets_the_panel_and_anything_else_the_log(started: Root, line
             panel += os.read(ours, 1 << 16)
     os.close(ours)
     assert lines() == []
-    monkeypatch.undo()
     with open_view(Watcher(started.url)):
         write_steps(started, 2)
     assert [line[:6] for line in lines()] == ["step 2"]

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sql.conftest import connection
 from strategies import make_group
@@ -78,6 +78,7 @@ rewards = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(rewards)
 def test_rloo_is_the_exact_leave_one_out_to_nine_digits_of_the_spread(rewards: list[float | None]):
     scored = [Fraction(reward) for reward in rewards if reward is not None]
@@ -90,6 +91,7 @@ def test_rloo_is_the_exact_leave_one_out_to_nine_digits_of_the_spread(rewards: l
             assert abs(found - float(Fraction(reward) - others)) <= 1e-9 * spread
 
 
+@settings(max_examples=30)
 @given(rewards)
 def test_rloo_is_what_the_record_computes(rewards: list[float | None]):
     of_rewards = group(rewards)

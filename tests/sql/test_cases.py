@@ -125,6 +125,7 @@ def a_group() -> pa.Table:
         select *, 'file' as file, 0 as row_group, 0 as "row", 0 as arrival, 0 as num_uses from given"""
     )
     con.execute("create table judged as select rollout_id, group_id, null as reason from rollouts")
+    con.execute(f"create view queue as\n{read_packaged('plan', 'queue')}")
     return run_query(con, read_packaged("plan", "groups"))
 
 
@@ -220,6 +221,7 @@ def test_selections(case: Case) -> None:
         for number, line in enumerate(given(case, "group_id"))
     ]
     register(con, "groups", a_group(), lines)
+    con.execute("create or replace view queue as select group_id, queue_position from groups")
     text = load_selection(case.name)
     values = text.bind({"seed": 0, "step": 1, "trainer_version": 0} | case.params)
     candidates = run_query(con, "select group_id from groups")["group_id"]

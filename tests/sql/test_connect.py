@@ -3,6 +3,9 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
 from subprocess import run
 
 import polars as pl
@@ -14,7 +17,8 @@ from ludic.errors import MissingRootError, QueryError
 from ludic.run_config import RunConfig
 from ludic.schema import arrow_schema
 from ludic.sql import run_query
-from ludic.sql.root_views import RangedFileSystem
+from ludic.sql.root_views import RangedFileSystem, _KeptViews
+from ludic.store import RolloutFile
 from ludic.store.attempts import start_attempt
 from ludic.store.claims import claim_slot, held_slot
 from ludic.store.ledger import ledger_name
@@ -56,6 +60,10 @@ VIEWS = (
 def filesystem(request: pytest.FixtureRequest) -> str:
     """DuckDB reads a folder itself, and any other filesystem through fsspec."""
     return request.param
+
+
+in_a_folder = pytest.mark.parametrize("filesystem", ["local"])
+"""For tests of what a view makes of rows, however they were read."""
 
 
 def put_steps(root: Root, attempt_id: int, steps: range) -> None:
@@ -134,6 +142,7 @@ def test_connecting_lists_no_files(root: Root, monkeypatch: pytest.MonkeyPatch):
     assert listed
 
 
+@in_a_folder
 def test_views_of_an_empty_root_have_the_types_of_a_full_one(root: Root, store, rows):
     con = ludic.connect(root)
     empty = {view: con.sql(f"from {view}").types for view in VIEWS}
@@ -144,11 +153,60 @@ def test_views_of_an_empty_root_have_the_types_of_a_full_one(root: Root, store, 
     store(rows([[1.0]]))
     put_steps(root, 1, range(1, 2))
     start_attempt(root)
-    root.put(
-        "policies/version=1/policy.json", json.dumps({"version": 1, "created_at": "2026-01-01T00:00:00Z"}).encode()
-    )
+    policy = {"version": 1, "step": 0, "attempt_id": 1, "parent_version": None, "created_at": "2026-01-01T00:00:00Z"}
+    root.put("policies/version=1/policy.json", json.dumps(policy).encode())
     assert {view: con.sql(f"from {view}").types for view in VIEWS} == empty
-    assert con.sql("select version, step from policies").fetchall() == [(1, None)]
+    assert con.sql("select version, step from policies").fetchall() == [(1, 0)]
+
+
+def types(*roots: Root) -> list[tuple[str, str, str]]:
+    query = "select table_name, column_name, data_type from duckdb_columns() where schema_name = 'main' order by all"
+    return ludic.connect(*roots).execute(query).fetchall()
+
+
+def test_views_that_this_process_has_created_before_are_the_same_for_another_root(
+    tmp_path: Path, rows, run_config: RunConfig
+) -> None:
+    first, second = (Root.create(str(tmp_path / name), run_config) for name in ("first", "second"))
+    expected = types(first)
+    assert {name for name, _, _ in expected} > set(VIEWS)
+    second.put_if_absent(RolloutFile(0, "moar_cats", "w0", 0).name, encode(rows([[1.0, 0.5]])))
+    assert types(second) == expected
+    for _ in range(2):
+        both = ludic.connect(first, second)
+        assert both.execute("select root, count(*) from rollouts group by 1").fetchall() == [(second.url, 2)]
+        assert both.execute("select root from roots").fetchall() == [(first.url,), (second.url,)]
+        assert ludic.connect(first).execute("select count(*) from rollouts").fetchall() == [(0,)]
+    other = Root.create(str(tmp_path / "other"), replace(run_config, extra_columns={"x_mine": "int64"}))
+    assert ("rollouts", "x_mine", "BIGINT") in types(other)
+    assert types(first) == expected
+
+
+@pytest.fixture
+def first_root(tmp_path: Path, run_config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Root:
+    """A root in a process that has not connected to any."""
+    monkeypatch.setattr("ludic.sql.root_views._kept", _KeptViews())
+    return Root.create(str(tmp_path / "run"), run_config)
+
+
+def test_views_are_created_anew_when_somebody_has_deleted_those_that_are_kept(
+    first_root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    expected = types(first_root)
+    (folder,) = tmp_path.glob("ludic-views-*")
+    assert [file.name for file in folder.iterdir()] == ["0.duckdb"]
+    assert types(first_root) == expected
+    rmtree(folder)
+    assert types(first_root) == expected
+
+
+def test_a_process_that_can_not_keep_views_connects_all_the_same(
+    first_root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    expected = types(first_root)
+    assert types(first_root) == expected
 
 
 def test_rollouts_come_back_as_written_with_their_partition(root: Root, store, rows):
@@ -193,6 +251,7 @@ def test_a_workers_file_that_can_not_be_read_is_left_out_with_a_warning(root: Ro
     ]
 
 
+@in_a_folder
 def test_any_other_file_that_can_not_be_read_can_be_left_out(root: Root, store, rows):
     name = store(rows([[1.0, 0.0]]))
     broken = "rollouts/version=0/env=other/compacted.0-0.parquet"
@@ -228,6 +287,7 @@ def test_columns_that_older_files_lack_are_null_and_newer_ones_are_left_out(root
     assert sorted(scanned.rows(), key=str) == [("env", 16), (None, None)]
 
 
+@in_a_folder
 def test_groups_count_episodes_once(root: Root, store, rows):
     # three episodes of rewards 1, 0 and none; the first has two rows
     table = rows(
@@ -253,6 +313,7 @@ def test_groups_count_episodes_once(root: Root, store, rows):
     assert found["num_incomplete_completions"] == 0
 
 
+@in_a_folder
 def test_steps_are_agent_and_environment_steps(root: Root, store, rows):
     store(rows([[1.0]], num_turns=2))
     con = ludic.connect(root)
@@ -266,6 +327,7 @@ def test_steps_are_agent_and_environment_steps(root: Root, store, rows):
     ]
 
 
+@in_a_folder
 def test_a_step_says_whether_its_completion_hit_max_tokens(root: Root, store, rows):
     table = rows([[1.0, 0.0]], num_turns=2)
     steps = table["agent_steps"].to_pylist()
@@ -285,6 +347,7 @@ def test_evals_are_apart_from_rollouts(root: Root, rows):
     assert con.sql("select count(*) from rollouts").fetchall() == [(0,)]
 
 
+@in_a_folder
 def test_the_ledger_is_the_chain_of_parents_from_the_newest_attempt(root: Root):
     start_attempt(root)
     put_steps(root, 1, range(1, 11))
@@ -310,6 +373,7 @@ def test_the_ledger_is_the_chain_of_parents_from_the_newest_attempt(root: Root):
     ]
 
 
+@in_a_folder
 def test_what_a_fenced_trainer_still_writes_is_superseded(root: Root):
     start_attempt(root)
     put_steps(root, 1, range(1, 4))
@@ -344,6 +408,11 @@ def test_sampling_needs_no_duckdb():
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
+def test_supervising_needs_no_torch():
+    code = "import sys, ludic.launch.local, ludic.launch.before; print({'torch', 'transformers'} & {*sys.modules})"
+    assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
 def test_ludic_has_what_it_says():
     for name in ludic.__all__:
         assert getattr(ludic, name).__name__ in (name, f"{name}_run")  # ludic.open is ludic.run.open_run
@@ -351,6 +420,7 @@ def test_ludic_has_what_it_says():
         ludic.nothing  # noqa: B018
 
 
+@in_a_folder
 def test_an_attempts_numerics_are_json_text_and_null_where_they_are_not_recorded(root):
     start_attempt(root)
     start_attempt(root, numerics={"num_threads": [2], "torch": "2.13.0"})
@@ -358,6 +428,7 @@ def test_an_attempts_numerics_are_json_text_and_null_where_they_are_not_recorded
     assert ludic.connect(root).execute(query).fetchall() == [(None, None), ("2.13.0", "2")]
 
 
+@in_a_folder
 def test_lives_of_workers_are_listed_by_slot(root: Root):
     first = claim_slot(root, 0, "w0-a")
     with held_slot(root, 0, "w0-b"):

@@ -10,6 +10,7 @@ import pytest
 
 import ludic
 from ludic.code.kinds import packaged_names, read_packaged
+from ludic.sql.connect import open_duckdb
 from ludic.sql.reports import figure, means
 
 PACKAGE = Path(ludic.__file__).parent
@@ -51,7 +52,7 @@ def test_means_are_those_of_the_rows_that_the_keys_tell_apart(con_of_rollouts: d
 @pytest.fixture
 def con_of_steps() -> Iterator[duckdb.DuckDBPyConnection]:
     """Batches of two steps in two environments; of the rollouts, r7 is not in this root."""
-    with duckdb.connect() as con:
+    with open_duckdb() as con:
         con.execute(
             "create table batches as select *, 0 as policy_version from (values "
             "(1, 'a', 'g', 1.0, 2, true, 'r0'), (1, 'a', 'g', 0.0, 4, false, 'r1'), "  # a group with a signal
@@ -89,7 +90,7 @@ def test_components_are_told_apart_by_environment_and_step(con_of_steps: duckdb.
 
 
 def test_samples_of_a_step_are_the_best_and_the_worst_of_the_groups_that_differ_most() -> None:
-    with duckdb.connect() as con:
+    with open_duckdb() as con:
         con.execute(
             "create table batches as from (values "
             "(1, 'a', 'g', 1.0, 'r0'), (1, 'a', 'g', 0.25, 'r1'), (1, 'a', 'g', null, 'r2'), "  # they differ by 0.75
@@ -104,10 +105,10 @@ def test_samples_of_a_step_are_the_best_and_the_worst_of_the_groups_that_differ_
 
 
 def test_evaluations_are_told_apart_by_version_environment_and_settings() -> None:
-    with duckdb.connect() as con:
+    with open_duckdb() as con:
         con.execute(
-            "create table eval_episodes as select *, 4 as response_length, false as truncated, make_date(2026, 1, day) "
-            "as created_at from (values "
+            "create table eval_episodes as select *, day as env_example_id, 4 as response_length, false as truncated, "
+            "make_date(2026, 1, day) as created_at from (values "
             "(0, 'a', 'e1', 1.0, true, null, 1), (0, 'a', 'e1', 0.0, false, null, 2), "
             "(0, 'a', 'e1', null, null, 'gone', 3), "
             "(0, 'a', 'e2', 5.0, null, null, 4), (0, 'b', null, 3.0, null, null, 5), "
@@ -129,7 +130,7 @@ def test_evaluations_are_told_apart_by_version_environment_and_settings() -> Non
 
 @pytest.fixture
 def con_of_rollouts() -> Iterator[duckdb.DuckDBPyConnection]:
-    con = duckdb.connect()
+    con = open_duckdb()
     con.execute(
         "create table rollouts as from (values ('a', 0, 'g', 1.0, 2, true, null), ('a', 0, 'g', 0.0, 4, false, null), "
         "('a', 1, 'h', 3.0, 6, false, null), ('a', 1, 'i', null, 8, false, 'gone')) "

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import permutations
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -183,7 +183,7 @@ def test_the_order_of_adding_does_not_change_the_plan(arrive):
         for seed, table in enumerate(tables)
     ]
     plans = []
-    for order in permutations(tables):
+    for order in (tables, tables[::-1], [tables[1], tables[2], tables[0]]):
         planner = Planner(BatchRules(groups_per_batch=4, filters=("drop_zero_variance_groups",)))
         for table in order:
             planner.add(table)
@@ -402,7 +402,7 @@ def test_pairs_are_one_chosen_and_one_rejected_row(tmp_path, arrive, advantage: 
 def test_episodes_count_alike_however_many_rows_they_have(arrive):
     """Of three episodes, the first has two rows, of 3 and 1 sampled tokens, and the last one that a filter drops."""
     table = arrive([[1.0, 1.0, 0.0, 0.5]], truncated=[False, False, False, True]).to_pylist()
-    table[1]["episode_id"] = table[0]["episode_id"]
+    table[1] |= {"episode_id": table[0]["episode_id"], "segment_index": 1}
     for row, length in zip(table, (3, 1, 10, 10), strict=True):
         row["action_length"] = length
     rows = pa.Table.from_pylist(table, schema=arrive([[0.0]]).schema)
@@ -412,6 +412,90 @@ def test_episodes_count_alike_however_many_rows_they_have(arrive):
     # 3 rows of 2 episodes are used; a row has its part of the episode's tokens, times 3 / 2.
     assert used(ledger, "weight") == pytest.approx([3 / 4 * 3 / 2, 1 / 4 * 3 / 2, 3 / 2])
     assert dropped(ledger, "weight") == [0.0]
+
+
+def trained_rows(arrive, *rows: dict[str, Any], **rules: Any) -> list[dict]:
+    """The ledger of one group, by episodes: each row has 10 prompt tokens, and is all sampled unless it says more."""
+    lengths = {"prompt_length": 10, "response_length": 10, "action_length": 10, "action_mask": None}
+    table = [
+        {**row, **lengths, **changes}
+        for row, changes in zip(arrive([[1.0] * len(rows)]).to_pylist(), rows, strict=True)
+    ]
+    planner = Planner(BatchRules(groups_per_batch=1, loss_unit="episode", **rules))
+    planner.add(pa.Table.from_pylist(table, schema=arrive([[0.0]]).schema))
+    return plan(planner)
+
+
+def test_rows_that_max_seq_len_empties_are_dropped_and_count_in_no_weight(arrive):
+    # A has two rows, the second of which begins beyond 20 tokens; B has one: both trajectories count by what is left.
+    ledger = trained_rows(
+        arrive,
+        {"rollout_id": "a1", "episode_id": "A", "trajectory_id": "a1"},
+        {"rollout_id": "a2", "episode_id": "A", "trajectory_id": "a1", "segment_index": 1, "prompt_length": 20},
+        {"rollout_id": "b", "episode_id": "B", "trajectory_id": "b"},
+        max_seq_len=20,
+    )
+    assert used(ledger, "rollout_id") == ["a1", "b"]
+    assert used(ledger, "weight") == [1.0, 1.0]
+    assert dropped(ledger, "reason") == ["no_tokens"]
+
+
+def test_weights_go_by_the_sampled_tokens_that_max_seq_len_leaves(arrive):
+    # within 20 tokens A has 6 + 4 sampled ones, where the second row has 4 of context first, and C has none
+    context_first = [False] * 4 + [True] * 10
+    ledger = trained_rows(
+        arrive,
+        {"rollout_id": "a1", "episode_id": "A", "trajectory_id": "a1", "response_length": 6, "action_length": 6},
+        {
+            "rollout_id": "a2",
+            "episode_id": "A",
+            "trajectory_id": "a1",
+            "segment_index": 1,
+            "prompt_length": 12,
+            "response_length": 14,
+            "action_mask": context_first,
+        },
+        {"rollout_id": "b", "episode_id": "B", "trajectory_id": "b", "response_length": 30, "action_length": 30},
+        {
+            "rollout_id": "c",
+            "episode_id": "C",
+            "trajectory_id": "c",
+            "prompt_length": 16,
+            "response_length": 14,
+            "action_mask": context_first,
+        },
+        max_seq_len=20,
+    )
+    # 3 rows of 2 trajectories: each adds up to 3 / 2
+    assert used(ledger, "weight") == pytest.approx([6 / 10 * 3 / 2, 4 / 10 * 3 / 2, 3 / 2])
+    assert (dropped(ledger, "rollout_id"), dropped(ledger, "reason")) == (["c"], ["no_tokens"])
+
+
+def test_siblings_and_a_child_with_its_parents_name_are_trajectories_of_their_own(arrive):
+    of_a = {"episode_id": "A", "agent_id": "a"}
+    ledger = trained_rows(
+        arrive,
+        {"rollout_id": "parent", "trajectory_id": "parent", **of_a},
+        *({"rollout_id": name, "trajectory_id": name, "parent_rollout_id": "parent", **of_a} for name in ("c", "d")),
+        {"rollout_id": "b", "trajectory_id": "b", "episode_id": "B"},
+    )
+    assert used(ledger, "weight") == [1.0] * 4
+
+
+def test_a_row_without_a_sampled_token_is_dropped_and_says_so(arrive):
+    ledger = trained_rows(arrive, {"rollout_id": "a"}, {"rollout_id": "b", "response_length": 0, "action_length": 0})
+    assert (used(ledger, "rollout_id"), dropped(ledger, "reason")) == (["a"], ["no_tokens"])
+
+
+def test_a_group_of_which_max_seq_len_leaves_nothing_makes_no_batch(arrive):
+    planner = Planner(BatchRules(groups_per_batch=1, max_seq_len=8))
+    planner.add(arrive([[1.0, 0.0]]))  # prompts of 8 tokens
+    assert planner.plan(step=1, attempt_id=1, trainer_version=0) is None
+    assert (
+        planner.shortage(step=1, trainer_version=0)
+        .describe()
+        .endswith("filters drop 2 of 2 rollouts, no_tokens most (2)")
+    )
 
 
 def test_rules_are_checked_when_they_are_built():

@@ -61,10 +61,10 @@ def test_each_bit_of_the_end_is_vouched_for(rows: pa.Table) -> None:
     file = encode_plain(rows.select(["group_id", "policy_version"]).slice(0, 3))
     size = int.from_bytes(file[-8:-4], "little")
     first = 8 * (len(file) - size - 8 - 80)
-    assert decode(file, "here").num_rows == 3
+    assert decode(file, "here", "rollouts").num_rows == 3
     for bit in range(first, 8 * len(file)):
         with pytest.raises(SchemaError, match="here: "):
-            decode(flip(file, bit), "here")
+            decode(flip(file, bit), "here", "rollouts")
 
 
 def test_random_bits_of_a_file_are_named(file: bytes) -> None:
@@ -90,16 +90,16 @@ def test_a_compacted_file_is_vouched_for(rows: pa.Table, tmp_path: Path) -> None
     path = tmp_path / "compacted.parquet"
     with open_writer(path, rows.schema) as writer:
         writer.write_table(rows)
-    assert decode(path.read_bytes(), "here").equals(rows)
+    assert decode(path.read_bytes(), "here", "rollouts").equals(rows)
     with pytest.raises(SchemaError, match="here: the 65,536 bytes from 65,536 on do not match their digest"):
-        decode(flip(path.read_bytes(), 8 * 70_000), "here")
+        decode(flip(path.read_bytes(), 8 * 70_000), "here", "rollouts")
 
 
 def test_a_file_of_another_writer_is_read_as_it_is(rows: pa.Table) -> None:
     sink = io.BytesIO()
     pq.write_table(rows, sink)
     assert DIGESTS_KEY not in pq.read_metadata(sink).metadata
-    assert decode(sink.getvalue(), "here").equals(rows)
+    assert decode(sink.getvalue(), "here", "rollouts").equals(rows)
 
 
 def test_text_that_is_no_utf8_is_named_with_its_column(tmp_path: Path, run_config: RunConfig, rows: pa.Table) -> None:

@@ -23,6 +23,7 @@ NAPS = Table(
     "naps/{worker_id}-{sequence}.parquet",
     "when workers slept",
     table="naps",
+    most_rows=1000,
     kept="expire",
     view="naps",
 )

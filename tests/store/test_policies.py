@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from ludic.errors import SchemaError, StoreError
-from ludic.store import LatestPolicy, fetch_policy, latest_policy, point_latest, prune_policies, publish_policy
+from ludic.store import LatestPolicy, Root, fetch_policy, latest_policy, point_latest, prune_policies, publish_policy
 from ludic.store.policies import policy_folder, policy_versions
+
+on_one_filesystem = pytest.mark.parametrize("root_url", ["memory"], indirect=True)
 
 
 class TrainerKilledError(Exception):
@@ -64,6 +66,7 @@ def test_versions_count_up_and_latest_names_the_newest(root, tmp_path):
     assert [weights_of(root, version, tmp_path / f"cache-{version}") for version in (0, 1, 2)] == ["a", "b", "c"]
 
 
+@on_one_filesystem
 def test_policy_json_says_where_the_weights_came_from(root):
     publish(root)
     publish_policy(root, save_weights("b"), step=7, attempt_id=3, parent_version=0, budget=1)
@@ -89,6 +92,7 @@ def test_latest_is_replaced_only_when_all_weights_are_there(root, tmp_path):
     assert weights_of(root, 1, tmp_path) == "new"
 
 
+@on_one_filesystem
 def test_a_claim_of_a_trainer_that_died_is_never_used_again_nor_seen(root, tmp_path):
     publish(root, "a")
     publish_and_die(root)
@@ -99,18 +103,25 @@ def test_a_claim_of_a_trainer_that_died_is_never_used_again_nor_seen(root, tmp_p
     assert weights_of(root, 2, tmp_path) == "c"
 
 
-def test_weights_that_were_published_in_part_are_no_policy(unreliable_root, tmp_path):
-    def save(folder: Path) -> None:
-        (folder / "config.json").write_text("{}")
-        (folder / "model.safetensors").symlink_to(tmp_path / "nowhere")
+def test_weights_that_were_published_in_part_are_no_policy(unreliable_root, tmp_path, monkeypatch):
+    move_in = Root._move_in
 
-    with pytest.raises(StoreError, match=r"model\.safetensors"):
-        publish(unreliable_root, save=save)
+    def fail(self, folder, file: str, name: str) -> None:
+        if file == "model.safetensors":
+            raise StoreError(f"{name}: the disk is full")
+        move_in(self, folder, file, name)
+
+    with monkeypatch.context() as full:
+        full.setattr(Root, "_move_in", fail)
+        with pytest.raises(StoreError, match=r"model\.safetensors: the disk is full"):
+            publish(unreliable_root)
+    assert unreliable_root.list("policies")
     assert latest_policy(unreliable_root) is None
     with pytest.raises(FileNotFoundError, match="policies/version=0 holds no weights"):
         fetch_policy(unreliable_root, 0, tmp_path)
 
 
+@on_one_filesystem
 def test_a_version_is_not_used_again_when_latest_is_lost(root):
     publish(root)
     publish(root)
@@ -124,12 +135,14 @@ def test_trainers_that_publish_at_once_get_versions_of_their_own(root):
     assert sorted(versions) == [0, 1, 2, 3]
 
 
+@on_one_filesystem
 def test_the_quota_is_raised_without_a_new_version(root):
     publish(root)
     point_latest(root, LatestPolicy(version=0, budget=99))
     assert latest_policy(root) == LatestPolicy(version=0, budget=99)
 
 
+@on_one_filesystem
 def test_weights_that_changed_since_they_were_published_are_refused(root, tmp_path):
     publish(root, "a")
     root.put("policies/version=0/model.safetensors", b"b")
@@ -141,6 +154,7 @@ def test_weights_that_changed_since_they_were_published_are_refused(root, tmp_pa
     assert weights_of(root, 0, tmp_path) == "a"
 
 
+@on_one_filesystem
 def test_weights_that_were_lost_since_they_were_published_are_missed(root, tmp_path):
     publish(root, "a")
     root.delete("policies/version=0/model.safetensors")
@@ -159,6 +173,7 @@ def test_pruning_keeps_the_newest_and_every_policy_json(root, tmp_path):
     assert publish(root) == 5
 
 
+@on_one_filesystem
 def test_pruning_takes_what_a_killed_trainer_left(root):
     publish(root)
     root.put("policies/version=1/policy.json", b"{}")

@@ -58,6 +58,7 @@ def test_a_file_that_is_not_there_is_left_alone(root: Root):
     assert root.list("quarantine") == []
 
 
+@pytest.mark.parametrize("root_url", ["local", "memory"], indirect=True)
 def test_a_repair_names_a_file_that_was_deleted_since_the_check(broken: Root):
     findings = check_root(broken).findings
     broken.delete(NAME)
@@ -69,6 +70,7 @@ def test_a_repair_names_a_file_that_was_deleted_since_the_check(broken: Root):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("root_url", ["local", "memory"], indirect=True)
 def test_what_older_versions_left_in_set_aside_is_still_listed(root: Root):
     root.put(f"set_aside/{NAME}", b"torn")
     note = {"name": NAME, "reason": "cut off", "found_at": "2026-11-01T00:00:00+00:00"}

@@ -21,6 +21,12 @@ from ludic.schema import arrow_schema, to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
 from ludic.store.parquet import encode, read_rows
 
+on_one_filesystem = pytest.mark.parametrize("root_url", ["memory"], indirect=True)
+"""For tests of what the reader makes of what it read; the others here read from every filesystem."""
+
+here_and_elsewhere = pytest.mark.parametrize("root_url", ["local", "s3"], indirect=True)
+"""For tests of many reads at once, of which a local root gets other numbers."""
+
 EMPTY = Cursor().to_dict()
 
 
@@ -71,6 +77,7 @@ def test_rows_come_with_the_columns_asked_for_and_their_address(root, next_batch
     assert table.column(0).to_pylist() == [rows.column("rollout_id")[262].as_py()]
 
 
+@on_one_filesystem
 def test_arrival_counts_files_as_they_were_read(root, put_file):
     reader = reader_of(root)
     put_file(root, "w1", 0)
@@ -80,6 +87,7 @@ def test_arrival_counts_files_as_they_were_read(root, put_file):
     assert set(reader.poll(None).column("arrival").to_pylist()) == {1, 2}
 
 
+@on_one_filesystem
 def test_a_new_reader_without_a_cursor_sees_everything_again(root, put_file):
     groups = put_file(root)
     assert ids(reader_of(root).poll(None)) == groups
@@ -89,6 +97,7 @@ def test_a_new_reader_without_a_cursor_sees_everything_again(root, put_file):
 # --- The cursor ---------------------------------------------------------------------------------------------
 
 
+@on_one_filesystem
 def test_what_was_read_but_not_consumed_comes_again_after_a_crash(root, put_file):
     groups = put_file(root)
     reader = reader_of(root)
@@ -96,6 +105,7 @@ def test_what_was_read_but_not_consumed_comes_again_after_a_crash(root, put_file
     assert ids(reader_of(root, through_json(reader.cursor)).poll(None)) == groups
 
 
+@on_one_filesystem
 def test_what_was_consumed_never_comes_again(root, put_file):
     put_file(root, "w0", 0)
     reader = reader_of(root)
@@ -106,6 +116,7 @@ def test_what_was_consumed_never_comes_again(root, put_file):
     assert ids(resumed.poll(None)) == later
 
 
+@on_one_filesystem
 @pytest.mark.parametrize("num_consumed", [0, 1, 2, 3, 4, 5])
 def test_a_half_used_file_is_resumed_at_any_point(root, put_file, num_consumed):
     groups = put_file(root, "w0", 0, num_groups=5)
@@ -123,6 +134,7 @@ def test_a_half_used_file_is_resumed_at_any_point(root, put_file, num_consumed):
     assert resumed.cursor.to_dict() == {**EMPTY, "files": {"w0": [(0, 1)]}}
 
 
+@on_one_filesystem
 def test_groups_of_several_files_are_consumed_at_once(root, put_file):
     first, second = put_file(root, "w0", 0), put_file(root, "w1", 0)
     reader = reader_of(root)
@@ -134,6 +146,7 @@ def test_groups_of_several_files_are_consumed_at_once(root, put_file):
 # --- What is listed when ------------------------------------------------------------------------------------
 
 
+@on_one_filesystem
 def test_files_that_appear_out_of_order_are_all_delivered(root, put_file):
     reader = reader_of(root)
     for sequence in (4, 1, 0, 3, 2):
@@ -144,6 +157,7 @@ def test_files_that_appear_out_of_order_are_all_delivered(root, put_file):
     assert reader.cursor.to_dict()["files"] == {"w0": [(0, 5)]}
 
 
+@on_one_filesystem
 def test_a_gap_is_looked_at_again_after_a_restart(root, put_file):
     put_file(root, "w0", 0)
     put_file(root, "w0", 2)
@@ -155,6 +169,7 @@ def test_a_gap_is_looked_at_again_after_a_restart(root, put_file):
     assert ids(resumed.poll(None)) == late
 
 
+@on_one_filesystem
 def test_only_versions_in_the_window_are_delivered(root, put_file):
     groups = {version: put_file(root, "w0", version, version=version) for version in (0, 1, 2, 10)}
     reader = reader_of(root)
@@ -164,6 +179,7 @@ def test_only_versions_in_the_window_are_delivered(root, put_file):
     assert ids(reader.poll(None)) == groups[0]
 
 
+@on_one_filesystem
 def test_evaluations_are_not_delivered(root, next_batch):
     with RolloutWriter(root, "w0", folder="evals") as writer:
         writer.append(next_batch())
@@ -207,42 +223,40 @@ def of_version(version: bytes) -> bytes:
     return parquet_of(table.replace_schema_metadata({**table.schema.metadata, b"ludic.schema_version": version}))
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: b"", "no Parquet file, or a broken one, of 0 bytes"),
-        (lambda: b"PAR1", "no Parquet file, or a broken one, of 4 bytes"),
-        (lambda: b"this is some text, and not short", "no Parquet file, or a broken one, of 32 bytes"),
-        (lambda: a_file()[:-1], "no Parquet file, or a broken one"),
-        (lambda: a_file()[: len(a_file()) // 2], "no Parquet file, or a broken one"),
-        (lambda: corrupt(a_file(response_length=2000)), "on do not match their digest"),
-        (lambda: parquet_of(pa.table({"x": [1]})), "no ludic.table in its metadata"),
-        (lambda: of_version(b"2.0"), "rollouts schema 2.0 is newer than this ludic"),
-        (without_group_id, "column 'group_id' is missing"),
-        (with_null_group_id, "column 'group_id' has 8 nulls, wanted none"),
-        (lambda: parquet_of(arrow_schema("rollouts").empty_table()), "holds no rows"),
-    ],
-    ids=[
-        *("empty", "magic_only", "text", "byte_missing", "half", "corrupt_pages"),
-        *("foreign", "newer", "column_missing", "null_ids", "no_rows"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_quarantined_with_its_reason(root, put_file, make, reason):
+BROKEN = [
+    (lambda: b"", "no Parquet file, or a broken one, of 0 bytes"),
+    (lambda: b"PAR1", "no Parquet file, or a broken one, of 4 bytes"),
+    (lambda: b"this is some text, and not short", "no Parquet file, or a broken one, of 32 bytes"),
+    (lambda: a_file()[:-1], "no Parquet file, or a broken one"),
+    (lambda: a_file()[: len(a_file()) // 2], "no Parquet file, or a broken one"),
+    (lambda: corrupt(a_file(response_length=2000)), "on do not match their digest"),
+    (lambda: parquet_of(pa.table({"x": [1]})), "no ludic.table in its metadata"),
+    (lambda: of_version(b"2.0"), "rollouts schema 2.0 is newer than this ludic"),
+    (without_group_id, "column 'group_id' is missing"),
+    (with_null_group_id, "column 'group_id' has 8 nulls, wanted none"),
+    (lambda: parquet_of(arrow_schema("rollouts").empty_table()), "holds no rows"),
+]
+
+
+def test_files_that_cannot_be_read_are_quarantined_each_with_its_reason(root, put_file):
     before = put_file(root, "a", 0)
-    root.put(NAME, make())
+    reasons = {RolloutFile(0, "moar_cats", "bad", number).name: reason for number, (_, reason) in enumerate(BROKEN)}
+    for name, (make, _) in zip(reasons, BROKEN, strict=True):
+        root.put(name, make())
     after = put_file(root, "z", 0)
     reader = reader_of(root)
     assert ids(reader.poll(None)) == [*before, *after]
-    assert list(reader.broken_files) == [NAME]
-    assert reader.broken_files[NAME].startswith(f"{root.url}/{NAME}")
-    assert reason in reader.broken_files[NAME]
+    assert sorted(reader.broken_files) == sorted(reasons)
+    for name, reason in reasons.items():
+        assert reader.broken_files[name].startswith(f"{root.url}/{name}")
+        assert reason in reader.broken_files[name]
     later = put_file(root, "z", 1)
     assert ids(reader.poll(None)) == later
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "w0.parquet", "w0-0.parquet.tmp"])
-def test_files_with_other_names_are_not_ours(root, put_file, name):
-    root.put(f"rollouts/version=0/{name}", b"whatever")
+def test_files_with_other_names_are_not_ours(root, put_file):
+    for name in ("notes.txt", "w0.parquet", "w0-0.parquet.tmp"):
+        root.put(f"rollouts/version=0/{name}", b"whatever")
     groups = put_file(root)
     reader = reader_of(root)
     assert ids(reader.poll(None)) == groups
@@ -250,6 +264,7 @@ def test_files_with_other_names_are_not_ours(root, put_file, name):
     assert [file.worker_id for file in list_files(root)] == ["w0"]
 
 
+@on_one_filesystem
 def test_columns_that_an_older_file_lacks_are_null(root):
     table = to_table(make_batch(num_groups=1, group_size=2), run_id="run", sequence=0)
     older = table.drop_columns(["truncation_reason", "action_mask"])
@@ -260,6 +275,7 @@ def test_columns_that_an_older_file_lacks_are_null(root):
     assert read_columns(root, RolloutFile(0, "moar_cats", "old", 0).name, ["action_mask"]).column(0).null_count == 2
 
 
+@on_one_filesystem
 def test_files_that_other_tools_rewrote_are_read_beside_our_own(root, put_file):
     """Other order of columns, large strings and one more column, as Polars and DuckDB would write."""
     groups = put_file(root, "w0", 0)
@@ -368,6 +384,7 @@ def test_what_was_delivered_is_not_delivered_again_from_a_compacted_file(root, p
     assert reader.poll(None) is None
 
 
+@on_one_filesystem
 def test_groups_that_were_read_before_a_compaction_are_consumed_after_it(root, put_file):
     groups = [group for sequence in range(2) for group in put_file(root, "w0", sequence)]
     reader = reader_of(root)
@@ -386,6 +403,7 @@ def test_groups_that_were_read_before_a_compaction_are_consumed_after_it(root, p
     assert table.column(0).to_pylist() == [rest.column("rollout_id")[1].as_py()]
 
 
+@on_one_filesystem
 def test_a_cursor_says_the_same_whichever_file_the_rows_came_from(root, put_file):
     for sequence in range(3):
         put_file(root, "w0", sequence)
@@ -422,6 +440,7 @@ def test_a_file_that_a_compaction_deletes_before_it_is_opened_is_found_in_its_re
     assert reader.broken_files == {}
 
 
+@on_one_filesystem
 def test_a_broken_compacted_file_stops_nobody_and_is_read_when_it_is_there(root, put_file):
     groups = [group for sequence in range(2) for group in put_file(root, "w0", sequence)]
     name = "rollouts/version=0/env=moar_cats/compacted.0-0.parquet"
@@ -438,7 +457,7 @@ def test_a_broken_compacted_file_stops_nobody_and_is_read_when_it_is_there(root,
 
 @pytest.mark.slow
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_whatever_listings_show_of_sources_and_compacted_files_all_is_delivered_once(data):
     root = Root.create(f"memory://{uuid.uuid4()}", RunConfig(model="m", env=("moar_cats",)))
     root = replace(root, fs=UnreliableFileSystem())
@@ -488,8 +507,9 @@ def put_sources_and_compacted(root: Root, num_sources: int) -> tuple[list[str], 
 # --- All at once --------------------------------------------------------------------------------------------
 
 
+@here_and_elsewhere
 def test_a_reader_that_polls_while_eight_workers_write_gets_all_once(root):
-    num_batches = 6
+    num_batches = 3
     committed: list[str] = []
 
     def write(number: int) -> None:
@@ -518,6 +538,7 @@ def test_a_reader_that_polls_while_eight_workers_write_gets_all_once(root):
 # --- Many files ---------------------------------------------------------------------------------------------
 
 
+@here_and_elsewhere
 def test_many_files_in_one_pass_are_delivered_as_one_by_one(root, put_file, next_batch, monkeypatch):
     for number in range(6):
         put_file(root, f"w{number % 2}", number, version=number // 4)
@@ -545,6 +566,7 @@ def test_many_files_in_one_pass_are_delivered_as_one_by_one(root, put_file, next
     assert in_one_pass.cursor.to_dict() == one_by_one.cursor.to_dict()
 
 
+@here_and_elsewhere
 def test_a_failure_in_the_middle_of_many_files_loses_no_group(root, put_file, monkeypatch):
     for name in ("_LOCAL", "_REMOTE"):
         monkeypatch.setattr(f"ludic.store.reader.{name}", (1, 2))

@@ -58,7 +58,8 @@ def file(tmp_path):
 @pytest.mark.parametrize(
     ("reaction", "operation"),
     [
-        *itertools.product([SLOW_DOWN, Reset(after=True)], OPERATIONS),
+        *itertools.product([SLOW_DOWN], OPERATIONS),
+        *itertools.product([Reset(after=True)], ["put", "put_if_absent", "put_file_if_absent", "delete"]),
         *itertools.product(
             [Refuse(500, "InternalError"), Refuse(429, "TooMany"), Refuse(503, "ServiceUnavailable"), Reset()],
             ["put_if_absent"],
@@ -167,25 +168,35 @@ def test_each_operation_is_one_request_or_two(s3_proxy, s3_root, file):
         assert len(s3_proxy.requests) == cost, s3_proxy.requests
 
 
+LARGE_BYTES = 11 << 20
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """A large file has three parts, of the smallest size that S3 takes."""
+    monkeypatch.setattr("ludic.store.s3._PART_BYTES", 5 << 20)
+    monkeypatch.setattr("ludic.store.filesystem._COMPARED_BYTES", 5 << 20)
+
+
 @pytest.mark.slow
-def test_a_large_file_is_created_in_parts_once(s3_proxy, s3_root, tmp_path):
+def test_a_large_file_is_created_in_parts_once(s3_proxy, s3_root, small_parts, tmp_path):
     for name in ("mine", "theirs"):
         with (tmp_path / name).open("wb") as file:
             file.write(name.encode())
-            file.truncate(33 << 20)
+            file.truncate(LARGE_BYTES)
     assert s3_root.put_file_if_absent(tmp_path / "mine", "large.bin")
     assert sum("partNumber" in request for request in s3_proxy.requests) == 3
     assert s3_root.put_file_if_absent(tmp_path / "mine", "large.bin")
     assert not s3_root.put_file_if_absent(tmp_path / "theirs", "large.bin")
-    assert s3_root.sizes("") == {"large.bin": 33 << 20, "run.json": len(s3_root.read("run.json")), "there.bin": 5}
+    assert s3_root.sizes("") == {"large.bin": LARGE_BYTES, "run.json": len(s3_root.read("run.json")), "there.bin": 5}
     s3_root.download("", tmp_path / "copy")
     assert (tmp_path / "copy" / "large.bin").read_bytes() == (tmp_path / "mine").read_bytes()
 
 
 @pytest.mark.slow
-def test_a_lost_answer_to_the_last_part_is_no_other_file(s3_proxy, s3_root, tmp_path, monkeypatch):
+def test_a_lost_answer_to_the_last_part_is_no_other_file(s3_proxy, s3_root, small_parts, tmp_path, monkeypatch):
     monkeypatch.setenv("LUDIC_RETRY_S", "60")
-    (tmp_path / "large").write_bytes(bytes(33 << 20))
+    (tmp_path / "large").write_bytes(bytes(LARGE_BYTES))
     lost = []
 
     def lose_the_completion(method: str, path: str) -> Reset | None:

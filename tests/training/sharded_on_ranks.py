@@ -1,6 +1,6 @@
-"""Run by torchrun: models that are loaded in shards, with adapters and as references, for test_sharded_ranks.py.
+"""Run on two ranks: models that are loaded in shards, with adapters and as references, for test_sharded_ranks.py.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 2 sharded_on_ranks.py OUT ROOT LARGE_MODEL
+    sharded_on_ranks.py OUT ROOT LARGE_MODEL
 
 OUT/rank=R.json; a checkpoint of attempt 2 in ROOT.
 """

@@ -28,8 +28,7 @@ def test_a_first_step_trains_on_rollouts_of_the_first_version(new_root):
     "settings",
     [
         {},
-        {"full_version_every": 3},
-        {"publish_dtype": "bfloat16"},
+        {"full_version_every": 3, "publish_dtype": "bfloat16"},
         {"lora_rank": 2},
         {"lora_rank": 2, "publish_lora": "adapter"},
     ],

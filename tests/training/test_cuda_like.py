@@ -1,12 +1,10 @@
 """A step with a GPU's defaults (bfloat16, checkpointing, compile, costs), on two CPU ranks, beside a plain one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import run_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -18,12 +16,7 @@ BFLOAT16 = 2**-8
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [*command, str(SCRIPT), str(out)], env=environment, capture_output=True, text=True, timeout=800, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_ranks(2, [SCRIPT, out], out / "logs", timeout_s=800)
     return [json.loads((out / f"rank={rank}.json").read_text()) for rank in (0, 1)]
 
 

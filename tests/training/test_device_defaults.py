@@ -169,9 +169,12 @@ def test_a_plan_for_a_gpu_and_the_trainer_on_it_choose_the_same(mesh, gpu, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"optimizer": "adamw_8bit"}, {"lora_rank": 8}])
-def test_other_optimizers_and_adapters_leave_room_for_more_tokens(settings):
-    assert on_6_gb(**settings).batch.max_tokens_per_micro_batch > on_6_gb().batch.max_tokens_per_micro_batch
+def test_other_optimizers_and_adapters_leave_room_for_more_tokens():
+    plain, eight_bit, adapter = (
+        on_6_gb(**settings).batch.max_tokens_per_micro_batch
+        for settings in ({}, {"optimizer": "adamw_8bit"}, {"lora_rank": 8})
+    )
+    assert plain < min(eight_bit, adapter)
 
 
 def test_an_attempt_records_what_was_chosen_and_a_resume_keeps_it(new_root, mesh):

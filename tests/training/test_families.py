@@ -3,8 +3,11 @@
 benchmarks/families.py does the same for all families of the installed transformers.
 """
 
+import contextlib
 import json
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +25,7 @@ from ludic.models import families
 from ludic.models.families import check_family, shrink
 from ludic.training.model import load_model, load_sharded
 
-TRAINED = ("llama", "qwen3_moe", "gemma3_text", "deepseek_v3", "gpt2", "mixtral", "cohere", "gpt_oss", "qwen3_next")
+TRAINED = ("llama", "qwen3_moe", "gemma3_text", "deepseek_v3", "gpt2", "mixtral", "cohere", "gpt_oss")
 REFUSED = {
     "rwkv": r"logprobs differ by up to \d",
     "gemma2": "caps its attention scores",
@@ -118,8 +121,7 @@ def test_kernels_that_need_cuda_are_left_aside_while_a_family_is_judged_on_the_c
         model(input_ids=torch.zeros(1, 3, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("num_ids", [1, 5, 99])
-@pytest.mark.parametrize("shrinks", [True, False])
+@pytest.mark.parametrize(("num_ids", "shrinks"), [(1, True), (1, False), (5, True), (99, False)])
 def test_a_model_of_a_small_vocabulary_is_trained_and_sampled_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ids: int, shrinks: bool
 ) -> None:
@@ -148,6 +150,44 @@ def test_shrinking_keeps_a_layer_of_each_kind_and_what_is_not_a_size() -> None:
     assert (small.sliding_window, small.head_dim, small.vocab_size) == (6, 16, 128)
     assert small.rope_parameters["factor"] == 4.0
     assert config.hidden_size == 4096
+
+
+def _sizes(values: object, name: str = "") -> Iterator[tuple[str, int]]:
+    """Numbers of a configuration and of its parts, by the names that they have where they stand."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from _sizes(value, key)
+    elif isinstance(values, int) and not isinstance(values, bool) and values > 0:
+        yield name, values
+
+
+def test_a_check_crosses_every_length_of_every_family_or_says_why_not() -> None:
+    """A length at which layers compute in another way shows only in sequences on both sides of it."""
+    tokens = sorted(length + 1 for length in families.SEQUENCE_LENGTHS)
+    assert {families.WINDOW - 1, families.WINDOW, families.WINDOW + 1} <= set(tokens)
+    speaks_of_a_length = re.compile("length|window|chunk|positions|position_embeddings|ctx|context|seq_?len|block_size")
+    left, num_shrunk = {}, 0
+    for family in families_of_transformers.names():
+        with contextlib.suppress(Exception):  # defaults that a class itself refuses
+            config = AutoConfig.for_model(family, **families_of_transformers.INCOMPLETE.get(family, {}))
+            large = dict(_sizes(config.to_dict()))
+            for name, value in _sizes(families._shrunk(config.to_dict(), 1)):
+                num_shrunk += value < large.get(name, 0)
+                if speaks_of_a_length.search(name) and value > families.WINDOW:
+                    left.setdefault(name, family)
+    unnamed = {name for name in left if not any(known.fullmatch(name) for known in families.NO_LIMITS)}
+    assert not unnamed, f"the check of {left[min(unnamed)]} would not cross {min(unnamed)}"
+    assert num_shrunk > 1000
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "my_chunk_size", "original_max_position_embeddings", "block_size"])
+def test_a_length_of_an_unknown_family_is_shrunk_too_also_in_a_part_and_in_rotary_parameters(name: str) -> None:
+    whole = {"num_hidden_layers": 2, name: 4096, "text_config": {name: 4096}}
+    small = families._shrunk(whole, 1)
+    assert (small[name], small["text_config"][name]) == (families.WINDOW, families.WINDOW)
+    rope = {"rope_parameters": {"full_attention": {"rope_type": "yarn", "original_max_position_embeddings": 4096}}}
+    found = families._shrunk(rope, 1)["rope_parameters"]["full_attention"]["original_max_position_embeddings"]
+    assert found == families.WINDOW
 
 
 # --- Verdicts ------------------------------------------------------------------------------------------------------

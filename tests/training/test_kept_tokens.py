@@ -1,6 +1,7 @@
 """Logprobs over the tokens that top_k and top_p kept: by hand, and the sampler's equal the trainer's."""
 
 import math
+import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -135,13 +136,20 @@ RUN: dict[str, Any] = {"env": "moar_cats", "group_size": 2, "groups_per_batch": 
 TRAIN: dict[str, Any] = {"device": "cpu", "rollout_timeout_s": 30.0, "keep_token_stats": True, "num_steps": 1}
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, folder: str) -> ludic.Run:
+    """A run with a batch of rollouts and the mask that it keeps by default; not to be changed."""
+    run = ludic.create(str(tmp_path_factory.mktemp("stored") / "run"), model=folder, accept_incomplete=True, **RUN)
+    run.work(2)
+    return run
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"training_unit": "turn", "keep_token_stats": False}, {"max_seq_len": 18}])
 def test_a_runs_first_ratios_are_1_with_the_mask_that_it_keeps_by_default(
-    tmp_path: Path, folder: str, settings: dict, caplog
+    tmp_path: Path, stored: ludic.Run, settings: dict, caplog
 ):
-    run = ludic.create(str(tmp_path / "run"), model=folder, accept_incomplete=True, **RUN)
-    run.work(2)
+    run = ludic.open(str(shutil.copytree(stored.root.path, tmp_path / "run")))
     run.train(**TRAIN | settings)
     ((k1, kl, low, high),) = query(run.root, "select sampler_kl_k1, sampler_kl, ratio_p01, ratio_p99 from metrics"
                                    " where kind = 'train'")  # fmt: skip
@@ -166,8 +174,8 @@ def test_without_the_mask_the_first_ratios_are_biased_below_1(tmp_path: Path, fo
 
 
 @pytest.mark.slow
-def test_an_sft_step_is_about_the_whole_distribution(tmp_path: Path, folder: str):
-    run = ludic.create(str(tmp_path / "run"), model=folder, keep_sampling_mask=True, accept_incomplete=True, **RUN)
-    run.work(2)
+def test_an_sft_step_is_about_the_whole_distribution(tmp_path: Path, stored: ludic.Run):
+    run = ludic.open(str(shutil.copytree(stored.root.path, tmp_path / "run")))
+    assert query(run.root, "select count(kept_tokens) > 0 from rollouts") == [(True,)]
     run.train(**TRAIN, objective="sft", advantage="zero")
     assert query(run.root, "select min(log_ratio) < -0.1, max(log_ratio) < 1e-5 from trained_tokens") == [(True, True)]

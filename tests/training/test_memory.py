@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ModelError
 from ludic.run_config import RunConfig
+from ludic.training import memory
 from ludic.training.config import ModelConfig, TrainConfig
 from ludic.training.logprobs import PACKED_ATTENTION, token_logprobs
 from ludic.training.memory import (
@@ -258,11 +260,52 @@ def test_mixtures_of_experts_run_without_memory_too() -> None:
     assert found[1].kept > found[0].kept + 2 * 3 * 1000 * 16 * 2  # three more experts a token
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen3", {"lora_rank": 2}),
+        ("gemma2", {"activation_checkpointing": True}),
+        ("deepseek_v3", {"lora_rank": 2}),
+        ("gemma3n_text", {"activation_checkpointing": True}),
+    ],
+)
+def test_layers_that_repeat_others_count_as_if_they_ran(
+    family: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of one kind, of two kinds in turns, and with other ones first; and a family that wants all of its own."""
+    of_family = {"num_kv_shared_layers": 4} if family == "gemma3n_text" else {}
+    of_whole = 14 if family == "deepseek_v3" else 10  # its first three are of another kind
+    config, num_layers = AutoConfig.for_model(family, num_hidden_layers=of_whole, **of_family), 0
+    decode = memory._decode
+
+    def counted(model: Any, *args: Any, **options: Any) -> torch.Tensor:
+        nonlocal num_layers
+        num_layers += len(memory._layers(model))
+        return decode(model, *args, **options)
+
+    monkeypatch.setattr(memory, "_decode", counted)
+    monkeypatch.setattr(memory, "_known", {})
+
+    def found() -> list[Any]:
+        size = {"num_tokens": 300, "length": 100, "device": "cuda"}
+        passes = activations(config, ModelConfig(dtype="bfloat16", **settings), **size)
+        return [passes, sampler_memory(config, SIZES, "bfloat16", max_batch=1, tensor_parallel=1, device="cpu")]
+
+    few, num_layers_of_few, num_layers = found(), num_layers, 0
+    monkeypatch.setattr(memory, "_repetition", lambda kinds: (len(kinds), 0))
+    monkeypatch.setattr(memory, "_known", {})
+    assert few == found()
+    assert few[0].is_exact
+    assert (num_layers_of_few < 0.7 * num_layers) == (family != "gemma3n_text")
+
+
 def test_a_family_that_does_not_run_without_memory_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     def asks_for_a_value(self: object, *_: object, **__: object) -> None:
         torch.zeros((), device="meta").item()
 
     monkeypatch.setattr("transformers.models.qwen3.modeling_qwen3.Qwen3MLP.forward", asks_for_a_value)
+    monkeypatch.setattr(memory, "_known", {})
     found = activations(small(), ModelConfig(), num_tokens=100, length=100, device="cpu")
     # 34 bytes at 2 bytes a number, twice for float32 and twice for gated and mixed MLPs.
     assert (found.is_exact, found.kept) == (False, 3 * 100 * 32 * 34 * 2 * 2)

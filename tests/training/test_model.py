@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import whole
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -55,6 +56,15 @@ def test_logprobs_are_by_the_logits_of_the_token_before(model_folder, sequences)
     length = len(one[0].prompt_tokens)
     expected = whole[torch.arange(length - 1, len(whole)), batch.targets]
     assert torch.allclose(logprobs(model, batch), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_whole_weights_are_those_that_torch_would_gather(tiny_model, tied):
+    model = tiny_model(tied=tied)
+    gathered = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    found = full_state_dict(model)
+    assert found.keys() == gathered.keys() - model.all_tied_weights_keys.keys()
+    assert all(torch.equal(found[name], gathered[name]) for name in found)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -1,5 +1,6 @@
 """Router replay: the sampler's experts are stored, and the trainer sends tokens to the same ones."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,16 @@ RUN: dict[str, Any] = {
     "accept_incomplete": True,
 }
 TRAIN: dict[str, Any] = {"device": "cpu", "rollout_timeout_s": 30.0, "dtype": "bfloat16", "num_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, mixture: str) -> ludic.Run:
+    """A run with a batch of rollouts and their experts; not to be changed."""
+    run = ludic.create(str(tmp_path_factory.mktemp("stored") / "run"), model=mixture, keep_experts=True, **RUN)
+    run.work(4)
+    return run
+
+
 MEASURED = "select sampler_kl, experts_changed from metrics where kind = 'train'"
 
 
@@ -143,13 +154,13 @@ MEASURED = "select sampler_kl, experts_changed from metrics where kind = 'train'
     [
         {},
         {"training_unit": "turn"},
-        {"max_seq_len": 18},
-        {"activation_checkpointing": True, "max_tokens_per_micro_batch": 60},
+        {"max_seq_len": 18, "activation_checkpointing": True, "max_tokens_per_micro_batch": 60},
     ],
 )
-def test_a_run_stores_experts_and_replays_them_and_its_mismatch_shrinks(tmp_path: Path, mixture: str, settings: dict):
-    run = ludic.create(str(tmp_path / "run"), model=mixture, keep_experts=True, **RUN)
-    run.work(4)
+def test_a_run_stores_experts_and_replays_them_and_its_mismatch_shrinks(
+    tmp_path: Path, stored: ludic.Run, settings: dict
+):
+    run, other = (ludic.open(str(shutil.copytree(stored.root.path, tmp_path / name))) for name in ("run", "other"))
     shapes = query(
         run.root,
         "select distinct len(experts) - prompt_length - response_length, len(experts[1]), len(experts[1][1])"
@@ -160,8 +171,6 @@ def test_a_run_stores_experts_and_replays_them_and_its_mismatch_shrinks(tmp_path
     ((kl, changed),) = query(run.root, MEASURED)
     assert 0.01 < changed < 0.5
     assert run.verify().findings == []
-    other = ludic.create(str(tmp_path / "other"), model=mixture, keep_experts=True, **RUN)
-    other.work(4)
     other.train(**TRAIN | settings, replay_experts=False)
     ((other_kl, none),) = query(other.root, MEASURED)
     assert none is None
@@ -193,13 +202,11 @@ def test_a_replay_of_a_run_sends_tokens_to_the_same_experts_to_the_bit(tmp_path:
 
 
 @pytest.mark.slow
-def test_offline_training_replays_experts_if_it_is_told_to(tmp_path: Path, mixture: str):
-    run = ludic.create(str(tmp_path / "run"), model=mixture, keep_experts=True, **RUN)
-    run.work(4)
+def test_offline_training_replays_experts_if_it_is_told_to(tmp_path: Path, mixture: str, stored: ludic.Run):
     dense = str(tmp_path / "dense")
     make_tiny_model(dense, WORDS)
     other = ludic.create(str(tmp_path / "other"), model=dense, **RUN)
-    offline = {"offline": True, "sources": (run.root.url,)}
+    offline = {"offline": True, "sources": (stored.root.url,)}
     other.train(**TRAIN | offline)  # a dense model on a mixture's rollouts
     with pytest.raises(ModelError, match="has no experts to keep or replay"):
         other.train(**TRAIN | offline | {"num_steps": 2, "replay_experts": True})
@@ -211,12 +218,10 @@ def test_offline_training_replays_experts_if_it_is_told_to(tmp_path: Path, mixtu
 
 
 @pytest.mark.slow
-def test_experts_of_another_model_are_named_and_left_to_the_routers(tmp_path: Path, mixture: str, caplog):
-    run = ludic.create(str(tmp_path / "run"), model=mixture, keep_experts=True, **RUN)
-    run.work(4)
+def test_experts_of_another_model_are_named_and_left_to_the_routers(tmp_path: Path, stored: ludic.Run, caplog):
     deeper = write_mixture(str(tmp_path / "deeper"), "gpt_oss")  # four layers
     other = ludic.create(str(tmp_path / "other"), model=deeper, **RUN)
-    other.train(**TRAIN, offline=True, sources=(run.root.url,), replay_experts=True)
+    other.train(**TRAIN, offline=True, sources=(stored.root.url,), replay_experts=True)
     assert "the experts of 16 rollouts are not replayed; those of the first" in caplog.text
     assert "experts has 4 experts in each of 2 layers, the model sends a token to 4 in each of 4" in caplog.text
     assert query(other.root, "select count(*), count(experts_changed) from metrics") == [(1, 0)]

@@ -1,16 +1,13 @@
 """A trainer that was killed goes on as if nothing had happened: no group twice, none skipped, the same weights."""
 
-import shutil
-import subprocess
-import sys
 import threading
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-import tiny_runs
+from forks import Forked
 from tiny_runs import (
+    copied,
     create_root,
     cursor_of_ledger,
     fill,
@@ -47,7 +44,25 @@ def straight(tmp_path_factory, tiny_folder):
 @pytest.fixture
 def finished(straight, tmp_path):
     """A copy of it that a test may train further."""
-    return Root.open(shutil.copytree(straight.path, tmp_path / "finished").as_posix(), writable=True)
+    return copied(straight, tmp_path / "finished")
+
+
+@pytest.fixture(scope="module")
+def killed_at_4(tmp_path_factory, tiny_folder):
+    """A root whose trainer was killed at step 4 of 6, with a checkpoint of step 3; not to be changed."""
+    root = create_root(str(tmp_path_factory.mktemp("killed-at-4") / "run"), tiny_folder)
+    fill(root, num_files=4)
+    train_until_killed(root, at_step=4, num_steps=6)
+    return root
+
+
+@pytest.fixture(scope="module")
+def killed_at_3(tmp_path_factory, tiny_folder):
+    """A root whose trainer was killed at step 3 of 6, with a checkpoint of every step; not to be changed."""
+    root = create_root(str(tmp_path_factory.mktemp("killed-at-3") / "run"), tiny_folder)
+    fill(root, num_files=4)
+    train_until_killed(root, at_step=3, num_steps=6, checkpoint_every=1, async_checkpoint=False)
+    return root
 
 
 def assert_same_run(root, expected):
@@ -56,11 +71,11 @@ def assert_same_run(root, expected):
     assert all((tensor == weights[name]).all() for name, tensor in final_weights(root).items())
 
 
-@pytest.mark.parametrize(("root_url", "at_step"), [("local", 4), ("memory", 4), ("s3", 5)], indirect=["root_url"])
-def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(root_url, tiny_folder, straight, at_step):
+@pytest.mark.parametrize("root_url", ["s3"], indirect=True)
+def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(root_url, tiny_folder, straight):
     root = create_root(root_url, tiny_folder)
     fill(root, num_files=4)
-    train_until_killed(root, at_step=at_step, num_steps=6)
+    train_until_killed(root, at_step=5, num_steps=6)
     assert [info.step for info in complete_checkpoints(root)] == [3]
     assert train_here(root, num_steps=6) == 6
     assert query(root, "select attempt_id, parent_attempt, parent_step from attempts order by all") == [
@@ -74,24 +89,61 @@ def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(root_url, tiny_folder
 def test_a_checkpoint_that_fails_stops_the_trainer_before_it_writes_another(new_root, in_background):
     root = new_root()
     fill(root, num_files=4)
-    root.put("checkpoints/attempt=1/step=2/checkpoint.json", b"{}")  # as a second trainer of this attempt would
-    with pytest.raises(NameTakenError, match="step=2 is there with other content"):
-        train_here(root, num_steps=6, checkpoint_every=2, async_checkpoint=in_background)
-    assert not root.list("checkpoints/attempt=1/step=4")
+    root.put("checkpoints/attempt=1/step=1/checkpoint.json", b"{}")  # as a second trainer of this attempt would
+    with pytest.raises(NameTakenError, match="step=1 is there with other content"):
+        train_here(root, num_steps=3, checkpoint_every=1, async_checkpoint=in_background)
+    assert not root.list("checkpoints/attempt=1/step=2")
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew(new_root, straight):
+@pytest.mark.parametrize("in_background", [True, False])
+def test_what_a_step_writes_is_stored_before_the_marker_of_its_checkpoint(new_root, monkeypatch, in_background):
+    """A trainer killed at any time after the marker leaves no step without its metrics, which nobody writes later."""
     root = new_root()
     fill(root, num_files=4)
-    train_until_killed(root, at_step=2, num_steps=6)
-    assert train_here(root, num_steps=6) == 6
-    assert_same_run(root, straight)
+    steps: dict[int, tuple[list[int], list[int]]] = {}
+    put = Root.put_if_absent
+
+    def note(self, name, data):
+        if name.endswith(f"/{attempts.MARKER}"):
+            step, con = int(name.split("step=")[1].split("/")[0]), ludic.connect(root)
+            steps[step] = tuple(
+                [found for (found,) in con.execute(sql).fetchall()]
+                for sql in ("select step from metrics", "select distinct step from token_stats")
+            )
+        return put(self, name, data)
+
+    monkeypatch.setattr(Root, "put_if_absent", note)
+    settings = {"async_checkpoint": in_background, "keep_token_stats": True, "keep_policies": None}
+    train_here(root, num_steps=3, checkpoint_every=1, **settings)
+    assert sorted(steps) == [1, 2, 3]
+    for step, (of_metrics, of_token_stats) in steps.items():
+        assert set(range(1, step + 1)) <= set(of_metrics)
+        assert set(range(1, step + 1)) <= set(of_token_stats)
+
+
+def test_a_trainer_that_fails_before_the_metrics_of_a_step_leaves_no_checkpoint_of_it(new_root, monkeypatch):
+    root = new_root()
+    fill(root, num_files=4)
+    write = ownership.StepLog.write
+
+    def fail_at_2(self, step, row):
+        if step == 2:
+            raise OSError("no metrics today")
+        write(self, step, row)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ownership.StepLog, "write", fail_at_2)
+        with pytest.raises(OSError, match="no metrics today"):
+            train_here(root, num_steps=3, checkpoint_every=1)
+    assert [info.step for info in complete_checkpoints(root)] == [1]
+    assert train_here(root, num_steps=3, checkpoint_every=1) == 3
+    assert query(root, "select distinct step from metrics where kind = 'train' order by 1") == [(1,), (2,), (3,)]
 
 
 def test_a_run_killed_again_and_again_uses_each_group_once(new_root, straight):
     root = new_root()
     fill(root, num_files=4)
-    for at_step in (1, 2, 3, 4, 5):
+    for at_step in (1, 4, 5):  # before the first checkpoint, in a step of one, and after that
         train_until_killed(root, at_step=at_step, num_steps=6, checkpoint_every=2)
     train_here(root, num_steps=6, checkpoint_every=2)
     assert_same_run(root, straight)
@@ -106,10 +158,8 @@ def test_a_clean_stop_and_a_longer_run_are_one_run(new_root, straight):
     assert_same_run(root, straight)
 
 
-def test_steps_that_were_not_checkpointed_are_superseded_and_their_groups_are_free(new_root):
-    root = new_root()
-    fill(root, num_files=4)
-    train_until_killed(root, at_step=4, num_steps=6)
+def test_steps_that_were_not_checkpointed_are_superseded_and_their_groups_are_free(killed_at_4, tmp_path):
+    root = copied(killed_at_4, tmp_path / "run")
     # Step 4 was trained and step 5 perhaps planned; the next attempt begins from step 3.
     start_attempt(root, parent_attempt=1, parent_step=3)
     assert query(root, "select distinct step from batches order by step") == [(1,), (2,), (3,)]
@@ -131,10 +181,8 @@ def test_the_cursor_of_a_checkpoint_is_what_the_ledger_holds(new_root):
     assert len(used) == 10
 
 
-def test_a_resumed_trainer_publishes_its_weights_at_once_as_a_version_never_used_before(new_root):
-    root = new_root()
-    fill(root, num_files=4)
-    train_until_killed(root, at_step=4, num_steps=6)
+def test_a_resumed_trainer_publishes_its_weights_at_once_as_a_version_never_used_before(killed_at_4, tmp_path):
+    root = copied(killed_at_4, tmp_path / "run")
     version = latest_policy(root).version
     train_here(root, num_steps=6)
     published = query(root, "select version, step, attempt_id, parent_version from policies order by version")
@@ -162,26 +210,21 @@ def test_a_finished_run_can_be_trained_further(finished):
     assert query(finished, "select count(distinct group_id) from batches") == [(16,)]
 
 
-def test_a_checkpoint_of_a_replaced_trainer_is_not_resumed(new_root):
-    root = new_root()
-    fill(root, num_files=4)
-    train_here(root, num_steps=3)
-    start_attempt(root)  # somebody begins anew
-    assert checkpoint_to_resume(root, newest_attempt(root)) is None
-    start_attempt(root, parent_attempt=1, parent_step=3)
-    assert checkpoint_to_resume(root, newest_attempt(root)).step == 3
-    assert newest_attempt_id(root) == 3
+def test_a_checkpoint_of_a_replaced_trainer_is_not_resumed(finished):
+    start_attempt(finished)  # somebody begins anew
+    assert checkpoint_to_resume(finished, newest_attempt(finished)) is None
+    start_attempt(finished, parent_attempt=1, parent_step=3)
+    assert checkpoint_to_resume(finished, newest_attempt(finished)).step == 3
+    assert newest_attempt_id(finished) == 3
 
 
 @pytest.mark.parametrize(
     ("steps_gone", "goes_on_from"), [({3}, "checkpoints/attempt=1/step=2"), ({1, 2, 3}, "the first weights")]
 )
 def test_a_run_whose_last_checkpoint_is_gone_goes_on_from_what_is_left(
-    new_root, straight, caplog, steps_gone, goes_on_from
+    killed_at_3, tmp_path, straight, caplog, steps_gone, goes_on_from
 ):
-    root = new_root()
-    fill(root, num_files=4)
-    train_until_killed(root, at_step=3, num_steps=6, checkpoint_every=1)
+    root = copied(killed_at_3, tmp_path / "run")
     start_attempt(root, parent_attempt=1, parent_step=3)
     for step in steps_gone:
         root.delete(f"checkpoints/attempt=1/step={step}")
@@ -191,8 +234,8 @@ def test_a_run_whose_last_checkpoint_is_gone_goes_on_from_what_is_left(
     assert_same_run(root, straight)
 
 
-def test_a_second_trainer_is_refused_while_the_first_one_lives_and_writes_nothing(root_url, tiny_folder):
-    root = create_root(root_url, tiny_folder)
+def test_a_second_trainer_is_refused_while_the_first_one_lives_and_writes_nothing(new_root):
+    root = new_root()
     fill(root, num_files=4)
 
     def start_another(step, row):
@@ -204,12 +247,12 @@ def test_a_second_trainer_is_refused_while_the_first_one_lives_and_writes_nothin
                 train_here(root, num_steps=6)
             assert [root.list(folder) for folder in ("attempts", "policies", "checkpoints")] == before
 
-    assert train_here(root, num_steps=6, lease_s=3.0, report=start_another) == 6
+    assert train_here(root, num_steps=3, lease_s=3.0, report=start_another) == 3
     assert newest_attempt_id(root) == 1
 
 
-def test_a_trainer_that_is_taken_over_stops_and_the_run_is_as_if_it_had_not_been(root_url, tiny_folder, straight):
-    root = create_root(root_url, tiny_folder)
+def test_a_trainer_that_is_taken_over_stops_and_the_run_is_as_if_it_had_not_been(new_root, straight):
+    root = new_root()
     fill(root, num_files=4)
 
     def take_over(step, row):
@@ -247,10 +290,8 @@ def test_a_lease_is_renewed_while_the_checkpoint_is_chosen(new_root, monkeypatch
     assert num_renewals[1] >= 1
 
 
-def test_a_damaged_checkpoint_is_read_once(new_root, caplog):
-    root = new_root()
-    fill(root, num_files=4)
-    train_until_killed(root, at_step=3, num_steps=6, checkpoint_every=1, async_checkpoint=False)
+def test_a_damaged_checkpoint_is_read_once(killed_at_3, tmp_path, caplog):
+    root = copied(killed_at_3, tmp_path / "run")
     root.put("checkpoints/attempt=1/step=3/optimizer.safetensors", b"damaged")
     train_here(root, num_steps=4)
     assert caplog.text.count("the checkpoint is passed over") == 1
@@ -279,27 +320,27 @@ def test_a_watch_that_is_stopped_writes_nothing_but_what_the_model_is(new_root):
     assert [name for name in root.list("") if not name.startswith("model/")] == before
 
 
-def test_a_trainer_that_is_killed_holds_nobody_up(new_root, straight):
+def test_a_trainer_that_is_killed_holds_nobody_up(new_root, straight, tmp_path):
     root = new_root()
     fill(root, num_files=4)
-    script = "import os, sys; sys.path.insert(0, sys.argv[2]); import tiny_runs; from ludic.store import Root; "
-    script += "tiny_runs.train_here(Root.open(sys.argv[1]), num_steps=6, lease_s=600, report=lambda s, r: os._exit(9))"
-    command = [sys.executable, "-c", script, root.url, str(Path(tiny_runs.__file__).parent)]
-    assert subprocess.run(command, check=False).returncode == 9
+    script = tmp_path / "die.py"
+    script.write_text(
+        "import os, sys, tiny_runs; from ludic.store import Root\n"
+        "tiny_runs.train_here(Root.open(sys.argv[1]), num_steps=6, lease_s=600, report=lambda s, r: os._exit(9))\n"
+    )
+    assert Forked([script, root.url], tmp_path / "log").wait(240) == 9
     assert not read_lease(root, 1).released
     assert train_here(root, num_steps=6) == 6
     assert_same_run(root, straight)
 
 
-@pytest.mark.parametrize("selection", ["fifo", "uniform"])
-def test_a_killed_run_uses_each_group_as_often_as_one_that_was_not(new_root, selection):
-    settings = {"num_steps": 7, "selection": selection, "max_uses": 2, "checkpoint_every": 2}
+def test_a_killed_run_uses_each_group_as_often_as_one_that_was_not(new_root):
+    settings = {"num_steps": 7, "selection": "uniform", "max_uses": 2, "checkpoint_every": 2}
     straight, root = new_root("straight"), new_root()
     for each in (straight, root):
         fill(each, num_files=2)  # 8 groups, used twice: 8 steps of 2
     train_here(straight, **settings)
-    for at_step in (3, 5):
-        train_until_killed(root, at_step=at_step, **settings)
+    train_until_killed(root, at_step=5, **settings)  # some groups are used twice by then
     train_here(root, **settings)
     assert_same_run(root, straight)
     assert query(root, "select max(num_uses), count(distinct (step, group_id)) from batches") == [(2, 14)]

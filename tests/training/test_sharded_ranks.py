@@ -1,14 +1,12 @@
 """Two real ranks that load in shards: what each holds, and that one rank computes the same."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from forks import run_ranks
 from model_families import random_model_of
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -36,12 +34,7 @@ def seen(tmp_path_factory, root):
     LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=8)).save_pretrained(out / "large")  # 256 MB of layers
     for family in FAMILIES:
         random_model_of(family).save_pretrained(out / family)
-    script = str(Path(__file__).with_name("sharded_on_ranks.py"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command += [str(out), root.url, str(out / "large")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_ranks(2, [Path(__file__).with_name("sharded_on_ranks.py"), out, root.url, out / "large"], out)
     return [json.loads((out / f"rank={rank}.json").read_text()) for rank in (0, 1)]
 
 

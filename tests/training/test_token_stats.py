@@ -39,8 +39,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path, model: str) -> Root:
+    return new_root(tmp_path, model)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, model: str) -> Root:
+    """A root after two steps; not to be changed."""
+    root = new_root(tmp_path_factory.mktemp("trained"), model)
+    train_here(root, num_steps=2, **SETTINGS)
+    return root
+
+
+def new_root(folder: Path, model: str) -> Root:
     """Rollouts of two turns, with masked tokens between them."""
-    root = create_root(str(tmp_path / "run"), model, temperature=0.8)
+    root = create_root(str(folder / "run"), model, temperature=0.8)
     for seed, length in enumerate((9, 20)):
         fill(root, num_files=1, seed=seed, worker_id=f"w{seed}", response_length=length, num_turns=2)
     return root
@@ -85,8 +97,7 @@ def test_what_is_stored_is_what_a_plain_forward_pass_and_the_formula_give(root: 
 
 
 @pytest.mark.slow
-def test_the_columns_add_up_to_the_metrics_of_the_step(root: Root):
-    train_here(root, num_steps=2, **SETTINGS)
+def test_the_columns_add_up_to_the_metrics_of_the_step(trained: Root):
     sums = """
     with tokens as (
         select step, unnest(clipped) as clipped, unnest(entropy) as entropy,
@@ -98,15 +109,15 @@ def test_the_columns_add_up_to_the_metrics_of_the_step(root: Root):
     group by step
     order by step
     """
-    metrics = query(root, "select step, clip_fraction, entropy from metrics order by step")
+    metrics = query(trained, "select step, clip_fraction, entropy from metrics order by step")
     assert [row[0] for row in metrics] == [1, 2]
-    np.testing.assert_allclose(query(root, sums), metrics, rtol=1e-3)
-    of_view = query(root, "select k1, k3, ratio_max from mismatch where grouping = 'step' order by step")
-    of_metrics = query(root, "select sampler_kl_k1, sampler_kl, ratio_max from metrics order by step")
+    np.testing.assert_allclose(query(trained, sums), metrics, rtol=1e-3)
+    of_view = query(trained, "select k1, k3, ratio_max from mismatch where grouping = 'step' order by step")
+    of_metrics = query(trained, "select sampler_kl_k1, sampler_kl, ratio_max from metrics order by step")
     np.testing.assert_allclose(of_view, of_metrics, rtol=1e-4)
     ranks = "select quantile_disc(exp(log_ratio), [0.01, 0.99]) from trained_tokens group by step order by step"
-    quantiles = query(root, "select ratio_p01, ratio_p99 from metrics order by step")
-    np.testing.assert_allclose([row for (row,) in query(root, ranks)], quantiles, rtol=0.02)
+    quantiles = query(trained, "select ratio_p01, ratio_p99 from metrics order by step")
+    np.testing.assert_allclose([row for (row,) in query(trained, ranks)], quantiles, rtol=0.02)
 
 
 @pytest.mark.slow
@@ -147,14 +158,13 @@ def test_rounded_floats_are_as_near_as_11_bits_can_be(value: float):
 
 
 @pytest.mark.slow
-def test_the_guides_queries_run(root: Root):
-    train_here(root, num_steps=2, **SETTINGS)
+def test_the_guides_queries_run(trained: Root):
     guide = (Path(__file__).parents[2] / "docs/token_stats.md").read_text(encoding="utf-8")
-    con: duckdb.DuckDBPyConnection = ludic.connect(root)
+    con: duckdb.DuckDBPyConnection = ludic.connect(trained)
     queries = re.findall(r"```sql\n(.*?)```", guide, re.DOTALL)
     mismatch, *others = [con.sql(text).to_arrow_table() for text in queries]
     # of the first step alone, whose rollouts the trainer's first weights sampled
-    trained = [row for row in rows(root) if row["step"] == 1]
+    trained = [row for row in rows(trained) if row["step"] == 1]
     log_ratios = np.concatenate([(row["trainer_logprobs"] - row["response_logprobs"])[row["mask"]] for row in trained])
     (found,) = mismatch.to_pylist()
     assert (found["env_name"], found["num_tokens"]) == ("moar_cats", len(log_ratios))

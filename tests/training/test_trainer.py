@@ -1,4 +1,4 @@
-"""The trainer on roots that hold rollouts already, and beside workers that sample them: local, memory and S3 alike."""
+"""The trainer on roots that hold rollouts already, and beside workers that sample them."""
 
 import threading
 import time
@@ -30,22 +30,23 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def filled(root_url, tiny_folder):
-    """A root with 16 groups of 4, enough for 8 steps, and the groups by id."""
-    root = create_root(root_url, tiny_folder)
-    return root, fill(root, num_files=4)
-
-
-@pytest.fixture
 def local(new_root):
-    """As filled, on this machine."""
+    """A root with 16 groups of 4, enough for 8 steps, and the groups by id."""
     root = new_root()
     return root, fill(root, num_files=4)
 
 
-def test_every_step_trains_on_groups_that_no_other_step_sees(filled):
-    root, groups = filled
-    assert train_here(root, num_steps=5) == 5
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_folder):
+    """Such a root after five steps that kept the newest weights and checkpoints, and its groups; not to be changed."""
+    root = create_root(str(tmp_path_factory.mktemp("trained") / "run"), tiny_folder)
+    groups = fill(root, num_files=4)
+    assert train_here(root, num_steps=5, checkpoint_every=2, keep_checkpoints=2, keep_policies=2) == 5
+    return root, groups
+
+
+def test_every_step_trains_on_groups_that_no_other_step_sees(trained):
+    root, groups = trained
     seen = [(row[0], row[3]) for row in ledger(root)]  # step, group_id: a row an episode
     assert Counter(seen) == dict.fromkeys(seen, GROUP_SIZE)
     assert Counter(step for step, _ in set(seen)) == dict.fromkeys(range(1, 6), GROUPS_PER_BATCH)
@@ -53,16 +54,15 @@ def test_every_step_trains_on_groups_that_no_other_step_sees(filled):
     assert {group_id for _, group_id in seen} <= set(groups)
 
 
-def test_advantages_in_the_ledger_are_leave_one_out(local):
-    root, groups = local
-    train_here(root, num_steps=3)
+def test_advantages_in_the_ledger_are_leave_one_out(trained):
+    root, groups = trained
     expected = {
         rollout.rollout_id: advantage
         for group in groups.values()
         for rollout, advantage in zip(group.rollouts, group.rloo_advantages(), strict=True)
     }
     found = dict(query(root, "select rollout_id, advantage from batches where used"))
-    assert len(found) == 3 * GROUPS_PER_BATCH * GROUP_SIZE
+    assert len(found) == 5 * GROUPS_PER_BATCH * GROUP_SIZE
     assert found == pytest.approx({rollout_id: expected[rollout_id] for rollout_id in found}, abs=1e-12)
 
 
@@ -174,17 +174,15 @@ def test_a_version_is_published_when_it_is_due_and_at_the_end(new_root):
     assert latest_policy(root).version == 3
 
 
-def test_only_the_newest_policies_keep_their_weights(local):
-    root, _ = local
-    train_here(root, num_steps=5, keep_policies=2)
+def test_only_the_newest_policies_keep_their_weights(trained):
+    root, _ = trained
     assert policy_versions(root) == [0, 1, 2, 3, 4, 5]
     with_weights = [version for version in range(6) if root.exists(f"policies/version={version}/config.json")]
     assert with_weights == [4, 5]
 
 
-def test_checkpoints_are_written_when_due_and_at_the_end_and_pruned(local):
-    root, _ = local
-    train_here(root, num_steps=5, checkpoint_every=2, keep_checkpoints=2)
+def test_checkpoints_are_written_when_due_and_at_the_end_and_pruned(trained):
+    root, _ = trained
     assert [info.step for info in complete_checkpoints(root)] == [4, 5]
 
 
@@ -300,14 +298,15 @@ def cats_folder(tmp_path_factory) -> str:
     return folder
 
 
+@pytest.mark.parametrize("root_url", ["s3"], indirect=True)
 def test_collecting_and_training_share_nothing_but_the_root(root_url, cats_folder):
     root = create_root(root_url, cats_folder, max_tokens=8)
     with collecting(root):
-        assert train_here(root, num_steps=4, max_off_policy_steps=4, rollout_timeout_s=60.0) == 4
+        assert train_here(root, num_steps=3, max_off_policy_steps=4, rollout_timeout_s=60.0) == 3
     assert query(root, "select step, count(distinct group_id) from batches where used group by step order by step") == [
-        (step, GROUPS_PER_BATCH) for step in range(1, 5)
+        (step, GROUPS_PER_BATCH) for step in range(1, 4)
     ]
-    assert query(root, "select count(*), count(distinct rollout_id) from batches") == [(32, 32)]
+    assert query(root, "select count(*), count(distinct rollout_id) from batches") == [(24, 24)]
     # The trainer computes the probabilities that the sampler sampled with; what moved them is at most some steps.
     (on_policy,) = query(root, "select sampler_kl, ratio_max from metrics where kind = 'train' and step = 1")
     assert on_policy == pytest.approx((0.0, 1.0), abs=1e-3)

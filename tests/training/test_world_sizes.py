@@ -29,6 +29,11 @@ def cases(tensors):
     return sorted({name.removesuffix("/losses") for name in tensors if name.endswith("/losses")})
 
 
+def of(tensors):
+    """Cases whatever their dtype."""
+    return {name.partition("/")[0] for name in cases(tensors)}
+
+
 def assert_agrees(found, expected):
     assert found.keys() == expected.keys()
     for case in cases(expected):
@@ -48,18 +53,21 @@ def files_of(root, attempt_id):
 
 def test_objectives_train_alike_on_1_2_and_4_ranks_and_a_checkpoint_moves_between_them(tmp_path, run_root, train_here):
     train_here(run_root.url, attempt_id=1, steps=range(1, 4))
-    for attempt_id, num_ranks in ((2, 2), (3, 1), (4, 4)):  # each reads the checkpoint of the one before
-        words = [SCRIPT, tmp_path / str(num_ranks), run_root.url, attempt_id - 1, attempt_id]
+    # Each reads the checkpoint of the one before. On 4 ranks, which cost most, every third case.
+    for attempt_id, num_ranks, every in ((2, 2, 1), (3, 1, 1), (4, 4, 3)):
+        words = [SCRIPT, tmp_path / str(num_ranks), run_root.url, attempt_id - 1, attempt_id, every]
         run_ranks(num_ranks, words, tmp_path / f"logs-{num_ranks}")
 
     one, two, four = (load_file(tmp_path / str(num_ranks)) for num_ranks in (1, 2, 4))
     assert_agrees(two, one)
-    assert_agrees(four, one)
+    assert_agrees(four, {name: tensor for name, tensor in one.items() if name.partition("/")[0] in of(four)})
+    assert len(of(four)) >= len(of(one)) / 3
     # Else one thing was compared many times.
     assert (
         len({tuple(one[f"{case}/losses"].tolist()) for case in cases(one)})
         == len(cases(one))
-        >= 2 * (len(OBJECTIVES) + 3)
+        > len(of(one))
+        == len(OBJECTIVES) + 3
     )
 
     written = files_of(run_root, 1)

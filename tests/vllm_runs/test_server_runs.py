@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from engine_requests import a_request
+from forks import Forked
 from tiny_models import make_model, publish
 from vllm_servers import RECOMMENDED, VllmServer, running_servers
 
@@ -63,20 +64,19 @@ def test_a_run_goes_on_when_its_server_is_killed_and_started_again(tmp_path: Pat
     root = open_demo(url)
     with running_servers(str(root.run.model), tmp_path) as [server]:
         flags = ["--engine", "server", "--server-url", server.url, *to_flags(demo_config(NUM_STEPS).flat())]
-        command = [sys.executable, "-m", "ludic", "run", url, *flags]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
-            try:
-                wait_until(lambda: version_of(root) >= 8)
-                server.kill()
-                at, killed = version_of(root), time.monotonic()
-                time.sleep(5)
-                server.start()
-                server.wait()
-                gap_s = time.monotonic() - killed
-                _, stderr = run.communicate(timeout=600)
-            finally:
-                run.kill()
-    assert run.returncode == 0, stderr
+        run = Forked(["ludic", "run", url, *flags], tmp_path / "run.log")
+        try:
+            wait_until(lambda: version_of(root) >= 8)
+            server.kill()
+            at, killed = version_of(root), time.monotonic()
+            time.sleep(5)
+            server.start()
+            server.wait()
+            gap_s = time.monotonic() - killed
+            run.wait(600)
+        finally:
+            run.kill()
+    assert run.returncode == 0, run.printed()
     assert version_of(root) == NUM_STEPS
 
     con = ludic.connect(root)

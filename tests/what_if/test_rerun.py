@@ -1,6 +1,7 @@
 """what-if: the run's own rules give its ledger bit for bit; other rules give other uses, drops and credit."""
 
 from datetime import UTC, datetime, timedelta
+from shutil import copytree
 
 import numpy as np
 import polars as pl
@@ -47,11 +48,19 @@ def fill_mixed(root: Root, *, num_files: int = 3) -> None:
 
 
 OWN_RULES = {
-    "filters": {"filters": ("drop_zero_variance_groups", "drop_errors")},
-    "kept": {"filters": ("drop_zero_variance_groups",), "baseline_over": "kept", "advantage": "grpo"},
-    "per_token": {"advantage": "token_returns", "max_seq_len": 12},
-    "history": {"advantage": "rae", "filters": ("drop_zero_variance_groups",)},
-    "used_twice": {"max_uses": 2, "filters": ("drop_zero_variance_groups",)},
+    "kept": {
+        "filters": ("drop_zero_variance_groups", "drop_errors"),
+        "baseline_over": "kept",
+        "advantage": "grpo",
+        "loss_normalization": "episodes",
+    },
+    "per_token": {
+        "advantage": "token_returns",
+        "max_seq_len": 12,
+        "where": "episode_reward > 0",
+        "selection": "uniform",
+    },
+    "history": {"advantage": "rae", "max_uses": 2, "filters": ("drop_zero_variance_groups",)},
     "pairs": {
         "advantage": "best_worst",
         "objective": "dpo",
@@ -59,9 +68,7 @@ OWN_RULES = {
         "filters": ("drop_zero_variance_groups",),
     },
     "balanced": {"selection": "balanced", "sql_params": {"env_weights": "addition=2"}},
-    "where": {"where": "episode_reward > 0", "selection": "uniform"},
     "offline": {"offline": True, "epochs": 1, "filters": ("drop_zero_variance_groups",)},
-    "episodes": {"loss_normalization": "episodes", "filters": ("drop_zero_variance_groups",)},
 }
 
 
@@ -69,7 +76,7 @@ OWN_RULES = {
 @pytest.mark.parametrize("settings", OWN_RULES.values(), ids=OWN_RULES)
 def test_the_own_rules_of_a_run_give_its_ledger_bit_for_bit(tmp_path, model, settings):
     root = create_root(str(tmp_path / "run"), model, env=("moar_cats", "addition"))
-    fill_mixed(root)
+    fill_mixed(root, num_files=2)
     if settings.get("objective") == "dpo":
         settings = settings | {"reference": model}
     assert train_here(root, num_steps=2, **settings) >= 2
@@ -234,10 +241,8 @@ def test_code_of_the_root_runs_only_with_consent(tmp_path, model, monkeypatch):
         rerun(root, given())
 
 
-def test_expired_rollouts_are_named(tmp_path, model):
-    root = create_root(str(tmp_path / "run"), model)
-    fill(root, num_files=1)
-    train_here(root, num_steps=1)
+def test_expired_rollouts_are_named(tmp_path, trained):
+    root = Root.open(str(copytree(trained.url, tmp_path / "run")))
     expire(root, stored_files(root), rule="all")
     with pytest.raises(ConfigError, match=r"step 1 needs rollouts/.* is gone: its rollouts have expired"):
         rerun(root, given())

@@ -24,7 +24,7 @@ from ludic.environments.environment import Example, Family, Score, Split
 from ludic.environments.splits import draw
 from ludic.errors import ConfigError, unknown_name
 from ludic.installed import name_and_version
-from ludic.records import Message
+from ludic.records import Message, comparable_reward
 
 # acre mixes its kinds of question by shares of the dataset's size; 5 is the smallest size with all kinds.
 DATASET_SIZE = 5
@@ -98,7 +98,7 @@ class ReasoningGym:
         text = answer.strip() if tagged is None else tagged
         reward, info = self._score_text(text, example.data["entry"])
         components = {"score": reward, "format": float(tagged is not None)}
-        return Score(reward=reward, correct=reward == 1, components=components, info=info)
+        return Score(reward=reward, correct=comparable_reward(reward) == 1, components=components, info=info)
 
     def _score_text(self, text: str, entry: dict[str, Any]) -> tuple[float, dict[str, str]]:
         if not is_harmless(self.generator, text):

@@ -97,6 +97,8 @@ class _Game:
     `max_steps` is twice the turns of the game, which answers an invalid move by asking again.
     """
 
+    run_in = "loop"  # the random numbers and the standard output are those of the process
+
     def __init__(self, name: str, /, *, num_players: int, seed: int = 0, **options: Any) -> None:
         self._name, self.num_players, self._seed, self._options = name, num_players, seed, options
         self._random_state = random.getstate()

@@ -34,7 +34,7 @@ from ludic.adapters.environments.verifiers_turns import Line, Outcome, plain
 from ludic.environments.environment import Example, Split
 from ludic.environments.splits import partition
 from ludic.errors import ConfigError
-from ludic.records import ToolCall
+from ludic.records import ToolCall, add_rewards
 
 # --- Loading ---------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ def _outcome(trace: Any) -> Outcome:
     weighted = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
     return Outcome(
-        reward=sum(weighted.values()),
+        reward=add_rewards(weighted.values()),
         components={**metrics, **weighted},
         stop_condition=str(trace.stop_condition),
         is_cut=trace.stop_condition == "max_turns",

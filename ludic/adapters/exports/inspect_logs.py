@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ludic.defaults import Track, untracked
@@ -22,6 +23,7 @@ from ludic.eval.config import MeasureConfig
 from ludic.eval.numbers import Chosen, Samples, numbers
 from ludic.installed import installed_version, require
 from ludic.results import Part, Result, plural
+from ludic.show.evaluations import interval_text
 from ludic.sql import connect
 from ludic.sql.reports import figure
 from ludic.store import Root
@@ -97,6 +99,7 @@ def _write(folder: Path, keys: Json, log: "EvalLog") -> str:
     partial = folder / f"{name}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # a link of that name would lead to another file
         write_eval_log(log, str(partial), format="eval")
         partial.replace(folder / name)
     except OSError as error:
@@ -159,12 +162,12 @@ def _usage(*rows: Json) -> "ModelUsage":
 
 def _interval(row: Json) -> dict[str, Any]:
     if row["low"] is None:
-        return {"interval": "cannot be estimated"}
+        return {"interval": interval_text(row)}
     return {name: row[name] for name in ("interval", "low", "high")}
 
 
 def _results(rows: Sequence[Json], samples: "Sequence[EvalSample]", measured: Sequence[Json]) -> "EvalResults":
-    """Return ludic's measures as metrics of the reward, and the mean of each component."""
+    """Return ludic's measures as metrics of the reward, and the mean of each component, both over examples."""
     from inspect_ai.log import EvalMetric, EvalResults, EvalScore
 
     metrics: dict[str, EvalMetric] = {}
@@ -180,16 +183,17 @@ def _results(rows: Sequence[Json], samples: "Sequence[EvalSample]", measured: Se
                 metrics[key] = EvalMetric(name=key, value=value, params=params, metadata=_interval(row))
     scores: list[EvalScore] = []
     for name in dict.fromkeys(name for sample in samples for name in sample.scores or {}):
-        values = [float(sample.scores[name].value) for sample in samples if name in (sample.scores or {})]
-        scored = [value for value in values if math.isfinite(value)]
+        scored: dict[str, list[float]] = {}
+        for sample in samples:
+            value = float(sample.scores[name].value) if name in (sample.scores or {}) else math.nan
+            if math.isfinite(value):
+                scored.setdefault(str(sample.id), []).append(value)
         if name != REWARD:
-            metrics = {"mean": EvalMetric(name="mean", value=math.fsum(scored) / len(scored))} if scored else {}
-        num_unscored = len(samples) - len(scored)
-        scores.append(
-            EvalScore(
-                name=name, scorer=name, scored_samples=len(scored), unscored_samples=num_unscored, metrics=metrics
-            )
-        )
+            mean = fmean(map(fmean, scored.values())) if scored else None
+            metrics = {} if mean is None else {"mean": EvalMetric(name="mean", value=mean)}
+        num_scored = sum(map(len, scored.values()))
+        counts = {"scored_samples": num_scored, "unscored_samples": len(samples) - num_scored}
+        scores.append(EvalScore(name=name, scorer=name, metrics=metrics, **counts))
     num_completed = sum(row["error"] is None for row in rows)
     return EvalResults(total_samples=len(rows), completed_samples=num_completed, scores=scores)
 

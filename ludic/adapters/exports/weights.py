@@ -15,7 +15,8 @@ from typing import Any
 
 from ludic.errors import ConfigError
 from ludic.models.first_model import first_model, first_tokenizer, write_files
-from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
+from ludic.models.folder_check import ADAPTER_CONFIG, check_model_folder
+from ludic.models.lora import ADAPTER_WEIGHTS, merge_adapter
 from ludic.results import Part, Result, plural, size
 from ludic.store import Root
 from ludic.store.attempts import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids, newest_attempt_id
@@ -75,6 +76,7 @@ def export_weights(
                 _download_policy(root, version, folder)
             else:
                 _download_checkpoint(root, source, folder)
+        check_model_folder(folder)
         if (folder / ADAPTER_CONFIG).exists():
             with first_model(root, model) as base:
                 _merge_adapter(base, folder, f"{root.url}/{source}")

@@ -1,20 +1,25 @@
 """Define the episodes that an import format returns, and turn their texts into tokens.
 
-Pure except for the tokenizer. Raises RefusedRecordError if an episode can't be used, ModelError if the tokenizer has no
-usable chat template.
+Pure except for the tokenizer. Many episodes are turned at once: each asks for the tokens of its next texts, and these
+are encoded together. Raises RefusedRecordError if an episode can't be used, ModelError if the tokenizer has no usable
+chat template.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ludic.adapters.imports.records import RefusedRecordError, refusal
 from ludic.agents.transcript import Transcript, TranscriptBuilder
-from ludic.models.chat import render_text
+from ludic.errors import LudicError
+from ludic.models.chat import ChatRenderer
+from ludic.models.encoding import encode, encode_all
 from ludic.records import AgentStep, FinishReason, Message, ToolCall
 
 if TYPE_CHECKING:
@@ -91,20 +96,72 @@ def wanted_text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def rows_of(episode: Episode, get_tokenizer: GetTokenizer) -> Iterator[Row]:
-    """Yield the rows of an episode, with tokens, messages and agent steps."""
+_Result = TypeVar("_Result")
+Encoding = Generator[Sequence[str], Sequence[np.ndarray], _Result]
+"""Work that needs tokens: yields texts, is sent the tokens of each, (length,) int32, and returns its result."""
+
+
+def rows_of(episodes: Sequence[Episode], get_tokenizer: GetTokenizer) -> list[list[Row] | Exception]:
+    """Return the rows of each episode, with tokens, messages and agent steps; or the reason why it can't be used.
+
+    The texts of all episodes are encoded together, on all cores. Raises LudicErrors other than RefusedRecordError.
+    """
+    found: list[list[Row] | Exception] = [[] for _ in episodes]
+    works = [_episode_rows(episode, get_tokenizer) for episode in episodes]
+    answers: dict[int, Any] = dict.fromkeys(range(len(works)))
+    while answers:
+        asked: dict[int, Sequence[str]] = {}
+        for index, answer in answers.items():
+            work = works[index]
+            try:
+                asked[index] = work.throw(answer) if isinstance(answer, Exception) else work.send(answer)
+            except StopIteration as end:
+                found[index] = end.value
+            except Exception as error:
+                if isinstance(error, LudicError) and not isinstance(error, RefusedRecordError):
+                    raise
+                found[index] = error
+        answers = _encode_all(get_tokenizer(), asked) if asked else {}
+    return found
+
+
+def _encode_all(
+    tokenizer: "PreTrainedTokenizerBase", asked: Mapping[int, Sequence[str]]
+) -> dict[int, list[np.ndarray] | Exception]:
+    """Return the tokens of the texts of each work; or, for a work with a text that can't be encoded, the error."""
+    texts = list(chain.from_iterable(asked.values()))
+    with suppress(Exception):  # each is then encoded alone, to find out whose text it is
+        if all(isinstance(text, str) for text in texts):
+            tokens = iter(encode_all(tokenizer, texts))
+            return {index: list(islice(tokens, len(of_work))) for index, of_work in asked.items()}
+    return {index: _encode_alone(tokenizer, of_work) for index, of_work in asked.items()}
+
+
+def _encode_alone(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[np.ndarray] | Exception:
+    try:
+        return [encode(tokenizer, text) for text in texts]
+    except Exception as error:
+        return error
+
+
+def _episode_rows(episode: Episode, get_tokenizer: GetTokenizer) -> Encoding[list[Row]]:
+    rows: list[Row] = []
     for part in episode.rows:
         if isinstance(part, Conversation):
-            yield from _conversation_rows(part, get_tokenizer())
+            rows += yield from _conversation_rows(part, get_tokenizer())
             continue
-        failed = episode.columns.get("error") is not None
-        row = _texts_row(part, get_tokenizer(), failed) if isinstance(part, Texts) else part
+        if isinstance(part, Texts):
+            failed = episode.columns.get("error") is not None
+            row = yield from _texts_row(part, get_tokenizer(), failed)
+        else:
+            row = part
         messages, steps = _to_messages("messages", row.messages), row.agent_steps
         if steps is None and row.action_mask is None:
             action = messages[-1].content if messages and messages[-1].role == "assistant" else None
             end, reason = len(row.response_tokens), episode.columns.get("finish_reason")
             steps = [AgentStep(turn=0, action_target="env", start=0, end=end, finish_reason=reason, action=action)]
-        yield replace(row, messages=messages, agent_steps=steps or ())
+        rows.append(replace(row, messages=messages, agent_steps=steps or ()))
+    return rows
 
 
 def row_of(transcript: Transcript, messages: Sequence[Message], steps: Sequence[AgentStep]) -> Row:
@@ -119,15 +176,15 @@ def row_of(transcript: Transcript, messages: Sequence[Message], steps: Sequence[
     )
 
 
-def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase", failed: bool) -> Row:
+def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase", failed: bool) -> Encoding[Row]:
     """Return the row of two texts. An empty completion is the end token alone; of a failed episode it is no token."""
     if isinstance(texts.prompt, str):
         messages: tuple[Message, ...] = (Message(role="user", content=texts.prompt),)
-        prompt_tokens = _encode(tokenizer, texts.prompt)
+        prompt = texts.prompt
     else:
         messages = _to_messages("the prompt", texts.prompt)
-        prompt_tokens = _encode(tokenizer, _render(tokenizer, messages))
-    completion = _encode(tokenizer, texts.completion)
+        prompt = _renderer(tokenizer, messages).text(len(messages), add_generation_prompt=True)
+    prompt_tokens, completion = yield [prompt, texts.completion]
     if not len(completion) and not failed and tokenizer.eos_token_id is not None:
         completion = np.array([tokenizer.eos_token_id], np.int32)
     said = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
@@ -139,20 +196,21 @@ def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase", failed: bool)
     )
 
 
-def _conversation_rows(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> Iterator[Row]:
-    """Yield the rows of a conversation; each of the model's messages is a call with the messages before it."""
+def _conversation_rows(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> Encoding[list[Row]]:
+    """Return the rows of a conversation; each of the model's messages is a call with the messages before it."""
     messages = _to_messages("messages", conversation.messages)
-    builder, renderer = TranscriptBuilder(), _Renderer(tokenizer, conversation.tools)
+    builder, calls = TranscriptBuilder(), _Calls(tokenizer, messages, conversation.tools)
     steps: defaultdict[int, list[AgentStep]] = defaultdict(list)
     ends: dict[int, int] = {}
     for turn, index in enumerate(_sampled(conversation, messages)):
-        span = builder.add_call(*renderer.call(messages[: index + 1]))
+        prompt, completion = yield from calls.next(len(messages[: index + 1]))
+        span = builder.add_call(prompt, completion)
         steps[span.segment_index].append(agent_step(turn, messages[index], span.start, span.end))
         ends[span.segment_index] = index + 1
     if not steps:
         raise RefusedRecordError("messages has none of the model")
-    for segment, transcript in enumerate(builder.transcripts()):
-        yield row_of(transcript, messages[: ends[segment]], steps[segment])
+    transcripts = enumerate(builder.transcripts())
+    return [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
 
 
 def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: FinishReason | None = None) -> AgentStep:
@@ -177,60 +235,62 @@ def _sampled(conversation: Conversation, messages: Sequence[Message]) -> Sequenc
     return [index for index, message in enumerate(messages) if message.role == "assistant"]
 
 
-class _Renderer:
-    """Renders the calls of one conversation to tokens.
+class _Calls:
+    """The calls of one conversation, as tokens.
 
     Rendered as one text, tokens may merge across the border of a message. Where they would, the texts on both sides are
     encoded alone, as they are when a model is sampled.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", tools: Sequence[Mapping[str, Any]]) -> None:
-        self._tokenizer, self._tools = tokenizer, tools
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self._messages, self._renderer = messages, _renderer(tokenizer, messages, tools)
+        self._end_token, self._end_token_id = tokenizer.eos_token, tokenizer.eos_token_id
         self._text = ""
         """Text of the last call's prompt and completion."""
         self._tokens = np.zeros(0, np.int32)
         """(length,) int32: its tokens."""
 
-    def call(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the prompt of the call that said the last message, and its completion, each (length,) int32."""
-        before = _render(self._tokenizer, messages[:-1], self._tools)
-        prompt = _encode(self._tokenizer, before)
-        if before.startswith(self._text) and not np.array_equal(prompt[: len(self._tokens)], self._tokens):
-            prompt = np.concatenate([self._tokens, _encode(self._tokenizer, before[len(self._text) :])])
-        completion, text = self._completion(messages, prompt, before)
-        self._text, self._tokens = before + text, np.concatenate([prompt, completion])
+    def next(self, end: int) -> Encoding[tuple[np.ndarray, np.ndarray]]:
+        """Return the prompt of the call that said the last of the first `end` messages, and its completion.
+
+        Each is (length,) int32. The completion is what the message adds to its prompt, up to the end token.
+        """
+        before = self._renderer.text(max(0, end - 1), add_generation_prompt=True)
+        after = self._renderer.text(end, add_generation_prompt=False)
+        # A template may render a past answer differently from a new one; then the answer's text is encoded alone.
+        is_added = after.startswith(before)
+        said = after[len(before) :] if is_added else self._messages[end - 1].content
+        prompt, whole = yield [before, after if is_added else said]
+        if before.startswith(self._text) and not _begins(prompt, self._tokens):
+            (rest,) = yield [before[len(self._text) :]]
+            prompt = np.concatenate([self._tokens, rest])
+        if not is_added:
+            completion = whole
+        elif _begins(whole, prompt):
+            completion = whole[len(prompt) :]
+        else:
+            (completion,) = yield [said]
+        if is_added:
+            ends = np.flatnonzero(completion == self._end_token_id)
+            completion = completion[: ends[0] + 1] if len(ends) else completion
+            text, end_token, _ = said.partition(self._end_token or "\0")
+            said = text + end_token
+        self._text, self._tokens = before + said, np.concatenate([prompt, completion])
         return prompt, completion
 
-    def _completion(self, messages: Sequence[Message], prompt: np.ndarray, before: str) -> tuple[np.ndarray, str]:
-        """Return the tokens and the text that the last message adds to its prompt, up to the end token."""
-        after = _render(self._tokenizer, messages, self._tools, add_generation_prompt=False)
-        if not after.startswith(before):
-            # The template renders a past answer differently from a new one, so encode the answer's text alone.
-            return _encode(self._tokenizer, messages[-1].content), messages[-1].content
-        whole = _encode(self._tokenizer, after)
-        is_extended = np.array_equal(whole[: len(prompt)], prompt)
-        tokens = whole[len(prompt) :] if is_extended else _encode(self._tokenizer, after[len(before) :])
-        ends = np.flatnonzero(tokens == self._tokenizer.eos_token_id)
-        text, end, _ = after[len(before) :].partition(self._tokenizer.eos_token or "\0")
-        return (tokens[: ends[0] + 1] if len(ends) else tokens), text + end
+
+def _begins(tokens: np.ndarray, beginning: np.ndarray) -> bool:
+    """Return whether tokens, (length,), begin with others."""
+    return np.array_equal(tokens[: len(beginning)], beginning)
 
 
-def _render(
-    tokenizer: "PreTrainedTokenizerBase",
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] = (),
-    *,
-    add_generation_prompt: bool = True,
-) -> str:
-    """Return the text of a conversation; a recorded answer may hold special tokens, as marks of tool calls are."""
-    keep = ("assistant",)
-    return render_text(
-        tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, keep_special_of=keep
-    )
-
-
-def _encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> np.ndarray:
-    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+def _renderer(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+) -> ChatRenderer:
+    """Return a renderer for records; a recorded answer may hold special tokens, as marks of tool calls are."""
+    return ChatRenderer(tokenizer, messages, tools=tools, keep_special_of=("assistant",))
 
 
 # --- Messages --------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from ludic.code.files import UserFile, digest, python_file_of
 from ludic.code.kinds import FORMAT, find, find_own
 from ludic.code.run import describe, describe_failure
 from ludic.errors import ConfigError
-from ludic.records import AgentStep, FinishReason, Purpose, WeightSpan
+from ludic.records import AgentStep, FinishReason, Purpose, WeightSpan, add_rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def jsonl(record: Record) -> Episode:
     integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
     components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
     if "episode_reward" not in record.values and components:
-        reward = sum(components.values())
+        reward = add_rewards(components.values())
     correct = record.values.get("correct")
     if isinstance(correct, bool):  # else it is of the user's own, and kept as metadata
         record.used.add("correct")
@@ -176,7 +176,7 @@ def trl(record: Record) -> Episode:
     numbers = {name: value for name, value in record.rest().items() if is_number(value)}
     record.used.update(numbers)
     components = finite_numbers(numbers)
-    reward = sum(components.values()) if components else None
+    reward = add_rewards(components.values()) if components else None
     return Episode(
         rows=[Texts(prompt=prompt, completion=completion)],
         columns={"policy_version": version, "episode_reward": reward, "reward_components": components},
@@ -296,7 +296,7 @@ def _outcome(trace: Json) -> dict[str, Any]:
     sampling = {"temperature": float, "top_p": float, "max_tokens": int}
     return {
         **{name: kind(first[name]) for name, kind in sampling.items() if first.get(name) is not None},
-        "episode_reward": sum(components.values()) if components else None,
+        "episode_reward": add_rewards(components.values()) if components else None,
         "reward_components": components,
         "finish_reason": FINISH_REASONS.get(ends[-1]) if ends else None,
         "truncation_reason": _TRUNCATION_REASONS.get(trace.get("stop_condition") or ""),

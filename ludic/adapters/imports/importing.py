@@ -11,12 +11,15 @@ ConfigError if a file holds no usable record, or was imported in another way.
 """
 
 import functools
+import gc
 import hashlib
+import itertools
 import json
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +29,7 @@ import numpy as np
 
 from ludic.adapters.imports.episodes import Episode, GetTokenizer, Row, Texts, rows_of
 from ludic.adapters.imports.formats import Format, load_format
-from ludic.adapters.imports.records import Record, RefusedRecordError, as_texts, open_file
+from ludic.adapters.imports.records import PARQUET, Record, RefusedRecordError, as_texts, open_file, read_records
 from ludic.code.kept import create_root
 from ludic.code.run import only_exceptions
 from ludic.defaults import Track, untracked
@@ -145,8 +148,9 @@ class _Import:
     """Tokens that the run's model knows; None if the root keeps no model."""
     sha256: str
     """Digest of the file's content and its `path`: a step given only in the name distinguishes two equal files."""
-    episodes: dict[tuple[str, ...], list[list[Rollout]]] = field(default_factory=dict)
-    """The rollouts of each usable episode, by group."""
+    episodes: dict[tuple[str, ...], list[tuple[int, Sequence[Rollout]]]] = field(default_factory=dict)
+    """The number in the file and the rollouts of each usable episode, by group; `_groups` gives the rollouts ids."""
+    numbers: Iterator[int] = field(default_factory=itertools.count)
     kept: Counter[str] = field(default_factory=Counter)
     not_kept: Counter[str] = field(default_factory=Counter)
     refused: list[Refusal] = field(default_factory=list)
@@ -160,15 +164,35 @@ class _Import:
         return str(uuid.uuid5(_NAMESPACE, "/".join([self.sha256, kind, *map(str, numbers)])))
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python from collecting garbage, which takes a fourth of an import: it walks the objects of torch, too."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collections()
 def import_file(
-    root: Root, url: str, fmt: Format, *, env_name: str, tokenizer: str, get_tokenizer: GetTokenizer
+    root: Root,
+    url: str,
+    fmt: Format,
+    *,
+    env_name: str,
+    tokenizer: str,
+    get_tokenizer: GetTokenizer,
+    track: Track = untracked,
 ) -> ImportReport:
     """Import one file; a second call changes nothing. All rollouts of the file are in memory at once.
 
     env_name: environment of records that name none. tokenizer: name of the tokenizer that get_tokenizer loads, which
     is recorded in imports/.
     """
-    path, sha256 = _identity(url, fmt)
+    path, sha256, num_lines = _identity(url, fmt)
     job = _Import(
         root=root,
         url=url,
@@ -190,24 +214,32 @@ def import_file(
     earlier = IMPORTED.read(root, *name)
     if earlier is not None:
         return replace(earlier, file=url, was_there=True)
-    num_records = _read(job)
+    num_records = _read(job, track(fmt.read(url), num_lines, "records"))
     groups = list(_groups(job))
     begun = ImportBegun(**how, file=url, created_at=datetime.now(UTC).isoformat())
     if not root.put_if_absent(IMPORTS.name(name), encode_record(begun)):
         begun = _check_same(job, how, IMPORTS.read(root, *name)) or begun
-    _write(job, groups, datetime.fromisoformat(begun.created_at))
+    _write(job, groups, datetime.fromisoformat(begun.created_at), track)
     report = _report(job, num_records, groups)
     root.put_if_absent(IMPORTED.name(name), encode_record(report))
     return report
 
 
-def _identity(url: str, fmt: Format) -> tuple[dict[str, str], str]:
-    """Return the fields in a file's full path, and the digest of its content and these fields."""
+def _identity(url: str, fmt: Format) -> tuple[dict[str, str], str, int | None]:
+    """Return the fields in a file's full path, the digest of its content and these fields, and its number of lines.
+
+    The number is None if records are no lines.
+    """
     match = re.search(fmt.path, url if is_url(url) else Path(url).absolute().as_posix())
     path = {name: value for name, value in match.groupdict().items() if value is not None} if match else {}
+    content, num_lines, beginning = hashlib.sha256(), 0, b""
     with open_file(url) as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()
-    return path, hashlib.sha256(json.dumps([content, path], sort_keys=True).encode()).hexdigest()
+        while chunk := file.read(1 << 20):
+            content.update(chunk)
+            num_lines += chunk.count(b"\n")
+            beginning = beginning or chunk[: len(PARQUET)]
+    digest = hashlib.sha256(json.dumps([content.hexdigest(), path], sort_keys=True).encode()).hexdigest()
+    return path, digest, num_lines if fmt.read is read_records and beginning != PARQUET else None
 
 
 def _check_same(job: _Import, how: Mapping[str, Any], stored: ImportBegun | None) -> ImportBegun | None:
@@ -224,28 +256,67 @@ def _check_same(job: _Import, how: Mapping[str, Any], stored: ImportBegun | None
 # --- Reading ---------------------------------------------------------------------------------------------
 
 
-def _read(job: _Import) -> int:
+_RECORDS_A_BATCH = 256
+"""Records that become rollouts together: their texts are encoded, and their rollouts checked, in one call."""
+
+
+def _read(job: _Import, records: Iterable[tuple[int, Any]]) -> int:
     """Use or refuse every record; return their number. Raises ConfigError if no record can be used."""
-    num_records = number = 0
-    for line, values in job.format.read(job.url):
-        num_records += 1
-        try:
-            if isinstance(values, str):
-                raise RefusedRecordError(values)
-            record = Record({**job.path, **values}, {*job.path, *job.root.run.extra_columns})
-            for episode in _episodes(job, record):
-                _add(job, record, episode, number)
-                number += 1
-        except RefusedRecordError as error:
-            job.refused.append(Refusal(line=line, reason=str(error)))
-        except LudicError:
-            raise
-        except Exception as error:
-            job.refused.append(Refusal(line=line, reason=job.format.describe(error)))
+    num_records, unread = 0, iter(records)
+    while batch := list(itertools.islice(unread, _RECORDS_A_BATCH)):
+        num_records += len(batch)
+        refused = _use(job, [values for _, values in batch])
+        job.refused.extend(Refusal(line=batch[index][0], reason=reason) for index, reason in sorted(refused.items()))
+        gc.collect(1)  # the garbage of this batch; older objects are not walked
     if not job.episodes:
         first = f"; the first, at {job.refused[0].line}: {job.refused[0].reason}" if job.refused else ""
         raise ConfigError(f"{job.url}: none of {num_records} records can be used as format {job.format.name}{first}")
     return num_records
+
+
+def _use(job: _Import, batch: Sequence[dict[str, Any] | str]) -> dict[int, str]:
+    """Add the episodes of records to their groups; return why records were refused, by their indexes.
+
+    The episodes of a record before the one that can't be used are added, and those after it are not.
+    """
+    refused: dict[int, str] = {}
+    drafts: list[_Draft] = []
+    for index, values in enumerate(batch):
+        with _refusing(job, refused, index):
+            if isinstance(values, str):
+                raise RefusedRecordError(values)
+            record = Record({**job.path, **values}, {*job.path, *job.root.run.extra_columns})
+            drafts += [_Draft(index, record, episode) for episode in _episodes(job, record)]
+    made: list[_Made] = []
+    for draft, rows in zip(drafts, rows_of([draft.episode for draft in drafts], job.get_tokenizer), strict=True):
+        if draft.index not in refused:
+            with _refusing(job, refused, draft.index):
+                made.append(_make(job, draft, rows, str(len(made))))
+    ended: set[int] = set()
+    for each, reason in zip(made, _reasons(job, [each.rollouts for each in made]), strict=True):
+        if each.index in ended:
+            continue
+        if reason is not None:
+            ended.add(each.index)
+            refused[each.index] = reason
+            continue
+        job.episodes.setdefault(each.group, []).append((next(job.numbers), each.rollouts))
+        job.kept.update(each.kept)
+        job.not_kept.update(each.not_kept)
+    return refused
+
+
+@contextmanager
+def _refusing(job: _Import, refused: dict[int, str], index: int) -> Iterator[None]:
+    """Refuse a record, by its index, if the block raises; other LudicErrors than RefusedRecordError pass."""
+    try:
+        yield
+    except RefusedRecordError as error:
+        refused[index] = str(error)
+    except LudicError:
+        raise
+    except Exception as error:
+        refused[index] = job.format.describe(error)
 
 
 def _episodes(job: _Import, record: Record) -> list[Episode]:
@@ -260,35 +331,76 @@ def _episodes(job: _Import, record: Record) -> list[Episode]:
 # --- Rollouts --------------------------------------------------------------------------------------------
 
 
-def _add(job: _Import, record: Record, episode: Episode, number: int) -> None:
-    """Add an episode's rollouts to their group. Raises RefusedRecordError if the store would refuse them."""
-    rows = list(rows_of(episode, job.get_tokenizer))
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    index: int
+    """Index of its record in the batch."""
+    record: Record
+    episode: Episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """An episode whose rollouts are not checked yet."""
+
+    index: int
+    group: tuple[str, ...]
+    rollouts: Sequence[Rollout]
+    kept: Collection[str]
+    """Names of fields that became metadata."""
+    not_kept: Collection[str]
+    """Names of fields that are too long for it."""
+
+
+def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) -> _Made:
+    """Return the rollouts of an episode. place: identifies it until its number, and so its ids, are known."""
+    if isinstance(rows, Exception):
+        raise rows
     if not rows:
         raise RefusedRecordError("has no token or text of the model")
+    record, episode = draft.record, draft.episode
     texts = as_texts({**record.rest(), **episode.unused})
     metadata = {**as_texts(episode.metadata), **{name: text for name, text in texts.items() if len(text) <= SMALL}}
-    columns = {**_columns(job, record, episode, rows[0]), "request_index": -1 - number}
-    columns |= {"group_id": job.id("group", number), "episode_id": job.id("episode", number)}
+    columns = {**_columns(job, record, episode, rows[0]), "request_index": -1, "group_id": place, "episode_id": place}
     rollouts = [
         Rollout(
             **columns,
             **_row_columns(row, columns["episode_reward"] if row is rows[-1] else None),
-            rollout_id=job.id("rollout", number, segment),
+            rollout_id=f"{place}/{segment}",
             segment_index=segment,
-            trajectory_id=job.id("rollout", number, 0),
+            trajectory_id=f"{place}/0",
             metadata=metadata if row.response_logprobs is not None else {**metadata, **LOGPROBS_ABSENT},
         )
         for segment, row in enumerate(rows)
     ]
-    batch = RolloutBatch(
-        groups=(RolloutGroup(key="", rollouts=tuple(rollouts)),), metadata=RolloutMetadata(worker_id=job.worker_id)
+    return _Made(
+        index=draft.index,
+        group=(_group_key(episode, columns, rows[0]), columns["env_name"], columns["purpose"]),
+        rollouts=rollouts,
+        kept=metadata.keys(),
+        not_kept=[name for name, text in texts.items() if len(text) > SMALL],
     )
-    if problems := find_problems(batch, job.root.run.extra_columns, vocab_size=job.vocab_size):
-        raise RefusedRecordError("; ".join(f"{problem.column} {problem.reason}" for problem in problems[:3]))
-    key = (_group_key(episode, columns, rows[0]), columns["env_name"], columns["purpose"])
-    job.episodes.setdefault(key, []).append(rollouts)
-    job.kept.update(metadata.keys())
-    job.not_kept.update(name for name, text in texts.items() if len(text) > SMALL)
+
+
+def _reasons(job: _Import, episodes: Sequence[Sequence[Rollout]]) -> list[str | None]:
+    """Return why the store would refuse each episode, None if it takes it. Checks halves if not all are taken."""
+    if not episodes:
+        return []
+    groups = tuple(RolloutGroup(key="", rollouts=tuple(rollouts)) for rollouts in episodes)
+    batch = RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=job.worker_id))
+    try:
+        problems = find_problems(batch, job.root.run.extra_columns, vocab_size=job.vocab_size)
+        reason = "; ".join(f"{problem.column} {problem.reason}" for problem in problems[:3])
+    except LudicError:
+        raise
+    except Exception as error:
+        reason = job.format.describe(error)
+    if not reason:
+        return [None] * len(episodes)
+    if len(episodes) == 1:
+        return [reason]
+    middle = len(episodes) // 2
+    return [*_reasons(job, episodes[:middle]), *_reasons(job, episodes[middle:])]
 
 
 def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[str, Any]:
@@ -364,28 +476,35 @@ def _prompt(episode: Episode, row: Row) -> str:
 
 
 def _groups(job: _Import) -> Iterator[RolloutGroup]:
-    """Yield groups in the order of their first episodes; group_size is the real number of episodes."""
+    """Yield groups, with their ids, in the order of their first episodes; group_size is the real number of episodes."""
     for episodes in job.episodes.values():
-        first = episodes[0][0]
+        group_id, first = job.id("group", episodes[0][0]), episodes[0][1][0]
         rollouts = tuple(
-            replace(row, group_id=first.group_id, group_index=index, group_size=len(episodes))
-            for index, rows in enumerate(episodes)
-            for row in rows
+            replace(
+                row,
+                group_id=group_id,
+                group_index=index,
+                group_size=len(episodes),
+                request_index=-1 - number,
+                episode_id=job.id("episode", number),
+                rollout_id=job.id("rollout", number, segment),
+                trajectory_id=job.id("rollout", number, 0),
+            )
+            for index, (number, rows) in enumerate(episodes)
+            for segment, row in enumerate(rows)
         )
         yield RolloutGroup(key=f"{first.env_name}/{first.env_example_id}", rollouts=rollouts)
 
 
-def _write(job: _Import, groups: Sequence[RolloutGroup], created_at: datetime) -> None:
+def _write(job: _Import, groups: Sequence[RolloutGroup], created_at: datetime, track: Track) -> None:
     """Write whole groups, in files that follow from the content alone; files that exist already are unchanged."""
     metadata = RolloutMetadata(worker_id=job.worker_id, timestamp=created_at)
     folders: dict[str, Folder] = {"train": "rollouts", "eval": "evals"}
     for purpose, folder in folders.items():
-        chosen = [group for group in groups if group.rollouts[0].purpose == purpose]
-        with RolloutWriter(job.root, job.worker_id, folder=folder) as writer:
-            for part in _parts(chosen):
-                # One flush for each batch, so that the content of a file does not depend on the clock.
+        parts = list(_parts([group for group in groups if group.rollouts[0].purpose == purpose]))
+        with RolloutWriter(job.root, job.worker_id, folder=folder, file_per_batch=True) as writer:
+            for part in track(parts, len(parts), "files") if parts else ():
                 writer.append(RolloutBatch(groups=part, metadata=metadata))
-                writer.flush()
 
 
 def _parts(groups: Sequence[RolloutGroup]) -> Iterator[tuple[RolloutGroup, ...]]:
@@ -453,8 +572,9 @@ def import_files(
             env_name=env or mapping.name,
             tokenizer=tokenizer or root.run.model,
             get_tokenizer=get_tokenizer,
+            track=track,
         )
-        for url in track(files, len(files), "files")
+        for url in track(files, len(files), "files to import")
     ]
 
 

@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from ludic.errors import ConfigError, SchemaError, one_line
 from ludic.settings import check_url
 
+PARQUET = b"PAR1"
+"""The first bytes of a Parquet file."""
 _ROWS_A_BATCH = 256
 
 Records = Iterator[tuple[int, dict[str, Any] | str]]
@@ -27,9 +29,9 @@ Records = Iterator[tuple[int, dict[str, Any] | str]]
 def read_records(url: str) -> Records:
     """Yield each JSON line or Parquet row, counted from 1; for a line that is no JSON object, the reason."""
     with open_file(url) as file:
-        magic = file.read(4)
+        magic = file.read(len(PARQUET))
         file.seek(0)
-        if magic == b"PAR1":
+        if magic == PARQUET:
             yield from enumerate(_parquet_rows(file, url), start=1)
             return
         for number, line in enumerate(file, start=1):
@@ -90,8 +92,12 @@ class Record:
         return list(found.values())
 
     def get(self, *names: str) -> Any:
-        self.used.update(names, (name.partition(".")[0] for name in names))
-        return next((value for name in names if (value := _look_up(self.values, name)) is not None), None)
+        for name in names:
+            self.used.update((name, name.partition(".")[0]))
+        for name in names:
+            if (value := _look_up(self.values, name)) is not None:
+                return value
+        return None
 
     def text(self, *names: str) -> str | None:
         return self._get(names, _to_text, "text")
@@ -193,6 +199,8 @@ def _look_up(values: Mapping[str, Any], name: str) -> Any:
     """Return the value of a field or of a dotted path; None if there is no such field."""
     if name in values:
         return values[name]
+    if "." not in name:
+        return None
     value: Any = values
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

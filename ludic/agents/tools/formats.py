@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from ludic.agents.tools.toolbox import refuse_constant
+from ludic.agents.tools.toolbox import finite_float, refuse_constant
 from ludic.errors import ConfigError
 from ludic.printable import storable
 from ludic.records import ToolCall
@@ -25,10 +25,11 @@ from ludic.records import ToolCall
 MAX_UNREADABLE = 3
 """Unreadable calls after which the rest of a text is not searched: a loop of the model may write thousands of them."""
 
+_TOO_DEEP = "the JSON of the call is nested too deeply"
 _WRITTEN = '{"name": "TOOL", "arguments": {...}}'
 
 # strict=False: models write line breaks inside strings, mostly in code.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=refuse_constant)
+_DECODER = json.JSONDecoder(strict=False, parse_constant=refuse_constant, parse_float=finite_float)
 _SPACE = re.compile(r"\s*")
 
 
@@ -58,6 +59,11 @@ class ToolFormat(Protocol):
 class _UnreadableError(Exception):
     """Call markup that can't be read."""
 
+    def __init__(self, problem: str, position: int = 0) -> None:
+        """position: index in the text up to which the call was read; 0 if it is not known."""
+        super().__init__(problem)
+        self.position = position
+
 
 _Call = tuple[str, str]
 """Name and arguments, the latter as JSON text."""
@@ -82,9 +88,11 @@ class _Markup:
         while len(problems) < MAX_UNREADABLE and (match := self.start.search(text, position)):
             try:
                 calls, position = self.read(text, match.end())
-            except _UnreadableError as error:
-                problems.append(str(error))
-                calls, position = [], match.end()
+            # RecursionError: of a value that the decoder takes, and the encoder does not.
+            except (_UnreadableError, RecursionError) as error:
+                problems.append(str(error) if isinstance(error, _UnreadableError) else _TOO_DEEP)
+                # A start may be an empty match, which the next search would find again.
+                calls, position = [], max(match.end(), match.start() + 1, getattr(error, "position", 0))
             if calls:
                 around.append(text[end : match.start()])
                 end = position
@@ -196,8 +204,9 @@ def _read_json(text: str, start: int) -> tuple[Any, int]:
     try:
         return _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        raise _UnreadableError(f"the JSON of the call is broken: {error.msg} at {_near(text, error.pos)}") from error
-    except (ValueError, RecursionError) as error:
+        problem = f"the JSON of the call is broken: {error.msg} at {_near(text, error.pos)}"
+        raise _UnreadableError(problem, error.pos) from error
+    except ValueError as error:
         raise _UnreadableError(f"the JSON of the call can't be read: {error}") from error
 
 

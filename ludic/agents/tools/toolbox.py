@@ -6,6 +6,7 @@ that the model reads. Arguments are checked against the tool's JSON schema first
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -145,7 +146,7 @@ MAX_PROBLEM_CHARS = 300
 def read_arguments(text: str) -> dict[str, Any]:
     """Parse the JSON text of a call's arguments. Raises ToolError unless it is one JSON object."""
     try:
-        arguments = json.loads(text, parse_constant=refuse_constant)
+        arguments = json.loads(text, parse_constant=refuse_constant, parse_float=finite_float)
     except (ValueError, RecursionError) as error:
         raise ToolError(f"the arguments are not valid JSON ({error}); wanted one JSON object") from error
     if not isinstance(arguments, dict):
@@ -156,6 +157,14 @@ def read_arguments(text: str) -> dict[str, Any]:
 def refuse_constant(name: str) -> Any:
     """Raise ValueError for NaN and Infinity, which Python's json reads and JSON does not have."""
     raise ValueError(f"{name} is not a JSON number")
+
+
+def finite_float(text: str) -> float:
+    """Return the value of a JSON number. Raises ValueError for 1e999, which Python's json reads as Infinity."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is larger than the largest float")
+    return value
 
 
 def make_validator(schema: Mapping[str, Any]) -> Any:

@@ -11,9 +11,25 @@ from dataclasses import replace
 
 from ludic.defaults import Track, untracked
 from ludic.errors import ModelError, SchemaError
-from ludic.maintenance.verify.checks import Finding, Report, RowChecks, check_data, meaning_of, note_data
-from ludic.maintenance.verify.records import check_code, check_model, check_records, check_weights
+from ludic.maintenance.verify.checks import (
+    Finding,
+    Report,
+    RowChecks,
+    check_data,
+    meaning_of,
+    note_data,
+    small_views_as_tables,
+)
+from ludic.maintenance.verify.records import (
+    AT_THE_TOP,
+    check_code,
+    check_model,
+    check_records,
+    check_weights,
+    folders_for_files,
+)
 from ludic.maintenance.verify.tables import (
+    NOT_OURS,
     TABLES,
     Checked,
     Footer,
@@ -29,7 +45,7 @@ from ludic.store import Root, read_attempt
 from ludic.store.attempts import chain, newest_attempt
 from ludic.store.catalogue import BATCHES, Records, row_of
 from ludic.store.files import parse_file
-from ludic.store.local import links_out
+from ludic.store.local import leads_out
 from ludic.store.tombstones import list_leftovers, list_quarantined, quarantine
 
 __all__ = ["TABLES", "Finding", "Footer", "Report", "check_root", "meaning_of", "read_footers"]
@@ -50,27 +66,40 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     moved = {finding.where for finding in repaired}
     appended = [file for file in stored if parse_file(file.name) and file.name not in moved]
     findings += [*check_compactions(root, appended), *check_records(root), *check_weights(root)]
-    findings += [*check_model(root), *check_code(root), *_check_links(root)]
+    findings += [*check_model(root), *check_code(root), *_check_strays(root)]
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
     unreadable += [finding.where for finding in findings if isinstance(row_of(finding.where), Records)]
     findings += rows.finish()
     con = connect(root, without=unreadable)
-    findings += check_data(con, root, track)
-    notes = [
-        *note_data(con),
+    with small_views_as_tables(con):
+        findings += check_data(con, root, track)
+        notes = list(note_data(con))
+    notes += [
         *unfinished_compactions(root, appended),
         *_leftovers(root),
         *_quarantined(root),
         *_without_digests(stored),
+        *_at_the_top(root),
     ]
     return Report(root=root.url, findings=findings, notes=notes, repaired=repaired)
 
 
-def _check_links(root: Root) -> Iterator[Finding]:
-    """Find links that lead out of a local root."""
-    for name in sorted(links_out(root.path)) if root.is_local else ():
-        problem = "leads out of the run; delete it, and put the files themselves there if they belong to the run"
-        yield Finding(check="link", where=name, problem=problem)
+def _check_strays(root: Root) -> Iterator[Finding]:
+    """Find what listings pass over, but for what other programs keep; of these only links that lead out."""
+    for name, problem in root.strays().items():
+        is_link = root.is_local and leads_out(root.path, name)
+        if is_link or not name.startswith(NOT_OURS):
+            yield Finding(check="link" if is_link else "no_file", where=name, problem=problem)
+    for name in folders_for_files(root):
+        problem = "is a folder, wanted a file; ludic does not open it: delete it, or move it out of the run"
+        yield Finding(check="no_file", where=name, problem=problem)
+
+
+def _at_the_top(root: Root) -> Iterator[Finding]:
+    """Find what lies at the top of a run and is no kind of the catalogue, but for hidden files."""
+    for name in dict.fromkeys(name.partition("/")[0] for name in root.list("")):
+        if name not in AT_THE_TOP and not name.startswith("."):
+            yield Finding(check="stray", where=name, problem="ludic writes nothing of this name here")
 
 
 def _vocabulary(root: Root) -> int | None:

@@ -1,9 +1,9 @@
 """Findings of checks, what each check means, and the checks of ludic/sql/checks/ and ludic/sql/notes/."""
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -17,7 +17,7 @@ from ludic.errors import QueryError, one_line
 from ludic.results import Part, Result, Sentence
 from ludic.schema import arrow_schema
 from ludic.sql.connect import open_duckdb
-from ludic.sql.library import has_rows, load_checks, load_notes, run_query
+from ludic.sql.library import has_rows, load_checks, load_notes, mentioned, run_query
 from ludic.store import Root
 from ludic.store.attempts import find_cut
 
@@ -77,6 +77,7 @@ MEANINGS = {
     "newer_schema": "a file that a newer ludic wrote; upgrade this one",
     "misnamed": "a file whose name does not say what is in it",
     "link": "a symbolic link that leads out of the run; ludic reads, writes and deletes nothing through it",
+    "no_file": "a name at which ludic reads nothing: a named pipe, a link to nowhere, a key that is no path; delete it",
     "scattered_groups": "a group whose rows are not adjacent in their file, though readers take them in one piece",
     "compaction": "a compacted file that does not agree with what it replaces",
     "note": "a small file about the run that is not as it was written, or that ludic can't read",
@@ -90,6 +91,7 @@ MEANINGS = {
     "leftover": "temporary files of writers that were killed",
     "no_digests": "files that an older ludic or another writer made, without digests of their bytes",
     "quarantined": "a broken file that was moved out of sight",
+    "stray": "a file or a folder at the top of the run that is not the run's; no command reads it",
 }
 
 
@@ -127,12 +129,11 @@ class RowChecks:
 
     def __init__(self, vocab_size: int | None = None) -> None:
         """vocab_size: tokens that the run's model knows; None if the root keeps no model."""
-        self._con = open_duckdb()
-        if vocab_size is not None:
-            self._con.execute(f"set variable vocab_size = {vocab_size:d}")
+        self._vocab_size = vocab_size
+        self._con: duckdb.DuckDBPyConnection | None = None
         self._checks = {name: load_checks()[name] for name in ROW_CHECKS}
-        words = {word for sql in self._checks.values() for word in re.findall(r"\w+", sql)}
-        self._schema = pa.schema([field for field in arrow_schema("rollouts") if field.name in words])
+        schema = arrow_schema("rollouts")
+        self._schema = pa.schema([schema.field(name) for name in mentioned(self._checks.values(), schema.names)])
         self._lock = threading.Lock()
         self._gathered: list[pa.Table] = []
         self._gathered_bytes = 0
@@ -157,14 +158,21 @@ class RowChecks:
             yield from row_findings(name, self._shown[name], self._counts[name])
 
     def _run(self) -> None:
-        self._con.register("rollouts", pa.concat_tables(self._gathered))
+        con = self._con = self._con or self._connect()
+        con.register("rollouts", pa.concat_tables(self._gathered))
         for name, sql in self._checks.items():
-            found = run_query(self._con, sql)
+            found = run_query(con, sql)
             self._counts[name] += found.num_rows
             room = MOST_SHOWN - len(self._shown[name])
             self._shown[name] += found.slice(0, room).to_pylist()
-        self._con.unregister("rollouts")
+        con.unregister("rollouts")
         self._gathered, self._gathered_bytes = [], 0
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        con = open_duckdb()
+        if self._vocab_size is not None:
+            con.execute(f"set variable vocab_size = {self._vocab_size:d}")
+        return con
 
 
 def row_findings(check: str, shown: list[dict[str, Any]], num_rows: int) -> Iterator[Finding]:
@@ -187,6 +195,36 @@ def _in_short(value: object) -> str:
 
 _NOT_OF_A_CUT = ("step_gaps", "sequence_gaps")
 """Checks that a cut (`ludic cut`) fails by design: it lacks the steps before, and files of other steps."""
+
+_READ_OFTEN = ("all_batches", "batches", "rollouts", "evals", "gone", "attempts", "policies")
+"""Views that several checks read. In a live run, what a row refers to may be younger than the row, so is read later."""
+_MOST_ROWS = 100_000
+_COLUMNS = "select column_name from duckdb_columns() where schema_name = 'main' and table_name = ? and not internal"
+
+
+@contextmanager
+def small_views_as_tables(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Put temporary tables in the place of views that several checks read, if the run is small.
+
+    DuckDB takes far longer to bind such a view than to run a check on so few rows. ROW_CHECKS have a connection of
+    their own.
+    """
+    queries = [sql for name, sql in (load_checks() | load_notes()).items() if name not in ROW_CHECKS]
+    made: list[str] = []
+    try:
+        for view in _READ_OFTEN:
+            with suppress(duckdb.Error):  # a file can't be read: each check that reads it says so
+                # Lists stay out: no such check names one.
+                columns = [name for (name,) in con.execute(_COLUMNS, [view]).fetchall()]
+                chosen = ", ".join(f'"{name}"' for name in mentioned(queries, columns))
+                con.execute(f"create temp table {view} as select {chosen} from main.{view} limit {_MOST_ROWS + 1}")  # noqa: S608
+                made.append(view)
+                if con.table(f"temp.{view}").shape[0] > _MOST_ROWS:
+                    con.execute(f"drop table temp.{made.pop()}")
+        yield
+    finally:
+        for view in made:
+            con.execute(f"drop table temp.{view}")
 
 
 def check_data(con: duckdb.DuckDBPyConnection, root: Root, track: Track = untracked) -> Iterator[Finding]:

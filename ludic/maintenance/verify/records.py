@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -12,6 +13,7 @@ from ludic.code.kept import check_list, parse_name
 from ludic.errors import SchemaError, StoreError
 from ludic.maintenance.verify.checks import Finding, reason_of
 from ludic.maintenance.verify.tables import FOREIGN_NAME, TABLES
+from ludic.models.folder_check import ADAPTER_CONFIG
 from ludic.store import Root, latest_policy
 from ludic.store.attempts import MARKER, checkpoint_folder, find_cut, read_parent
 from ludic.store.catalogue import (
@@ -54,17 +56,28 @@ _CHECKS = {ATTEMPTS.kind: "attempt", LEASES.kind: "attempt", WORKERS.kind: "work
 """Name of the check, by kind; of the others it is note."""
 _FOLDERS = {row.folder for row in ROWS if row.folder} - TABLES.keys()
 """Folders whose names are checked here; check_tables finds foreign names among tables."""
+AT_THE_TOP = {row.template.partition("/")[0] for row in ROWS}
+"""Files and folders at the top of a run."""
 
 
 def check_records(root: Root) -> Iterator[Finding]:
     """Check all files but tables and weights, by one listing."""
     for name in root.list(""):
-        row = row_of(name)
+        row, folder = row_of(name), name.partition("/")[0]
         if row is None:
-            if name.partition("/")[0] in _FOLDERS or ("\\" in name and name.partition("/")[0] not in TABLES):
+            if folder in _FOLDERS or name in TABLES or ("\\" in name and folder not in TABLES):
                 yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
         elif isinstance(row, Records) and row not in _WITH_THEIR_FILES:
             yield from _check_record(root, row, name)
+
+
+def folders_for_files(root: Root) -> Iterator[str]:
+    """Yield the folders of a local root that have the name of one file of the run; other stores have no folders."""
+    for folder, names, _ in os.walk(root.path) if root.is_local else ():
+        for name in (f"{folder}/{name}"[len(root.path) + 1 :] for name in names):
+            row = row_of(name)
+            if row is not None and not row.ends_with_path:
+                yield name
 
 
 def check_code(root: Root) -> Iterator[Finding]:
@@ -110,8 +123,6 @@ def _check_record(root: Root, row: Records[Any, Any], name: str) -> Iterator[Fin
 # the filesystem fails.
 
 
-_ADAPTER_CONFIG = "adapter_config.json"
-"""Config of a LoRA adapter, which is stored instead of whole weights."""
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 """Errors from parsing a damaged file; ludic's SchemaError is a ValueError."""
 _MOST_HEADER_BYTES = 100_000_000
@@ -218,7 +229,7 @@ def _weights_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iter
     """Find missing or incomplete parts of a Hugging Face folder: config, weights and their shards, or adapter."""
     if f"{folder}/{WEIGHTS.file}" not in sizes:
         yield "config.json is missing"
-    if f"{folder}/{_ADAPTER_CONFIG}" in sizes:
+    if f"{folder}/{ADAPTER_CONFIG}" in sizes:
         yield from _tensor_problems(root, f"{folder}/adapter_model.safetensors", sizes)
         return
     index = f"{folder}/model.safetensors.index.json"

@@ -22,16 +22,24 @@ from ludic.store import Root
 from ludic.store.attempts import find_cut
 from ludic.store.catalogue import FOREIGN, ROWS, Table
 from ludic.store.files import Plan, RequestsFile, SourceFile, parse_file, read_plans, sources_of
-from ludic.store.parquet import UNREADABLE, check_text, group_starts, is_broken, open_checked
+from ludic.store.parquet import (
+    MOST_ROW_GROUP_BYTES,
+    UNREADABLE,
+    batches_within,
+    check_text,
+    group_starts,
+    is_broken,
+    open_checked,
+)
 
 TABLES: Mapping[str, Table[Any]] = {row.folder: row for row in ROWS if isinstance(row, Table)}
 """The row of each folder of Parquet files."""
 
 _CONCURRENT_FILES = 4
-_BATCH_BYTES = 8 << 20
+_BATCH_BYTES, _BATCH_ROWS = 8 << 20, 1 << 14
 _MOST_NAMES = 3
 FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
-_NOT_OURS = tuple(row.template.partition("{")[0] for row in FOREIGN)
+NOT_OURS = tuple(row.template.partition("{")[0] for row in FOREIGN)
 """Where other programs write, such as the logs of Delta exports beside the files that they register."""
 _OF_ROLLOUTS = ["run_id", "group_id", "policy_version", "env_name", "worker_id", "sequence"]
 
@@ -61,7 +69,7 @@ class Checked:
 
 def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[Checked]:
     """Read every file of TABLES, and pass the rollouts to `rows`; a file that vanishes in between has no findings."""
-    names = [name for folder in TABLES for name in root.list(folder) if not name.startswith(_NOT_OURS)]
+    names = [name for folder in TABLES for name in root.list(folder) if not name.startswith(NOT_OURS)]
     with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
         return list(track(pool.map(lambda name: check_file(root, name, rows), names), len(names), "files"))
 
@@ -76,7 +84,7 @@ def read_footers(
     sizes = {
         name: size
         for name, size in root.sizes(folder).items()
-        if name.endswith(".parquet") and not name.startswith(_NOT_OURS)
+        if name.endswith(".parquet") and not name.startswith(NOT_OURS)
     }
     known = known or {}
     left = [name for name in sizes if name not in known]
@@ -88,8 +96,9 @@ def read_footers(
 
 def _read_footer(root: Root, name: str, size_bytes: int) -> Footer:
     try:
-        with root.open_file(name) as source, open_checked(source, name) as (file, _):
-            check_schema(file.schema_arrow, _row_of(name).table, name)
+        table = _row_of(name).table
+        with root.open_file(name) as source, open_checked(source, name, table) as (file, _):
+            check_schema(file.schema_arrow, table, name)
             return Footer(name=name, size_bytes=size_bytes, num_rows=file.metadata.num_rows)
     except (*UNREADABLE, LudicError) as error:
         return Footer(name=name, size_bytes=size_bytes, problem=_problem(name, error))
@@ -155,7 +164,7 @@ def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> 
     row, file = _row_of(name), parse_file(name)
     content = _Content()
     groups: list[str] = []
-    with open_checked(source, name, pre_buffer=True) as (parquet, checked):
+    with open_checked(source, name, row.table, pre_buffer=True) as (parquet, checked):
         content.has_digests = checked is not None
         check_schema(parquet.schema_arrow, row.table, name)
         if file is not None and file.is_compacted:
@@ -179,7 +188,7 @@ def _read_row_groups(parquet: pq.ParquetFile, name: str, rows: RowChecks | None)
         row_group = parquet.metadata.row_group(index)
         batch_size = max(1, _BATCH_BYTES * row_group.num_rows // max(1, row_group.total_byte_size))
         batches = []
-        for batch in parquet.iter_batches(batch_size, row_groups=[index], use_threads=False):
+        for batch in batches_within(parquet, [index], None, name, MOST_ROW_GROUP_BYTES, min(batch_size, _BATCH_ROWS)):
             check_text(batch, name)
             _check_nulls(batch, table, name)
             if table == "rollouts" and rows is not None:

@@ -8,6 +8,7 @@ sides without samples, and for an output that exists or can't be written.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from html import escape
 from importlib import resources
 from typing import Any
@@ -21,6 +22,7 @@ from ludic.eval.config import DIFFERENCE, MeasureConfig
 from ludic.eval.numbers import Chosen, numbers, stored_versions
 from ludic.installed import LUDIC, installed_version
 from ludic.paths import local_path
+from ludic.records import comparable_reward
 from ludic.results import Frame, Part, Result, number, printable, size
 from ludic.row_files import open_sink
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
@@ -135,12 +137,17 @@ def _compare(
 
 def render(values: dict[str, Any]) -> str:
     """Return the page."""
+    return _template().render(values).lstrip()
+
+
+@cache
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
     environment.filters["number"] = number
     text = resources.files("ludic.show.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(text).render(values).lstrip()
+    return environment.from_string(text)
 
 
 def _shown(value: Any) -> Any:
@@ -393,7 +400,7 @@ def _extremes(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[
     scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
     if not scored:
         return
-    if scored[0]["episode_reward"] == scored[-1]["episode_reward"]:
+    if comparable_reward(scored[0]["episode_reward"]) == comparable_reward(scored[-1]["episode_reward"]):
         yield "one of equal rewards", scored[-1]
         return
     yield "best rollout", scored[-1]
@@ -505,7 +512,7 @@ def _measure_figures(rows: Sequence[Row], confidence: float) -> Iterator[Figure]
             )
             for name, of_line in lines.items()
         ]
-        yield draw(title, f"{100 * confidence:g}% intervals", "version", series)
+        yield draw(title, f"mean over examples, {100 * confidence:g}% intervals", "version", series)
 
 
 # --- Conversations, cut to a length that a page can show -------------------------------------------------------------

@@ -7,12 +7,12 @@
 with sides as (
     select
         group_id,
-        min_by(rollout_id, {cost: -episode_reward, id: rollout_id}) as chosen,
-        min_by(rollout_id, {cost: episode_reward, id: rollout_id}) as rejected
+        min_by(rollout_id, {cost: -comparable_reward(episode_reward), id: rollout_id}) as chosen,
+        min_by(rollout_id, {cost: comparable_reward(episode_reward), id: rollout_id}) as rejected
     from rollouts
     where episode_reward is not null and segment_index = 0 and depth = 0
     group by group_id
-    having max(episode_reward) > min(episode_reward)
+    having max(comparable_reward(episode_reward)) > min(comparable_reward(episode_reward))
 )
 
 select chosen as rollout_id, group_id as pair_id, 1 as advantage

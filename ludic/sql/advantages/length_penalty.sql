@@ -5,15 +5,17 @@
 -- a trajectory counts once, with the sampled tokens of all its rows, and is compared with its peers in the group (view
 -- trajectory_rows); alone it gets 0
 -- NULL: for a rollout that was not scored
--- $length_weight multiplies the length reward | $success: minimum reward of a successful episode
+-- $length_weight multiplies the length reward
+-- $success: reward of a success; NULL: the answer is correct, where that is known, else the reward is 1 (is_success)
 -- default: length_weight = 1.0
--- default: success = 1.0
+-- default: success = null
 with scaled as (
     select
         trajectory_id,
         group_id,
         peers,
         reward,
+        is_success(reward, correct, $success::double) as succeeds,
         min(action_length) over alike as shortest,
         max(action_length) over alike as longest,
         coalesce(0.5 - (action_length - shortest)::double / nullif(longest - shortest, 0), 0) as brevity
@@ -27,7 +29,7 @@ penalised as (
         trajectory_id,
         group_id,
         peers,
-        reward + $length_weight * case when reward >= $success then brevity else least(0, brevity) end as reward
+        reward + $length_weight * case when succeeds then brevity else least(0, brevity) end as reward
     from scaled
 ),
 

@@ -6,11 +6,11 @@
 -- a trajectory counts once, and is drawn with its peers in the group (view trajectory_rows); 0 if all draws have the same
 -- reward, or there are fewer than k
 -- NULL: for a rollout that was not scored
--- $success: minimum reward of a successful episode
+-- $success: reward of a success; NULL: the answer is correct, where that is known, else the reward is 1 (is_success)
 -- default: k = 4
--- default: success = 1.0
+-- default: success = null
 with groups as (
-    select group_id, peers, count(*) as n, count(*) filter (reward < $success) as f
+    select group_id, peers, count(*) as n, count(*) filter (not is_success(reward, correct, $success::double)) as f
     from trajectories
     where reward is not null
     group by group_id, peers
@@ -38,7 +38,7 @@ select
     case
         when episode_reward is null then null
         when not enough or std = 0 then 0
-        when episode_reward >= $success then all_fail / std
+        when is_success(episode_reward, correct, $success::double) then all_fail / std
         else (all_fail - others_fail) / std
     end as advantage
 from trajectory_rows

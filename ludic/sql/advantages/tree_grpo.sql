@@ -15,7 +15,8 @@ with firsts as materialized (
         trajectories.agent_id,
         trajectories.depth,
         reward,
-        hash(response_tokens[agent_steps[1].start + 1:agent_steps[1].end]) as tree
+        -- the tokens themselves: DuckDB's hash of a list does not see zeros at its start
+        coalesce(response_tokens[agent_steps[1].start + 1:agent_steps[1].end], []) as tree
     from trajectories
     inner join rollouts on rollouts.rollout_id = trajectories.first_rollout_id
     where reward is not null

@@ -3,6 +3,7 @@
 -- prompt: messages of the user before the first completion, of the example's first sample
 -- trained text: every message of a rollout that a gradient step used, whatever its role, each on its own
 -- a word is a run of letters and digits, in lower case; a text of fewer than n words is one n-gram
+-- ngram: hash of the words as one text; DuckDB's hash of a list does not see zeros at its start
 -- an n-gram in more than a share `common` of an environment's examples, and in two or more, is its template: left out
 -- rollout_id: trained rollout with the most n-grams of the prompt, the oldest one for ties | NULL: no n-gram is found
 -- default: n = 13
@@ -29,12 +30,14 @@ prompt_ngrams as (
     select distinct
         env_name,
         env_example_id,
-        unnest([hash(words[i:i + $n - 1]) for i in range(1, greatest(len(words) - $n + 1, 1) + 1)]) as ngram
+        unnest([
+            hash(array_to_string(words[i:i + $n - 1], ' ')) for i in range(1, greatest(len(words) - $n + 1, 1) + 1)
+        ]) as ngram
     from (
         select
             env_name,
             env_example_id,
-            [hash(word) for word in regexp_extract_all(lower(message.content), '[\p{L}\p{N}]+')] as words
+            regexp_extract_all(lower(message.content), '[\p{L}\p{N}]+') as words
         from prompts
         where message.role = 'user'
     )
@@ -81,11 +84,13 @@ trained_ngrams as (
     from (
         select
             rollout_id,
-            unnest([hash(words[i:i + $n - 1]) for i in range(1, greatest(len(words) - $n + 1, 1) + 1)]) as ngram
+            unnest([
+                hash(array_to_string(words[i:i + $n - 1], ' ')) for i in range(1, greatest(len(words) - $n + 1, 1) + 1)
+            ]) as ngram
         from (
             select
                 rollout_id,
-                [hash(word) for word in regexp_extract_all(lower(content), '[\p{L}\p{N}]+')] as words
+                regexp_extract_all(lower(content), '[\p{L}\p{N}]+') as words
             from texts
         )
         where len(words) > 0

@@ -13,5 +13,5 @@ with samples as (
 )
 from samples
 qualify row_number() over (
-    partition by env_example_id order by abs(reward - reward_mean) nulls last, sample_index, rollout_id
+    partition by env_example_id order by comparable_reward(abs(reward - reward_mean)) nulls last, sample_index, rollout_id
 ) = 1

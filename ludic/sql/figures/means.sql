@@ -1,5 +1,5 @@
 -- means: counts, means and fractions of rollouts, by environment, by version or by both
--- grain: one row per $keys, which are columns | reads: $rows, which is rollouts or evals; see ludic.sql.reports.means
+-- grain: one row per $keys, which are columns | reads: rollouts; see ludic.sql.reports.means
 -- NULL: reward_mean if no episode of the row is scored; accuracy if of none it is known whether the answer is correct
 select
     $keys,
@@ -12,6 +12,6 @@ select
     avg(incomplete_completion::integer) as incomplete_fraction,
     avg(parse_error::integer) as parse_error_fraction,
     avg((error is not null)::integer) as error_fraction
-from $rows
+from rollouts
 group by all
 order by $keys

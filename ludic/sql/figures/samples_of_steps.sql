@@ -4,10 +4,10 @@
 with scored as (
     select
         *,
-        max(episode_reward) over (partition by step, group_id)
-        - min(episode_reward) over (partition by step, group_id) as spread,
-        row_number() over (partition by step, group_id order by episode_reward desc, rollout_id) as best,
-        row_number() over (partition by step, group_id order by episode_reward, rollout_id desc) as worst
+        max(comparable_reward(episode_reward)) over (partition by step, group_id)
+        - min(comparable_reward(episode_reward)) over (partition by step, group_id) as spread,
+        row_number() over (partition by step, group_id order by comparable_reward(episode_reward) desc, rollout_id) as best,
+        row_number() over (partition by step, group_id order by comparable_reward(episode_reward), rollout_id desc) as worst
     from batches
     where isfinite(episode_reward)
 ),

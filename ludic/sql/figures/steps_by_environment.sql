@@ -21,7 +21,9 @@ groups as (
     select
         step,
         env_name,
-        case when count(episode_reward) > 1 then max(episode_reward) > min(episode_reward) end as has_signal,
+        case
+            when count(episode_reward) > 1 then max(comparable_reward(episode_reward)) > min(comparable_reward(episode_reward))
+        end as has_signal,
         sum(episode_reward) as reward,
         count(episode_reward) as num_scored,
         sum(response_length) as response_length,

@@ -4,7 +4,7 @@
 group_id in (
     select group_id
     from (
-        select group_id, max(episode_reward) = min(episode_reward) as is_equal
+        select group_id, max(comparable_reward(episode_reward)) = min(comparable_reward(episode_reward)) as is_equal
         from rollouts
         group by group_id, depth, case when depth > 0 then agent_id end
     )

@@ -10,7 +10,7 @@ select
     env_example_id,
     if(count(coalesce(reward, $unscored::double)) = $k, avg(coalesce(reward, $unscored::double)), null) as value,
     -- of rewards 0 and 1 it is a share
-    if(bool_and(coalesce(reward, $unscored::double) in (0, 1)), count(*), null) as num_trials
+    if(bool_and(comparable_reward(coalesce(reward, $unscored::double)) in (0, 1)), count(*), null) as num_trials
 from eval_episodes
 where sample_index < $k
 group by evaluation, policy_version, env_name, env_example_id, agent_id

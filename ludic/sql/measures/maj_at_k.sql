@@ -3,8 +3,9 @@
 -- an episode without an answer has no vote; an example without votes counts as 0
 -- grain: one row per example and agent | reads: eval_episodes, evals | NULL: an example with fewer than k episodes,
 -- whose chosen answer is not scored, or of an environment and version where no episode has an action
+-- $threshold: reward of a success; NULL: the answer is correct, where that is known, else the reward is 1 (is_success)
 -- default: k = 1
--- default: threshold = 1
+-- default: threshold = null
 with answers as (
     select
         eval_episodes.*,
@@ -37,7 +38,7 @@ votes as (
         env_example_id,
         agent_id,
         count(*) as num_votes,
-        avg((reward >= $threshold::double)::double) as success
+        avg(is_success(reward, correct, $threshold::double)::double) as success
     from answers
     where answer is not null
     group by evaluation, policy_version, env_name, env_example_id, agent_id, answer

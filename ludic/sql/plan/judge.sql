@@ -5,6 +5,7 @@
 -- max_uses precedes the filters: an earlier trainer may have used a group more often than this trainer allows
 -- untrainable: training could not use the row (ludic.schema.validation), as was found when a plan had chosen it
 -- score_problem: unscored or mixed_scorers; filters come later, since they may read scores
+-- no_tokens: the row has no sampled token, or none that max_seq_len leaves; filters come first, since they say more
 -- NULL: reason of a row that is not dropped
 select
     rollout_id,
@@ -14,6 +15,9 @@ select
         when num_uses >= $max_uses then 'max_uses'
         when rollout_id in (select rollout_id from untrainable) then 'untrainable'
         when score_problem is not null then score_problem
-        else $filter_names[list_position([$predicates], true)]
+        else coalesce(
+            $filter_names[list_position([$predicates], true)],
+            case when num_trained_tokens = 0 then 'no_tokens' end
+        )
     end as reason
 from rollouts

@@ -1,7 +1,7 @@
 -- ledger: the next batch as rows of the batches table, with all groups of which filters drop every row
 -- grain: one row per rollout_id, used rows in the order of the selection, then dropped rows in order of arrival
--- reads: judged, chosen, estimated, rollouts
--- if the loss counts episodes ($loss_unit), weights add up to the number of rows, and each part of an episode has as much
+-- reads: judged, chosen, estimated, weights, rollouts
+-- weight: of plan/weights.sql; 1 for a used row without one
 -- if rows are used in pairs ($loss_unit = 'pair'), a row without its other side is dropped as no_pair
 -- a sequence is cut if prompt and response are longer than $max_seq_len, as in ludic.batches.packing
 -- NULL: as in schemas/batches.v1.json
@@ -9,7 +9,7 @@ with whole_pairs as (
     select pair_id
     from estimated
     inner join judged on judged.rollout_id = estimated.rollout_id
-    where reason is null
+    where reason is null and $loss_unit = 'pair'
     group by pair_id
     having count(*) > 1
 ),
@@ -41,13 +41,6 @@ described as (
             as arrived
     from planned
     inner join rollouts on rollouts.rollout_id = planned.rollout_id
-),
-
--- an agent's part of an episode may have several rows
-counts as (
-    select count(*) as num_rows, count(distinct (episode_id, agent_id)) as num_parts
-    from described
-    where used and action_length > 0
 )
 
 select
@@ -68,11 +61,7 @@ select
     response_length,
     episode_reward,
     coalesce(advantage, case when len(token_advantages) = 0 then 0 else list_avg(token_advantages) end) as advantage,
-    case
-        when $loss_unit = 'episode' and used and action_length > 0 then
-            action_length * num_rows / (num_parts * sum(action_length) filter (used) over part)
-        else used::double
-    end as weight,
+    coalesce(weights.weight, used::double) as weight,
     used,
     reason,
     case when used then token_advantages end as token_advantages,
@@ -83,9 +72,7 @@ select
     case when $loss_unit = 'pair' and used then pair_id end as pair_id,
     scorer_versions
 from described
-cross join counts
 left join estimated on estimated.rollout_id = described.rollout_id
-window
-    in_order as (order by used desc, queue_position, arrived, file, row_group, "row"),
-    part as (partition by group_id, episode_id, agent_id)
+left join weights on weights.rollout_id = described.rollout_id
+window in_order as (order by used desc, queue_position, arrived, file, row_group, "row")
 order by batch_index

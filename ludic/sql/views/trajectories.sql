@@ -2,7 +2,7 @@
 -- grain: one row per trajectory_id | reads: trajectory_rows, which says which rows those are, and what peers are
 -- reward: episode_reward; first_rollout_id: the first row that is there, since a filter may have dropped the one before
 -- response_length, action_length: tokens, and sampled tokens, of all rows
--- NULL: reward of a trajectory that was not scored
+-- NULL: reward of a trajectory that was not scored; correct where that is not known
 select
     trajectory_id,
     any_value(group_id) as group_id,
@@ -13,6 +13,7 @@ select
     any_value(env_name) as env_name,
     any_value(request_index) as request_index,
     max(episode_reward) as reward,
+    bool_or(correct) as correct,
     count(*) as num_rows,
     arg_min(rollout_id, segment_index) as first_rollout_id,
     sum(response_length)::bigint as response_length,

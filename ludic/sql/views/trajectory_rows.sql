@@ -38,6 +38,7 @@ select
     env_name,
     request_index,
     episode_reward,
+    correct,
     response_length,
     action_length
 from known

@@ -21,6 +21,8 @@ from ludic.maintenance.compact import compact
 from ludic.store import RolloutWriter, Root, RunConfig, list_files
 
 AddFiles = Callable[..., None]
+IN_A_FOLDER = pytest.mark.parametrize("open_url", ["local"], indirect=True)
+"""What does not depend on where the root is."""
 
 
 def open_table(root: Root) -> DeltaTable:
@@ -45,6 +47,7 @@ def test_no_file_is_copied_or_changed(filled: Root):
     assert all(name.startswith("rollouts/_delta_log/") for name in after.keys() - before.keys())
 
 
+@IN_A_FOLDER
 def test_a_filter_on_version_skips_files_by_the_log_alone(filled: Root):
     export_delta(filled)
     uris = open_table(filled).file_uris(file_pruning_predicate=[("version", "=", "1"), ("env", "=", "50% a=b ü?#&")])
@@ -53,6 +56,7 @@ def test_a_filter_on_version_skips_files_by_the_log_alone(filled: Root):
     ]
 
 
+@IN_A_FOLDER
 def test_a_second_export_with_nothing_new_changes_nothing(filled: Root):
     export_delta(filled)
     names = filled.list("rollouts")
@@ -69,6 +73,7 @@ def test_new_files_come_in_with_one_commit(filled: Root, add_files: AddFiles):
     assert by_id(open_table(filled).to_pyarrow_table()) == stored_rows(filled)
 
 
+@IN_A_FOLDER
 def test_compacted_files_take_the_place_of_their_sources(filled: Root, add_files: AddFiles):
     add_files(filled, [0, 1], "w1-test")
     export_delta(filled)
@@ -79,6 +84,7 @@ def test_compacted_files_take_the_place_of_their_sources(filled: Root, add_files
     assert by_id(open_table(filled).to_pyarrow_table()) == rows
 
 
+@IN_A_FOLDER
 def test_a_source_that_a_compaction_left_behind_is_not_in_the_table_twice(filled: Root, add_files: AddFiles):
     add_files(filled, [0, 1], "w1-test")
     source = list_files(filled)[0].name
@@ -97,6 +103,7 @@ def test_files_that_are_gone_leave_the_table(filled: Root):
     assert by_id(open_table(filled).to_pyarrow_table()) == stored_rows(filled)
 
 
+@IN_A_FOLDER
 def test_a_broken_file_is_left_out_with_its_reason(filled: Root):
     name = "rollouts/version=0/env=moar_cats/w9-broken-0.parquet"
     filled.put(name, b"PAR1 and no more")
@@ -106,6 +113,7 @@ def test_a_broken_file_is_left_out_with_its_reason(filled: Root):
     assert "no Parquet file" in report.left_out[name]
 
 
+@IN_A_FOLDER
 def test_ludic_itself_does_not_see_the_log(filled: Root):
     export_delta(filled)
     assert len(list_files(filled)) == 6
@@ -113,6 +121,7 @@ def test_ludic_itself_does_not_see_the_log(filled: Root):
     assert ludic.scan(filled).collect().height == 12
 
 
+@IN_A_FOLDER
 def test_columns_that_the_run_did_not_have_at_the_first_export_are_added(filled: Root):
     export_delta(filled)
     grown = replace(filled, run=replace(filled.run, extra_columns={"x_judge": "string"}))
@@ -140,7 +149,7 @@ def test_a_table_of_an_older_schema_takes_newer_files_with_fields_in_the_midst_o
     assert export_delta(golden_root).version == version + 1
 
 
-@pytest.mark.parametrize("open_url", ["local"], indirect=True)
+@IN_A_FOLDER
 def test_vacuum_spares_files_that_no_export_has_seen(filled: Root, add_files: AddFiles):
     export_delta(filled)
     add_files(filled, [2])
@@ -150,7 +159,7 @@ def test_vacuum_spares_files_that_no_export_has_seen(filled: Root, add_files: Ad
     assert open_table(filled).vacuum(dry_run=True, full=True) == []
 
 
-@pytest.mark.parametrize("open_url", ["local"], indirect=True)
+@IN_A_FOLDER
 def test_a_table_that_somebody_else_made_is_left_alone(filled: Root):
     deltalake.write_deltalake(filled.at("rollouts"), pa.table({"a": [1]}))
     with pytest.raises(ConfigError, match=r"partitioned by \[\], wanted \['version', 'env'\]"):

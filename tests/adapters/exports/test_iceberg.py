@@ -18,6 +18,8 @@ from ludic.maintenance.compact import compact
 from ludic.store import RolloutWriter, Root, list_files
 
 AddFiles = Callable[..., None]
+IN_A_FOLDER = pytest.mark.parametrize("open_url", ["local"], indirect=True)
+"""What does not depend on where the root is."""
 
 
 @pytest.fixture
@@ -55,6 +57,7 @@ def test_no_file_is_copied_or_changed(filled, export):
     assert filled.sizes("rollouts") == before
 
 
+@IN_A_FOLDER
 def test_a_filter_on_policy_version_or_environment_skips_files_by_the_manifests_alone(export, load):
     export()
     tasks = load().scan(row_filter="policy_version == 1 and env_name == '50% a=b ü?#&'").plan_files()
@@ -62,6 +65,7 @@ def test_a_filter_on_policy_version_or_environment_skips_files_by_the_manifests_
     assert names == ["1/env=50%25%20a%3Db%20%C3%BC%3F%23%26/w0-test-5.parquet"]
 
 
+@IN_A_FOLDER
 def test_a_second_export_with_nothing_new_changes_nothing(export, load):
     export()
     before = load().metadata
@@ -80,6 +84,7 @@ def test_new_files_come_in_with_one_snapshot(filled, export, load, add_files: Ad
 
 
 @pytest.mark.slow
+@IN_A_FOLDER
 def test_compacted_files_take_the_place_of_their_sources(filled, export, load, add_files: AddFiles):
     add_files(filled, [0, 1], "w1-test")
     export()
@@ -97,6 +102,7 @@ def test_files_that_are_gone_leave_the_table(filled, export, load):
     assert rows_of(load()) == stored_rows(filled)
 
 
+@IN_A_FOLDER
 def test_columns_that_the_run_did_not_have_at_the_first_export_are_added(filled: Root, catalog: Path, export, load):
     export()
     grown = replace(filled, run=replace(filled.run, extra_columns={"x_judge": "string"}))
@@ -121,6 +127,7 @@ def test_a_table_of_an_older_schema_takes_newer_files_with_fields_in_the_midst_o
     assert rows_of(load()) == stored_rows(golden_root)
 
 
+@IN_A_FOLDER
 def test_one_catalog_is_not_for_two_roots(filled: Root, catalog: Path, export, run_config, tmp_path: Path):
     export()
     other = Root.create(str(tmp_path / "other"), run_config)

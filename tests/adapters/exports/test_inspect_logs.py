@@ -95,8 +95,7 @@ def test_a_metric_says_its_interval(run: ludic.Run, logs: Path, tmp_path: Path):
     (row,) = run.evaluation(3, measures=["success_rate"]).measures.to_dicts()
     metric = read(logs).results.scores[0].metrics["success_rate"]
     assert metric.metadata == {"interval": "korn_graubard", "low": row["low"], "high": row["high"]}
-    # The lengths of all responses are equal.
-    assert read(logs).results.scores[0].metrics["response_length"].metadata == {"interval": "cannot be estimated"}
+    assert read(logs).results.scores[0].metrics["response_length"].metadata == {"interval": "too few examples"}
     assert "response_length_stderr" not in read(logs).results.scores[0].metrics
 
 
@@ -105,8 +104,8 @@ def test_inspects_dataframes_have_the_numbers_of_the_evaluation(run: ludic.Run, 
 
     (row,) = evals_df(str(logs)).query("task_name == 'addition'").to_dict("records")
     measures = {each["measure"]: each for each in run.evaluation(3).measures.to_dicts()}
-    # (1 + 0 + .5 + .25 + 1) / 5: the mean of episodes that were scored
-    assert row["score_headline_value"] == pytest.approx(0.55)
+    # ((1 + 0) / 2 + .5 + (.25 + 1) / 2) / 3: each example counts once, with its samples that were scored
+    assert row["score_headline_value"] == pytest.approx(3.25 / 6)
     for name, column in {"mean_reward": "mean", "pass_at_k": "pass_at_k", "success_rate": "success_rate"}.items():
         assert row[f"score_reward_{column}"] == pytest.approx(measures[name]["estimate"]), name
     assert row["score_headline_stderr"] == pytest.approx(measures["mean_reward"]["std_error"])
@@ -116,7 +115,8 @@ def test_inspects_dataframes_have_the_numbers_of_the_evaluation(run: ludic.Run, 
     rewards = samples["score_reward"].dropna().to_list()
     counts = run.evaluation(3).samples.to_dicts()[0]
     assert (len(samples), len(samples) - len(rewards)) == (counts["num_samples"], counts["num_unscored"])
-    assert math.fsum(rewards) / len(rewards) == pytest.approx(measures["mean_reward"]["estimate"])
+    of_examples = samples.groupby("id")["score_reward"].mean()
+    assert of_examples.mean() == pytest.approx(measures["mean_reward"]["estimate"])
     assert samples["total_tokens"].sum() == counts["num_prompt_tokens"] + counts["num_sampled_tokens"]
     assert set(samples["id"]) == set(REWARDS)
 
@@ -137,7 +137,8 @@ def test_the_view_has_the_columns_and_values_of_inspects_dataframe(run: ludic.Ru
     assert set(ours.columns) - {*of_evals, "score_components"} <= set(theirs.columns)
     (evals,) = evals_df(str(logs)).query("task_name == 'addition'").to_dict("records")
     (counted,) = run.sql("select * exclude (root) from inspect_evals where task_name = 'addition'").to_dicts()
-    assert {name: evals[name] for name in counted} == counted | {"score_reward_mean": pytest.approx(0.55)}
+    assert {name: evals[name] for name in counted} == counted | {"score_reward_mean": pytest.approx(3.25 / 6)}
+    assert counted["score_reward_mean"] == pytest.approx(3.25 / 6)
 
 
 def test_a_second_export_replaces_the_logs_with_what_is_stored_now(run: ludic.Run, logs: Path):

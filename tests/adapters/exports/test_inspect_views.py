@@ -15,14 +15,14 @@ DOCS = Path(ludic.__file__).parents[1] / "docs" / "interop.md"
 @pytest.fixture
 def run(tmp_path: Path) -> ludic.Run:
     root = Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
-    store_evaluation(root, {"a": [1.0, 0.0], "b": [0.5, None]}, version=3)
+    store_evaluation(root, {"a": [1.0, 0.0], "b": [0.8, None]}, version=3)
     return ludic.Run(root)
 
 
 def test_samples_have_the_epochs_and_scores_of_inspect(run: ludic.Run):
     rows = run.sql("select id, epoch, score_reward, total_tokens, error from inspect_samples order by id, epoch").rows()
     # 5 prompt tokens and 3 sampled ones each
-    assert rows == [("a", 1, 1.0, 8, None), ("a", 2, 0.0, 8, None), ("b", 1, 0.5, 8, None), ("b", 2, None, 8, "broken")]
+    assert rows == [("a", 1, 1.0, 8, None), ("a", 2, 0.0, 8, None), ("b", 1, 0.8, 8, None), ("b", 2, None, 8, "broken")]
 
 
 def test_evaluations_are_counted_with_their_failures(run: ludic.Run):
@@ -36,7 +36,7 @@ def test_evaluations_are_counted_with_their_failures(run: ludic.Run):
         "dataset_samples": 2,
         "total_samples": 4,
         "completed_samples": 3,
-        "score_reward_mean": 0.5,  # (1 + 0 + .5) / 3
+        "score_reward_mean": pytest.approx(0.65),  # ((1 + 0) / 2 + .8) / 2
     }
 
 

@@ -1,7 +1,5 @@
 """Imports that are repeated, cut short, or of files that are not what they should be."""
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +10,7 @@ import numpy as np
 import peers
 import pyarrow.parquet as pq
 import pytest
+from forks import Forked
 from hypothesis import given, settings
 from strategies import as_plain, rollout_batches
 from table_rows import stored_rows
@@ -68,10 +67,8 @@ def everything(root: Root) -> dict[str, bytes]:
     return {name: root.read(name) for folder in ("rollouts", "evals", "imports") for name in root.list(folder)}
 
 
-def test_a_second_import_of_the_same_content_changes_nothing(
-    root_url: str, model_folder: str, verl_file: Path, tmp_path: Path
-):
-    root = new_root(root_url, model_folder)
+def test_a_second_import_of_the_same_content_changes_nothing(model_folder: str, verl_file: Path, tmp_path: Path):
+    root = new_root(str(tmp_path / "run"), model_folder)
     first = bring_in(root, verl_file)
     before = everything(root)
     copy = tmp_path / "copy" / verl_file.name
@@ -83,8 +80,8 @@ def test_a_second_import_of_the_same_content_changes_nothing(
     assert replace(second, file=first.file, was_there=False) == first
 
 
-def test_an_import_of_an_older_ludic_says_less_of_how_it_was_read(root_url: str, model_folder: str, verl_file: Path):
-    root = new_root(root_url, model_folder)
+def test_an_import_of_an_older_ludic_says_less_of_how_it_was_read(tmp_path: Path, model_folder: str, verl_file: Path):
+    root = new_root(str(tmp_path / "run"), model_folder)
     name = f"imports/{bring_in(root, verl_file).worker_id}.json"
     values = decode_json(root.read(name))
     del values["code_sha256"]
@@ -116,8 +113,8 @@ def test_an_import_that_was_cut_short_is_finished_by_the_next(root_url: str, mod
 def test_a_killed_import_leaves_whole_groups_and_can_be_repeated(tmp_path: Path, model_folder: str, verl_file: Path):
     root = new_root(str(tmp_path / "run"), model_folder)
     script = Path(__file__).with_name("import_until_killed.py")
-    killed = subprocess.run([sys.executable, str(script), root.url, str(verl_file)], check=False)
-    assert killed.returncode == -9
+    killed = Forked([script, root.url, verl_file], tmp_path / "log")
+    assert killed.wait(300) == -9
     assert len(list_files(root)) == 1
     bring_in(root, verl_file)
     assert len(stored_rows(root)) == 2 * _NUM_GROUPS
@@ -246,7 +243,7 @@ def test_own_columns_of_the_run_take_the_fields_of_their_names(tmp_path: Path, m
     assert report.refused[0].reason == "x_judge is 4, wanted str"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(batch=rollout_batches())
 def test_what_ludic_exports_as_jsonl_comes_back_bit_for_bit(batch: RolloutBatch):
     metadata = replace(batch.metadata, worker_id="w0-test")

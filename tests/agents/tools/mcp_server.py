@@ -25,9 +25,9 @@ def fail() -> str:
 
 
 @server.tool()
-def secret() -> str:
+def secret(variable: str = "SECRET_TOKEN") -> str:
     """Look for a secret."""
-    return os.environ.get("SECRET_TOKEN", "none")
+    return os.environ.get(variable, "none")
 
 
 @server.tool()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludic.agents.tools.formats import ParsedCalls, make_tool_format
@@ -70,6 +70,7 @@ a_call = st.tuples(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "write"), WRITERS)
+@settings(max_examples=40)
 @given(calls=st.lists(a_call, min_size=1, max_size=4))
 def test_calls_as_a_family_writes_them_are_found(name: str, write: Callable[[Calls], str], calls: Calls) -> None:
     parsed = parse(name, write(calls))
@@ -150,10 +151,42 @@ def test_markup_that_cant_be_read_gives_feedback(name: str, text: str, feedback:
     assert "Write each call as " in (parsed.feedback or "")
 
 
-def test_sound_calls_beside_a_broken_one_are_found() -> None:
-    parsed = parse("hermes", '<tool_call>{"name": </tool_call><tool_call>{"name": "go", "arguments": {}}</tool_call>')
-    assert found(parsed) == [("go", {})]
-    assert "Expecting value" in (parsed.feedback or "")
+BROKEN_ONES = {
+    "hermes": ('<tool_call>{"name": </tool_call>', "Expecting value"),
+    "llama": ('{"name": } ', "Expecting value"),
+    "mistral": ("[TOOL_CALLS]go{} ", "after [TOOL_CALLS] comes"),
+    "json": ('```json\n{"name": }\n```\n', "Expecting value"),
+    "json:act": ('<act>{"name": }</act>', "Expecting value"),
+}
+
+
+@pytest.mark.parametrize(("name", "write"), WRITERS)
+@pytest.mark.parametrize("num_broken", [1, 2])
+def test_sound_calls_beside_broken_ones_are_found_and_each_problem_is_told_once(
+    name: str, write: Callable[[Calls], str], num_broken: int
+) -> None:
+    broken, problem = BROKEN_ONES[name]
+    parsed = parse(name, f"{write([('go', {'n': 1})])}\n{broken * num_broken}{write([('stop', {})])}")
+    assert found(parsed) == [("go", {"n": 1}), ("stop", {})]
+    assert (parsed.feedback or "").count(problem) == num_broken
+
+
+@pytest.mark.parametrize(("name", "write"), WRITERS)
+def test_a_call_of_any_depth_is_read_or_gives_feedback(name: str, write: Callable[[Calls], str]) -> None:
+    before, after = write([("go", {"x": "HERE"})]).split('"HERE"')
+    for depth in range(100, 1100):
+        parsed = parse(name, f"{before}{'[' * depth}{']' * depth}{after}")
+        assert len(parsed.calls) == (parsed.feedback is None), depth
+
+
+@pytest.mark.parametrize(("name", "write"), WRITERS)
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_a_number_that_json_cant_hold_is_a_problem_of_its_call(
+    name: str, write: Callable[[Calls], str], number: str
+) -> None:
+    parsed = parse(name, write([("go", {"x": "HERE"})]).replace('"HERE"', number) + "\n" + write([("stop", {})]))
+    assert found(parsed) == [("stop", {})]
+    assert number in (parsed.feedback or "")
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,10 @@ def test_a_slow_call_is_given_up_and_the_next_one_works(toolbox: Toolbox) -> Non
 
 def test_a_program_inherits_no_secrets_but_may_be_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hush")
-    assert call(Toolbox(make_tools([f"mcp:{COMMAND}"])), "secret").result == "none"
-    assert call(Toolbox(make_tools([f"mcp:env SECRET_TOKEN=given {COMMAND}"])), "secret").result == "given"
-    assert call(Toolbox(make_tools([f"mcp:env SECRET_TOKEN=$SECRET_TOKEN {COMMAND}"])), "secret").result == "hush"
+    toolbox = Toolbox(make_tools([f"mcp:env GIVEN=given NAMED=$SECRET_TOKEN {COMMAND}"]))
+    assert call(toolbox, "secret").result == "none"
+    assert call(toolbox, "secret", '{"variable": "GIVEN"}').result == "given"
+    assert call(toolbox, "secret", '{"variable": "NAMED"}').result == "hush"
 
 
 def test_a_variable_that_is_not_set_is_refused() -> None:
@@ -118,11 +119,11 @@ def test_a_server_whose_tools_are_in_use_no_more_ends(ends: Callable[[int], bool
 
 def test_a_server_that_dies_fails_the_calls_on_their_way_and_is_started_again(ends: Callable[[int], bool]) -> None:
     server = McpServer(COMMAND)
-    toolbox = Toolbox(server.tools, time_limit_s=10.0)
+    toolbox = Toolbox(server.tools, time_limit_s=60.0)
     first = int(call(toolbox, "pid").result or "")
 
     async def kill_during_calls() -> list[ToolCall]:
-        waits = [ToolCall(id=str(i), name="wait", arguments='{"seconds": 20}') for i in range(3)]
+        waits = [ToolCall(id=str(i), name="wait", arguments='{"seconds": 120}') for i in range(3)]
         calls = asyncio.gather(*map(toolbox.run, waits))
         await asyncio.sleep(0.5)
         psutil.Process(first).kill()

@@ -13,7 +13,8 @@ import ludic
 from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.records import RolloutBatch, RolloutMetadata
-from ludic.show.report.page import gather, render
+from ludic.show.report.page import evaluation_section, gather, render
+from ludic.sql.connect import Connections
 from ludic.store import MetricsLog, RolloutWriter, Root
 
 
@@ -39,9 +40,15 @@ def test_a_run_that_has_only_begun_says_what_is_missing(root: Root) -> None:
         assert words in text
 
 
+@pytest.fixture(scope="module")
+def of_trained(trained: Root) -> str:
+    """The text of the report of a run with one step."""
+    return shown(trained)
+
+
 @pytest.mark.slow
-def test_steps_are_plotted_with_their_numbers(trained: Root) -> None:
-    text = shown(trained)
+def test_steps_are_plotted_with_their_numbers(of_trained: str) -> None:
+    text = of_trained
     # The step used groups of mean 1/2 and 1/3, and dropped the four rollouts of the group without variance.
     assert "reward 0.4167 0.4167 0.4167 0.4167 0.4167" in text
     assert re.search("Reward mean of [^ ]+ [^ ]+ considered rollouts, dropped ones too", text)
@@ -107,8 +114,8 @@ def test_many_environments_have_one_best_and_one_worst_group_each(root: Root, st
 
 
 @pytest.mark.slow
-def test_correct_answers_are_plotted_by_version_and_environment(trained: Root, breakable: Path) -> None:
-    assert "Correct answers" not in shown(trained)
+def test_correct_answers_are_plotted_by_version_and_environment(of_trained: str, breakable: Path) -> None:
+    assert "Correct answers" not in of_trained
     root = Root.open(str(breakable), writable=True)
     groups = [make_group(rewards=[1.0, 0.0, 0.0, None], env_name=f"env{number}", seed=number) for number in (7, 8)]
     marks = (True, False, None, None)
@@ -126,8 +133,8 @@ def test_correct_answers_are_plotted_by_version_and_environment(trained: Root, b
 
 
 @pytest.mark.slow
-def test_the_head_of_a_report_says_how_the_run_was_trained(trained: Root) -> None:
-    text = shown(trained)
+def test_the_head_of_a_report_says_how_the_run_was_trained(of_trained: str) -> None:
+    text = of_trained
     head = text[: text.index("Training", text.index("steps"))]
     for fact in ("advantage rloo", "objective reinforce", "algorithm rloo", "LoRA off", "steps 1 of 1"):
         assert fact in head
@@ -182,7 +189,10 @@ def test_versions_choose_evaluations(root: Root, store_samples: StoreSamples) ->
         store_samples({"a": [0.0], "b": [1.0]}, version=version)
 
     def versions(chosen: str | None) -> list[int]:
-        return gather(root, chosen, (), MeasureConfig())["evaluation"]["versions"]
+        with Connections() as connections:
+            section = evaluation_section(connections, root, chosen, MeasureConfig(measures=("mean_reward",)))
+        assert section is not None
+        return section["versions"]
 
     assert versions(None) == [0, 2, 5, 9]
     assert versions("0,latest") == [0, 9]
@@ -222,13 +232,22 @@ def test_versions_without_a_common_example_are_not_compared(root: Root, store_sa
 
 @pytest.mark.slow
 def test_hostile_text_is_escaped_everywhere(hostile: Root) -> None:
-    html = ludic.Run(hostile).report().html
+    report = ludic.Run(hostile).report()
+    html = report.html
     assert html.count("&lt;script&gt;") >= 12  # names of environments and examples, errors, messages
     for tag in ("script", "img", "svg onload", "a href=&", "iframe"):
         assert f"<{tag}" not in html.replace("<a href=&#", "")
     assert not set("\x00\x1b\u202e") & set(html)
     assert "{{ 7 * 7 }}" in html
     assert html.count("</style>") == 1
+    check_frame_without_rights(report._repr_html_())
+
+
+def check_frame_without_rights(frame: str) -> None:
+    """What a notebook gets."""
+    assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
+    assert frame.count("<") == 2
+    assert " sandbox " in frame
 
 
 def test_half_characters_and_hostile_warnings_can_be_written(root: Root) -> None:
@@ -248,11 +267,3 @@ def test_warnings_are_those_of_the_panel(root: Root) -> None:
     )
     log.close()
     assert "every one of 64 rollouts failed in addition; the first error: no such file" in shown(root)
-
-
-@pytest.mark.slow
-def test_a_notebook_gets_the_page_in_a_frame_without_rights(hostile: Root) -> None:
-    frame = ludic.Run(hostile).report()._repr_html_()
-    assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
-    assert frame.count("<") == 2
-    assert " sandbox " in frame

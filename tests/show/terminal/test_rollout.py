@@ -14,36 +14,33 @@ def one(root: Root, sql: str) -> dict:
 
 
 @pytest.mark.slow
-def test_a_rollout_has_its_conversation_steps_end_and_step(made: Root):
+def test_a_rollout_has_its_conversation_steps_end_and_step_and_hostile_text_as_it_is(made: Root):
     row = one(made, "select rollout_id from batches where used and advantage > 0 order by advantage desc")
 
     async def steps(app, pilot):
         text = shown(app)
         for part in ("Say something about cats.", "Go on.", "terminated", "used at step 1 of attempt 1, advantage +"):
             assert part in text
-
-    drive(made, steps, rollout_id=row["rollout_id"])
-
-
-@pytest.mark.slow
-def test_hostile_text_is_shown_as_it_is(made: Root):
-    row = one(made, "select rollout_id from rollouts")
-
-    async def steps(app, pilot):
-        text = " ".join(shown(app).split())
-        assert (
+        hostile = (
             "[bold red]x[/] [@click=app.quit]quit[/] [link=https://example.com]l[/] \\x1b[2Jcleared\\x07 \\u202etxt"
-            in text
         )
+        assert hostile in " ".join(text.split())
 
     drive(made, steps, rollout_id=row["rollout_id"])
 
 
 @pytest.mark.slow
-def test_a_key_colours_tokens_by_logprob_advantage_ratio_and_mask(made: Root):
-    row = one(made, "select rollout_id from batches where used and advantage > 0")
+def test_a_key_colours_tokens_by_logprob_advantage_ratio_of_trainer_and_sampler_and_mask(made: Root):
+    row = one(
+        made,
+        """select rollout_id, exp(trainer_logprobs[3] - response_logprobs[3]) as ratio
+        from token_stats join rollouts using (rollout_id)
+        where rollout_id in (select rollout_id from batches where used and advantage > 0)""",
+    )
 
     async def steps(app, pilot):
+        found = app.screen.query_one(RolloutPane).found
+        assert found.rows[0]["ratios"][2] == pytest.approx(row["ratio"], rel=1e-5)
         legends = ("probability", "advantage +", "trainer / sampler", "sampled  not sampled")
         for legend in legends:
             assert legend in shown(app)
@@ -51,21 +48,6 @@ def test_a_key_colours_tokens_by_logprob_advantage_ratio_and_mask(made: Root):
         assert not any(legend in shown(app) for legend in ("probability", "trainer / sampler", "  not sampled"))
         await press(pilot, "k")
         assert "probability" in shown(app)  # a column of the list of tokens
-
-    drive(made, steps, rollout_id=row["rollout_id"])
-
-
-@pytest.mark.slow
-def test_the_ratio_is_of_trainer_and_sampler(made: Root):
-    row = one(
-        made,
-        """select rollout_id, exp(trainer_logprobs[3] - response_logprobs[3]) as ratio
-        from token_stats inner join rollouts using (rollout_id)""",
-    )
-
-    async def steps(app, pilot):
-        found = app.screen.query_one(RolloutPane).found
-        assert found.rows[0]["ratios"][2] == pytest.approx(row["ratio"], rel=1e-5)
 
     drive(made, steps, rollout_id=row["rollout_id"])
 
