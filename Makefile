@@ -23,7 +23,8 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # Three processes for two cores, each with one thread of its own: a third of their time they wait.
 PROCESSES := $(shell expr $(CORES) \* 3 / 2)
 # Two processes a core: beside three, a tenth of two cores was idle.
-UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(shell expr $(CORES) \* 2) --dist worksteal $(WITHOUT_OTHERS)
+UNIT_PROCESSES = $(shell expr $(CORES) \* 2)
+UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(UNIT_PROCESSES) --dist worksteal $(WITHOUT_OTHERS)
 WITHOUT_OTHERS = $(foreach folder,$(WHOLE_RUNS) faults readers clusters,--ignore=tests/$(folder))
 
 help:  ## list the targets
@@ -60,7 +61,7 @@ collect: .venv/installed  ## import every test file in every environment that is
 environments: .venv/clusters  ## install all that the tests need
 	$(MAKE) --jobs 3 $(OTHER_ENVIRONMENTS)
 
-unit: .venv/installed  ## run all tests of the package's parts, the slow ones too
+unit: .venv/installed .venv/skypilot/installed  ## run all tests of the package's parts, the slow ones too
 	$(UNIT_TESTS) $(TWICE)
 
 integration: .venv/installed  ## whole runs in processes of their own, pipelines, notebooks, benchmarks at a tiny size
@@ -104,8 +105,8 @@ verifiers-legacy: .venv/verifiers-legacy/installed
 8bit: .venv/8bit/installed  ## train with moments in 8 bits, beside float32
 	PYTHONPATH=.venv/8bit OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWICE) tests/training/test_adamw_8bit.py
 
-clusters: .venv/clusters .venv/skypilot/installed  ## a run on a Ray cluster that loses nodes; files for other clusters
-	$(BIN)/python -m pytest $(TWICE) tests/clusters tests/adapters/clusters
+clusters: .venv/clusters  ## a run on a Ray cluster that loses nodes
+	$(BIN)/python -m pytest $(TWICE) tests/clusters
 
 durations:  ## list the files whose tests took longest in the last run of each target
 	$(BIN)/python .ci/durations.py

@@ -1,4 +1,4 @@
-"""Processes that begin in milliseconds: `ludic` commands, ranks of a script, and servers of vLLM.
+"""Processes that begin in milliseconds: `ludic` commands, ranks of a script, kernels of notebooks, and servers of vLLM.
 
 They are forked from a process that has imported what they need; a new process spends six seconds of CPU on imports.
 Each is a process of its own for the kernel, with its own signals, files and exit code. A run that begins so forks its
@@ -47,8 +47,9 @@ _PRELOADED = [
 ]
 _TORCHRUN_STARTS = "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler"
 _VLLM = "vllm.entrypoints.openai.api_server"
-_AT_IMPORT = {"OMP_NUM_THREADS": "1"}
-"""Environment of all that is forked: libraries read it when they are imported."""
+_AT_IMPORT = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""Environment of all that is forked: libraries read it when they are imported. One thread compiles in its process, more
+start processes that import torch."""
 if is_installed("vllm"):
     _PRELOADED += [_VLLM, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]
     _AT_IMPORT |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
@@ -71,9 +72,9 @@ class Forked:
         cwd: Path | None = None,
         warnings: WarningFilter = "default",
     ) -> None:
-        """words: `ludic` or `vllm` and its arguments, or a script and its own. out: gets its stdout instead.
+        """words: `ludic`, `vllm` or `kernel` and its arguments, or a script and its own. out: gets its stdout instead.
 
-        warnings: see -W. A process of vllm has a session of its own.
+        warnings: see -W. A process of vllm and a kernel have a session of their own.
         """
         _ensure_running()
         self.log, self._out = log, out or log
@@ -187,9 +188,35 @@ def _live(
             main(words[1:])
         elif words[0] == "vllm":
             _serve_with_vllm()
+        elif words[0] == "kernel":
+            os.setsid()
+            from ipykernel.kernelapp import launch_new_instance
+
+            launch_new_instance(words[1:])
         else:
             sys.path.insert(0, str(Path(words[0]).parent))
             runpy.run_path(words[0], run_name="__main__")
+
+
+@contextmanager
+def forked_kernels(logs: Path) -> Iterator[None]:
+    """Within the block, Jupyter's kernels are forked. logs: folder of what they print themselves."""
+    with patch("jupyter_client.provisioning.local_provisioner.launch_kernel", partial(_ForkedKernel, logs)):
+        yield
+
+
+class _ForkedKernel(Forked):
+    """A kernel, with those attributes of Popen that Jupyter uses."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(
+        self, folder: Path, cmd: Sequence[str], *, env: Mapping[str, str], cwd: str, **options: object
+    ) -> None:
+        super().__init__(["kernel", *cmd[cmd.index("-f") :]], folder / "kernel.log", env, cwd=Path(cwd))
+        # Jupyter signals the group of the process, which at first is that of this one.
+        while self.poll() is None and os.getpgid(self.pid) != self.pid:
+            time.sleep(0.001)
 
 
 def _serve_with_vllm() -> None:

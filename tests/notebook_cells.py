@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
+from forks import forked_kernels
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -24,19 +26,19 @@ def execute(urls: Mapping[str, str]) -> dict[str, nbformat.NotebookNode]:
     for name, notebook in notebooks.items():
         begin = nbformat.v4.new_code_cell(f"%reset -f\n%env LUDIC_ROOT={urls[name]}")
         together.cells += [begin, *notebook.cells]  # the same cells, which get their outputs here
-    _execute(together, NOTEBOOKS)
+    execute_cells(together, NOTEBOOKS)
     return notebooks
 
 
 def execute_file(path: Path) -> nbformat.NotebookNode:
     """A notebook after a run of all its cells in a kernel, in its folder; an error in one fails with its traceback."""
-    return _execute(nbformat.read(path, as_version=4), path.parent)
+    return execute_cells(nbformat.read(path, as_version=4), path.parent)
 
 
-def _execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        return NotebookClient(notebook, timeout=200, resources={"metadata": {"path": folder}}).execute()
+def execute_cells(notebook: nbformat.NotebookNode, folder: Path, timeout_s: float = 200) -> nbformat.NotebookNode:
+    """The notebook, after a run of all its cells in a forked kernel. timeout_s: of a cell."""
+    with TemporaryDirectory() as logs, forked_kernels(Path(logs)):
+        return NotebookClient(notebook, timeout=timeout_s, resources={"metadata": {"path": str(folder)}}).execute()
 
 
 def outputs_of(notebook: nbformat.NotebookNode, kind: str) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forks import Forked
 
 import ludic
 from ludic.adapters.judge import Judge
@@ -45,18 +46,20 @@ def test_the_core_names_adapters_of_every_kind() -> None:
 
 
 @pytest.mark.slow
-def test_no_module_of_the_core_brings_an_adapter_with_it() -> None:
+def test_no_module_of_the_core_brings_an_adapter_with_it(tmp_path: Path) -> None:
     modules = [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in CORE]
     # Imports vllm, which is in an environment of its own; __main__ runs.
     modules = [module for module in modules if not module.endswith("__main__") and ".vllm_" not in module]
-    code = f"""
+    script = tmp_path / "imports.py"
+    script.write_text(f"""
 import importlib, sys
 for module in {modules!r}:
     importlib.import_module(module.removesuffix(".__init__"))
 print([name for name in sys.modules if name.startswith("ludic.adapters")])
-"""
-    child = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert child.stdout == "[]\n"
+""")
+    # What it is forked from has imported the commands of ludic, and no adapter either.
+    child = Forked([script], tmp_path / "log")
+    assert (child.wait(), child.printed()) == (0, "[]\n")
 
 
 def test_the_contract_finds_an_import_within_a_function(tmp_path: Path) -> None:

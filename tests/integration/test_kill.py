@@ -138,6 +138,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
     return root
 
 
+@pytest.fixture
+def num_steps() -> int:
+    return NUM_STEPS
+
+
 def test_there_was_something_to_recover_from(root):
     parents = query(root, "select attempt_id, parent_step from attempts order by attempt_id")
     assert len(parents) == NUM_TRAINER_KILLS + 1
@@ -146,9 +151,9 @@ def test_there_was_something_to_recover_from(root):
     assert len({file.worker_id for file in list_files(root)}) > NUM_WORKERS
 
 
-def test_steps_are_without_gaps_and_train_on_whole_batches(root):
+def test_steps_are_without_gaps_and_train_on_whole_batches(root, num_steps):
     steps = query(root, "select step, count(distinct group_id) from batches where used group by step order by step")
-    assert steps == [(step, root.run.groups_per_batch) for step in range(1, NUM_STEPS + 1)]
+    assert steps == [(step, root.run.groups_per_batch) for step in range(1, num_steps + 1)]
 
 
 def test_no_group_is_used_or_dropped_twice(root):
@@ -174,9 +179,9 @@ def test_nothing_was_dropped_but_for_its_age(root):
     assert query(root, "select max(off_policy_steps) <= 32 from batches where used") == [(True,)]
 
 
-def test_the_cursor_of_the_last_checkpoint_is_the_ledger(root):
+def test_the_cursor_of_the_last_checkpoint_is_the_ledger(root, num_steps):
     last = complete_checkpoints(root)[-1]
-    assert last.step == NUM_STEPS
+    assert last.step == num_steps
     expected = cursor_of_ledger(root, first_version=last.cursor["first_version"])
     assert consumed(Cursor.from_dict(dict(last.cursor)).to_dict()) == consumed(expected) != {}
 

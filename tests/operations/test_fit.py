@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from forks import Forked
-from nbclient import NotebookClient
+from notebook_cells import execute_cells
 
 import ludic
 from ludic.defaults import Track
@@ -168,9 +168,9 @@ CELLS = (
     "run = train(2, reward); run",
     "run = train(2, reward); run.sql('select max(step) as s, max(attempt_id) as a from batches').rows()",
     "def reward(completion, answer): return 7 + helper(completion)",
-    "run = train(8, reward); run.sql('select min(episode_reward), max(episode_reward) from rollouts').rows()",
+    "run = train(4, reward); run.sql('select min(episode_reward), max(episode_reward) from rollouts').rows()",
     "engine = object()\ndef reward(completion): return engine.ask(completion)",
-    "try:\n    train(9, reward)\nexcept ludic.errors.ConfigError as error:\n    print(error)",
+    "try:\n    train(5, reward)\nexcept ludic.errors.ConfigError as error:\n    print(error)",
 )
 
 
@@ -179,7 +179,7 @@ CELLS = (
 def test_cells_of_a_notebook_resume_and_take_a_changed_reward(folder: Path) -> None:
     cells = [nbformat.v4.new_code_cell(dedent(cell)) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(folder)}}).execute()
+    execute_cells(notebook, folder, timeout_s=800)
     found = [
         [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", [])]
         for cell in notebook.cells
@@ -188,7 +188,7 @@ def test_cells_of_a_notebook_resume_and_take_a_changed_reward(folder: Path) -> N
     assert panel, found[3]
     assert "[(2, 1)]" in found[4][-1]  # nothing was left to do
     assert "the rewards have changed" in "".join(found[6])
-    assert "num_steps was 2 and is 8" in "".join(found[6])
+    assert "num_steps was 2 and is 4" in "".join(found[6])
     low, high = eval(found[6][-1])[0]
     assert 1 <= low <= 2.5
     assert high >= 7

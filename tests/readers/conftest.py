@@ -53,9 +53,12 @@ def mixed(path: str) -> Root:
     return root
 
 
-@pytest.fixture(params=[as_written, compacted, mixed], ids=lambda make: make.__name__)
+MAKERS = (as_written, compacted, mixed)
+
+
+@pytest.fixture
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
-    """A local run with rollouts of versions 3 and 4."""
+    """A local run with rollouts of versions 3 and 4; its parameter is one of MAKERS."""
     make: Callable[[str], Root] = request.param
     return make(str(tmp_path / "run"))
 

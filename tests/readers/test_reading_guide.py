@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from readers.conftest import MAKERS, mixed
 
 from ludic.store import Root, list_files, read_columns
 
@@ -86,7 +87,17 @@ def spoil(root: Root, version: int) -> None:
         root.put(name, b"PAR1 this is no Parquet file PAR1")
 
 
-@pytest.mark.parametrize(("section", "code"), blocks(remote=False))
+@pytest.mark.parametrize(
+    ("root", "section", "code"),
+    [
+        pytest.param(make, *block.values, id=f"{make.__name__}-{block.id}")
+        for block in blocks(remote=False)
+        for make in MAKERS
+        # Each read of the slow ones takes seconds; the mixed root has files of every age.
+        if make is mixed or block.values[0] not in NEEDS
+    ],
+    indirect=["root"],
+)
 def test_the_guides_code_reads_one_version_and_opens_no_other(
     request: pytest.FixtureRequest, root: Root, section: str, code: str
 ):

@@ -27,7 +27,7 @@ from ludic.store.catalogue import MODEL
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 60
+NUM_STEPS = 30
 # Those of `ludic demo`, besides the engine.
 SETTINGS = (
     f"--engine vllm --device cpu --num-steps {NUM_STEPS} --learning-rate 4e-3 --schedule cosine --is-ratio-cap 2 "
@@ -64,16 +64,16 @@ def test_moar_cats_is_learnt_with_a_swap_at_every_version(tmp_path: Path) -> Non
     assert latest is not None
     assert latest.version == NUM_STEPS
     con = ludic.connect(root)
-    # As in tests/post_training/test_async_train.py.
+    # How far a run gets is shown by tests/post_training/test_async_train.py, with more steps.
     mean = "select avg(episode_reward) from rollouts where policy_version between ? and ?"
     (first,), (last,) = (con.execute(mean, span).fetchone() for span in ([0, 0], [NUM_STEPS - 6, NUM_STEPS]))
-    assert last >= 20 * first
+    assert last >= 5 * first
     query = "select list_sort(list(distinct policy_version)) from rollouts group by worker_id"
     [(versions,)] = con.execute(query).fetchall()
     # While vLLM starts, the trainer asks for more groups of version 0, and trains on all of them before it waits. So
     # the first versions may have no rollouts of their own; from then on, each has.
     assert versions[0] == 0
-    assert max(set(range(NUM_STEPS)) - {*versions}, default=0) < 20
+    assert max(set(range(NUM_STEPS)) - {*versions}, default=0) < 15
     assert len(versions[1:]) > 0.8 * (NUM_STEPS - versions[1])
     assert ludic.open(url).verify().findings == []
 

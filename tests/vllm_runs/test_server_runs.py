@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-NUM_STEPS = 30
+NUM_STEPS = 16
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_a_run_goes_on_when_its_server_is_killed_and_started_again(tmp_path: Pat
         flags = ["--engine", "server", "--server-url", server.url, *to_flags(demo_config(NUM_STEPS).flat())]
         run = Forked(["ludic", "run", url, *flags], tmp_path / "run.log")
         try:
-            wait_until(lambda: version_of(root) >= 8)
+            wait_until(lambda: version_of(root) >= 4)
             server.kill()
             at, killed = version_of(root), time.monotonic()
             time.sleep(5)
@@ -80,10 +80,10 @@ def test_a_run_goes_on_when_its_server_is_killed_and_started_again(tmp_path: Pat
     assert version_of(root) == NUM_STEPS
 
     con = ludic.connect(root)
-    # Of one version there may be few rollouts, or none.
+    # Of one version there may be few rollouts, or none. How far a run gets is shown by test_runs.py.
     mean = "select avg(episode_reward) from rollouts where policy_version between ? and ?"
     (first,), (last,) = (con.execute(mean, span).fetchone() for span in ([0, 0], [NUM_STEPS - 6, NUM_STEPS]))
-    assert last >= 3 * first  # how far a run gets is shown by test_runs.py, with twice as many steps
+    assert last >= 1.5 * first
     assert con.execute("select count(*) from rollouts where error is not null").fetchall() == [(0,)]
     # Rows of the restarted server say which weights sampled them: those that it was given, not those it started with.
     assert con.execute("select count(*) from rollouts where policy_version > ?", [at + 2]).fetchone()[0] > 0
@@ -148,7 +148,7 @@ def ludic_serve(root: Root, log: Path) -> Iterator[VllmServer]:
 
 
 @pytest.mark.timeout(900)
-def test_ludic_serve_follows_the_run_restarts_vllm_and_ends_with_it(tmp_path: Path) -> None:
+def test_ludic_serve_follows_the_run_restarts_vllm_and_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
     folder, other = make_model(tmp_path / "model", seed=1), make_model(tmp_path / "other", seed=2)
     root = create_root(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
     publish(root, folder, budget=1)
@@ -171,23 +171,23 @@ def test_ludic_serve_follows_the_run_restarts_vllm_and_ends_with_it(tmp_path: Pa
             assert again.policy_version == 1
         family = descendants_of(server.process.pid)
         assert len(family) >= 2
-        os.kill(server.process.pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(is_running, family)), within_s=30)
-
-
-@pytest.mark.timeout(200)
-def test_ludic_serve_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model", seed=1)
-    root = create_root(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
-    publish(root, folder, budget=1)
-    log = tmp_path / "serve.log"
-    with ludic_serve(root, log) as server:
-        wait_until(lambda: "serving version 0" in log.read_text())
-        family = descendants_of(server.process.pid)
         server.process.terminate()
         assert server.process.wait(60) == 0
         wait_until(lambda: not any(map(is_running, family)), within_s=10)
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.timeout(900)
+def test_vllm_ends_with_ludic_serve(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", seed=1)
+    root = create_root(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
+    publish(root, folder, budget=1)
+    with ludic_serve(root, tmp_path / "serve.log") as server:
+        # Its engine has begun, and need not be ready.
+        wait_until(lambda: len(descendants_of(server.process.pid)) >= 2)
+        family = descendants_of(server.process.pid)
+        os.kill(server.process.pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_running, family)), within_s=30)
 
 
 def test_ludic_serve_refuses_a_port_in_use(tmp_path: Path) -> None:
