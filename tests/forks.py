@@ -170,6 +170,8 @@ def _live(
     setproctitle(" ".join(words))  # first: processes forked from this one can't find the memory for theirs later
     os.environ.clear()
     os.environ.update(environment)  # that of the fork server is older than the test's
+    installed = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in installed if path and path not in sys.path]
     os.chdir(cwd)
     for stream, file in enumerate(files, start=1):
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

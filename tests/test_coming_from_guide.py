@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
 from itertools import product
 from pathlib import Path
@@ -32,7 +30,7 @@ TINY = ["--num-steps", "2", "--group-size", "4", "--groups-per-batch", "2", "--m
 LISTS = {"env", "filters", "lora_targets"}
 TEXTS = ("What is plus test train user reverse the text", *map("".join, product("abcdefghij", repeat=2)))
 """Vocabulary of the tiny model: more than the 100 entries that the check of packed sequences draws from."""
-MODEL = "Qwen/Qwen3-0.6B"
+MODELS = ("Qwen/Qwen3-0.6B", "PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -81,7 +79,7 @@ def folder(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) ->
             for number in range(8)
         ]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "gsm8k" / f"{split}.parquet")
-    for model in (MODEL, "PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT"):
+    for model in MODELS:
         repository = tmp_path / "hub" / f"models--{model.replace('/', '--')}"
         shutil.copytree(tiny_model, repository / "snapshots" / COMMIT)
         (repository / "refs").mkdir()
@@ -93,20 +91,14 @@ def folder(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path
 
 
-def ludic_in(folder: Path, *args: str) -> str:
-    """Run a command; returns its output."""
-    child = subprocess.run(
-        [sys.executable, "-m", "ludic", *args], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout
-
-
 def forked_in(folder: Path, *args: str) -> str:
-    """The same in a forked process, which has read where the Hub's cache is long ago: the model lies in the folder."""
-    if not (folder / MODEL).exists():
-        snapshot = folder / "hub" / f"models--{MODEL.replace('/', '--')}" / "snapshots" / COMMIT
-        shutil.copytree(snapshot, folder / MODEL)
+    """Run a command in a forked process; returns its output.
+
+    It has read where the Hub's cache is long ago, so the models lie in the folder.
+    """
+    for model in MODELS:
+        snapshot = folder / "hub" / f"models--{model.replace('/', '--')}" / "snapshots" / COMMIT
+        shutil.copytree(snapshot, folder / model, dirs_exist_ok=True)
     child = forks.ludic(*args, folder=folder)
     assert child.returncode == 0, child.stderr
     return child.stdout
@@ -143,7 +135,7 @@ def test_each_setting_of_a_script_of_verl_is_in_the_table() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_script_of_trl_runs(folder: Path) -> None:
-    ludic_in(folder, *command("run runs/sums "), *TINY)
+    forked_in(folder, *command("run runs/sums "), *TINY)
     rows = rollouts_of("runs/sums")
     assert rows["error"].null_count() == len(rows) >= 16
     for row in rows.to_dicts():
@@ -172,7 +164,9 @@ def test_the_script_of_prime_rl_runs(folder: Path, monkeypatch: pytest.MonkeyPat
     (folder / "installed" / "reverse_text" / "__init__.py").write_text(REVERSE_TEXT)
     monkeypatch.setenv("PYTHONPATH", str(folder / "installed"))
     # Answers of a random model are all wrong, and the filter would drop every group.
-    ludic_in(folder, *command("run runs/reverse "), *TINY, "--accept-incomplete", "--env-timeout-s", "600", "--filters")
+    forked_in(
+        folder, *command("run runs/reverse "), *TINY, "--accept-incomplete", "--env-timeout-s", "600", "--filters"
+    )
     rows = rollouts_of("runs/reverse")
     assert rows["error"].null_count() == len(rows) >= 16
 

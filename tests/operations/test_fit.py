@@ -131,7 +131,7 @@ def check_that_only_the_script_started_a_run(folder: Path) -> None:
 def test_with_a_main_part_and_in_the_background_it_goes_on_after_the_script(folder: Path) -> None:
     head, call = with_settings(readme_snippet().partition("run.report")[0]).split("run = ludic.grpo", 1)
     call = f"ludic.grpo{call}".replace(SETTINGS, f"{SETTINGS}, wait=False")
-    script(folder, f'print("once")\n{head}if __name__ == "__main__":\n{indent(call, "    ")}')
+    forked_script(folder, f'print("once")\n{head}if __name__ == "__main__":\n{indent(call, "    ")}')
     log = folder / "runs" / "mine" / "logs" / "run.log"
     while "trained to step 2 of 2" not in log.read_text():
         assert "ludic: " not in log.read_text()

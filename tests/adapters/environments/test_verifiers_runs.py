@@ -4,11 +4,10 @@ The model's texts are scripted, so that it calls the tool. Worker, store and tra
 """
 
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import forks
 import pytest
 
 import ludic
@@ -132,14 +131,7 @@ def test_a_model_with_the_tools_of_a_package_is_trained(tmp_path: Path) -> None:
         "--env-timeout-s 600"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    child = subprocess.run(
-        [sys.executable, "-m", "ludic", *command.split()],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    child = forks.ludic(*command.split(), folder=tmp_path, environment=environment, timeout_s=900)
     assert child.returncode == 0, child.stderr
     run = ludic.open(str(tmp_path / "run"))
     (steps,) = run.sql("select count(distinct step) as steps from batches where used").to_dicts()
