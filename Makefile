@@ -40,14 +40,14 @@ test: .venv/installed  ## run the quick tests
 	$(UNIT_TESTS) -m "not slow"
 
 # Targets that run one test at a time go side by side, the longest first; so do installations, beside the first tests.
-# `unit` is the longest: the others go beside it, two at a time. All go on when one has failed, so that a run names all
-# that fails.
+# `unit` is the longest: the others go beside it, two at a time, and it has fewer processes than alone. All go on when
+# one has failed, so that a run names all that fails.
 test-all:  ## run everything, as CI does, in less than an hour and a half
 	$(MAKE) --jobs 2 .venv/clusters .venv-vllm/installed
 	$(MAKE) --keep-going --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) $(addprefix timed-,check docs faults)
 	$(MAKE) timed-integration
-	$(MAKE) --keep-going --jobs 3 --output-sync=target $(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers \
-		verifiers-v1 verifiers-legacy inspect 8bit)
+	$(MAKE) --keep-going --jobs 3 --output-sync=target UNIT_PROCESSES=$(PROCESSES) \
+		$(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 verifiers-legacy inspect 8bit)
 
 # A line at the end of each target, with its seconds, shows where a run is that nears its limit.
 timed-docs: .venv/docs/installed
