@@ -15,7 +15,6 @@ import psutil
 import pytest
 import torch
 from engine_requests import LONGER_PROMPT, PROMPT, a_request, tokens_of
-from forks import forked_vllm
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -188,8 +187,7 @@ def processes_of_vllm(pid: int) -> list[psutil.Process]:
 
 def test_the_death_of_vllm_is_an_error_and_no_hang(model_folder: str, request: pytest.FixtureRequest) -> None:
     others = set(processes_of_vllm(os.getpid()))
-    with forked_vllm():
-        engine = VllmEngine(model_folder)
+    engine = VllmEngine(model_folder)
     request.addfinalizer(engine.close)
 
     async def kill_within() -> None:
