@@ -184,9 +184,9 @@ clean:  ## remove what the other targets made
 	$(BIN)/pip --python $(@D)/bin/python install --quiet $(OVER)
 	touch $@
 
-# transformers imports torchao wherever it finds it, which takes a second of each start.
+# transformers imports torchao wherever it finds it, which takes a second of each start. It warns when it is compiled.
 .venv/8bit/installed: .venv/installed
-	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt --target .venv/8bit --upgrade torchao
+	$(BIN)/pip install --quiet --no-deps --compile --constraint constraints.txt --target .venv/8bit --upgrade torchao
 	touch $@
 
 # It reads the package as text, and needs nothing of it.
