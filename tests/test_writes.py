@@ -224,7 +224,8 @@ ALLOWED = {
         demos/words.py save savefig
         environments/single_turn.py main os.open open to write
         launch/start_server.py start open to write
-        launch/guard.py _tell os.write
+        launch/guard.py _shared_file tempfile.TemporaryFile open to write
+        launch/guard.py _grow os.pwrite
         row_files.py write_result pyarrow.parquet.ParquetWriter
         store/parquet.py encode_plain pyarrow.parquet.write_table
         store/parquet.py _leaves pyarrow.parquet.write_table

@@ -1,26 +1,36 @@
 """Watch a worker from another process, and end it when a call of its environment can't be interrupted.
 
-C code that holds Python's lock stops every thread of its process, so the guard is a separate process. It reads lines
-from its standard input: `+7 NAME` when call number 7 begins, `-7` when it ends. The guard ends with its input, and
-names the call in which the worker ended, such as one that calls os._exit.
+C code that holds Python's lock stops every thread of its process, so the guard is a separate process. The calls that go
+on stand in memory that both share, which costs a call a microsecond. The guard ends with its input, and names the call
+in which the worker ended, such as one that calls os._exit.
 """
 
 import contextlib
-import itertools
-import math
+import mmap
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import BinaryIO
 
 _GRACE_S = 10.0
 """Seconds between the limit, when the call is interrupted, and the end of the worker, if the call continues."""
 _MOST_NAMES = 3
 """Calls that are named, of those that go on; one of them holds Python's lock."""
+_HEAD = struct.Struct("d")
+"""Seconds of time.monotonic(), which is one clock for all processes. At the start of a page: when a call last began or
+ended there. At the start of a call: when it began, or 0."""
+_CALL_BYTES = 256
+"""Bytes of a call: when it began, and its name in UTF-8, which may be cut, up to a zero."""
+_PAGE_CALLS = 1024
+_PAGE_BYTES = _PAGE_CALLS * _CALL_BYTES
+"""The first place of a page has its own head instead of a call."""
 
 
 @contextlib.contextmanager
@@ -34,50 +44,96 @@ def guarded(timeout_s: float | None) -> Iterator[Callable[[str], Callable[[], No
         return
     from ludic.children import start_python  # the guard itself, which runs this file, has no packages
 
-    # Isolated from the user's folders and packages; the terminal's Ctrl-C does not reach it.
-    args = ["-I", "-S", __file__, str(os.getpid()), str(timeout_s + _GRACE_S)]
-    with start_python(args, stdin=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdin is not None
-        yield partial(_announce, process.stdin.fileno(), itertools.count())
+    with _shared_file() as shared:
+        board = _Board(shared.fileno())
+        # Isolated from the user's folders and packages; the terminal's Ctrl-C does not reach it.
+        args = ["-I", "-S", __file__, str(os.getpid()), str(timeout_s + _GRACE_S), str(shared.fileno())]
+        with start_python(args, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[shared.fileno()]):
+            yield board.begin
 
 
-def _announce(pipe: int, numbers: Iterator[int], call: str) -> Callable[[], None]:
-    number = next(numbers)
-    _tell(pipe, f"+{number} {' '.join(call.splitlines())}")
-    return partial(_tell, pipe, f"-{number}")
+def _shared_file() -> BinaryIO:
+    """Open a file without a name; in memory, where there are such files."""
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("ludic-calls"), "r+b")
+    import tempfile  # imports much, and the guard itself has no use for it
+
+    return tempfile.TemporaryFile()
 
 
-def _tell(pipe: int, line: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the worker continues if its guard was killed
-        os.write(pipe, line.encode(errors="replace") + b"\n")
+class _Board:
+    """The calls that go on, in a file that the guard maps, too; it grows by pages."""
+
+    def __init__(self, file: int) -> None:
+        self._file, self._num_pages, self._grows = file, 0, threading.Lock()
+        self._free = list[tuple[mmap.mmap, int]]()
+        self._add_page()
+
+    def _add_page(self) -> None:
+        """Add places for calls, if there are none."""
+        with self._grows:
+            if not self._free:
+                self._grow()
+
+    def _grow(self) -> None:
+        end = self._num_pages * _PAGE_BYTES
+        # Whole: a write to memory that then finds no room on a disk would end the process.
+        os.pwrite(self._file, bytes(_PAGE_BYTES), end)
+        self._num_pages += 1
+        page = mmap.mmap(self._file, _PAGE_BYTES, offset=end)
+        self._free.extend((page, place * _CALL_BYTES) for place in range(1, _PAGE_CALLS))
+
+    def begin(self, call: str) -> Callable[[], None]:
+        """Add a call of any thread; returns the function that takes it away."""
+        while True:
+            with contextlib.suppress(IndexError):  # another thread may have taken the last place
+                page, start = self._free.pop()
+                break
+            self._add_page()
+        name = " ".join(call.splitlines()).encode(errors="replace")[: _CALL_BYTES - _HEAD.size - 1] + b"\0"
+        page[start + _HEAD.size : start + _HEAD.size + len(name)] = name
+        now = time.monotonic()
+        _HEAD.pack_into(page, start, now)
+        _HEAD.pack_into(page, 0, now)
+        return partial(self._end, page, start)
+
+    def _end(self, page: mmap.mmap, start: int) -> None:
+        _HEAD.pack_into(page, start, 0.0)
+        _HEAD.pack_into(page, 0, time.monotonic())
+        self._free.append((page, start))
 
 
-def watch(worker: int, limit_s: float) -> None:
-    """Read calls from standard input until it ends; kill the worker if a call takes longer than `limit_s`."""
-    rest, calls = b"", dict[bytes, tuple[float, str]]()  # the time of each call's end, and its name; the oldest first
+def _look(file: int) -> tuple[float, list[tuple[float, str]]]:
+    """Return when a call last began or ended, and the calls that go on: when each began, and its name; oldest first."""
+    data = os.pread(file, os.fstat(file).st_size, 0)
+    told, calls = 0.0, list[tuple[float, str]]()
+    for page in range(0, len(data), _PAGE_BYTES):
+        told = max(told, *_HEAD.unpack_from(data, page))
+        for start in range(page + _CALL_BYTES, page + _PAGE_BYTES, _CALL_BYTES):
+            (began,) = _HEAD.unpack_from(data, start)
+            if began:
+                name, _, _ = data[start + _HEAD.size : start + _CALL_BYTES].partition(b"\0")
+                calls.append((began, name.decode(errors="replace")))
+    return told, sorted(calls)
+
+
+def watch(worker: int, limit_s: float, file: int) -> None:
+    """Look at the calls until standard input ends; kill the worker if a call takes longer than `limit_s`."""
     late: list[str] = []
-    told = time.monotonic()
+    wait_s = limit_s  # no call that begins from now on is late before
     while not late:
-        # A line that was told shows that Python's lock is free: what waits is ended by its own limit, if late.
-        next_end = max(told + limit_s, min(ends for ends, _ in calls.values())) if calls else math.inf
-        # What was told meanwhile counts, so this looks once more when the time is over.
-        if select.select([0], [], [], max(0.0, next_end - time.monotonic()) if calls else None)[0]:
-            data = os.read(0, 1 << 16)
-            if not data:
-                if calls:  # else it has ended by itself
-                    _, newest = list(calls.values())[-1]  # a blocking call begins last
-                    print(f"ludic: the worker ended during a call: {newest}", file=sys.stderr, flush=True)
-                return
-            told = time.monotonic()
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                number, _, name = line[1:].partition(b" ")
-                if line.startswith(b"+"):
-                    calls[number] = told + limit_s, name.decode(errors="replace")
-                else:
-                    calls.pop(number, None)
-        else:
-            late = [name for ends, name in calls.values() if ends <= time.monotonic()]
+        ended = select.select([0], [], [], wait_s)[0]
+        told, calls = _look(file)
+        if ended:
+            if calls:  # else it has ended by itself
+                print(f"ludic: the worker ended during a call: {calls[-1][1]}", file=sys.stderr, flush=True)
+            return
+        # A call that began or ended shows that Python's lock is free: what waits is ended by its own limit, if late.
+        now = time.monotonic()
+        if calls and now >= max(told, calls[0][0]) + limit_s:
+            late = [name for began, name in calls if began + limit_s <= now]
+        next_end = max(told, calls[0][0]) if calls else now
+        wait_s = max(0.0, next_end + limit_s - now)
     names = " and ".join(dict.fromkeys(late[:_MOST_NAMES])) + (" and others" if late[_MOST_NAMES:] else "")
     print(f"ludic: {names} went on after {limit_s:g} s, so this worker ends", file=sys.stderr, flush=True)
     # Not SIGKILL: a supervisor treats that as a kill by the user, and would restart the worker without limit.
@@ -85,4 +141,4 @@ def watch(worker: int, limit_s: float) -> None:
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]), float(sys.argv[2]))
+    watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

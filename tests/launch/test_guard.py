@@ -35,6 +35,17 @@ def test_calls_that_go_on_side_by_side_are_all_named():
     assert result.stderr == "ludic: score and x went on after 0.2 s, so this worker ends\n"
 
 
+def test_any_number_of_calls_goes_on_at_once_in_any_thread():
+    script = HANGS.replace(
+        "announce(sys.argv[1])",
+        "from concurrent.futures import ThreadPoolExecutor as Pool;"
+        "ends = [*Pool(8).map(announce, ['\u00e4' * 300] * 3000)]; announce(sys.argv[1]); [end() for end in ends]",
+    )
+    result = subprocess.run([sys.executable, "-c", script, "the last"], capture_output=True, text=True)
+    assert result.returncode == -signal.SIGABRT
+    assert result.stderr == "ludic: the last went on after 0.2 s, so this worker ends\n"
+
+
 @pytest.mark.slow
 def test_a_call_that_waits_is_not_late_while_others_are_told():
     script = """
