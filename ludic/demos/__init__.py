@@ -5,6 +5,9 @@ Imports nothing slow, since `ludic --help` reads the docstring below.
 
 from ludic.settings import Count, operation
 
+NUM_WORKERS = 2
+"""Of the demo without tools."""
+
 
 @operation()
 def demo(*, agents: bool = False, root: str | None = None, num_steps: Count | None = None) -> None:
@@ -23,6 +26,10 @@ def demo(*, agents: bool = False, root: str | None = None, num_steps: Count | No
 
         teach_a_tool(root or "runs/demo-agents", num_steps or 50)
     else:
-        from ludic.demos.words import teach_words
+        from ludic.launch.config import LaunchConfig
+        from ludic.launch.start_server import started_early
 
-        teach_words(root or "runs/demo", num_steps or 60)
+        with started_early(1 + NUM_WORKERS, LaunchConfig()):
+            from ludic.demos.words import teach_words  # imports torch, and meanwhile so does the server
+
+            teach_words(root or "runs/demo", num_steps or 60)

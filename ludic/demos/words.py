@@ -20,6 +20,7 @@ from rich.text import Text
 import ludic
 from ludic.agents.agent import Agent
 from ludic.code.kept import create_root
+from ludic.demos import NUM_WORKERS
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.chat import load_tokenizer
@@ -36,7 +37,6 @@ from ludic.store.weights import identify, keep_model
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 
-NUM_WORKERS = 2
 # Further words of the model's vocabulary.
 OTHER_WORDS = (
     "i you we they he she it is are was be have has do does can will would like love hate want see hear know think "

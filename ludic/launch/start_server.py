@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -35,10 +35,10 @@ from ludic.engines.config import EngineConfig
 from ludic.launch.config import LaunchConfig, Start
 from ludic.launch.process import ENVIRONMENT, SUPERVISED, stop_variables
 
-FREE = frozenset({SUPERVISED, VARIABLE, MEMORY_VARIABLE, "WANDB_SERVICE"})
-"""Environment variables in which forked processes may differ: nothing that the server imports reads them.
+FREE = frozenset({SUPERVISED, VARIABLE, MEMORY_VARIABLE, "WANDB_SERVICE", "TORCHINDUCTOR_CACHE_DIR"})
+"""Environment variables in which forked processes may differ: nothing that the server imports reads them meanwhile.
 
-wandb sets its own in the supervisor, after the server's start.
+wandb and torch set their own in the supervisor, after the server's start.
 """
 MODULES = (
     "setproctitle",
@@ -70,8 +70,30 @@ def start_server(start: Start) -> Iterator["StartServer | None"]:
     if processes.launcher != "local" or not has_forks or not is_supported():
         yield None
         return
-    with StartServer({**os.environ, **environment_of(processes.ranks + num_engines, processes)}) as server:
+    environment = {**os.environ, **environment_of(processes.ranks + num_engines, processes)}
+    early = next((server for server in _early if server.fits(environment)), None)
+    with StartServer(environment) if early is None else nullcontext(early) as server:
         yield server
+
+
+_early: list["StartServer"] = []
+
+
+@contextmanager
+def started_early(num_processes: int, processes: LaunchConfig) -> Iterator[None]:
+    """Start the server of the run that the block launches: it imports while the block makes that run.
+
+    num_processes: trainer and engines of the run. A run with another environment starts a server of its own.
+    """
+    if not is_supported():
+        yield
+        return
+    with StartServer({**os.environ, **environment_of(num_processes, processes)}) as server:
+        _early.append(server)
+        try:
+            yield
+        finally:
+            _early.remove(server)
 
 
 def forks_trainer(processes: LaunchConfig) -> bool:
@@ -121,13 +143,18 @@ class StartServer:
     def has_ended(self) -> bool:
         return self._socket.fileno() == -1
 
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Return whether a process with these variables, which are all of them, may be forked."""
+        is_alike = _compared(safe_environment(environment)) == self._environment
+        return is_alike and not self.has_ended and Path.cwd() == self._place
+
     def start(self, args: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> "ForkedProcess | None":
         """Start `python -m ARGS` with a pipe as standard input; returns None if it can't be forked here.
 
         environment: all variables. log: gets its stdout and stderr.
         """
         variables = safe_environment(environment)
-        if self.has_ended or _compared(variables) != self._environment or Path.cwd() != self._place:
+        if not self.fits(variables):
             return None
         message = json.dumps({"args": list(args), "environment": variables}).encode()
         reading, writing = os.pipe()

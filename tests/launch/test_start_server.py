@@ -15,9 +15,21 @@ import pytest
 from hostile_folders import hostile_folder, imported_from
 
 from ludic.children import start_python
+from ludic.engines.config import EngineConfig
+from ludic.launch.config import LaunchConfig, Start
 from ludic.launch.process import SUPERVISED, stop_variables
-from ludic.launch.start_server import FREE, MODULES, ForkedProcess, StartServer, is_supported
+from ludic.launch.start_server import (
+    FREE,
+    MODULES,
+    ForkedProcess,
+    StartServer,
+    is_supported,
+    start_server,
+    started_early,
+)
 from ludic.launch.supervisor import Child, ChildError, supervise
+from ludic.run_config import RunConfig
+from ludic.training.config import TrainConfig
 
 pytestmark = [
     pytest.mark.slow,
@@ -178,6 +190,28 @@ def test_forked_processes_draw_other_random_numbers(forked: Run) -> None:
 def test_a_module_beside_the_user_is_not_imported(forked: Run, hostile: Path) -> None:
     forked("draw")
     assert imported_from(hostile) == []
+
+
+@pytest.mark.parametrize(("num_processes", "num_servers"), [(3, 1), (2, 2)])
+def test_a_run_takes_the_server_that_was_started_early_if_it_fits(
+    monkeypatch: pytest.MonkeyPatch, num_processes: int, num_servers: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # which then depends on the number of processes
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    run = RunConfig(model="tiny", env=("moar_cats",), num_workers=2)
+    train, processes = TrainConfig.of(num_steps=1, learning_rate=1e-3), LaunchConfig()
+    start = Start(url="run", run=run, train=train, processes=processes, engine=EngineConfig(), root=None)
+
+    def servers() -> set[int]:
+        children = psutil.Process().children()
+        return {child.pid for child in children if "ludic.launch.start_server" in child.cmdline()}
+
+    before = servers()
+    with started_early(num_processes, processes), start_server(start) as server:
+        assert server is not None
+        assert server.pid in servers() - before
+        assert len(servers() - before) == num_servers
+    assert servers() == before
 
 
 def test_what_is_read_by_imports_decides_what_may_be_forked(server, environment, tmp_path: Path, monkeypatch) -> None:
