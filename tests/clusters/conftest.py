@@ -54,6 +54,8 @@ def nodes() -> Iterator[Nodes]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # By default 15: beside other tests, its processes would hardly ever run.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+    # Ray would kill processes of its own where others fill the machine's memory.
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112
     pytest.importorskip("ray.train", reason="ray is in the extra ray")
     from ray.cluster_utils import Cluster
 
