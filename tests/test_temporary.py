@@ -180,6 +180,7 @@ def test_a_folder_that_another_user_may_have_made_is_refused(machine: Path, tmp_
 
 WITHIN = {
     "code/consent.py": "a file that is renamed, in the user's configuration folder",
+    "launch/guard.py": "a file without a name, where the system has none in memory",
     "models/families.py": "a file that is renamed, in the user's cache folder",
     "store/policies.py": "within a folder of copies that temporary_folder made",
     "temporary.py": "makes all others",
