@@ -42,7 +42,7 @@ test: .venv/installed  ## run the quick tests
 # Targets that run one test at a time go side by side, the longest first; so do installations, beside the first tests.
 # `unit` is the longest: the others go beside it, two at a time, and it has fewer processes than alone. All go on when
 # one has failed, so that a run names all that fails.
-test-all:  ## run everything, as CI does, in less than an hour and a half
+test-all:  ## run everything, as CI does, in half an hour on two cores
 	$(MAKE) --jobs 2 .venv/clusters .venv-vllm/installed
 	$(MAKE) --keep-going --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) $(addprefix timed-,check docs faults)
 	$(MAKE) timed-integration
