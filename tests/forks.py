@@ -212,10 +212,8 @@ class _ForkedKernel(Forked):
 
     stdin = stdout = stderr = None
 
-    def __init__(
-        self, folder: Path, cmd: Sequence[str], *, env: Mapping[str, str], cwd: str, **options: object
-    ) -> None:
-        super().__init__(["kernel", *cmd[cmd.index("-f") :]], folder / "kernel.log", env, cwd=Path(cwd))
+    def __init__(self, logs: Path, cmd: Sequence[str], *, env: Mapping[str, str], cwd: str, **options: object) -> None:
+        super().__init__(["kernel", *cmd[cmd.index("-f") :]], logs / "kernel.log", env, cwd=Path(cwd))
         # Jupyter signals the group of the process, which at first is that of this one.
         while self.poll() is None and os.getpgid(self.pid) != self.pid:
             time.sleep(0.001)

@@ -29,7 +29,7 @@ def demo(*, agents: bool = False, root: str | None = None, num_steps: Count | No
         from ludic.launch.config import LaunchConfig
         from ludic.launch.start_server import started_early
 
-        with started_early(1 + NUM_WORKERS, LaunchConfig()):
+        with started_early(LaunchConfig(), NUM_WORKERS):
             from ludic.demos.words import teach_words  # imports torch, and meanwhile so does the server
 
             teach_words(root or "runs/demo", num_steps or 60)

@@ -62,18 +62,12 @@ def _shared_file() -> BinaryIO:
 
 
 class _Board:
-    """The calls that go on, in a file that the guard maps, too; it grows by pages."""
+    """The calls that go on, in a file that the guard reads; it grows by pages."""
 
     def __init__(self, file: int) -> None:
-        self._file, self._num_pages, self._grows = file, 0, threading.Lock()
+        self._file, self._num_pages, self._taking = file, 0, threading.Lock()
         self._free = list[tuple[mmap.mmap, int]]()
-        self._add_page()
-
-    def _add_page(self) -> None:
-        """Add places for calls, if there are none."""
-        with self._grows:
-            if not self._free:
-                self._grow()
+        self._grow()
 
     def _grow(self) -> None:
         end = self._num_pages * _PAGE_BYTES
@@ -85,11 +79,10 @@ class _Board:
 
     def begin(self, call: str) -> Callable[[], None]:
         """Add a call of any thread; returns the function that takes it away."""
-        while True:
-            with contextlib.suppress(IndexError):  # another thread may have taken the last place
-                page, start = self._free.pop()
-                break
-            self._add_page()
+        with self._taking:
+            if not self._free:
+                self._grow()
+            page, start = self._free.pop()
         name = " ".join(call.splitlines()).encode(errors="replace")[: _CALL_BYTES - _HEAD.size - 1] + b"\0"
         page[start + _HEAD.size : start + _HEAD.size + len(name)] = name
         now = time.monotonic()

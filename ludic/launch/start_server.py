@@ -70,7 +70,7 @@ def start_server(start: Start) -> Iterator["StartServer | None"]:
     if processes.launcher != "local" or not has_forks or not is_supported():
         yield None
         return
-    environment = {**os.environ, **environment_of(processes.ranks + num_engines, processes)}
+    environment = _variables_of(processes, start.run.num_workers)
     early = next((server for server in _early if server.fits(environment)), None)
     with StartServer(environment) if early is None else nullcontext(early) as server:
         yield server
@@ -80,20 +80,25 @@ _early: list["StartServer"] = []
 
 
 @contextmanager
-def started_early(num_processes: int, processes: LaunchConfig) -> Iterator[None]:
+def started_early(processes: LaunchConfig, num_workers: int) -> Iterator[None]:
     """Start the server of the run that the block launches: it imports while the block makes that run.
 
-    num_processes: trainer and engines of the run. A run with another environment starts a server of its own.
+    num_workers: of the run's schedule. A run with another environment starts a server of its own.
     """
     if not is_supported():
         yield
         return
-    with StartServer({**os.environ, **environment_of(num_processes, processes)}) as server:
+    with StartServer(_variables_of(processes, num_workers)) as server:
         _early.append(server)
         try:
             yield
         finally:
             _early.remove(server)
+
+
+def _variables_of(processes: LaunchConfig, num_workers: int) -> dict[str, str]:
+    """Return all environment variables of a run's processes, while it trains."""
+    return {**os.environ, **environment_of(processes.ranks + processes.engines_of(num_workers), processes)}
 
 
 def forks_trainer(processes: LaunchConfig) -> bool:

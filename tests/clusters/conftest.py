@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ray_settings import VARIABLES
 
 CPUS = 2
 """CPUs of a node: places for ranks and workers."""
@@ -50,12 +51,7 @@ def raylet(node: Any) -> int:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # else it writes a token into the home folder
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # By default 15: beside other tests, its processes would hardly ever run.
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
-    # Ray would kill processes of its own where others fill the machine's memory.
-    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112
+    os.environ.update(VARIABLES)
     pytest.importorskip("ray.train", reason="ray is in the extra ray")
     from ray.cluster_utils import Cluster
 

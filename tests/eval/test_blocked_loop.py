@@ -1,7 +1,5 @@
 """An evaluation takes what is complete before it begins a further block, while scores block its event loop."""
 
-import asyncio
-import random
 import threading
 import time
 from contextlib import ExitStack
@@ -9,18 +7,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
+from simulated_engine import SimulatedEngine
 from tiny_models import make_model
 
 import ludic
 from benchmarks.in_flight import Clock, NoWaits, without_threads
 from ludic.code.kept import create_root
-from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments import event_loops
 from ludic.eval.config import EvalConfig
 from ludic.eval.sampling import evaluate
-from ludic.records import WeightSpan
 from ludic.rollouts.pump import BegunGroup, Pump
 from ludic.store import RunConfig
 
@@ -41,19 +37,6 @@ class Slow:
         time.sleep(0.05)
         return 1.0
 """
-
-
-class Engine:
-    name, repeats_in_any_batch, max_length, max_batch, policy_version = "simulated 1", True, 10_000, 16, 0
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        await asyncio.sleep(random.Random(request.seed).uniform(0.02, 0.3))
-        return Completion(
-            tokens=np.ones(4, np.int32),
-            logprobs=np.full(4, -1.0, np.float32),
-            finish_reason="stop",
-            weight_versions=(WeightSpan(version=0, start=0, end=4),),
-        )
 
 
 @pytest.mark.slow
@@ -85,6 +68,6 @@ def test_no_block_begins_while_complete_groups_stand_in_the_pump(tmp_path: Path)
         stack.enter_context(mock.patch.object(time, "sleep", block))
         stack.enter_context(mock.patch.object(Pump, "start", watched))
         config = EvalConfig(num_examples=96, examples_per_call=4)
-        evaluate(root, {"": config}, lambda folder, version: Engine(), threading.Event())  # type: ignore[arg-type]
+        evaluate(root, {"": config}, lambda folder, version: SimulatedEngine(16), threading.Event())  # type: ignore[arg-type]
     assert most_left == 0
     assert ludic.open(root.url).sql("select count(*) from evals").item() == 96

@@ -192,9 +192,9 @@ def test_a_module_beside_the_user_is_not_imported(forked: Run, hostile: Path) ->
     assert imported_from(hostile) == []
 
 
-@pytest.mark.parametrize(("num_processes", "num_servers"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(("num_workers", "num_servers"), [(2, 1), (1, 2)])
 def test_a_run_takes_the_server_that_was_started_early_if_it_fits(
-    monkeypatch: pytest.MonkeyPatch, num_processes: int, num_servers: int
+    monkeypatch: pytest.MonkeyPatch, num_workers: int, num_servers: int
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # which then depends on the number of processes
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
@@ -207,7 +207,7 @@ def test_a_run_takes_the_server_that_was_started_early_if_it_fits(
         return {child.pid for child in children if "ludic.launch.start_server" in child.cmdline()}
 
     before = servers()
-    with started_early(num_processes, processes), start_server(start) as server:
+    with started_early(processes, num_workers), start_server(start) as server:
         assert server is not None
         assert server.pid in servers() - before
         assert len(servers() - before) == num_servers

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ray_settings import VARIABLES
 from strategies import make_batch
 
 from ludic.code.kept import create_root
@@ -84,10 +85,8 @@ def root_of(tmp_path: Path) -> Callable[[tuple[str, ...]], Root]:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Ray on this machine alone, with one worker."""
+    os.environ.update(VARIABLES)
     ray = pytest.importorskip("ray", reason="ray is in the extra interop")
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # else it writes a token into the home folder
-    # Ray would kill processes of its own where others fill the machine's memory.
-    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)  # even if this machine has a cluster
     yield
     ray.shutdown()

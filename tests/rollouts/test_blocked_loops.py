@@ -5,7 +5,6 @@ Time is simulated: a step that blocks moves the clock of the event loop, in whic
 """
 
 import asyncio
-import random
 import threading
 import time
 from bisect import bisect_left
@@ -17,19 +16,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from simulated_engine import SimulatedEngine
 from tiny_models import publish
 
 from benchmarks.in_flight import Clock, NoWaits, without_threads
 from ludic.batches.budget import Budget
 from ludic.code.kept import create_root
-from ludic.engines.engine import Completion, GenerationRequest
 from ludic.errors import EngineError
-from ludic.records import GroupEvent, RolloutBatch, RolloutGroup, WeightSpan
+from ludic.records import GroupEvent, RolloutBatch, RolloutGroup
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.follower import SwapTimes
 from ludic.rollouts.pump import BegunGroup, Finished, Pump
@@ -168,27 +166,6 @@ class Rounds(NoWaits):
     def since(self, time_s: float) -> int:
         """Number of rounds that have begun since a time."""
         return len(self.began_s) - bisect_left(self.began_s, time_s)
-
-
-class Engine:
-    """Takes 20 to 300 ms a completion."""
-
-    name, repeats_in_any_batch, max_length, policy_version = "simulated 1", True, 10_000, 0
-
-    def __init__(self, max_batch: int) -> None:
-        self.max_batch = max_batch
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        await asyncio.sleep(random.Random(request.seed).uniform(0.02, 0.3))
-        return Completion(
-            tokens=np.ones(4, np.int32),
-            logprobs=np.full(4, -1.0, np.float32),
-            finish_reason="stop",
-            weight_versions=(WeightSpan(version=0, start=0, end=4),),
-        )
-
-    def load_weights(self, folder: str, version: int) -> None:
-        raise NotImplementedError
 
 
 class Writer:
@@ -417,7 +394,7 @@ def test_whatever_blocks_the_loop_budget_age_and_stop_hold_and_no_group_is_lost(
         stack.enter_context(mock.patch("ludic.rollouts.worker.RolloutWriter", Writer))
         trainer = Trainer(root, clock, case.train_s)
         stream = stack.enter_context(
-            opened_stream(root, config, lambda folder, version: Engine(case.max_batch), stop)  # type: ignore[arg-type]
+            opened_stream(root, config, lambda folder, version: SimulatedEngine(case.max_batch), stop)  # type: ignore[arg-type]
         )
         watches.append(Watch(case, rounds, trainer, stream))
         assert stream.wait_for_policy()
