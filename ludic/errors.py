@@ -40,6 +40,10 @@ class SchemaError(LudicError, ValueError):
     """A file or a table does not match its schema."""
 
 
+class RefusedRecordError(SchemaError):
+    """A record of another program can't be used. It is counted, and reported with its line and this reason."""
+
+
 class NewerSchemaError(SchemaError):
     """A file is intact, but has a newer major schema version than this ludic reads."""
 

@@ -81,6 +81,10 @@ class Message:
     content: str
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
+    """Text of the model's thinking, apart from the content; None where it has none, or where the content holds it."""
+    tool_call_id: str | None = None
+    """Id of the tool call that a message of role tool answers; None if calls and results are matched by their order."""
 
 
 GROUP_CLOSED = "given up: its group was closed early (close_groups_at)"

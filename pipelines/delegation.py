@@ -14,10 +14,10 @@ from random import Random
 from typing import Any
 
 import ludic
-from ludic.adapters.imports.episodes import to_message
 from ludic.agents.delegation import delegate_schema, helper
 from ludic.environments.toys import Errands
 from ludic.flags import run_script
+from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
 
 HIGHEST = 4

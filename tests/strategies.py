@@ -213,7 +213,15 @@ _FINISH_REASONS = st.sampled_from([None, "stop", "length"])
 _tool_calls = st.lists(
     st.builds(ToolCall, id=_TEXT, name=_TEXT, arguments=_TEXT, result=_MAYBE_TEXT, error=_MAYBE_TEXT), max_size=2
 ).map(tuple)
-_messages = st.builds(Message, role=_TEXT, content=_TEXT, name=_MAYBE_TEXT, tool_calls=_tool_calls)
+_messages = st.builds(
+    Message,
+    role=_TEXT,
+    content=_TEXT,
+    name=_MAYBE_TEXT,
+    tool_calls=_tool_calls,
+    reasoning=_MAYBE_TEXT,
+    tool_call_id=_MAYBE_TEXT,
+)
 
 
 @st.composite

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 import ludic
-from ludic.adapters.imports.episodes import to_message
 from ludic.agents.parsers import make_parser
 from ludic.agents.tools.calculator import calculate
 from ludic.agents.tools.registry import make_tools
@@ -25,6 +24,7 @@ from ludic.code.kept import create_root
 from ludic.demos.words import draw_curve, keep_new_model, print_next, save
 from ludic.environments.environment import Example
 from ludic.environments.toys import WordProblems
+from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.results import printable, sparkline
 from ludic.show.evaluations import Comparison, interval_text

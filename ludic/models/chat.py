@@ -230,6 +230,8 @@ def _as_template_input(message: Message) -> dict[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         rendered["name"] = message.name
+    if message.reasoning is not None:
+        rendered["reasoning_content"] = message.reasoning
     if message.tool_calls:
         rendered["tool_calls"] = [_as_function_call(call) for call in message.tool_calls]
     return rendered

@@ -48,10 +48,13 @@ STORES = {
     "v1.4": SINCE_1_5,
     "v1.5": SINCE_1_6,
     "v1.6": {},
+    "v1.7": {},
 }
 """What a Rollout of each version had not yet, as it reads now."""
 STEPS_SINCE_1_2 = {"agent_steps": "parse_feedback", "environment_steps": "observation_hash"}
 """Fields of steps that are null before 1.2."""
+MESSAGES_SINCE_1_7 = {"reasoning": None, "tool_call_id": None}
+"""Fields of messages that are null before 1.7."""
 
 
 @pytest.fixture(params=STORES)
@@ -73,6 +76,7 @@ def expected(name) -> dict[str, Any]:
         for column, field in STEPS_SINCE_1_2.items():
             for step in row[column]:
                 step.setdefault(field, None)
+        row["messages"] = [MESSAGES_SINCE_1_7 | message for message in row["messages"]]
     return found
 
 
@@ -194,7 +198,7 @@ def rewritten(tmp_path: Path, name: str, version: str) -> Root:
 
 
 def test_a_newer_minor_version_reads_the_same(tmp_path, name, expected):
-    root = rewritten(tmp_path, name, "1.6")
+    root = rewritten(tmp_path, name, "1.9")
     reader = RolloutReader(root, ["rollout_id", "group_id"])
     assert reader.poll(None).num_rows == len(list(rows_of(expected, "rollouts")))
     for file, groups in expected["files"].items():
@@ -229,7 +233,7 @@ def test_the_ledger_says_which_rows_were_truncated_since_batches_1_4(root, name)
     rows = read_ledger(root, 1, 2)
     truncated = dict(zip(rows["rollout_id"].to_pylist(), rows["truncated"].to_pylist(), strict=True))
     wanted = {"mixed-r0": False, "mixed-r1": True, "mixed-r2": False}
-    assert truncated == (wanted if name in ("v1.4", "v1.5", "v1.6") else dict.fromkeys(wanted))
+    assert truncated == (wanted if name in ("v1.4", "v1.5", "v1.6", "v1.7") else dict.fromkeys(wanted))
 
 
 def test_views_of_groups_and_evaluations_have_wanted_answers_since_rollouts_1_5(root, name):

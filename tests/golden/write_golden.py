@@ -1,4 +1,4 @@
-"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.6.
+"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.7.
 
     PYTHONPATH=<checkout of that time> python tests/golden/write_golden.py tests/golden/v1.0
 
@@ -54,6 +54,8 @@ HAS_WANTED = HAS_TRAJECTORIES and SCHEMA_VERSION != "1.4"
 """Wanted answers, whether an answer is correct, and tracebacks came with 1.5."""
 HAS_EXPERTS = HAS_WANTED and SCHEMA_VERSION != "1.5"
 """The experts of mixtures came with 1.6."""
+HAS_REASONING = HAS_EXPERTS and SCHEMA_VERSION != "1.6"
+"""The thinking of messages and the ids of tool results came with 1.7."""
 NOON = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
 
@@ -169,10 +171,12 @@ def several_turns() -> RolloutGroup:
             truncated=False,
         ),
     )
+    thought: dict[str, Any] = {"reasoning": "12 = 6·2 ☃\n18 = 6·3"} if HAS_REASONING else {}
+    of_call: dict[str, Any] = {"tool_call_id": "call-0"} if HAS_REASONING else {}
     messages = (
         Message(role="user", content="gcd of 12 and 18?"),
-        Message(role="assistant", content="6", tool_calls=(call,)),
-        Message(role="tool", content="6", name="gcd"),
+        Message(role="assistant", content="6", tool_calls=(call,), **thought),
+        Message(role="tool", content="6", name="gcd", **of_call),
         Message(role="user", content="Answer more briefly."),
     )
     where = {"env_name": "reasoning_gym/gcd", "env_example_id": "17"}

@@ -14,7 +14,6 @@ import forks
 import pytest
 from guide_examples import example, judge_of_safes
 
-from ludic.adapters.imports.episodes import to_message
 from ludic.adapters.imports.importing import import_files
 from ludic.agents.tools.registry import environment_tools
 from ludic.code.kept import create_root
@@ -23,6 +22,7 @@ from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
 from ludic.launch.here import train_here
 from ludic.launch.process import interruptible
+from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.sql import connect
 from ludic.store import Root, RunConfig

@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from ludic.adapters.imports.episodes import to_message
 from ludic.agents.parsers import make_parser
 from ludic.agents.tools.formats import make_tool_format
 from ludic.demos.calculator import KINDS, PARSER, Record, make_demonstrations
 from ludic.environments.splits import split_of
 from ludic.environments.toys import WordProblems
+from ludic.messages import to_message
 from ludic.models.chat import render_text
 from ludic.models.tiny import train_tokenizer
 

@@ -57,8 +57,8 @@ def test_every_kind_of_type_reaches_arrow_with_its_nullability():
 
 
 def test_a_schema_carries_its_table_and_version():
-    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.6"}
-    assert SCHEMA_VERSION == "1.6"
+    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.7"}
+    assert SCHEMA_VERSION == "1.7"
     assert arrow_schema("metrics").metadata[b"ludic.table"] == b"metrics"
 
 
@@ -173,9 +173,9 @@ def test_every_wrong_column_is_listed():
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.6; upgrade ludic"),
-        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.6"),
-        ("one", "its schema version is 'one', wanted a number such as 1.6"),
+        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.7; upgrade ludic"),
+        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.7"),
+        ("one", "its schema version is 'one', wanted a number such as 1.7"),
     ],
 )
 def test_another_major_version_is_refused_by_name(version, message):

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ludic.adapters.imports.records import RefusedRecordError, refusal
 from ludic.agents.transcript import Transcript, TranscriptBuilder
-from ludic.errors import LudicError
+from ludic.errors import LudicError, RefusedRecordError
+from ludic.messages import to_messages
 from ludic.models.chat import ChatRenderer
 from ludic.models.encoding import encode, encode_all
-from ludic.records import AgentStep, FinishReason, Message, ToolCall
+from ludic.records import AgentStep, FinishReason, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -155,7 +155,7 @@ def _episode_rows(episode: Episode, get_tokenizer: GetTokenizer) -> Encoding[lis
             row = yield from _texts_row(part, get_tokenizer(), failed)
         else:
             row = part
-        messages, steps = _to_messages("messages", row.messages), row.agent_steps
+        messages, steps = to_messages("messages", row.messages), row.agent_steps
         if steps is None and row.action_mask is None:
             action = messages[-1].content if messages and messages[-1].role == "assistant" else None
             end, reason = len(row.response_tokens), episode.columns.get("finish_reason")
@@ -182,7 +182,7 @@ def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase", failed: bool)
         messages: tuple[Message, ...] = (Message(role="user", content=texts.prompt),)
         prompt = texts.prompt
     else:
-        messages = _to_messages("the prompt", texts.prompt)
+        messages = to_messages("the prompt", texts.prompt)
         prompt = _renderer(tokenizer, messages).text(len(messages), add_generation_prompt=True)
     prompt_tokens, completion = yield [prompt, texts.completion]
     if not len(completion) and not failed and tokenizer.eos_token_id is not None:
@@ -198,7 +198,7 @@ def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase", failed: bool)
 
 def _conversation_rows(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> Encoding[list[Row]]:
     """Return the rows of a conversation; each of the model's messages is a call with the messages before it."""
-    messages = _to_messages("messages", conversation.messages)
+    messages = to_messages("messages", conversation.messages)
     builder, calls = TranscriptBuilder(), _Calls(tokenizer, messages, conversation.tools)
     steps: defaultdict[int, list[AgentStep]] = defaultdict(list)
     ends: dict[int, int] = {}
@@ -291,49 +291,3 @@ def _renderer(
 ) -> ChatRenderer:
     """Return a renderer for records; a recorded answer may hold special tokens, as marks of tool calls are."""
     return ChatRenderer(tokenizer, messages, tools=tools, keep_special_of=("assistant",))
-
-
-# --- Messages --------------------------------------------------------------------------------------------
-
-
-def _to_messages(name: str, values: Any) -> tuple[Message, ...]:
-    if not isinstance(values, list | tuple):
-        raise refusal(name, values, "text or a list of messages" if name == "the prompt" else "a list of messages")
-    return tuple(value if isinstance(value, Message) else to_message(value) for value in values)
-
-
-def to_message(value: Any) -> Message:
-    """Convert a message of OpenAI's chat format or of verifiers; tool calls may be JSON text."""
-    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        raise RefusedRecordError(f"a message is {str(value)[:60]!r}, wanted an object with role and content")
-    calls, name = value.get("tool_calls") or [], value.get("name")
-    try:
-        tool_calls = tuple(map(_to_tool_call, json.loads(calls) if isinstance(calls, str) else calls))
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise RefusedRecordError(f"tool_calls of a message is {str(calls)[:60]!r}: {error}") from error
-    return Message(
-        role=value["role"],
-        content=_content_text(value.get("content")),
-        name=name if isinstance(name, str) else None,
-        tool_calls=tool_calls,
-    )
-
-
-def _to_tool_call(call: Mapping[str, Any]) -> ToolCall:
-    function = call.get("function", call)
-    arguments = function["arguments"]
-    return ToolCall(
-        id=str(call.get("id", "")),
-        name=function["name"],
-        arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
-        result=call.get("result"),
-        error=call.get("error"),
-    )
-
-
-def _content_text(content: Any) -> str:
-    """Return the text of a message, or of its parts joined by newlines; images are left out."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else []
-    return "\n".join(str(part["text"]) for part in parts if isinstance(part, Mapping) and part.get("text") is not None)

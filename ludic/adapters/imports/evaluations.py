@@ -14,9 +14,10 @@ from shutil import copyfileobj
 from typing import Any
 
 from ludic.adapters.imports.episodes import Conversation, Episode, Texts, wanted_text
-from ludic.adapters.imports.records import Record, Records, RefusedRecordError, open_file, read_records, refusal
-from ludic.errors import ConfigError, one_line
+from ludic.adapters.imports.records import Record, Records, open_file, read_records
+from ludic.errors import ConfigError, RefusedRecordError, one_line
 from ludic.installed import require
+from ludic.messages import refusal
 from ludic.temporary import temporary_folder
 
 LARGEST_MEMBER = 1 << 30

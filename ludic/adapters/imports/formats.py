@@ -21,7 +21,6 @@ from ludic.adapters.imports.episodes import (
     Texts,
     agent_step,
     row_of,
-    to_message,
     wanted_text,
 )
 from ludic.adapters.imports.evaluations import inspect as inspect_ai
@@ -29,18 +28,17 @@ from ludic.adapters.imports.evaluations import lighteval, lm_eval, read_inspect,
 from ludic.adapters.imports.records import (
     Record,
     Records,
-    RefusedRecordError,
     finite_numbers,
     is_number,
     read_records,
-    refusal,
     to_array,
 )
 from ludic.agents.transcript import RowBuilder, Span
 from ludic.code.files import UserFile, digest, python_file_of
 from ludic.code.kinds import FORMAT, find, find_own
 from ludic.code.run import describe, describe_failure
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, RefusedRecordError
+from ludic.messages import refusal, to_message
 from ludic.records import AgentStep, FinishReason, Purpose, WeightSpan, add_rewards
 
 

@@ -29,11 +29,11 @@ import numpy as np
 
 from ludic.adapters.imports.episodes import Episode, GetTokenizer, Row, Texts, rows_of
 from ludic.adapters.imports.formats import Format, load_format
-from ludic.adapters.imports.records import PARQUET, Record, RefusedRecordError, as_texts, open_file, read_records
+from ludic.adapters.imports.records import PARQUET, Record, as_texts, open_file, read_records
 from ludic.code.kept import create_root
 from ludic.code.run import only_exceptions
 from ludic.defaults import Track, untracked
-from ludic.errors import ConfigError, LudicError
+from ludic.errors import ConfigError, LudicError, RefusedRecordError
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import (
     first_tokenizer,

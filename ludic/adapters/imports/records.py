@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ludic.errors import ConfigError, SchemaError, one_line
+from ludic.errors import ConfigError, RefusedRecordError, one_line
+from ludic.messages import refusal
 from ludic.settings import check_url
 
 PARQUET = b"PAR1"
@@ -61,10 +62,6 @@ def open_file(url: str) -> Any:
     except (OSError, ValueError, ImportError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"{url} can't be read: {reason}") from error
-
-
-class RefusedRecordError(SchemaError):
-    """A record can't become a rollout. It is counted, and reported with its line and this reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +132,6 @@ class Record:
             return None if value is None else convert(value)
         except ValueError:
             raise refusal(" or ".join(names), value, wanted) from None
-
-
-def refusal(name: str, value: Any, wanted: str) -> RefusedRecordError:
-    """Return the error for a field with an unusable value."""
-    shown = repr(value)
-    return RefusedRecordError(f"{name} is {shown if len(shown) <= 60 else shown[:57] + '...'}, wanted {wanted}")
 
 
 def to_array(values: Any, dtype: type) -> np.ndarray:

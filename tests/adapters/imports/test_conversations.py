@@ -145,12 +145,16 @@ def rollouts_of(root: Root) -> list[Rollout]:
     return sorted(rollouts, key=lambda rollout: (-rollout.request_index, rollout.segment_index))
 
 
+_SINCE_1_7 = ", 'reasoning': None, 'tool_call_id': None"
+"""Fields of messages that STORED was made without."""
+
+
 def stored(root: Root, report: ImportReport) -> dict[str, Any]:
     """Lengths and a digest of all columns of each row, and the report, as JSON has them."""
     rows = [
         [
             *(-1 - row.request_index, row.segment_index, row.prompt_length, row.response_length, row.action_length),
-            sha256(repr(as_plain(row)).encode()).hexdigest()[:16],
+            sha256(repr(as_plain(row)).replace(_SINCE_1_7, "").encode()).hexdigest()[:16],
         ]
         for row in rollouts_of(root)
     ]

@@ -11,13 +11,13 @@ import peers
 import pytest
 
 import ludic
-from ludic.adapters.imports.episodes import to_message
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
 from ludic.agents.agent import PromptBuilder
 from ludic.code.kept import create_root
 from ludic.demos.calculator import make_demonstrations
 from ludic.errors import ConfigError
+from ludic.messages import to_message
 from ludic.models.chat import load_tokenizer, render_text
 from ludic.models.first_model import remember_model, vocabulary_of
 from ludic.models.tiny import make_tiny_chat_model
