@@ -311,7 +311,7 @@ class _Text:
 def _csv_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
     """Yield the rows of a CSV file, whose first line names the columns; all values are texts, an empty one is None.
 
-    A cell that is a JSON list of messages is these messages: CSV has no lists.
+    A cell that is JSON of a message, or of a list of messages, is these messages: CSV has no lists.
     """
     csv.field_size_limit(MOST_ROW_BYTES)
     reader = csv.reader(_decoded_lines(file, name), strict=True)
@@ -342,7 +342,7 @@ def _decoded_lines(file: io.BufferedReader, name: str) -> Iterator[str]:
             ) from error
 
 
-_MESSAGES = re.compile(r"\s*\[\s*\{")
+_MESSAGES = re.compile(r"\s*\[?\s*\{")
 
 
 def _cell(text: str) -> Any:
@@ -351,7 +351,8 @@ def _cell(text: str) -> Any:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return text
-        if all(isinstance(each, dict) and ("role" in each or "from" in each) for each in value):
+        listed = value if isinstance(value, list) else [value]
+        if all(isinstance(each, dict) and ("role" in each or "from" in each) for each in listed):
             return value
     return text or None
 

@@ -207,8 +207,7 @@ def _verifiers(row: Row) -> dict[str, Any]:
     """
     if not row.get("completion"):
         raise LeftOutError("without a completion")
-    metrics = row.get("metrics")
-    error = row.get("error")
+    metrics, error = _parsed(row.get("metrics")), row.get("error")
     found = {
         "prompt": _with_calls(row["prompt"]),
         "completion": _with_calls(row["completion"]),
@@ -247,9 +246,10 @@ def _alpaca(row: Row) -> dict[str, Any]:
 
 def _instruction(row: Row) -> Messages:
     """Return the messages before the answer: history, and the instruction, with its input in the next line."""
-    history = row.get("history") or []
-    texts = [each for turn in history for each in turn] if isinstance(history, Sequence) else [history]
-    if any(not isinstance(each, str) for each in texts) or any(len(turn) != 2 for turn in history):
+    history = _parsed(row.get("history")) or []
+    is_list = isinstance(history, list) and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in history)
+    texts = [each for turn in history for each in turn] if is_list else [None]
+    if any(not isinstance(each, str) for each in texts):
         raise refusal("history", history, "a list of pairs of an instruction and an answer, both texts")
     parts = [_text(row, "instruction"), _text(row, "input", may_be_absent=True)]
     asked = "\n".join(part for part in parts if part)
