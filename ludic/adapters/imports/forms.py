@@ -34,6 +34,8 @@ class Form:
     under the names of the format jsonl."""
     reads: tuple[str, ...]
     """All fields that `read` uses."""
+    note: str = ""
+    """What must be told of them where they are trained on."""
 
 
 class LeftOutError(RefusedRecordError):
@@ -189,7 +191,8 @@ def _has_completion(row: Row) -> bool:
 
 
 def _prompt_completion(row: Row) -> dict[str, Any]:
-    if isinstance(row.get("label"), bool):
+    label = row.get("label")
+    if isinstance(label, bool) or label in ("True", "False", "true", "false"):
         raise RefusedRecordError("has a label of good and bad completions, and all would be trained on")
     return {"prompt": row["prompt"], "completion": row["completion"], **_tools(row)}
 
@@ -219,9 +222,15 @@ def _verifiers(row: Row) -> dict[str, Any]:
         "env_name": None if row.get("task") == "default" else row.get("task"),
         "wanted": row.get("answer") or None,
         "error": None if error is None else error if isinstance(error, str) else json.dumps(error, ensure_ascii=False),
-        "truncation_reason": "max_seq_len" if row.get("is_truncated") else None,
+        # A single turn always ends with max_turns_reached, so this says nothing of a limit.
+        "truncation_reason": "context_length" if row.get("stop_condition") == "prompt_too_long" else None,
+        "finish_reason": "length" if _parsed_flag(row.get("is_truncated")) else None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _parsed_flag(value: Any) -> bool:
+    return value is True or value in ("True", "true")
 
 
 def _with_calls(value: Any) -> Any:
@@ -298,6 +307,7 @@ CONVERSATIONS = (
             *("prompt", "completion", "reward", "metrics", "example_id", "task", "answer", "error"),
             *("is_truncated", "tool_defs", *_TOOLS),
         ),
+        note="all are trained on, whatever their reward",
     ),
 )
 """Forms of conversations."""
@@ -391,7 +401,13 @@ def _is_pair_of(row: Row, name: str) -> bool:
     return _has_pair(row) and _question(row) is None and row.get(name) is not None
 
 
-_OF_PAIRS = ("chosen", "rejected", "system", *_TOOLS)
+_SCORES = tuple(
+    (form.format(word, "chosen"), form.format(word, "rejected"))
+    for word in ("score", "rating", "reward", "avg_rating")
+    for form in ("{0}_{1}", "{1}_{0}", "{1}-{0}")
+)
+"""Columns with the scores of both answers."""
+_OF_PAIRS = ("chosen", "rejected", "system", *_TOOLS, *(name for names in _SCORES for name in names))
 PAIRS = (
     Form(
         name="preference pairs",
@@ -416,13 +432,6 @@ PAIRS = (
     ),
 )
 """Forms of pairs of answers."""
-
-_SCORES = tuple(
-    (form.format(word, "chosen"), form.format(word, "rejected"))
-    for word in ("score", "rating", "reward", "avg_rating")
-    for form in ("{0}_{1}", "{1}_{0}", "{1}-{0}")
-)
-"""Columns with the scores of both answers."""
 
 
 def _scores(row: Row) -> Iterator[tuple[float, float]]:
@@ -506,6 +515,8 @@ class Read:
         """What was read, in one line."""
         assert self.form is not None
         parts = [f"{self.where}: read as {self.form.name}: {plural(self.num_used, self.noun)}"]
+        if self.form.note:
+            parts.append(self.form.note)
         if self.left_out:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
             parts.append(f"left out: {counts}")
@@ -545,7 +556,6 @@ def pairs(rows: Iterable[Row], where: str) -> Read:
 
 
 def _read(rows: Iterable[Row], forms: Sequence[Form], read: Read, use: Callable[[int, Row, Form], None]) -> Read:
-    known: set[str] = {name for names in _SCORES for name in names}
     for number, row in enumerate(rows):
         try:
             form = form_of(row, forms)
@@ -554,8 +564,7 @@ def _read(rows: Iterable[Row], forms: Sequence[Form], read: Read, use: Callable[
                     f"is {form.name}, and the rows before it are {read.form.name}; wanted one form a file"
                 )
             read.form = form
-            unread = row.keys() - {*form.reads} - known
-            read.not_read |= {name: None for name in row if name in unread and row[name] is not None}
+            read.not_read |= {name: None for name in row if name not in form.reads and row[name] is not None}
             use(number, row, form)
             read.num_used += 1
         except LeftOutError as error:
@@ -584,11 +593,13 @@ def import_form(record: Row) -> tuple[str, tuple[str, ...], Row]:
     Tokens, messages, and a prompt with a completion that is a text are ludic's own names.
     """
     has_tokens = record.get("prompt_tokens") is not None and record.get("response_tokens") is not None
-    is_plain = record.get("messages") is not None or isinstance(record.get("completion"), str)
     if has_tokens:
         return OWN, (), record
     form = form_of(record)
-    if form.name in ("messages", "prompt and completion") and is_plain and not isinstance(record.get("messages"), str):
+    is_chat = isinstance(record.get("messages"), list) and not record.get("system") and not record.get("functions")
+    if (form.name, is_chat) == ("messages", True):
+        return OWN, (), record
+    if form.name == "prompt and completion" and isinstance(record["completion"], str):
         return OWN, (), record
     found = form.read(record)
     if not isinstance(found.get("completion"), str):
