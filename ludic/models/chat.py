@@ -103,7 +103,7 @@ class ChatRenderer:
         """For tools and keep_special_of see `render_prompt`."""
         self._tokenizer, self._messages, self._keep_special_of = tokenizer, messages, keep_special_of
         self._schemas = [dict(tool) for tool in tools] or None
-        self._unprepared = _as_template_inputs(messages)
+        self._unprepared = _as_template_inputs(messages, str(tokenizer.chat_template))
         self._prepared: list[dict[str, Any]] = []
 
     def text(self, end: int, *, add_generation_prompt: bool) -> str:
@@ -212,35 +212,43 @@ def _broken_up(value: Any, special: Names) -> Any:
     return special.broken_up(value) if isinstance(value, str) else value
 
 
-def _as_template_inputs(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    """Yield messages for a template. Results of tools have ids, since some templates want them.
+def _as_template_inputs(messages: Sequence[Message], template: str) -> Iterator[dict[str, Any]]:
+    """Yield messages for a template. Tool calls and their results have ids, since some templates want them.
 
-    It is the call's id if the calls are apart from the text; else results are counted. Mistral's templates want nine
-    letters and digits.
+    A result has the id that it names, else that of the call in its place. Calls without ids are counted, as are results
+    of calls that are not apart from the text; Mistral's templates want nine letters and digits.
     """
     call_ids: Iterator[str] = iter(())
     for message in messages:
+        rendered = _as_template_input(message, template)
         if message.role == "assistant":
-            call_ids = chain([call.id for call in message.tool_calls], map("call{:05d}".format, count()))
-        of_call = {"tool_call_id": next(call_ids, "call00000")} if message.role == "tool" else {}
-        yield _as_template_input(message) | of_call
+            ids = [call.id or f"call{number:05d}" for number, call in enumerate(message.tool_calls)]
+            call_ids = chain(ids, map("call{:05d}".format, count()))
+            if ids:
+                calls = zip(ids, message.tool_calls, strict=True)
+                rendered["tool_calls"] = [_as_function_call(id_, call) for id_, call in calls]
+        if message.role == "tool":
+            in_place = next(call_ids, "call00000")
+            rendered["tool_call_id"] = message.tool_call_id or in_place
+        yield rendered
 
 
-def _as_template_input(message: Message) -> dict[str, Any]:
-    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+def _as_template_input(message: Message, template: str) -> dict[str, Any]:
+    # A developer is a system under a newer name; templates that do not know it would leave the message out.
+    is_unknown = message.role == "developer" and message.role not in template
+    rendered: dict[str, Any] = {"role": "system" if is_unknown else message.role, "content": message.content}
     if message.name is not None:
         rendered["name"] = message.name
     if message.reasoning is not None:
-        rendered["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        rendered["tool_calls"] = [_as_function_call(call) for call in message.tool_calls]
+        # Qwen's and DeepSeek's templates read the first, gpt-oss's the second.
+        rendered |= dict.fromkeys(("reasoning_content", "thinking"), message.reasoning)
     return rendered
 
 
-def _as_function_call(call: ToolCall) -> dict[str, Any]:
+def _as_function_call(id_: str, call: ToolCall) -> dict[str, Any]:
     """Return a tool call for a template. Arguments are parsed, since templates print JSON; other text stays text."""
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
         arguments = call.arguments
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return {"id": id_, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -21,14 +21,17 @@ from typing import Any
 
 import msgspec
 
+from ludic.arrow_rows import table_rows
 from ludic.code.files import ORIGIN
 from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
 from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
 from ludic.environments.rewards import columns_of, is_of_trl, sees_group
-from ludic.errors import ConfigError, LudicError, one_line
+from ludic.errors import ConfigError, LudicError, RefusedRecordError, one_line
 from ludic.launch.roots import is_there
+from ludic.messages import marked, read_messages
 from ludic.paths import cache_folder, is_url
+from ludic.records import Message
 from ludic.store.catalogue import INPUTS
 from ludic.store.filesystem import Storage
 from ludic.store.local import SCRATCH
@@ -121,11 +124,13 @@ def rows_of(dataset: Any) -> list[Row]:
     if hasattr(dataset, "__arrow_c_stream__"):
         import pyarrow as pa
 
-        rows = pa.table(dataset).to_pylist()
+        rows = [*table_rows(pa.table(dataset))]
     elif isinstance(dataset, Mapping) and all(hasattr(each, "to_list") for each in dataset.values()):
         raise ConfigError(
             f"dataset has the splits {', '.join(map(str, dataset))}; give one, such as dataset[{next(iter(dataset))!r}]"
         )
+    elif hasattr(dataset, "to_list") and hasattr(dataset, "with_format"):
+        rows = [*table_rows(dataset.with_format("arrow")[:])]
     elif hasattr(dataset, "to_list"):
         rows = dataset.to_list()
     elif hasattr(dataset, "to_dicts"):
@@ -323,7 +328,7 @@ def conversations(rows: Iterable[Row], where: str) -> Iterator[Row]:
     for number, row in enumerate(rows):
         at = f"{where}, row {number}"
         if row.get("messages") is not None:
-            yield _record(number, _messages(row["messages"], f"{at}, messages", "user"), row, 1.0)
+            yield _record(number, _messages(row["messages"], at, "messages", "user"), row, 1.0)
         elif row.get("prompt") is not None and row.get("completion") is not None:
             yield _record(number, _exchange(row, "completion", at), row, 1.0)
         else:
@@ -346,7 +351,7 @@ def pairs(rows: Iterable[Row], where: str) -> Iterator[Row]:
 
 
 def _with_prompt(row: Row, at: str) -> Row:
-    chosen, rejected = (_messages(row[side], f"{at}, {side}", "assistant") for side in ("chosen", "rejected"))
+    chosen, rejected = (_messages(row[side], at, side, "assistant") for side in ("chosen", "rejected"))
     same = 0
     while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
         same += 1
@@ -357,20 +362,22 @@ def _with_prompt(row: Row, at: str) -> Row:
 
 def _exchange(row: Row, side: str, at: str) -> list[Row]:
     """Return a prompt and an answer as messages, of which the answer is trained on."""
-    prompt = _messages(row["prompt"], f"{at}, prompt", "user")
-    answer = _messages(row[side], f"{at}, {side}", "assistant")
-    marked = [{**each, "trainable": each["role"] == "assistant"} for each in answer]
-    return [*({**each, "trainable": False} for each in prompt), *marked]
+    prompt = _messages(row["prompt"], at, "prompt", "user")
+    answer = _messages(row[side], at, side, "assistant")
+    return [*marked(prompt, trained=False), *marked(answer, trained=True)]
 
 
-def _messages(value: Any, at: str, role: str) -> list[dict[str, Any]]:
-    """Return a text as one message of a role, or messages as they are."""
+def _messages(value: Any, at: str, name: str, role: str) -> list[dict[str, Any]]:
+    """Return a text as one message of a role, or messages as they are. name: of the column."""
     if isinstance(value, str) and value.strip():
-        return [{"role": role, "content": value}]
-    listed = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if listed and all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in listed):
-        return [{name: part for name, part in each.items() if part is not None} for each in listed]
-    raise ConfigError(f"{at} is {_shown(value)}, wanted a text, or messages with role and content")
+        value = [{"role": role, "content": value}]
+    if not isinstance(value, list | tuple) or not value:
+        raise ConfigError(f"{at}, {name} is {_shown(value)}, wanted a text, or messages with role and content")
+    try:
+        read_messages(value, name)
+    except RefusedRecordError as error:
+        raise ConfigError(f"{at}: {error}") from error
+    return [msgspec.to_builtins(each) if isinstance(each, Message) else dict(each) for each in value]
 
 
 def _record(number: int, messages: Sequence[Row], row: Row, reward: float) -> Row:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ludic.agents.transcript import Transcript, TranscriptBuilder
 from ludic.errors import LudicError, RefusedRecordError
-from ludic.messages import to_messages
+from ludic.messages import ReadMessages, check_text, read_messages
 from ludic.models.chat import ChatRenderer
 from ludic.models.encoding import encode, encode_all
 from ludic.records import AgentStep, FinishReason, Message
@@ -43,9 +43,9 @@ class Conversation:
     """A conversation, to be tokenized with the chat template. It has several rows if the template rewrites history."""
 
     messages: Any
-    """List of messages of OpenAI's chat format."""
+    """List of messages of OpenAI's or Anthropic's chat format."""
     sampled: Sequence[int] | None = None
-    """Indexes of the model's messages; None takes those marked trainable, or without marks all of role assistant."""
+    """Indexes of the model's messages; None takes all of role assistant that are not marked as turns without loss."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the tools that the model was shown, as in OpenAI's chat format."""
 
@@ -71,6 +71,8 @@ class Row:
     messages: Sequence[Any] = ()
     agent_steps: Sequence[AgentStep] | None = None
     """None makes the whole response one step, or makes no steps if there is an action_mask."""
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """Number of messages with a field that is not known, by the field's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +157,14 @@ def _episode_rows(episode: Episode, get_tokenizer: GetTokenizer) -> Encoding[lis
             row = yield from _texts_row(part, get_tokenizer(), failed)
         else:
             row = part
-        messages, steps = to_messages("messages", row.messages), row.agent_steps
+        read = read_messages(row.messages, has_tokens=True)
+        messages, steps = read.messages, row.agent_steps
         if steps is None and row.action_mask is None:
             action = messages[-1].content if messages and messages[-1].role == "assistant" else None
             end, reason = len(row.response_tokens), episode.columns.get("finish_reason")
             steps = [AgentStep(turn=0, action_target="env", start=0, end=end, finish_reason=reason, action=action)]
-        rows.append(replace(row, messages=messages, agent_steps=steps or ()))
+        unread = row.unread or read.unread
+        rows.append(replace(row, messages=messages, agent_steps=steps or (), unread=unread))
     return rows
 
 
@@ -178,11 +182,15 @@ def row_of(transcript: Transcript, messages: Sequence[Message], steps: Sequence[
 
 def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase", failed: bool) -> Encoding[Row]:
     """Return the row of two texts. An empty completion is the end token alone; of a failed episode it is no token."""
+    unread: Mapping[str, int] = {}
+    check_text("completion", texts.completion)
     if isinstance(texts.prompt, str):
+        check_text("prompt", texts.prompt)
         messages: tuple[Message, ...] = (Message(role="user", content=texts.prompt),)
         prompt = texts.prompt
     else:
-        messages = to_messages("the prompt", texts.prompt)
+        read = read_messages(texts.prompt, "prompt")
+        messages, unread = read.messages, read.unread
         prompt = _renderer(tokenizer, messages).text(len(messages), add_generation_prompt=True)
     prompt_tokens, completion = yield [prompt, texts.completion]
     if not len(completion) and not failed and tokenizer.eos_token_id is not None:
@@ -193,24 +201,27 @@ def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase", failed: bool)
         response_tokens=completion,
         messages=(*messages, *said),
         agent_steps=None if said else (),
+        unread=unread,
     )
 
 
 def _conversation_rows(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> Encoding[list[Row]]:
     """Return the rows of a conversation; each of the model's messages is a call with the messages before it."""
-    messages = to_messages("messages", conversation.messages)
+    read = read_messages(conversation.messages)
+    messages = read.messages
     builder, calls = TranscriptBuilder(), _Calls(tokenizer, messages, conversation.tools)
     steps: defaultdict[int, list[AgentStep]] = defaultdict(list)
     ends: dict[int, int] = {}
-    for turn, index in enumerate(_sampled(conversation, messages)):
+    for turn, index in enumerate(_sampled(conversation, read)):
         prompt, completion = yield from calls.next(len(messages[: index + 1]))
         span = builder.add_call(prompt, completion)
         steps[span.segment_index].append(agent_step(turn, messages[index], span.start, span.end))
         ends[span.segment_index] = index + 1
     if not steps:
-        raise RefusedRecordError("messages has none of the model")
+        raise RefusedRecordError("messages has no turn of the assistant to train on")
     transcripts = enumerate(builder.transcripts())
-    return [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
+    rows = [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
+    return [replace(rows[0], unread=read.unread), *rows[1:]]
 
 
 def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: FinishReason | None = None) -> AgentStep:
@@ -226,13 +237,12 @@ def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: Fi
     )
 
 
-def _sampled(conversation: Conversation, messages: Sequence[Message]) -> Sequence[int]:
-    if conversation.sampled is not None:
-        return conversation.sampled
-    marks = [message.get("trainable") for message in conversation.messages]
-    if any(mark is not None for mark in marks):
-        return [index for index, mark in enumerate(marks) if mark]
-    return [index for index, message in enumerate(messages) if message.role == "assistant"]
+def _sampled(conversation: Conversation, read: ReadMessages) -> Sequence[int]:
+    """Return the indexes of the messages that are trained on."""
+    if conversation.sampled is None:
+        return [index for index, is_trained in enumerate(read.trained) if is_trained]
+    # A message of the model is one message; those of users may become several.
+    return [read.sources.index(source) for source in conversation.sampled]
 
 
 class _Calls:

@@ -348,8 +348,8 @@ class _Made:
     rollouts: Sequence[Rollout]
     kept: Collection[str]
     """Names of fields that became metadata."""
-    not_kept: Collection[str]
-    """Names of fields that are too long for it."""
+    not_kept: Counter[str]
+    """Number of fields that are too long for it, and of messages with fields that are not read, by their names."""
 
 
 def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) -> _Made:
@@ -378,7 +378,8 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
         group=(_group_key(episode, columns, rows[0]), columns["env_name"], columns["purpose"]),
         rollouts=rollouts,
         kept=metadata.keys(),
-        not_kept=[name for name, text in texts.items() if len(text) > SMALL],
+        not_kept=Counter([name for name, text in texts.items() if len(text) > SMALL])
+        + sum((Counter(row.unread) for row in rows), Counter()),
     )
 
 

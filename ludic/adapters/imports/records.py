@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ludic.arrow_rows import table_rows
 from ludic.errors import ConfigError, RefusedRecordError, one_line
 from ludic.messages import refusal
 from ludic.settings import check_url
@@ -49,7 +50,7 @@ def read_records(url: str) -> Records:
 def _parquet_rows(file: Any, url: str) -> Iterator[dict[str, Any]]:
     try:
         for batch in pq.ParquetFile(file).iter_batches(_ROWS_A_BATCH):
-            yield from batch.to_pylist(maps_as_pydicts="lossy")
+            yield from table_rows(batch, maps_as_pydicts="lossy")
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{url} is no Parquet file that can be read: {one_line(error)}") from error
 
