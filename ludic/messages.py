@@ -192,7 +192,7 @@ def _turns(value: Any, at: str, has_tokens: bool, unread: set[str]) -> Iterator[
     if text is None and content.results:
         return
     if text is None and not (has_tokens or calls or reasoning):
-        raise RefusedRecordError(f'{at} has no content, wanted a text; an empty answer is ""')
+        raise RefusedRecordError(f"{at} has no content, wanted a text, which may be empty")
     message = Message(
         role="tool" if role == "function" else role,
         content=text or "",

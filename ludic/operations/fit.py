@@ -474,9 +474,11 @@ def _fit_stored(
     for report in reports:
         if report.refused:
             first = report.refused[0]
-            logger.warning(
-                "%d rows are left out; the first is row %d: %s", len(report.refused), first.line - 1, first.reason
-            )
+            row = (first.line - 1) // (1 if algorithm == "sft" else 2)  # a pair is two records
+            logger.warning("%d rows are left out; the first is row %d: %s", len(report.refused), row, first.reason)
+        if unread := {name: number for name, number in report.not_kept.items() if "[]." in name}:
+            named = ", ".join(f"{name} ({number:,})" for name, number in unread.items())
+            logger.warning("fields of messages that are not used: %s", named)
     _tell_changes(root, train)
     if not wait:
         _start_in_background("train", root, inputs, flat(train))

@@ -299,7 +299,7 @@ def test_the_preparation_of_rows_is_shown_and_rows_that_are_left_out_are_named(
     monkeypatch.setattr("ludic.results.progress_bar", progress_bar)
     monkeypatch.setattr("ludic.operations.start.train", lambda *args, **options: None)
     rows = [{"prompt": "say", **dict.fromkeys(columns, word)} for word in WORDS]
-    rows[5]["prompt"] = [{"role": "user", "content": "say", "tool_calls": [3]}]
+    rows[5]["tools"] = "none"
     train(
         model=hub / f"models--{MODEL.replace('/', '--')}" / "snapshots" / ("0" * 40),
         dataset=rows,
@@ -307,7 +307,7 @@ def test_the_preparation_of_rows_is_shown_and_rows_that_are_left_out_are_named(
     )
     assert shown == [("files to import", 1), ("records", num_records), ("files", 1)]
     assert f"{len(columns)} rows are left out" in caplog.text
-    assert "tool_calls of a message is '[3]'" in caplog.text
+    assert "the first is row 5: tools is 'none'" in caplog.text
 
 
 # --- Data sets -------------------------------------------------------------------------------------------------------
