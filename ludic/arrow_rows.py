@@ -5,7 +5,6 @@ absent. JSON, as text or in a column of Arrow's type for it, keeps its nulls, as
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -13,16 +12,17 @@ import pyarrow as pa
 
 def table_rows(
     table: pa.Table | pa.RecordBatch, *, maps_as_pydicts: Literal["lossy", "strict"] | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield each row with all columns, null or not, and structs without the fields that are null.
+) -> list[dict[str, Any]]:
+    """Return each row with all columns, null or not, and structs without the fields that are null.
 
     maps_as_pydicts: as in pyarrow's to_pylist.
     """
     nested = [field for field in table.schema if pa.types.is_nested(field.type) or _is_json(field.type)]
-    for row in table.to_pylist(maps_as_pydicts=maps_as_pydicts):
+    rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts=maps_as_pydicts)
+    for row in rows if nested else ():
         for field in nested:
             row[field.name] = _cleaned(row[field.name], field.type)
-        yield row
+    return rows
 
 
 def _cleaned(value: Any, type_: pa.DataType) -> Any:

@@ -1,4 +1,4 @@
-"""Read questions and answers from JSONL, Parquet or a Hugging Face dataset.
+"""Read questions and answers from a data file or a Hugging Face dataset.
 
 Every row is checked when it is read; an error names the source, the line or row, the column, what was found and what
 was wanted. Questions and answers are kept as Arrow text, about as large in memory as in a JSONL file.
@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ludic.arrow_rows import table_rows
+from ludic.data_files import LISTED as DATA_FILES
+from ludic.data_files import is_data_file, read_rows
 from ludic.errors import ConfigError, RefusedRecordError, one_line, unknown_name
 from ludic.installed import require
 from ludic.messages import read_messages
@@ -28,7 +29,7 @@ QUESTION_COLUMNS = ("question", "prompt", "messages")
 ANSWER_COLUMN = "answer"
 """Column of the right answer where no option names one."""
 
-Kind = Literal["jsonl", "parquet", "folder", "hub"]
+Kind = Literal["file", "folder", "hub"]
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _ROWS_PER_READ = 1000
@@ -128,16 +129,14 @@ class Source:
     def kind(self) -> Kind:
         """The format, from the suffix and the disk. Raises ConfigError."""
         path = local_path(self.name, "the path of questions")
-        if path.suffix == ".jsonl":
-            return "jsonl"
-        if path.suffix == ".parquet":
-            return "parquet"
+        if is_data_file(path.name):
+            return "file"
         if self.name and path.is_dir():
             return "folder"
         if _HUB_NAME.fullmatch(self.name) and not path.exists():
             return "hub"
         raise ConfigError(
-            f"{self.name!r} is no source of questions; wanted a file *.jsonl or *.parquet, a folder of "
+            f"{self.name!r} is no source of questions; wanted a file {DATA_FILES}, a folder of "
             "Dataset.save_to_disk, or the name of a dataset on the Hugging Face Hub, such as openai/gsm8k"
         )
 
@@ -199,10 +198,8 @@ class Source:
 
     def _rows(self, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield each row, and where it is. columns: those to read; None reads all."""
-        if self.kind == "jsonl":
-            return _jsonl_rows(Path(self.name))
-        if self.kind == "parquet":
-            return _parquet_rows(Path(self.name), columns)
+        if self.kind == "file":
+            return _file_rows(Path(self.name), columns)
         return self._dataset_rows(columns)
 
     def _check_options(self) -> None:
@@ -258,33 +255,12 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _file_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path}, line {number}"
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.strip():
-                continue
-            try:
-                row = msgspec.json.decode(line)
-            except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also a UnicodeDecodeError
-                raise ConfigError(f"{where} is not JSON: {one_line(error)}") from error
-            if not isinstance(row, dict):
-                raise ConfigError(f"{where} is {_show(row)}, wanted an object with the columns as keys")
-            yield f"line {number}", row
-
-
-def _parquet_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        with pq.ParquetFile(path) as file:
-            present = _roots(columns, file.schema_arrow.names)
-            start = 0
-            for batch in file.iter_batches(batch_size=_ROWS_PER_READ, columns=present):
-                yield from ((f"row {start + number}", row) for number, row in enumerate(table_rows(batch)))
-                start += len(batch)
-    except pa.ArrowException as error:
-        raise ConfigError(f"{path} is not a Parquet file that can be read: {one_line(error)}") from error
+        for found in read_rows(file, str(path), columns=lambda present: _roots(columns, present)):
+            if isinstance(found.value, str):
+                raise ConfigError(f"{path}, {found.where} {found.value}")
+            yield found.where, found.value
 
 
 def _roots(columns: Columns | None, present: Sequence[str]) -> list[str]:

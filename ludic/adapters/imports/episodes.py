@@ -90,6 +90,8 @@ class Episode:
     prompt: Any = None
     """Identifies the example if there is no group or env_example_id; None takes the prompt of the first row."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    form: str = ""
+    """Form of the record, of which a file has one; empty for a format of one form."""
     unused: Mapping[str, Any] = field(default_factory=dict)
     """Values that are kept as metadata if they are small, and else counted as not kept."""
 

@@ -26,6 +26,7 @@ from ludic.adapters.imports.episodes import (
 )
 from ludic.adapters.imports.evaluations import inspect as inspect_ai
 from ludic.adapters.imports.evaluations import lighteval, lm_eval, read_inspect, read_lm_eval
+from ludic.adapters.imports.forms import import_form
 from ludic.adapters.imports.records import (
     Record,
     Records,
@@ -78,9 +79,12 @@ def jsonl(record: Record) -> Episode:
 
     The simplest record to write by hand: {"prompt": "2 + 2 =", "completion": "4", "episode_reward": 1.0}. Takes tokens
     (prompt_tokens, response_tokens) if the record has them, else a conversation (messages, and tools with the schemas
-    that the model was shown, as in OpenAI's chat format), else two texts.
+    that the model was shown, as in OpenAI's chat format), else two texts. Also takes the other forms of conversations
+    (ludic.adapters.imports.forms).
     """
-    record.used.update(_REDUNDANT)
+    form, read, values = import_form(record.values)
+    record.used.update((*_REDUNDANT, *read))
+    record = Record(values, record.used)
     texts = ("env_name", "env_example_id", "agent_id", "model", "engine", "wanted", "truncation_reason", "error")
     integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
     components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
@@ -108,6 +112,7 @@ def jsonl(record: Record) -> Episode:
         prompt=record.get("prompt"),
         group=record.get("group_id"),
         metadata=record.object("metadata"),
+        form=form,
     )
 
 

@@ -158,7 +158,7 @@ def stored(root: Root, report: ImportReport) -> dict[str, Any]:
         ]
         for row in rollouts_of(root)
     ]
-    told = {name: value for name, value in asdict(report).items() if name != "file"}
+    told = {name: value for name, value in asdict(report).items() if name not in ("file", "form")}
     return json.loads(json.dumps({"rows": rows, "report": told}))
 
 
