@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
+from ludic.arrow_rows import table_rows
 from ludic.errors import ConfigError, one_line
 
 _TEXTS = (".jsonl", ".ndjson", ".json", ".csv")
@@ -80,7 +81,7 @@ def is_lines(beginning: bytes, name: str) -> bool:
 
 
 def read_rows(
-    file: BinaryIO, name: str, columns: Columns | None = None, to_rows: ToRows = pa.RecordBatch.to_pylist
+    file: BinaryIO, name: str, columns: Columns | None = None, to_rows: ToRows = table_rows
 ) -> Iterator[Found]:
     """Yield the rows of an open file, which can seek.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from ludic.agents.parsers import Parser, make_parser
 from ludic.agents.tools.formats import ToolFormat, make_tool_format
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, Engine
-from ludic.models.chat import render_prompt, render_text
+from ludic.models.chat import is_markup, render_prompt, render_text
 from ludic.records import Message
 from ludic.waits import Turns, in_thread
 
@@ -130,18 +130,28 @@ class PromptBuilder:
     def _render_added(self, messages: Sequence[Message], completion: Completion) -> np.ndarray | None:
         """Return the tokens that follow the last completion; None if the template leaves out the completion."""
         *before, answer = self._seen
-        after = messages[len(self._seen) :]
+        after = _with_call_ids(messages[len(self._seen) :], answer)
         marker = _marker(before, after, self._tools)
         marked = [*before, Message(role=answer.role, content=marker), *after]
         _, found, added = render_text(self._tokenizer, marked, tools=self._tools).rpartition(marker)
         if not found:
             return None
-        # The template ends a completion with the stop token, which was sampled if the completion was not cut off.
+        # The template ends a completion with the stop token, and perhaps with a mark of the text's end before it. Both
+        # were sampled if the completion was not cut off.
         has_stopped = completion.finish_reason == "stop"
         stop_text = self._tokenizer.decode([int(completion.tokens[-1])]) if has_stopped else ""
         before_stop, stop, after_stop = added.partition(stop_text) if stop_text else (added, "", "")
-        added = after_stop if stop and not before_stop.strip() else added
+        added = after_stop if stop and is_markup(self._tokenizer, before_stop) else added
         return np.asarray(self._tokenizer(added, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+def _with_call_ids(messages: Sequence[Message], answer: Message) -> list[Message]:
+    """Return messages behind an answer, in which results of its tool calls have the ids of these, in their order."""
+    ids = iter([call.id for call in answer.tool_calls])
+    return [
+        replace(each, tool_call_id=next(ids, None)) if each.role == "tool" and each.tool_call_id is None else each
+        for each in messages
+    ]
 
 
 def _marker(*texts: object) -> str:

@@ -15,10 +15,12 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
+from ludic.arrow_rows import table_rows
 from ludic.data_files import LISTED as DATA_FILES
 from ludic.data_files import is_data_file, read_rows
-from ludic.errors import ConfigError, one_line, unknown_name
+from ludic.errors import ConfigError, RefusedRecordError, one_line, unknown_name
 from ludic.installed import require
+from ludic.messages import read_messages
 from ludic.paths import local_path
 from ludic.records import Message
 
@@ -29,7 +31,6 @@ ANSWER_COLUMN = "answer"
 
 Kind = Literal["file", "folder", "hub"]
 
-ROLES = ("system", "user", "assistant")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _ROWS_PER_READ = 1000
 _SHOWN = 80
@@ -217,7 +218,7 @@ class Source:
         present = _roots(columns, dataset.column_names)
         table = dataset.select_columns(present).with_format("arrow")
         for start in range(0, len(dataset), _ROWS_PER_READ):
-            rows = table[start : start + _ROWS_PER_READ].to_pylist()
+            rows = table_rows(table[start : start + _ROWS_PER_READ])
             yield from ((f"row {start + number}", row) for number, row in enumerate(rows))
 
     def _load_dataset(self) -> Any:
@@ -316,22 +317,33 @@ def value_in(row: Mapping[str, Any], name: str, where: str) -> Any:
     return value
 
 
-def _messages(value: Any, where: str) -> list[list[str]]:
-    """Return a question, which is a text or a list of messages, as [[role, content], ...]."""
+def _messages(value: Any, where: str) -> list[list[Any]]:
+    """Return a question, which is a text or a list of messages, as [[role, content], ...].
+
+    Other fields of a message are a third element, by their names.
+    """
     if isinstance(value, str):
         return [["user", _checked_text(value, where)]]
-    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-        return [_message(each, f"{where}, message {number}") for number, each in enumerate(value)]
-    raise ConfigError(f"{where} is {_show(value)}, wanted a text, or a list of messages with role and content")
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{where} is {_show(value)}, wanted a text, or a list of messages with role and content")
+    try:
+        found = read_messages(value, "messages").messages
+    except RefusedRecordError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    for number, message in enumerate(found):
+        if not message.content.strip() and not (message.tool_calls or message.reasoning):
+            raise ConfigError(f"{where}: messages[{number}].content is empty, wanted a text")
+    return [_listed(message) for message in found]
 
 
-def _message(value: Mapping[str, Any], where: str) -> list[str]:
-    role, content = value.get("role"), value.get("content")
-    if role not in ROLES:
-        raise ConfigError(f"{where} has the role {_show(role)}, wanted one of {', '.join(ROLES)}")
-    if not isinstance(content, str):
-        raise ConfigError(f"{where} has the content {_show(content)}, wanted a text")
-    return [str(role), _checked_text(content, where)]
+def _listed(message: Message) -> list[Any]:
+    others = {name: getattr(message, name) for name in _OTHERS}
+    others = {name: value for name, value in others.items() if value}
+    return [message.role, message.content, *([msgspec.to_builtins(others)] if others else [])]
+
+
+_OTHERS = ("name", "tool_calls", "reasoning", "tool_call_id")
+"""Fields of a message beside role and content."""
 
 
 def _answer(value: Any, columns: Columns, where: str) -> str:
@@ -365,7 +377,7 @@ def _key(messages: Sequence[Message]) -> str:
     """Return messages as one text; a single message of the user is its own text."""
     if len(messages) == 1 and messages[0].role == "user":
         return messages[0].content
-    return _encoded([[each.role, each.content] for each in messages])
+    return _encoded([_listed(each) for each in messages])
 
 
 def _encoded(value: Any) -> str:
@@ -373,7 +385,10 @@ def _encoded(value: Any) -> str:
 
 
 def _decoded(messages: str) -> tuple[Message, ...]:
-    return tuple(Message(role=role, content=content) for role, content in msgspec.json.decode(messages))
+    return tuple(
+        msgspec.convert({"role": role, "content": content, **dict(*others)}, Message)
+        for role, content, *others in msgspec.json.decode(messages)
+    )
 
 
 def _show(value: Any) -> str:

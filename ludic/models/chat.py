@@ -5,12 +5,15 @@ template.
 
 Only the chat template writes special tokens. In a message they are texts of others, such as "<|im_end|>" in the result
 of a tool, which would end the turn and could forge the next one; a space is put behind their first character. If the
-name of a special token holds a space itself, it is another character, which no name holds.
+name of a special token holds a space itself, it is another character, which no name holds. In recorded answers they are
+text by a mark, QUOTE, which ludic.models.encoding takes out again: what is trained is the text itself.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,16 +55,14 @@ def render_prompt(
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     add_generation_prompt: bool = True,
-    keep_special_of: Sequence[str] = (),
 ) -> np.ndarray:
     """Return (prompt_length,) int32: tokens of the conversation, by default up to the start of the assistant's turn.
 
-    tools: schemas of tools for the chat template, such as Toolbox.schemas. keep_special_of: roles in whose messages
-    the names of special tokens stand for these. Raises ModelError if the tokenizer has no chat template, or one that
-    refuses the conversation, fails, or does not show tools.
+    tools: schemas of tools for the chat template, such as Toolbox.schemas. Raises ModelError if the tokenizer has no
+    chat template, or one that refuses the conversation, fails, or does not show tools.
     """
-    options = {"add_generation_prompt": add_generation_prompt}
-    encoding = _apply_template(tokenizer, messages, tools, keep_special_of, **options)
+    renderer = ChatRenderer(tokenizer, messages, tools=tools)
+    encoding = renderer.apply(renderer.prepared(len(messages)), add_generation_prompt=add_generation_prompt)
     return np.asarray(encoding["input_ids"], dtype=np.int32)
 
 
@@ -71,22 +72,35 @@ def render_text(
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     add_generation_prompt: bool = True,
-    keep_special_of: Sequence[str] = (),
 ) -> str:
     """Return the text whose tokens `render_prompt` returns."""
-    options = {"add_generation_prompt": add_generation_prompt, "tokenize": False}
-    return _apply_template(tokenizer, messages, tools, keep_special_of, **options)
+    renderer = ChatRenderer(tokenizer, messages, tools=tools)
+    return renderer.text(len(messages), add_generation_prompt=add_generation_prompt)
 
 
-def _apply_template(
-    tokenizer: "PreTrainedTokenizerBase",
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
-    keep_special_of: Sequence[str],
-    **options: bool,
-) -> Any:
-    renderer = ChatRenderer(tokenizer, messages, tools=tools, keep_special_of=keep_special_of)
-    return renderer.apply(len(messages), **options)
+QUOTE = "\ufdd0"
+"""Mark behind the first character of a special token's name that is text. It is no character of Unicode's."""
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+REASONING = {name: re.compile(rf"[.'\"]{name}\b") for name in ("reasoning_content", "reasoning", "thinking")}
+"""Names under which chat templates read the thinking of a message apart from its content, and how to find that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """How answers that were recorded elsewhere are prepared for a template."""
+
+    quoted: "Names"
+    """Special tokens whose names are text in answers; names of others, such as marks of tool calls, stand for them."""
+    ends: tuple[str, ...]
+    """Names of tokens at which a model stops; as the last text of an answer one is its end, which the template adds."""
+
+    def prepared(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an answer without its end token, with a QUOTE in the names that are text."""
+        content = message["content"]
+        while (end := next((each for each in self.ends if content.rstrip().endswith(each)), None)) is not None:
+            content = content.rstrip().removesuffix(end)
+        return {name: _broken_up(value, self.quoted, QUOTE) for name, value in {**message, "content": content}.items()}
 
 
 class ChatRenderer:
@@ -98,21 +112,74 @@ class ChatRenderer:
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
-        keep_special_of: Sequence[str] = (),
+        recorded: Recorded | None = None,
     ) -> None:
-        """For tools and keep_special_of see `render_prompt`."""
-        self._tokenizer, self._messages, self._keep_special_of = tokenizer, messages, keep_special_of
+        """tools: see `render_prompt`. recorded: how answers are prepared; None prepares them as the other messages."""
+        self._tokenizer, self._recorded = tokenizer, recorded
         self._schemas = [dict(tool) for tool in tools] or None
         self._unprepared = _as_template_inputs(messages)
         self._prepared: list[dict[str, Any]] = []
+        template = str(tokenizer.chat_template)
+        self.has_marks = _GENERATION.search(template) is not None
+        """Whether the template marks parts with {% generation %}."""
+        # A developer is a system under a newer name; templates that do not know it would leave the message out.
+        self._has_developer = "developer" in template
+        self._reasoning = [name for name, read in REASONING.items() if read.search(template)]
 
     def text(self, end: int, *, add_generation_prompt: bool) -> str:
         """Return the text of the first `end` messages. Raises ModelError as `render_prompt` does."""
-        text: str = self.apply(end, add_generation_prompt=add_generation_prompt, tokenize=False)
+        return self.text_of(self.prepared(end), add_generation_prompt=add_generation_prompt)
+
+    def text_of(self, prepared: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
+        """Return the text of prepared messages."""
+        text: str = self.apply(prepared, add_generation_prompt=add_generation_prompt, tokenize=False)
         return text
 
-    def apply(self, end: int, **options: bool) -> Any:
-        """Return what apply_chat_template of the tokenizer returns for the first `end` messages."""
+    def marked_text(self, end: int) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of the first `end` messages, and where the parts in {% generation %} begin and end in it."""
+        return self._apply(self.prepared(end), self._with_marks)
+
+    def prepared(self, end: int) -> list[dict[str, Any]]:
+        """Return the first `end` messages as the template gets them."""
+        if end > len(self._prepared):
+            self._prepared += map(self.prepare, islice(self._unprepared, end - len(self._prepared)))
+        return self._prepared[:end]
+
+    def prepare(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return one message as the template gets it, from one of `as_template_input`. Raises ModelError."""
+        if message["role"] == "developer" and not self._has_developer:
+            message = {**message, "role": "system"}
+        if (reasoning := message.get("reasoning_content")) is not None:
+            message = {**message, **dict.fromkeys(self._reasoning, reasoning)}
+        try:
+            if self._recorded is not None and message["role"] == "assistant":
+                return self._recorded.prepared(message)
+            prepared: dict[str, Any] = _broken_up(message, _special_tokens(self._tokenizer))
+        except RecursionError as error:
+            raise ModelError(f"the arguments of a tool call are nested too deeply: {describe(error)}") from error
+        return prepared
+
+    def apply(self, prepared: Sequence[dict[str, Any]], **options: bool) -> Any:
+        """Return what apply_chat_template of the tokenizer returns for prepared messages."""
+        apply = partial(self._tokenizer.apply_chat_template, tools=self._schemas, return_dict=True, **options)
+        return self._apply(prepared, apply)
+
+    def _with_marks(self, prepared: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
+        from transformers.utils.chat_template_utils import render_jinja_template  # see load_tokenizer
+
+        tokenizer = self._tokenizer
+        found: Any = render_jinja_template(
+            [prepared],
+            tools=self._schemas,
+            chat_template=tokenizer.get_chat_template(tools=self._schemas),
+            return_assistant_tokens_mask=True,
+            **tokenizer.special_tokens_map,
+        )
+        (text,), (parts,) = found
+        return text, parts
+
+    def _apply(self, prepared: Sequence[dict[str, Any]], apply: Callable[[Sequence[dict[str, Any]]], Any]) -> Any:
+        """Return what a function that runs the template returns. Raises ModelError."""
         tokenizer = self._tokenizer
         if not tokenizer.chat_template:
             raise ModelError(
@@ -126,26 +193,17 @@ class ChatRenderer:
                 "take a model whose template shows them, or leave out the tools"
             )
         try:
-            self._prepare(end)
-            conversation = self._prepared[:end]
-            return tokenizer.apply_chat_template(conversation, tools=self._schemas, return_dict=True, **options)
+            return apply(prepared)
         # A template is a program: its expressions raise what Python's do, such as TypeError for a sum of text and
         # number.
         except Exception as error:
-            roles = ", ".join(message.role for message in self._messages[:end])
+            roles = ", ".join(message["role"] for message in prepared)
             refusal = isinstance(error, TemplateError)
             why = one_line(error) if refusal else describe(error)
             raise ModelError(
                 f"{tokenizer.name_or_path}: the chat template {'refuses' if refusal else 'fails for'} a conversation "
                 f"of {roles}: {why}"
             ) from error
-
-    def _prepare(self, end: int) -> None:
-        if end <= len(self._prepared):
-            return
-        special = _special_tokens(self._tokenizer)
-        for each in islice(self._unprepared, end - len(self._prepared)):
-            self._prepared.append(each if each["role"] in self._keep_special_of else _broken_up(each, special))
 
 
 def decode(tokenizer: "PreTrainedTokenizerBase", tokens: np.ndarray) -> str:
@@ -171,15 +229,19 @@ class Names:
         # No name holds it, so that each name which is broken up leaves fewer in the text, and the search for more ends.
         self._apart = next(each for each in chain(" ", map(chr, count(ord("\u00b7")))) if each not in characters)
 
-    def broken_up(self, text: str) -> str:
-        """Return the text without names: behind the first character of each comes a space or what is used for it."""
-        while starts := list(self.starts(text)):  # again, since a name may hold another
-            borders = [0, *(start + 1 for start in starts), len(text)]
-            text = self._apart.join(text[start:end] for start, end in pairwise(borders))
+    def broken_up(self, text: str, apart: str | None = None) -> str:
+        """Return the text without names: behind the first character of each comes `apart`.
+
+        None, or an `apart` that the text holds, is a space or what is used for it.
+        """
+        apart = self._apart if apart is None or apart in text else apart
+        while spans := list(self.spans(text)):  # again, since a name may hold another
+            borders = [0, *(start + 1 for start, _ in spans), len(text)]
+            text = apart.join(text[start:end] for start, end in pairwise(borders))
         return text
 
-    def starts(self, text: str) -> Iterator[int]:
-        """Yield where names begin; behind each, of several the longest, the search goes on."""
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield where names begin and end; behind each, of several the longest, the search goes on."""
         at = 0
         while match := self._first.search(text, at):
             branch, end = self._tree, 0
@@ -188,7 +250,7 @@ class Names:
                 at += 1
                 end = at if "" in branch else end
             if end:
-                yield start
+                yield start, end
             at = end or start + 1
 
 
@@ -203,44 +265,59 @@ def _special_tokens(tokenizer: "PreTrainedTokenizerBase") -> Names:
     return _special_names[tokenizer]
 
 
-def _broken_up(value: Any, special: Names) -> Any:
+def is_markup(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
+    """Return whether a text is nothing but names of special tokens, and blanks."""
+    spans = _special_tokens(tokenizer).spans(text)
+    rest = [0, *chain.from_iterable(spans), len(text)]
+    return not any(text[start:end].strip() for start, end in zip(rest[::2], rest[1::2], strict=True))
+
+
+def _broken_up(value: Any, special: Names, apart: str | None = None) -> Any:
     """Return a message for a template in which no text holds the name of a special token."""
     if isinstance(value, dict):
-        return {_broken_up(key, special): _broken_up(each, special) for key, each in value.items()}
+        return {_broken_up(key, special, apart): _broken_up(each, special, apart) for key, each in value.items()}
     if isinstance(value, list):
-        return [_broken_up(each, special) for each in value]
-    return special.broken_up(value) if isinstance(value, str) else value
+        return [_broken_up(each, special, apart) for each in value]
+    return special.broken_up(value, apart) if isinstance(value, str) else value
 
 
 def _as_template_inputs(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    """Yield messages for a template. Results of tools have ids, since some templates want them.
+    """Yield messages for a template. Tool calls and their results have ids, since some templates want them.
 
-    It is the call's id if the calls are apart from the text; else results are counted. Mistral's templates want nine
-    letters and digits.
+    A result has the id that it names, else that of the call in its place. Calls without ids are counted, as are results
+    of calls that are not apart from the text; Mistral's templates want nine letters and digits.
     """
     call_ids: Iterator[str] = iter(())
     for message in messages:
+        rendered = as_template_input(message)
         if message.role == "assistant":
-            call_ids = chain([call.id for call in message.tool_calls], map("call{:05d}".format, count()))
-        of_call = {"tool_call_id": next(call_ids, "call00000")} if message.role == "tool" else {}
-        yield _as_template_input(message) | of_call
+            ids = [call["id"] for call in rendered.get("tool_calls", ())]
+            call_ids = chain(ids, map("call{:05d}".format, count()))
+        if message.role == "tool":
+            in_place = next(call_ids, "call00000")
+            rendered["tool_call_id"] = message.tool_call_id or in_place
+        yield rendered
 
 
-def _as_template_input(message: Message) -> dict[str, Any]:
+def as_template_input(message: Message) -> dict[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         rendered["name"] = message.name
     if message.reasoning is not None:
         rendered["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        rendered["tool_calls"] = [_as_function_call(call) for call in message.tool_calls]
+        rendered["tool_calls"] = [_as_function_call(*each) for each in enumerate(message.tool_calls)]
     return rendered
 
 
-def _as_function_call(call: ToolCall) -> dict[str, Any]:
-    """Return a tool call for a template. Arguments are parsed, since templates print JSON; other text stays text."""
+def _as_function_call(number: int, call: ToolCall) -> dict[str, Any]:
+    """Return a tool call for a template. Arguments are parsed, since templates print JSON; other text stays text.
+
+    number: of the call in its message, which a call without an id gets as one.
+    """
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
         arguments = call.arguments
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    id_ = call.id or f"call{number:05d}"
+    return {"id": id_, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -479,6 +479,9 @@ def _fit_stored(
                 "%d of the rows can't be used; the first is row %d: %s",
                 *(len(numbers), rows[first.line - 1], first.reason),
             )
+        if unread := {name: number for name, number in report.not_kept.items() if "[]." in name}:
+            named = ", ".join(f"{name} ({number:,})" for name, number in unread.items())
+            logger.warning("fields of messages that are not used: %s", named)
     _tell_changes(root, train)
     if not wait:
         _start_in_background("train", root, inputs, flat(train))

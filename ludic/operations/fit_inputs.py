@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from ludic.arrow_rows import table_rows
 from ludic.code.files import ORIGIN
 from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
@@ -122,11 +123,13 @@ def rows_of(dataset: Any) -> list[Row]:
     if hasattr(dataset, "__arrow_c_stream__"):
         import pyarrow as pa
 
-        rows = pa.table(dataset).to_pylist()
+        rows = table_rows(pa.table(dataset))
     elif isinstance(dataset, Mapping) and all(hasattr(each, "to_list") for each in dataset.values()):
         raise ConfigError(
             f"dataset has the splits {', '.join(map(str, dataset))}; give one, such as dataset[{next(iter(dataset))!r}]"
         )
+    elif hasattr(dataset, "to_list") and hasattr(dataset, "with_format"):
+        rows = table_rows(dataset.with_format("arrow")[:])
     elif hasattr(dataset, "to_list"):
         rows = dataset.to_list()
     elif hasattr(dataset, "to_dicts"):

@@ -400,10 +400,10 @@ def test_a_list_or_weights_that_can_not_be_used_are_refused(jsonl, tmp_path, sco
         (b'{"question": "a", "answer": true}', r"line 1, column 'answer' is True, wanted a text or a number"),
         (b'{"question": "\\ud83d", "answer": "b"}', r"line 1 is not JSON: "),
         (
-            b'{"question": [{"role": "tool", "content": "b"}], "answer": 1}',
-            r"message 0 has the role 'tool', wanted",
+            b'{"question": [{"role": "human", "content": "b"}], "answer": 1}',
+            r"messages\[0\].role is 'human', wanted one of system, developer, user, assistant, tool",
         ),
-        (b'{"question": [{"role": "user"}], "answer": 1}', r"message 0 has the content None, wanted a text"),
+        (b'{"question": [{"role": "user"}], "answer": 1}', r"messages\[0\] has no content, wanted a text"),
         (b'{"question": "a", "answer": ' + b"[" * 100_000, r"line 1 is not JSON"),
     ],
 )

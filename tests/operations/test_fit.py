@@ -298,15 +298,14 @@ def test_the_preparation_of_rows_is_shown_and_rows_that_are_left_out_are_named(
     monkeypatch.setattr("ludic.results.progress_bar", progress_bar)
     monkeypatch.setattr("ludic.operations.start.train", lambda *args, **options: None)
     rows = [{"prompt": "say", **{column: f"{word} {column}" for column in columns}} for word in WORDS]
-    rows[5]["prompt"] = [{"role": "user", "content": "say", "tool_calls": [3]}]
+    rows[5]["tools"] = "none"
     train(
         model=hub / f"models--{MODEL.replace('/', '--')}" / "snapshots" / ("0" * 40),
         dataset=rows,
         root=tmp_path / "run",
     )
     assert shown == [("files to import", 1), ("records", num_records), ("files", 1)]
-    assert "1 of the rows can't be used; the first is row 5: " in caplog.text
-    assert "tool_calls of a message is '[3]'" in caplog.text
+    assert "1 of the rows can't be used; the first is row 5: tools is 'none'" in caplog.text
 
 
 # --- Data sets -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,9 +18,9 @@ import numpy as np
 
 from ludic.agents.transcript import Transcript, TranscriptBuilder
 from ludic.errors import LudicError, RefusedRecordError
-from ludic.messages import to_messages
-from ludic.models.chat import ChatRenderer
+from ludic.messages import ReadMessages, check_text, read_messages
 from ludic.models.encoding import encode, encode_all
+from ludic.models.turns import Turn, Turns
 from ludic.records import AgentStep, FinishReason, Message
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 GetTokenizer = Callable[[], "PreTrainedTokenizerBase"]
 """Loads the tokenizer; called when the first text must be encoded."""
+GetStopTokens = Callable[[], Sequence[int]]
+"""Returns the tokens at which the model's sampler stops, as its generation_config.json names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +46,9 @@ class Conversation:
     """A conversation, to be tokenized with the chat template. It has several rows if the template rewrites history."""
 
     messages: Any
-    """List of messages of OpenAI's chat format."""
+    """List of messages of OpenAI's or Anthropic's chat format."""
     sampled: Sequence[int] | None = None
-    """Indexes of the model's messages; None takes those marked trainable, or without marks all of role assistant."""
+    """Indexes of the model's messages; None takes all of role assistant that are not marked as turns without loss."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the tools that the model was shown, as in OpenAI's chat format."""
 
@@ -71,6 +74,8 @@ class Row:
     messages: Sequence[Any] = ()
     agent_steps: Sequence[AgentStep] | None = None
     """None makes the whole response one step, or makes no steps if there is an action_mask."""
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """Number of messages with a field that is not known, by the field's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +108,17 @@ Encoding = Generator[Sequence[str], Sequence[np.ndarray], _Result]
 """Work that needs tokens: yields texts, is sent the tokens of each, (length,) int32, and returns its result."""
 
 
-def rows_of(episodes: Sequence[Episode], get_tokenizer: GetTokenizer) -> list[list[Row] | Exception]:
+def rows_of(
+    episodes: Sequence[Episode], get_tokenizer: GetTokenizer, get_stop_tokens: GetStopTokens = tuple
+) -> list[list[Row] | Exception]:
     """Return the rows of each episode, with tokens, messages and agent steps; or the reason why it can't be used.
 
-    The texts of all episodes are encoded together, on all cores. Raises LudicErrors other than RefusedRecordError.
+    The texts of all episodes are encoded together, on all cores. get_stop_tokens: called once, when the first text is
+    encoded. Raises LudicErrors other than RefusedRecordError.
     """
     found: list[list[Row] | Exception] = [[] for _ in episodes]
-    works = [_episode_rows(episode, get_tokenizer) for episode in episodes]
+    get_turns = cache(lambda: Turns(get_tokenizer(), get_stop_tokens()))
+    works = [_episode_rows(episode, get_turns) for episode in episodes]
     answers: dict[int, Any] = dict.fromkeys(range(len(works)))
     while answers:
         asked: dict[int, Sequence[str]] = {}
@@ -123,7 +132,7 @@ def rows_of(episodes: Sequence[Episode], get_tokenizer: GetTokenizer) -> list[li
                 if isinstance(error, LudicError) and not isinstance(error, RefusedRecordError):
                     raise
                 found[index] = error
-        answers = _encode_all(get_tokenizer(), asked) if asked else {}
+        answers = _encode_all(get_turns().tokenizer, asked) if asked else {}
     return found
 
 
@@ -146,23 +155,25 @@ def _encode_alone(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) ->
         return error
 
 
-def _episode_rows(episode: Episode, get_tokenizer: GetTokenizer) -> Encoding[list[Row]]:
+def _episode_rows(episode: Episode, get_turns: Callable[[], Turns]) -> Encoding[list[Row]]:
     rows: list[Row] = []
+    is_cut = episode.columns.get("finish_reason") == "length"
     for part in episode.rows:
         if isinstance(part, Conversation):
-            rows += yield from _conversation_rows(part, get_tokenizer())
+            rows += yield from _conversation_rows(part, get_turns(), is_cut and part is episode.rows[-1])
             continue
         if isinstance(part, Texts):
-            failed = episode.columns.get("error") is not None
-            row = yield from _texts_row(part, get_tokenizer(), failed)
+            row = yield from _texts_row(part, get_turns(), is_cut or episode.columns.get("error") is not None)
         else:
             row = part
-        messages, steps = to_messages("messages", row.messages), row.agent_steps
+        read = read_messages(row.messages, has_tokens=True)
+        messages, steps = read.messages, row.agent_steps
         if steps is None and row.action_mask is None:
             action = messages[-1].content if messages and messages[-1].role == "assistant" else None
             end, reason = len(row.response_tokens), episode.columns.get("finish_reason")
             steps = [AgentStep(turn=0, action_target="env", start=0, end=end, finish_reason=reason, action=action)]
-        rows.append(replace(row, messages=messages, agent_steps=steps or ()))
+        unread = row.unread or read.unread
+        rows.append(replace(row, messages=messages, agent_steps=steps or (), unread=unread))
     return rows
 
 
@@ -178,41 +189,67 @@ def row_of(transcript: Transcript, messages: Sequence[Message], steps: Sequence[
     )
 
 
-def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase", failed: bool) -> Encoding[Row]:
-    """Return the row of two texts. An empty completion is the end token alone; of a failed episode it is no token."""
+def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:
+    """Return the row of two texts. The completion ends with an end token, also an empty one.
+
+    is_open: whether the model did not end it: it was cut off, or the episode failed.
+    """
+    unread: Mapping[str, int] = {}
+    check_text("completion", texts.completion)
     if isinstance(texts.prompt, str):
+        check_text("prompt", texts.prompt)
         messages: tuple[Message, ...] = (Message(role="user", content=texts.prompt),)
-        prompt = texts.prompt
+        prompt, end_token = texts.prompt, turns.eos_token_id
     else:
-        messages = to_messages("the prompt", texts.prompt)
-        prompt = _renderer(tokenizer, messages).text(len(messages), add_generation_prompt=True)
+        read = read_messages(texts.prompt, "prompt")
+        messages, unread = read.messages, read.unread
+        prompt, end_token = turns.of(messages).prompt(len(messages)), turns.end_token(messages)
     prompt_tokens, completion = yield [prompt, texts.completion]
-    if not len(completion) and not failed and tokenizer.eos_token_id is not None:
-        completion = np.array([tokenizer.eos_token_id], np.int32)
+    if isinstance(texts.prompt, str):
+        prompt_tokens = np.concatenate([turns.beginning_of(prompt_tokens), prompt_tokens])
+    if not is_open and end_token is not None and completion[-1:].tolist() != [end_token]:
+        completion = np.append(completion, np.int32(end_token))
     said = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
     return Row(
         prompt_tokens=prompt_tokens,
         response_tokens=completion,
         messages=(*messages, *said),
         agent_steps=None if said else (),
+        unread=unread,
     )
 
 
-def _conversation_rows(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> Encoding[list[Row]]:
-    """Return the rows of a conversation; each of the model's messages is a call with the messages before it."""
-    messages = to_messages("messages", conversation.messages)
-    builder, calls = TranscriptBuilder(), _Calls(tokenizer, messages, conversation.tools)
+def _conversation_rows(conversation: Conversation, turns: Turns, is_open: bool) -> Encoding[list[Row]]:
+    """Return the rows of a conversation; each of the model's messages is a call with the messages before it.
+
+    is_open: whether the model did not end the last one.
+    """
+    read = read_messages(conversation.messages)
+    messages, sampled = read.messages, _sampled(conversation, read)
+    builder, calls = TranscriptBuilder(), _Calls(turns, messages, conversation.tools)
     steps: defaultdict[int, list[AgentStep]] = defaultdict(list)
     ends: dict[int, int] = {}
-    for turn, index in enumerate(_sampled(conversation, messages)):
-        prompt, completion = yield from calls.next(len(messages[: index + 1]))
-        span = builder.add_call(prompt, completion)
-        steps[span.segment_index].append(agent_step(turn, messages[index], span.start, span.end))
-        ends[span.segment_index] = index + 1
+    for turn, index in enumerate(sampled):
+        if not index:
+            raise RefusedRecordError("messages begins with an answer of the model, wanted what it answers before that")
+        is_last = turn == len(sampled) - 1
+        prompt, completion, trained = yield from calls.next(index + 1, is_cut=is_open and is_last)
+        spans = [
+            builder.add_call(np.concatenate([prompt, completion[:start]]), completion[start:end])
+            for start, end in trained
+        ]
+        if spans:
+            segment = spans[0].segment_index
+            steps[segment].append(agent_step(turn, messages[index], spans[0].start, spans[-1].end))
+            ends[segment] = index + 1
     if not steps:
-        raise RefusedRecordError("messages has none of the model")
+        raise RefusedRecordError(
+            "messages has no turn of the assistant to train on"
+            + (", in the chat template's {% generation %}" if sampled else "")
+        )
     transcripts = enumerate(builder.transcripts())
-    return [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
+    rows = [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
+    return [replace(rows[0], unread=read.unread), *rows[1:]]
 
 
 def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: FinishReason | None = None) -> AgentStep:
@@ -228,13 +265,12 @@ def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: Fi
     )
 
 
-def _sampled(conversation: Conversation, messages: Sequence[Message]) -> Sequence[int]:
-    if conversation.sampled is not None:
-        return conversation.sampled
-    marks = [message.get("trainable") for message in conversation.messages]
-    if any(mark is not None for mark in marks):
-        return [index for index, mark in enumerate(marks) if mark]
-    return [index for index, message in enumerate(messages) if message.role == "assistant"]
+def _sampled(conversation: Conversation, read: ReadMessages) -> Sequence[int]:
+    """Return the indexes of the messages that are trained on."""
+    if conversation.sampled is None:
+        return [index for index, is_trained in enumerate(read.trained) if is_trained]
+    # A message of the model is one message; those of users may become several.
+    return [read.sources.index(source) for source in conversation.sampled]
 
 
 class _Calls:
@@ -244,52 +280,57 @@ class _Calls:
     encoded alone, as they are when a model is sampled.
     """
 
-    def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-    ) -> None:
-        self._messages, self._renderer = messages, _renderer(tokenizer, messages, tools)
-        self._end_token, self._end_token_id = tokenizer.eos_token, tokenizer.eos_token_id
+    def __init__(self, turns: Turns, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+        self._turns = turns.of(messages, tools)
         self._text = ""
-        """Text of the last call's prompt and completion."""
+        """Text of the last call's prompt and completion, without an end token that the template does not write."""
         self._tokens = np.zeros(0, np.int32)
         """(length,) int32: its tokens."""
 
-    def next(self, end: int) -> Encoding[tuple[np.ndarray, np.ndarray]]:
+    def next(self, end: int, *, is_cut: bool) -> Encoding[tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]]:
         """Return the prompt of the call that said the last of the first `end` messages, and its completion.
 
-        Each is (length,) int32. The completion is what the message adds to its prompt, up to the end token.
+        Each is (length,) int32. Also returns where the parts of the completion to train on begin and end. is_cut:
+        whether it was cut off, so that it has no end token.
         """
-        before = self._renderer.text(max(0, end - 1), add_generation_prompt=True)
-        after = self._renderer.text(end, add_generation_prompt=False)
-        # A template may render a past answer differently from a new one; then the answer's text is encoded alone.
-        is_added = after.startswith(before)
-        said = after[len(before) :] if is_added else self._messages[end - 1].content
-        prompt, whole = yield [before, after if is_added else said]
-        if before.startswith(self._text) and not _begins(prompt, self._tokens):
-            (rest,) = yield [before[len(self._text) :]]
+        turn = self._turns.of_last(end, is_cut=is_cut)
+        prompt, whole = yield [turn.prompt, turn.prompt + turn.said]
+        if turn.prompt.startswith(self._text) and not _begins(prompt, self._tokens):
+            (rest,) = yield [turn.prompt[len(self._text) :]]
             prompt = np.concatenate([self._tokens, rest])
-        if not is_added:
-            completion = whole
-        elif _begins(whole, prompt):
+        if _begins(whole, prompt):
             completion = whole[len(prompt) :]
         else:
-            (completion,) = yield [said]
-        if is_added:
-            ends = np.flatnonzero(completion == self._end_token_id)
-            completion = completion[: ends[0] + 1] if len(ends) else completion
-            text, end_token, _ = said.partition(self._end_token or "\0")
-            said = text + end_token
-        self._text, self._tokens = before + said, np.concatenate([prompt, completion])
-        return prompt, completion
+            (completion,) = yield [turn.said]
+        trained = yield from _token_spans(turn, completion)
+        if turn.end_token is not None:
+            completion = np.append(completion, np.int32(turn.end_token))
+        self._text, self._tokens = turn.prompt + turn.said, np.concatenate([prompt, completion])
+        return prompt, completion, trained
+
+
+def _token_spans(turn: Turn, completion: np.ndarray) -> Encoding[list[tuple[int, int]]]:
+    """Return where the trained parts begin and end in the tokens of what was said, (length,), and its end token.
+
+    A token of which a part is trained is trained.
+    """
+    length, has_end = len(turn.said), turn.end_token is not None
+    if [*turn.trained] == [(0, length)]:
+        return [(0, len(completion) + has_end)]
+    borders = sorted({border for span in turn.trained for border in span if 0 < border < length})
+    beginnings = yield [turn.said[:border] for border in borders]
+    same = {0: 0, length: len(completion)}
+    merged = set()
+    for border, tokens in zip(borders, beginnings, strict=True):
+        both = min(len(tokens), len(completion))
+        differs = np.flatnonzero(tokens[:both] != completion[:both])
+        same[border] = int(differs[0]) if len(differs) else both
+        if same[border] < len(tokens):
+            merged.add(border)
+    spans = [(same[start], same[end] + (end in merged) + (end == length and has_end)) for start, end in turn.trained]
+    return [(start, end) for start, end in spans if start < end]
 
 
 def _begins(tokens: np.ndarray, beginning: np.ndarray) -> bool:
     """Return whether tokens, (length,), begin with others."""
     return np.array_equal(tokens[: len(beginning)], beginning)
-
-
-def _renderer(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-) -> ChatRenderer:
-    """Return a renderer for records; a recorded answer may hold special tokens, as marks of tool calls are."""
-    return ChatRenderer(tokenizer, messages, tools=tools, keep_special_of=("assistant",))

@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import to_builtins
+
 from ludic.errors import ConfigError, RefusedRecordError
-from ludic.messages import refusal
+from ludic.messages import marked, read_messages, refusal
+from ludic.records import Message
 from ludic.results import plural
 
 Row = Mapping[str, Any]
@@ -86,10 +89,9 @@ def _messages(value: Any, name: str, role: str | None = None) -> Messages:
     if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
         raise refusal(name, value, "messages" if role is None else "a text or messages")
     if isinstance(listed[0], Mapping) and "from" in listed[0]:
-        return [_turn(each, name) for each in listed]
-    for each in listed:
-        if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
-            raise refusal(f"a message of {name}", each, "an object with role and content")
+        listed = [_turn(each, name) for each in listed]
+    listed = [to_builtins(each) if isinstance(each, Message) else each for each in listed]
+    read_messages(listed, name)  # refuses what can't be read
     return [{key: part for key, part in each.items() if part is not None} for each in listed]
 
 
@@ -353,14 +355,7 @@ def _key(message: Row) -> Any:
 
 def _marked(messages: Messages, num_prompt: int) -> Messages:
     """Return messages of which the answers after the prompt are trained on, but those that say themselves that not."""
-    return [
-        {**each, "trainable": index >= num_prompt and each["role"] == "assistant" and _may_be_trained(each)}
-        for index, each in enumerate(messages)
-    ]
-
-
-def _may_be_trained(message: Row) -> bool:
-    return all(bool(message.get(mark, True)) for mark in ("trainable", "train", "weight"))
+    return [*marked(messages[:num_prompt], trained=False), *marked(messages[num_prompt:], trained=True)]
 
 
 def conversation_of(record: Row) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ludic.adapters.imports.episodes import Episode, GetTokenizer, Row, Texts, rows_of
+from ludic.adapters.imports.episodes import Episode, GetStopTokens, GetTokenizer, Row, Texts, rows_of
 from ludic.adapters.imports.formats import Format, load_format
 from ludic.adapters.imports.forms import OWN
 from ludic.adapters.imports.records import Record, as_texts, open_file, read_records
@@ -35,9 +35,10 @@ from ludic.code.kept import create_root
 from ludic.code.run import only_exceptions
 from ludic.data_files import is_lines
 from ludic.defaults import Track, untracked
-from ludic.errors import ConfigError, LudicError, RefusedRecordError
+from ludic.errors import ConfigError, LudicError, ModelError, RefusedRecordError
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import (
+    first_config,
     first_tokenizer,
     is_hub_id,
     local_folder,
@@ -145,6 +146,7 @@ class _Import:
     env_name: str
     """Environment of records that name none."""
     get_tokenizer: GetTokenizer
+    get_stop_tokens: GetStopTokens
     path: Mapping[str, str]
     """Fields that the format reads from the file's path."""
     vocab_size: int | None
@@ -190,12 +192,13 @@ def import_file(
     env_name: str,
     tokenizer: str,
     get_tokenizer: GetTokenizer,
+    get_stop_tokens: GetStopTokens = tuple,
     track: Track = untracked,
 ) -> ImportReport:
     """Import one file; a second call changes nothing. All rollouts of the file are in memory at once.
 
     env_name: environment of records that name none. tokenizer: name of the tokenizer that get_tokenizer loads, which
-    is recorded in imports/.
+    is recorded in imports/. get_stop_tokens: of the tokenizer's model, besides the tokenizer's eos_token.
     """
     path, sha256, num_lines = _identity(url, fmt)
     job = _Import(
@@ -204,6 +207,7 @@ def import_file(
         format=fmt,
         env_name=env_name,
         get_tokenizer=get_tokenizer,
+        get_stop_tokens=get_stop_tokens,
         path=path,
         vocab_size=vocabulary_of(root),
         sha256=sha256,
@@ -293,7 +297,8 @@ def _use(job: _Import, batch: Sequence[dict[str, Any] | str]) -> dict[int, str]:
             record = Record({**job.path, **values}, {*job.path, *job.root.run.extra_columns})
             drafts += [_Draft(index, record, episode) for episode in _episodes(job, record)]
     made: list[_Made] = []
-    for draft, rows in zip(drafts, rows_of([draft.episode for draft in drafts], job.get_tokenizer), strict=True):
+    found = rows_of([draft.episode for draft in drafts], job.get_tokenizer, job.get_stop_tokens)
+    for draft, rows in zip(drafts, found, strict=True):
         if draft.index not in refused:
             with _refusing(job, refused, draft.index):
                 made.append(_make(job, draft, rows, str(len(made))))
@@ -357,8 +362,8 @@ class _Made:
     rollouts: Sequence[Rollout]
     kept: Collection[str]
     """Names of fields that became metadata."""
-    not_kept: Collection[str]
-    """Names of fields that are too long for it."""
+    not_kept: Counter[str]
+    """Number of fields that are too long for it, and of messages with fields that are not read, by their names."""
 
 
 def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) -> _Made:
@@ -387,7 +392,8 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
         group=(_group_key(episode, columns, rows[0]), columns["env_name"], columns["purpose"]),
         rollouts=rollouts,
         kept=metadata.keys(),
-        not_kept=[name for name, text in texts.items() if len(text) > SMALL],
+        not_kept=Counter([name for name, text in texts.items() if len(text) > SMALL])
+        + sum((Counter(row.unread) for row in rows), Counter()),
     )
 
 
@@ -574,6 +580,7 @@ def import_files(
     if model not in (None, root.run.model):
         remember_model(root, model)
     get_tokenizer = functools.cache(lambda: _load_tokenizer(root, tokenizer))
+    get_stop_tokens = functools.cache(lambda: _stop_tokens(root, tokenizer))
     return [
         import_file(
             root,
@@ -582,6 +589,7 @@ def import_files(
             env_name=env or mapping.name,
             tokenizer=tokenizer or root.run.model,
             get_tokenizer=get_tokenizer,
+            get_stop_tokens=get_stop_tokens,
             track=track,
         )
         for url in track(files, len(files), "files to import")
@@ -608,3 +616,16 @@ def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase"
     with temporary_folder("tokenizer") as folder:
         write_files(first_tokenizer(root), folder)
         return load_tokenizer(str(folder))
+
+
+def _stop_tokens(root: Root, source: str | None) -> tuple[int, ...]:
+    """Return the tokens at which the tokenizer's model stops; none if its folder has no configuration."""
+    from ludic.models.weight_files import eos_token_ids, load_config, load_generation_config  # imports torch
+
+    with ExitStack() as stack:
+        try:
+            opened = first_config(root) if source is None else local_folder(source, with_weights=False)
+            folder = str(stack.enter_context(opened))
+            return eos_token_ids(load_config(folder), load_generation_config(folder))
+        except ModelError:
+            return ()

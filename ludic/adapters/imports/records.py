@@ -15,6 +15,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 
+from ludic.arrow_rows import table_rows
 from ludic.data_files import read_rows
 from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import refusal
@@ -32,8 +33,7 @@ def read_records(url: str) -> Records:
 
 
 def _to_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="lossy")
-    return rows
+    return table_rows(batch, maps_as_pydicts="lossy")
 
 
 def open_file(url: str) -> Any:

@@ -1,0 +1,339 @@
+"""Find where the model's turns begin and end in the text of a chat template.
+
+A turn is what the model would have to sample after the prompt that a worker would send. So it begins behind all that
+the template writes to ask for an answer, such as <think>, and it ends with the token that ends a turn. That token is
+found in the template, from an answer of one word with and without a next message; it is not searched for in answers. A
+template that writes none gets the tokenizer's end token, which is not part of its text.
+
+Pure, except that templates run. Raises RefusedRecordError, which says what the template does, where a turn can't be
+told; ModelError if the template fails or refuses a conversation.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ludic.errors import ModelError, RefusedRecordError
+from ludic.models.chat import QUOTE, REASONING, ChatRenderer, Names, Recorded, as_template_input
+from ludic.records import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn of the model, as text."""
+
+    prompt: str
+    """What a worker would send."""
+    said: str
+    """What the model samples then."""
+    end_token: int | None
+    """Token that is sampled behind `said`, whose text the template does not write; None if `said` is all."""
+    trained: Sequence[tuple[int, int]]
+    """Where the parts of `said` to train on begin and end: those in {% generation %}, all without such marks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ending:
+    """What a template writes behind an answer."""
+
+    tail: str
+    """All that it writes behind the last message's text."""
+    sampled: str
+    """The beginning of it, or of what it writes before a next message, that the model samples; empty if it is none."""
+    token: int | None
+    """The token that ends a turn, the last of `sampled` if that is not empty; None if the tokenizer has none."""
+
+
+_MADE_UP = "LUDICANSWER"
+"""The answer of one word."""
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+"""Special tokens that have a use of their own, which is never to mark a tool call."""
+_NO_TOOLS: Sequence[Mapping[str, Any]] = ()
+
+
+class Turns:
+    """Finds turns with one tokenizer; conversations share what is known of its template."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop_tokens: Collection[int] = ()) -> None:
+        """stop_tokens: of the model's generation_config.json, at which a sampler stops; tokenizer.eos_token is one."""
+        self.tokenizer, self.eos_token_id = tokenizer, tokenizer.eos_token_id
+        known = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
+        self.stop_tokens = {*stop_tokens, *([] if self.eos_token_id is None else [self.eos_token_id])}
+        self._ids = {name: token for token, name in known.items()}
+        self._added = Names(self._ids)
+        self._stops = {name for name, token in self._ids.items() if token in self.stop_tokens}
+        self._special = {str(added) for added in tokenizer.added_tokens_decoder.values() if added.special}
+        self._endings: dict[tuple[str, bool], _Ending] = {}
+        self._recorded: Recorded | None = None
+
+    def of(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = _NO_TOOLS) -> "TurnsOfConversation":
+        """Return the turns of one conversation. tools: schemas for the chat template."""
+        return TurnsOfConversation(self, messages, tools)
+
+    def end_token(self, messages: Sequence[Message]) -> int | None:
+        """Return the token that ends an answer to messages; None if the tokenizer has no end token."""
+        return self.ending("user", messages, _NO_TOOLS).token
+
+    def beginning_of(self, tokens: np.ndarray) -> np.ndarray:
+        """Return (0 or 1,) int32: the token that the tokenizer puts before a text, unless the tokens begin with it."""
+        bos = self.tokenizer.bos_token_id
+        is_added = bos is not None and self.tokenizer("")["input_ids"][:1] == [bos]
+        return np.array([bos] if is_added and tokens[:1].tolist() != [bos] else [], np.int32)
+
+    def recorded(self) -> Recorded:
+        """Return how recorded answers are prepared: tokens by which the template sets turns apart are text in them."""
+        if self._recorded is None:
+            said = [("user", "question"), ("assistant", _MADE_UP), ("user", "more")]
+            messages = [Message(role=role, content=content) for role, content in said]
+            try:
+                text = ChatRenderer(self.tokenizer, messages).text(len(messages), add_generation_prompt=False)
+            except ModelError:  # of a template that wants other messages; the end tokens are text at least
+                text = ""
+            of_turns = {text[start:end] for start, end in self._added.spans(text)} & self._special
+            named = {name for role in _NAMED if (name := getattr(self.tokenizer, f"{role}_token", None))}
+            ends = set(self._stops)
+            with suppress(ModelError):
+                ending = self.ending("user", messages[:1], _NO_TOOLS).token
+                ends |= {name for name, token in self._ids.items() if token == ending}
+            self._recorded = Recorded(Names(of_turns | named | ends), tuple(sorted(ends)))
+        return self._recorded
+
+    def ending(self, follower: str, before: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> _Ending:
+        """Return what the template writes behind an answer. follower: role of the next message, user or tool.
+
+        before: messages before an answer, for templates that refuse a conversation of one question and one answer.
+        """
+        key = follower, bool(tools)
+        if key not in self._endings:
+            try:
+                self._endings[key] = self._ending(follower, [Message(role="user", content="question")], tools)
+            except ModelError:
+                return self._ending(follower, before, tools)
+        return self._endings[key]
+
+    def _ending(self, follower: str, before: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> _Ending:
+        answered = [*before, Message(role="assistant", content=_MADE_UP)]
+        last = self._tail(answered, tools)
+        try:
+            followed = self._tail([*answered, Message(role=follower, content="more")], tools)
+        except ModelError:  # it wants a tool call before the result
+            followed = last
+        found = [last[:end] for start, end in self._added.spans(last)]
+        if chosen := self._end_of([text for text in found if followed.startswith(text)] or found):
+            return _Ending(tail=last, sampled=chosen, token=self._ids[self.name_at_end(chosen) or ""])
+        start, end = next(self._added.spans(followed), (0, 0))
+        if followed[start:end] in self._stops and not followed[:start].strip():
+            return _Ending(tail=last, sampled=followed[:end], token=self._ids[followed[start:end]])
+        return _Ending(tail=last, sampled="", token=self.eos_token_id)
+
+    def _tail(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        text = ChatRenderer(self.tokenizer, messages, tools=tools).text(len(messages), add_generation_prompt=False)
+        _, found, tail = text.rpartition(_MADE_UP)
+        if not found:
+            raise RefusedRecordError("the chat template leaves out the text of an answer")
+        return tail
+
+    def _end_of(self, texts: Sequence[str]) -> str | None:
+        """Return the text that ends with the token of an end: the first with a stop token, else the first."""
+        stops = (text for text in texts if self.name_at_end(text) in self._stops)
+        return next(stops, texts[0] if texts else None)
+
+    def name_at_end(self, text: str) -> str | None:
+        """Return the added token with whose name a text ends, without the blanks behind it; None if there is none."""
+        text = text.rstrip()
+        start, end = next(iter([*self._added.spans(text)][-1:]), (0, 0))
+        return text[start:] if end == len(text) and start < end else None
+
+    def is_special(self, name: str) -> bool:
+        """Return whether the name of an added token is that of a special or of a stop token."""
+        return name in self._special or name in self._stops
+
+    def common(self, one: str, other: str) -> str:
+        """Return how two texts begin alike, up to a whole name of an added token."""
+        length = _num_common(one, other)
+        return one[: next((start for start, end in self._added.spans(one) if start < length < end), length)]
+
+
+_OPENING = re.compile(r"<think>(\s*)\Z")
+_CLOSING = "</think>"
+
+
+class TurnsOfConversation:
+    """The turns of one conversation."""
+
+    def __init__(self, turns: Turns, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+        self._turns, self._messages, self._tools = turns, messages, tools
+        self._renderer = ChatRenderer(turns.tokenizer, messages, tools=tools, recorded=turns.recorded())
+
+    def prompt(self, end: int) -> str:
+        """Return the text that a worker would send to have the first `end` messages answered."""
+        return self._renderer.text(end, add_generation_prompt=True)
+
+    def of_last(self, end: int, *, is_cut: bool = False) -> Turn:
+        """Return the turn that said the last of the first `end` messages. is_cut: by a limit, so that it has no end."""
+        index = end - 1
+        prompt = self.prompt(index)
+        text = self._text(end)
+        if text.startswith(prompt):
+            start, lead, stored = len(prompt), "", text
+        else:
+            start, lead, stored = self._stored_start(index, prompt, text)
+        body, sampled, token = self._ended(stored[start:], index)
+        said = lead + body + ("" if is_cut else sampled)
+        self._check_shown(index, said)
+        if not self._renderer.has_marks:
+            trained = [(0, len(said))]
+        elif stored is text and not lead:
+            trained = _marked(self._marks(end, text[: start + len(body)]), start, len(body), len(said))
+        else:
+            is_marked = any(until > _num_common(prompt, text) for _, until in self._marks(end, text))
+            trained = [(0, len(said))] if is_marked else []
+        end_token = None if is_cut or sampled else token
+        return Turn(prompt=prompt, said=said, end_token=end_token, trained=trained)
+
+    def _text(self, end: int) -> str:
+        if self._renderer.has_marks and end == len(self._messages):
+            return self._whole[0]
+        return self._renderer.text(end, add_generation_prompt=False)
+
+    @cached_property
+    def _whole(self) -> tuple[str, list[tuple[int, int]]]:
+        """The text of the whole conversation, and the parts in {% generation %}."""
+        return self._renderer.marked_text(len(self._messages))
+
+    def _marks(self, end: int, text: str) -> list[tuple[int, int]]:
+        """Return the marked parts of the first `end` messages: of the whole conversation if it shows them as `text`."""
+        whole, marks = self._whole
+        return marks if whole.startswith(text) else self._renderer.marked_text(end)[1]
+
+    def _ended(self, rest: str, index: int) -> tuple[str, str, int | None]:
+        """Return an answer's text, the sampled part of its ending, and the token that ends it.
+
+        rest: what the template writes from the answer on.
+        """
+        follower = "tool" if self._messages[index].tool_calls else "user"
+        ending = self._turns.ending(follower, self._messages[:index], self._tools)
+        if rest.endswith(ending.tail):
+            return rest[: len(rest) - len(ending.tail)], ending.sampled, ending.token
+        # A template may end tool calls with another token than answers.
+        name = self._turns.name_at_end(rest)
+        if name is not None and self._turns.is_special(name):
+            body = rest.rstrip()[: -len(name)]
+            return body, name, None
+        if not ending.sampled:
+            return rest, "", ending.token
+        raise RefusedRecordError(
+            f"the chat template ends message {index} with {rest[-20:]!r}, and other answers with {ending.tail!r}, so "
+            "which token ends it can't be told; leave it out, or give tokens"
+        )
+
+    def _stored_start(self, index: int, prompt: str, text: str) -> tuple[int, str, str]:
+        """Return where an answer begins in a text, what the model says before it, and the text.
+
+        For a template that shows an answer otherwise than behind the prompt for it.
+        """
+        before = self._renderer.prepared(index)
+        made_up = self._renderer.text_of([*before, as_template_input(Message(role="assistant", content=_MADE_UP))])
+        head, found, _ = made_up.rpartition(_MADE_UP)
+        if not found:
+            raise RefusedRecordError(f"the chat template leaves out the text of message {index}")
+        asking = prompt[len(self._turns.common(prompt, self._renderer.text_of(before))) :]
+        shown = next(length for length in range(len(asking), -1, -1) if head.endswith(asking[:length]))
+        prefilled = asking[shown:]
+        if not prefilled.strip() and text.startswith(head):
+            return len(head), "", text
+        if shown and (opening := _OPENING.search(prefilled)):
+            return self._after_thinking(index, before, head, opening[1])
+        at = text.rfind(asking, 0, _num_common(made_up, text))
+        if not shown and at >= 0:  # the answer changes how the messages before it are shown
+            return at + len(asking), "", text
+        raise RefusedRecordError(
+            f"the chat template asks for an answer with {asking[-40:]!r} and shows message {index} without that, so "
+            "what the model said behind it can't be told; give tokens, or take a template that shows both alike"
+        )
+
+    def _after_thinking(
+        self, index: int, before: Sequence[dict[str, Any]], head: str, blank: str
+    ) -> tuple[int, str, str]:
+        """Return the same for a template whose prompts begin the thinking, and that leaves it out of stored answers.
+
+        The thinking is put before the answer as such models write it. blank: what the prompt has behind <think>.
+        """
+        answer = {**self._renderer.prepared(index + 1)[index]}
+        content, reasoning = answer["content"], answer.get("reasoning_content")
+        for name in REASONING:
+            answer.pop(name, None)
+        thought, closing, rest = content.rpartition(_CLOSING)
+        if reasoning:
+            text = reasoning.strip("\n")
+            lead = f"{text}{blank}{_CLOSING}{blank}{blank}"
+        elif closing:
+            content = rest.lstrip("\n")
+            lead = _without_opening(thought, blank) + closing + rest[: len(rest) - len(content)]
+        elif content.lstrip().startswith("<think>"):
+            lead, content = _without_opening(content, blank), ""
+        else:
+            lead = ""
+        text = self._renderer.text_of([*before, {**answer, "content": content}])
+        if not text.startswith(head):
+            raise RefusedRecordError(
+                f"the chat template begins thinking in prompts and shows message {index} as "
+                f"{text[_num_common(head, text) :][:40]!r}, so what the model said can't be told; give tokens"
+            )
+        return len(head), lead, text
+
+    def _check_shown(self, index: int, said: str) -> None:
+        """Refuse an answer of which the template shows no text, or not all tool calls."""
+        message, prepared, text = self._messages[index], self._renderer.prepared(index + 1), said.replace(QUOTE, "")
+        shown = tuple(call for call in message.tool_calls if call.name in text)
+        if len(shown) < len(message.tool_calls):
+            variant = self._renderer.prepare(as_template_input(replace(message, tool_calls=shown)))
+            if self._is_same(prepared, variant):
+                raise RefusedRecordError(
+                    f"the chat template does not show tool calls of message {index}, so they can't be trained on; take "
+                    "a model whose template shows them"
+                )
+        content = prepared[index]["content"].replace(QUOTE, "").rpartition(_CLOSING)[2].strip()
+        if content and content not in text and self._is_same(prepared, {**prepared[index], "content": ""}):
+            raise RefusedRecordError(
+                f"the chat template leaves out the text of message {index}, {content[:40]!r}, beside its tool calls; "
+                "leave it out, or take a model whose template shows both"
+            )
+
+    def _is_same(self, prepared: Sequence[dict[str, Any]], variant: dict[str, Any]) -> bool:
+        """Return whether the template shows a variant of the last message like the message itself."""
+        try:
+            return self._renderer.text_of(prepared) == self._renderer.text_of([*prepared[:-1], variant])
+        except ModelError:
+            return False
+
+
+def _without_opening(thought: str, blank: str) -> str:
+    """Return the text of thinking without its <think>, which the prompt holds."""
+    opened = thought.lstrip()
+    return opened.removeprefix("<think>").removeprefix(blank) if opened.startswith("<think>") else thought
+
+
+def _num_common(one: str, other: str) -> int:
+    """Return the number of characters with which two texts begin alike."""
+    most = min(len(one), len(other))
+    return bisect_left(range(most), True, key=lambda length: not one.startswith(other[: length + 1]))
+
+
+def _marked(marks: Sequence[tuple[int, int]], start: int, body: int, length: int) -> list[tuple[int, int]]:
+    """Return the marked parts of what was said; one that reaches the end of the answer's text also has its end.
+
+    start: index of what was said in the text. body: length of the answer's text. length: with its end.
+    """
+    parts = [(max(first - start, 0), min(until - start, length)) for first, until in marks]
+    parts = [(first, until) for first, until in parts if first < until]
+    return [(first, length if until >= body else until) for first, until in parts]
