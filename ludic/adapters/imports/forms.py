@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from ludic.errors import ConfigError, RefusedRecordError
-from ludic.messages import marked, read_messages, refusal
+from ludic.messages import marked, read_messages, read_tools, refusal
 from ludic.records import Message
 from ludic.results import plural
 
@@ -109,14 +109,11 @@ def _tools(row: Row) -> dict[str, Any]:
     if row.get("tools") is not None:
         return {"tools": row["tools"]}
     name = next((each for each in ("functions", "tool_defs") if row.get(each)), None)
-    return {} if name is None else {"tools": _schemas(row[name], name)}
+    return {} if name is None else {"tools": _schemas(row[name])}
 
 
-def _schemas(value: Any, name: str) -> list[Any]:
-    listed = _parsed(value)
-    if not isinstance(listed, list) or not all(isinstance(each, Mapping) for each in listed):
-        raise refusal(name, value, "a list of the tools' JSON schemas")
-    return [each if "function" in each else {"type": "function", "function": dict(each)} for each in listed]
+def _schemas(value: Any) -> list[Any]:
+    return [each if "function" in each else {"type": "function", "function": each} for each in read_tools(value)]
 
 
 def _with_system(messages: Messages, row: Row) -> Messages:
@@ -176,7 +173,7 @@ def _is_sharegpt(row: Row) -> bool:
 
 def _sharegpt(row: Row) -> dict[str, Any]:
     name, value = _chat(row)
-    tools = {"tools": _schemas(row["tools"], "tools")} if row.get("tools") else _tools(row)
+    tools = {"tools": _schemas(row["tools"])} if row.get("tools") else _tools(row)
     return {"messages": _with_system(_messages(value, name), row), **tools}
 
 
