@@ -241,7 +241,7 @@ def read_lm_eval(url: str) -> Records:
             continue
         scores = {f"{name},{values.get('filter', 'none')}": values.get(str(name)) for name in metrics}
         kept = {name: value for name, value in values.items() if name in _LM_EVAL}
-        _, first = merged.setdefault(json.dumps(values["doc_id"]), (line, {**kept, "scores": {}}))
+        _, first = merged.setdefault(json.dumps(values["doc_id"], ensure_ascii=False), (line, {**kept, "scores": {}}))
         first["scores"] |= scores
     yield from merged.values()
 

@@ -475,8 +475,8 @@ def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
 
 def _group_key(episode: Episode, columns: Mapping[str, Any], row: Row) -> str:
     if episode.group is not None:
-        return json.dumps(["given", episode.group], default=str)
-    return json.dumps([columns["policy_version"], columns["agent_id"], _prompt(episode, row)])
+        return json.dumps(["given", episode.group], ensure_ascii=True, default=str)
+    return json.dumps([columns["policy_version"], columns["agent_id"], _prompt(episode, row)], ensure_ascii=True)
 
 
 def _prompt(episode: Episode, row: Row) -> str:
@@ -484,7 +484,7 @@ def _prompt(episode: Episode, row: Row) -> str:
     first, given = episode.rows[0], episode.prompt
     if given is None:
         given = first.prompt if isinstance(first, Texts) else row.prompt_tokens.tolist()
-    return json.dumps(given, default=str)
+    return json.dumps(given, ensure_ascii=True, default=str)  # its digest is the example's id, also in older rows
 
 
 # --- Writing ---------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ludic.adapters.imports.episodes import Row, rows_of
 from ludic.adapters.imports.formats import jsonl
+from ludic.adapters.imports.forms import conversations
 from ludic.adapters.imports.records import Record
 from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
@@ -24,7 +25,6 @@ from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example
-from ludic.operations.fit_inputs import conversations
 from ludic.records import Message, ToolCall, WeightSpan
 
 CORPUS = ["\nassistant\n\nuser\n\n", "the answer is\n\n 42\n\n\n", " think </think>\n\n tool_call\n three.\n"] * 50
@@ -170,7 +170,7 @@ def imported(
     **columns: Any,
 ) -> list[Row]:
     """Rows that `ludic.sft` makes of a conversation. Raises why it can't be used."""
-    (record,) = conversations([{"messages": messages, "tools": [*tools] or None}], "dataset")
+    (record,) = conversations([{"messages": messages, "tools": [*tools] or None}], "dataset").records
     episode = jsonl(Record({**record, **columns}, set()))
     (rows,) = rows_of([episode], lambda: tokenizer, lambda: family.stop_tokens(tokenizer))
     if isinstance(rows, Exception):
