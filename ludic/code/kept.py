@@ -34,6 +34,7 @@ from ludic.settings import check_urls
 from ludic.store.catalogue import CODE, RUN, TEXTS, NumberName, TextName
 from ludic.store.claims import owner_name
 from ludic.store.filesystem import Storage
+from ludic.store.inputs import copy_data
 from ludic.store.records import CodeList, CodeRecord, FileEntry, TextEntry, convert, encode_record
 from ludic.store.root import Root, to_json
 
@@ -213,9 +214,15 @@ def create_root(
         check_urls(run)
         to_json(run, run_id)  # refuses options that JSON can't hold
     files = _consented_files(run, storage.url, run_id) if is_new else NO_FILES
-    root = Root.create(url, run, run_id=run_id, is_copy=like is not None, fs=fs)
-    if root.run_id == run_id:  # this process has started it
-        keep_files(root, files) if like is None else copy_code(like, root)
+    of_root = {} if like is None else {"is_copy": True, "example_ids": like.example_ids}
+    root = Root.create(url, run, run_id=run_id, fs=fs, **of_root)
+    if root.run_id != run_id:  # another process has started it
+        return root
+    if like is None:
+        keep_files(root, files)
+    else:
+        copy_code(like, root)
+        copy_data(like, root, run)
     return root
 
 
