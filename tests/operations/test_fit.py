@@ -236,6 +236,42 @@ def test_several_rewards_are_components_and_one_may_see_the_group(folder: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # three runs, one after the other
+def test_runs_on_the_same_rows_are_compared_and_go_on_from_elsewhere(folder: Path) -> None:
+    call = f"""
+        import ludic
+        rows = [{{"question": f"say the word {{a}}", "answer": a, "level": b}} for a in {WORDS} for b in range(4)]
+        def reward(completion, answer): return len(completion) + (completion == answer)
+        def train(root, steps):
+            return ludic.grpo(model="{folder / MODEL}", dataset=rows, reward=reward, root=root, num_steps=steps,
+                              {SETTINGS.partition(", ")[2]})
+        """
+    forked_script(folder, dedent(call) + 'train("runs/lr1", 1)\ntrain("runs/lr2", 1)\n')
+    with_both = ludic.open(folder / "runs" / "lr1").compare("latest", f"{folder / 'runs' / 'lr2'}@latest")
+    assert with_both.warnings == []
+    assert with_both.differences["num_examples"].to_list() == [4]
+    (env,) = set(with_both.differences["env_name"])
+    assert re.fullmatch(r"qa/questions-[0-9a-f]{8}", env)
+    # Of four rows with one question each is an example.
+    heldout = ludic.open(folder / "runs" / "lr1").sql("select count(distinct env_example_id) as n from evals")
+    assert heldout["n"].to_list() == [4]
+    (folder / "elsewhere").mkdir()
+    shutil.move(folder / "runs" / "lr1", folder / "elsewhere" / "moved")
+    forked_script(folder / "elsewhere", dedent(call) + 'train("moved", 2)\n')
+    run = ludic.open(folder / "elsewhere" / "moved")
+    assert run.sql("select max(step) as step, max(attempt_id) as attempt from batches").rows() == [(2, 2)]
+    # Versions 0 and 1 were evaluated before the move, and count for the same evaluation.
+    assert run.sql(
+        "select version, count(distinct evaluation) from eval_episodes group by all order by all"
+    ).rows() == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
+    assert run.verify().findings == []
+
+
+@pytest.mark.slow
 def test_conversations_and_pairs_are_trained_on_without_workers(folder: Path) -> None:
     out, _ = forked_script(
         folder,
