@@ -1,7 +1,7 @@
 """Defaults that a command's help names and that a slow module uses."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal, get_args
 
 LEASE_S = 12.0
 """Default length of a lease, in seconds. Costs a put and two gets every 4 s: 13 cents a day on S3."""
@@ -15,6 +15,11 @@ ENGINE = "auto"
 """Default inference engine of workers: vllm on a GPU where it is installed, else transformers."""
 MAX_OBSERVATION_CHARACTERS = 1_000_000
 """About 250,000 tokens, more than most models read."""
+ExampleIds = Literal["row", "question"]
+"""What identifies a question of qa/SOURCE: a unique column such as id, else all columns; or its question and answer, as
+in roots whose run.json does not say."""
+EXAMPLE_IDS: tuple[ExampleIds, ...] = get_args(ExampleIds)
+"""The first is that of a new root."""
 
 Track = Callable[[Iterable[Any], int | None, str], Iterable[Any]]
 """Shows the progress of slow work: passes on the items of an iterable, and shows their count with a description. The

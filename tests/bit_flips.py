@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ludic.errors import LudicError
-from ludic.maintenance.verify.records import check_code, check_model, check_records, check_weights
+from ludic.maintenance.verify.records import check_code, check_inputs, check_model, check_records, check_weights
 from ludic.maintenance.verify.tables import TABLES, check_compactions, check_file
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
 from ludic.store.attempts import complete_checkpoints, folder_of
@@ -76,6 +76,7 @@ def is_named(root: Root, name: str) -> bool:
             *check_records(root),
             *check_weights(root),
             *check_code(root),
+            *check_inputs(root),
             *check_model(root),
             *check_compactions(root, []),
         ]

@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -16,7 +17,7 @@ from ludic.code.files import read_user_file
 from ludic.code.kept import keep_files
 from ludic.schema import arrow_schema
 from ludic.store import Root
-from ludic.store.catalogue import FOREIGN, ROWS, Records, Row, Table
+from ludic.store.catalogue import DATA, FOREIGN, ROWS, DataName, Records, Row, Table
 from ludic.store.evaluations import evaluation_of, put_evaluation
 from ludic.store.parquet import encode_plain
 from ludic.store.records import encode_record
@@ -32,6 +33,8 @@ def make_full_root(folder: Path) -> Root:
     put_evaluation(root, evaluation_of("moar_cats", {"max_steps": 1}, []))
     (folder / "mine.sql").write_text("select 1")
     keep_files(root, {"mine.sql": read_user_file(folder / "mine.sql")})
+    rows = b'{"question": "2+2", "answer": "4"}\n'
+    root.put(DATA.name(DataName(sha256(rows).hexdigest()[:16])), rows)
     for row in KINDS:
         if not names_of(root, row):
             name = row.name(a_name(row))

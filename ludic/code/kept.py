@@ -25,6 +25,7 @@ from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, has_consent_without_path, sampling_uses
 from ludic.code.files import NO_FILES, Files, UserFile, digest, file_of, files_of, read_user_file
 from ludic.code.kinds import KINDS, read_packaged
+from ludic.defaults import EXAMPLE_IDS
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.installed import LUDIC, name_and_version
 from ludic.paths import local_path
@@ -34,6 +35,7 @@ from ludic.settings import check_urls
 from ludic.store.catalogue import CODE, RUN, TEXTS, NumberName, TextName
 from ludic.store.claims import owner_name
 from ludic.store.filesystem import Storage
+from ludic.store.inputs import copy_data
 from ludic.store.records import CodeList, CodeRecord, FileEntry, TextEntry, convert, encode_record
 from ludic.store.root import Root, to_json
 
@@ -213,9 +215,15 @@ def create_root(
         check_urls(run)
         to_json(run, run_id)  # refuses options that JSON can't hold
     files = _consented_files(run, storage.url, run_id) if is_new else NO_FILES
-    root = Root.create(url, run, run_id=run_id, is_copy=like is not None, fs=fs)
-    if root.run_id == run_id:  # this process has started it
-        keep_files(root, files) if like is None else copy_code(like, root)
+    example_ids = EXAMPLE_IDS[0] if like is None else like.example_ids
+    root = Root.create(url, run, run_id=run_id, is_copy=like is not None, example_ids=example_ids, fs=fs)
+    if root.run_id != run_id:  # another process has started it
+        return root
+    if like is None:
+        keep_files(root, files)
+    else:
+        copy_code(like, root)
+        copy_data(like, root, run)
     return root
 
 

@@ -3,7 +3,8 @@
 SOURCE is a data file (ludic.data_files), a folder of Dataset.save_to_disk, or a dataset's name on the Hugging Face Hub.
 A process reads it once, when it starts. Example number i depends only on the seed and the rows, so it is the same on
 every worker that reads the same rows. ludic does not copy the data into the root: each worker reads its own file. Its
-SHA-256 is recorded at each start, a change is logged, and the option sha256 refuses any other content.
+SHA-256 is recorded at each start, a change is logged, and the option sha256 refuses any other content. Rows that
+ludic.fit was given as values are in the root, by the option `stored`; SOURCE is then a name.
 """
 
 import inspect
@@ -17,12 +18,15 @@ from hashlib import sha256 as sha256_of
 from math import isfinite
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from ludic.code.files import Files
 from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names, takes_settings
 from ludic.code.run import place_of_function
+from ludic.defaults import EXAMPLE_IDS, ExampleIds
 from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split
 from ludic.environments.limits import TimeLimit
-from ludic.environments.qa_rows import Columns, Row, Rows, Source
+from ludic.environments.qa_rows import Columns, Rows, Source, choose_identity
 from ludic.environments.rewards import Part, Rubric, rubric_of, score_of
 from ludic.environments.splits import is_heldout, nth
 from ludic.errors import ConfigError, ScorerError, TimeLimitError
@@ -61,6 +65,8 @@ class Questions:
         config: str | None = None,
         revision: str | None = None,
         sha256: str | None = None,
+        stored: str | None = None,
+        example_ids: ExampleIds = EXAMPLE_IDS[0],
     ) -> None:
         """Read and check the source.
 
@@ -76,7 +82,9 @@ class Questions:
         where the scorers run: auto, loop, thread or process. tolerance: of numeric. heldout_share: share of held-out
         questions, from 0 to 1; None is a quarter, and 1 leaves none to train on. heldout: instead, a split of the
         dataset, or another file, that holds them. split, config, revision: of a dataset. sha256: the only content that
-        is accepted. Raises ConfigError.
+        is accepted. stored: absolute path of the file with the rows, of which the source is only the name; a root
+        finds it (ludic.store.inputs). example_ids: what identifies an example: row is a unique column of ID_COLUMNS,
+        else all columns; question is the question and the answer. Raises ConfigError.
         """
         self._seed = seed
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
@@ -95,7 +103,9 @@ class Questions:
         self.run_in = "loop" if run_in == RUN_IN[0] and self._scorers.need_main_thread else run_in
         if group_scorer is not None:
             self.score_group = self._scorers.score_group
-        here = Source(name=source, split=split, config=config, revision=revision)
+        if example_ids not in EXAMPLE_IDS:
+            raise ConfigError(f"example_ids is {example_ids!r}, wanted {' or '.join(map(repr, EXAMPLE_IDS))}")
+        here = Source(name=source, split=split, config=config, revision=revision, stored=stored)
         _check_digest(here, sha256)
         is_open = question is None and not self._scorers.want_rows
         chosen = Columns(
@@ -107,20 +117,24 @@ class Questions:
             optional=self._scorers.columns,
             with_row=self._scorers.want_rows,
             any_answer=self._scorers.is_foreign,
+            with_ids=example_ids == "row",
         )
         self._rows: dict[Split, tuple[Rows, Sequence[int]]] = (
             _divide(here.read(chosen), heldout_share)
             if heldout is None
             else _join(here.read(chosen), _heldout_source(here, heldout, heldout_share).read(chosen))
         )
+        self.notes = _identify({id(rows): rows for rows, _ in self._rows.values()}.values())
+        """What a person should know of the rows, as sentences: copies, and columns that do not identify them."""
         if heldout_share != 1:  # who holds out every question only evaluates
             self._numbers_of("train")
 
     def example(self, index: int, split: Split) -> Example:
         rows, numbers = self._numbers_of(split)
-        row = rows[nth(numbers, index, self._seed)]
+        number = nth(numbers, index, self._seed)
+        row = rows[number]
         return Example(
-            example_id=_id(row),
+            example_id=question_id(row.question, row.answer) if row.id is None else row.id,
             messages=(*self._system, *row.messages),
             data={"question": row.question, "answer": row.answer, "columns": row.columns},
             wanted=row.answer or None,
@@ -140,9 +154,29 @@ class Questions:
 _WHICH = {"train": "to train on; lower heldout_share", "heldout": "held out; raise heldout_share"}
 
 
-def _id(row: Row) -> str:
-    # Two rows with the same question and other answers are two examples.
-    return sha256_of(f"{row.question}\0{row.answer}".encode()).hexdigest()[:16]
+def question_id(question: str, answer: str) -> str:
+    """Return the identity of an example by its question, as of question_key, and its answer: 16 hexadecimal digits.
+
+    Roots of before example_ids was in run.json have no other, and two sides with other identities share this one.
+    """
+    return sha256_of(f"{question}\0{answer}".encode()).hexdigest()[:16]
+
+
+def _identify(sources: Iterable[Rows]) -> list[str]:
+    """Set the ids of the rows of one or two sources; return what a person should know, as sentences."""
+    named = [(rows, rows.identities) for rows in sources if rows.identities is not None]
+    column, refused = choose_identity([each for _, each in named])
+    notes = []
+    for rows, each in named:
+        rows.ids = pa.array(each.digests if column is None else each.columns[column], pa.large_string())
+        rows.identities = None
+        if each.num_copies:
+            copies = f"{each.num_copies} of {len(rows)} rows"
+            notes.append(f"{rows.name}: {copies} are copies of an earlier row, and count as the same example")
+    if refused:
+        by = "all columns identify an example" if column is None else f"column {column!r} identifies an example"
+        notes.append(f"{by}; {'; '.join(refused)}")
+    return notes
 
 
 def _divide(rows: Rows, share: float | None) -> dict[Split, tuple[Rows, Sequence[int]]]:
@@ -167,10 +201,10 @@ def _join(train: Rows, heldout: Rows) -> dict[Split, tuple[Rows, Sequence[int]]]
     return {"train": (train, kept), "heldout": (heldout, range(len(heldout)))}
 
 
-def heldout_sha256(source: str, options: Mapping[str, Any]) -> str | None:
+def heldout_sha256(source: Source, options: Mapping[str, Any]) -> str | None:
     """Return the SHA-256 of the file that the option `heldout` names; None if it is absent, or a split of a dataset."""
     heldout = options.get("heldout")
-    return None if heldout is None or Source(name=source).has_splits else Source(name=heldout).sha256()
+    return None if heldout is None or source.has_splits else Source(name=heldout).sha256()
 
 
 def _heldout_source(here: Source, heldout: str, share: float | None) -> Source:
@@ -178,7 +212,7 @@ def _heldout_source(here: Source, heldout: str, share: float | None) -> Source:
     if share is not None:
         raise ConfigError(f"heldout_share is {share!r} and heldout is {heldout!r}; give one of them")
     if here.has_splits:
-        return Source(name=here.name, split=heldout, config=here.config, revision=here.revision)
+        return replace(here, split=heldout)
     return Source(name=heldout)
 
 
@@ -189,7 +223,7 @@ def _check_digest(source: Source, wanted: str | None) -> None:
     if found is None:
         raise ConfigError(f"sha256 does not apply to {source.name}, a dataset on the Hub; use revision")
     if found != wanted:
-        raise ConfigError(f"{source.name} has sha256 {found}, wanted {wanted}: it is another file, or was changed")
+        raise ConfigError(f"{source.path} has sha256 {found}, wanted {wanted}: it is another file, or was changed")
 
 
 def _pattern(pattern: str | None) -> re.Pattern[str] | None:

@@ -2,9 +2,13 @@
 
 Every row is checked when it is read; an error names the source, the line or row, the column, what was found and what
 was wanted. Questions and answers are kept as Arrow text, about as large in memory as in a JSONL file.
+
+A row is identified by a column that says so (ID_COLUMNS), if its values are unique, else by all its columns.
 """
 
+import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +32,8 @@ QUESTION_COLUMNS = ("question", "prompt", "messages")
 """Columns that hold the question where no option names one; the first that is there."""
 ANSWER_COLUMN = "answer"
 """Column of the right answer where no option names one."""
+ID_COLUMNS = ("id", "example_id", "task_id", "uid")
+"""Columns that identify a row; the first that is there, with a value in each row and no value twice, counts."""
 
 Kind = Literal["file", "folder", "hub"]
 
@@ -55,6 +61,8 @@ class Columns:
     """Whether a scorer gets all columns of the row."""
     any_answer: bool = False
     """Whether a right answer may have any type."""
+    with_ids: bool = False
+    """Whether rows are identified, for which all columns are read."""
 
     @property
     def names(self) -> list[str]:
@@ -75,22 +83,106 @@ class Row:
     """The right answer; empty if there is no column of answers."""
     columns: Mapping[str, Any]
     """Columns for a scorer, by name, as they are in the source."""
+    id: str | None = None
+    """What identifies the row, if the rows are identified."""
 
     @property
     def question(self) -> str:
         """The question as one text, which identifies it."""
-        return _key(self.messages)
+        return question_key(self.messages)
+
+
+class Identities:
+    """What may identify the rows of a source: the columns of ID_COLUMNS, and a digest of all columns."""
+
+    def __init__(self) -> None:
+        self.digests: list[str] = []
+        """16 hexadecimal digits of each row."""
+        self.columns: dict[str, list[str]] = {}
+        """Values of a column of ID_COLUMNS, one a row, each another one."""
+        self.refused: dict[str, str] = {}
+        """Why a column of ID_COLUMNS is no identity, by its name."""
+        self._first: dict[str, dict[str, str]] = {name: {} for name in ID_COLUMNS}
+        """Where each value of a column came first."""
+
+    def add(self, row: Mapping[str, Any], where: str) -> None:
+        """Take the next row. where: names it in texts, such as line 3."""
+        num_before = len(self.digests)
+        self.digests.append(row_digest(row))
+        for name, first in list(self._first.items()):
+            value = row.get(name)
+            if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+                if name in row or first:
+                    self._refuse(name, f"{where} has {_show(value)}, wanted a text or a whole number")
+            elif len(first) < num_before:
+                self._refuse(name, f"{where} is the first to have it")
+            elif (text := str(value)) in first:
+                self._refuse(name, f"{first[text]} and {where} both have {_show(value)}")
+            else:
+                first[text] = where
+
+    def _refuse(self, name: str, why: str) -> None:
+        self.refused[name] = why
+        del self._first[name]
+
+    def end(self) -> "Identities":
+        """Return this, after the last row."""
+        self.columns = {name: [*first] for name, first in self._first.items() if first}
+        self._first = {}
+        return self
+
+    @property
+    def num_copies(self) -> int:
+        """Number of rows that are equal to an earlier one."""
+        return len(self.digests) - len(Counter(self.digests))
+
+
+def choose_identity(sources: Sequence[Identities]) -> tuple[str | None, list[str]]:
+    """Return the column that identifies the rows of all sources, None for all columns; and why others do not."""
+    why = [f"column {name!r}: {text}" for each in sources for name, text in each.refused.items()]
+    for name in ID_COLUMNS:
+        values = [value for each in sources for value in each.columns.get(name, ())]
+        if all(name in each.columns for each in sources):
+            if len(Counter(values)) == len(values):
+                return name, why
+            why.append(f"column {name!r}: held-out rows have values of the rows to train on")
+    return None, why
+
+
+def row_digest(row: Mapping[str, Any]) -> str:
+    """Return a digest of all columns, 16 hexadecimal digits; the same whatever the order of columns and the format.
+
+    Null is as an absent column, since tables fill columns up with null.
+    """
+    text = json.dumps(_without_nulls(row), sort_keys=True, default=str)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class Rows:
     """All rows of a source, in its order."""
 
-    def __init__(self, name: str, texts: Sequence[tuple[str, str, str]], columns: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        texts: Sequence[tuple[str, str, str]],
+        columns: Sequence[str] = (),
+        identities: Identities | None = None,
+    ) -> None:
         """texts: of each row its messages and its columns for a scorer as JSON, and its answer between them.
 
-        columns: those of any row, which are None in a row that lacks them, as a dataset has it.
+        columns: those of any row, which are None in a row that lacks them, as a dataset has it. identities: of the
+        rows, if they are to be identified.
         """
         self.name = name
+        self.identities = identities
+        self.ids: pa.Array | None = None
+        """What identifies each row, chosen from `identities`."""
         self._names = columns
         questions, answers, others = zip(*texts, strict=True)
         self._questions = pa.array(questions, pa.large_string())
@@ -103,13 +195,14 @@ class Rows:
     def __getitem__(self, number: int) -> Row:
         messages = _decoded(self._questions[number].as_py())
         columns = {**dict.fromkeys(self._names), **msgspec.json.decode(self._columns[number].as_py())}
-        return Row(messages=messages, answer=self._answers[number].as_py(), columns=columns)
+        own_id = None if self.ids is None else self.ids[number].as_py()
+        return Row(messages=messages, answer=self._answers[number].as_py(), columns=columns, id=own_id)
 
     def questions(self) -> Iterator[str]:
         """Yield each row's question as one text."""
         for batch in range(0, len(self), _ROWS_PER_READ):
             for text in self._questions[batch : batch + _ROWS_PER_READ].to_pylist():
-                yield _key(_decoded(text))
+                yield question_key(_decoded(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +217,20 @@ class Source:
     """Configuration of a dataset on the Hub, also called its subset."""
     revision: str | None = None
     """Commit, tag or branch of a dataset on the Hub."""
+    stored: str | None = None
+    """Absolute path of the file with the rows, of which `name` is only the name."""
+
+    @property
+    def path(self) -> str:
+        """Path of the file or the folder, or name of a dataset on the Hub."""
+        return self.name if self.stored is None else self.stored
 
     @property
     def kind(self) -> Kind:
         """The format, from the suffix and the disk. Raises ConfigError."""
-        path = local_path(self.name, "the path of questions")
+        if self.stored is not None and not Path(self.stored).is_absolute():
+            raise ConfigError(f"stored is {self.stored!r}, a file in inputs/ of a root; only with its root is it found")
+        path = local_path(self.path, "the path of questions")
         if is_data_file(path.name):
             return "file"
         if self.name and path.is_dir():
@@ -143,7 +245,7 @@ class Source:
     @property
     def has_splits(self) -> bool:
         """True for a dataset that may have several splits."""
-        return self.kind == "hub" or (self.kind == "folder" and (Path(self.name) / "dataset_dict.json").is_file())
+        return self.kind == "hub" or (self.kind == "folder" and (Path(self.path) / "dataset_dict.json").is_file())
 
     @property
     def label(self) -> str:
@@ -155,8 +257,8 @@ class Source:
         kind = self.kind
         if kind == "hub":
             return None
-        path = Path(self.name)
-        with _readable(self.name):
+        path = Path(self.path)
+        with _readable(self.path):
             if kind != "folder":
                 return _digest(path)
             files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("cache-"))
@@ -168,13 +270,16 @@ class Source:
         self._check_options()
         texts = []
         present: dict[str, None] = {}
-        with _readable(self.name):
+        identities = Identities() if columns.with_ids else None
+        with _readable(self.path):
             for where, row in self._rows(columns):
                 texts.append(_texts(row, columns, f"{self.label}, {where}"))
+                if identities is not None:
+                    identities.add(row, where)
                 present.update(dict.fromkeys(row) if columns.with_row else ())
         if not texts:
             raise ConfigError(f"{self.label} has no rows, wanted at least one question")
-        return Rows(self.label, texts, [*present])
+        return Rows(self.label, texts, [*present], None if identities is None else identities.end())
 
     def first_row(self) -> Mapping[str, Any]:
         """Return the first row with all its columns. Raises ConfigError if there is none, or as `read`."""
@@ -189,7 +294,7 @@ class Source:
         """Yield the rows with all their columns, unchecked. Raises ConfigError if there is none, or as `read`."""
         self._check_options()
         is_empty = True
-        with _readable(self.name):
+        with _readable(self.path):
             for _, row in self._rows(None):
                 is_empty = False
                 yield row
@@ -199,7 +304,7 @@ class Source:
     def _rows(self, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield each row, and where it is. columns: those to read; None reads all."""
         if self.kind == "file":
-            return _file_rows(Path(self.name), columns)
+            return _file_rows(Path(self.path), columns)
         return self._dataset_rows(columns)
 
     def _check_options(self) -> None:
@@ -226,7 +331,7 @@ class Source:
 
         try:
             if self.kind == "folder":
-                return datasets.load_from_disk(self.name)
+                return datasets.load_from_disk(self.path)
             return datasets.load_dataset(self.name, name=self.config, revision=self.revision)
         except Exception as error:  # the package raises errors of many kinds: of the disk, the network, the format
             where = "a folder of Dataset.save_to_disk" if self.kind == "folder" else "a dataset on the Hugging Face Hub"
@@ -265,7 +370,7 @@ def _file_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Mappi
 
 def _roots(columns: Columns | None, present: Sequence[str]) -> list[str]:
     """Return those columns of a table that the names need, by name or by the begin of a dotted name; or all."""
-    if columns is None or columns.with_row:
+    if columns is None or columns.with_row or columns.with_ids:
         return [*present]
     return [name for name in present if any(each == name or each.startswith(f"{name}.") for each in columns.names)]
 
@@ -373,7 +478,7 @@ def _checked_text(text: str, where: str) -> str:
     return text
 
 
-def _key(messages: Sequence[Message]) -> str:
+def question_key(messages: Sequence[Message]) -> str:
     """Return messages as one text; a single message of the user is its own text."""
     if len(messages) == 1 and messages[0].role == "user":
         return messages[0].content

@@ -199,9 +199,10 @@ def source_of(name: str, options: Mapping[str, Any]) -> tuple[str | None, str | 
     if name in ENVIRONMENT.built_in:
         return _digest(inspect.getsourcefile(find(ENVIRONMENT, name))), name_and_version(LUDIC), {}
     if name.startswith(QUESTIONS):
-        source, heldout = name.removeprefix(QUESTIONS), heldout_sha256(name.removeprefix(QUESTIONS), options)
+        source = Source(name=name.removeprefix(QUESTIONS), stored=options.get("stored"))
+        heldout = heldout_sha256(source, options)
         others = {} if heldout is None else {"heldout": heldout}
-        return Source(name=source).sha256(), name_and_version(LUDIC), others
+        return source.sha256(), name_and_version(LUDIC), others
     prefix = prefix_of(name)
     if prefix:
         path, package = find_family(prefix).source(name.removeprefix(prefix))

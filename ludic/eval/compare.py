@@ -1,7 +1,7 @@
 """Compare evaluations in pairs: of the same examples, the difference between a baseline and each other side.
 
 Reads evals/ and evaluations/ of each side's root. Warns if prompts, settings or the code that scored differ. Raises
-ConfigError if a side has no samples, or two sides share no environment or example.
+ConfigError if a side has no samples, or two sides share no environment or example (ludic.eval.pairing).
 """
 
 import json
@@ -18,6 +18,14 @@ from ludic.errors import ConfigError
 from ludic.eval import statistics
 from ludic.eval.config import DIFFERENCE, LATEST, MeasureConfig
 from ludic.eval.numbers import Chosen, Samples, nothing_stored, parts
+from ludic.eval.pairing import (
+    Examples,
+    Sampled,
+    comparable_name,
+    comparable_options,
+    pair_environments,
+    pair_examples,
+)
 from ludic.records import REWARD_DIGITS
 from ludic.sql import SqlText
 from ludic.sql.connect import Connections
@@ -25,6 +33,7 @@ from ludic.sql.library import check_measure_parameters, load_measure
 from ludic.sql.reports import figure
 from ludic.store import Root
 from ludic.store.catalogue import EVALUATIONS
+from ludic.store.inputs import is_questions
 from ludic.store.records import Evaluation
 
 _DEFAULT = ("mean_reward",)
@@ -89,6 +98,13 @@ class _Opened:
     def label(self) -> str:
         return f"{self.root.url}@{self.version}"
 
+    def as_sampled(self, env: str, evaluation: str | None) -> Sampled:
+        return Sampled(name=env, record=None if evaluation is None else EVALUATIONS.read(self.root, evaluation))
+
+    def environments(self) -> list[Sampled]:
+        """Its environments, each as it was sampled last."""
+        return [self.as_sampled(env, evaluations[0]) for env, evaluations in self.sampled.items()]
+
     def samples(self, env: str, evaluation: str | None) -> Samples:
         chosen = Chosen(versions=[self.version], envs=[env], evaluations=[evaluation])
         return Samples.choose(self.root, self.con, chosen)
@@ -116,7 +132,7 @@ def compare(
     seed: int = 0,
     connections: Connections | None = None,
 ) -> Compared:
-    """Compare each of the others with the baseline, in every environment that both have.
+    """Compare each of the others with the baseline, in every environment that both have, whatever its name.
 
     env: environments to compare; none are all. evaluation: id of the settings to compare; None takes the newest that
     both sides were sampled with, or the newest of each. difference: the difference that should be found, for power and
@@ -132,13 +148,16 @@ def compare(
         _check_any(connections, [baseline, *others])
         first, *rest = (_open(connections, side) for side in (baseline, *others))
         for other in rest:
-            for name in _common_envs(first, other, env):
-                a, b = _common_evaluation(first, other, name, evaluation)
-                warnings += [f"{other.label}, {name}: {text}" for text in find_differences(a, b)]
-                keys: dict[str, str | None] = {"a": first.label, "b": other.label, "env_name": name}
+            for names in _common_envs(first, other, env):
+                a, b = _common_evaluation(first, other, names, evaluation)
+                sampled = first.as_sampled(names[0], a.evaluation), other.as_sampled(names[1], b.evaluation)
+                how = pair_examples(*sampled, a, b)
+                warnings += [f"{other.label}, {names[1]}: {text}" for text in find_differences(a, b, names, how)]
+                keys: dict[str, str | None] = {"a": first.label, "b": other.label}
+                keys |= {"env_name": names[0], "env_name_b": names[1]}
                 keys |= {"evaluation_a": a.evaluation, "evaluation_b": b.evaluation}
                 for measure in measures:
-                    for pairs in _pairs(measure, config.params, a, b, keys):
+                    for pairs in _pairs(measure, config.params, a, b, keys, how):
                         rows.append(_row(pairs, config.confidence, difference, seed))
                         examples += pairs.rows()
     if not rows:
@@ -173,12 +192,15 @@ def _open(connections: Connections, side: Side) -> _Opened:
     return _Opened(root=side.root, con=con, version=version, sampled=sampled)
 
 
-def _common_envs(first: _Opened, other: _Opened, wanted: Sequence[str]) -> list[str]:
+def _common_envs(first: _Opened, other: _Opened, wanted: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the names, there and here, of environments that both sides have."""
+    common = pair_environments(first.environments(), other.environments())
+    if wanted:
+        common = [names for names in common if any(name in wanted for name in names)]
     for name in wanted:
-        for side in (first, other):
-            if name not in side.sampled:
-                raise ConfigError(f"{side.label} has no evaluation of {name!r}; it has {', '.join(side.sampled)}")
-    common = [name for name in sorted(first.sampled) if name in other.sampled and (not wanted or name in wanted)]
+        if not any(name in names for names in common):
+            side = other if name in first.sampled else first
+            raise ConfigError(f"{side.label} has no evaluation of {name!r}; it has {', '.join(side.sampled)}")
     if not common:
         raise ConfigError(
             f"{first.label} and {other.label} have no environment in common: {', '.join(first.sampled)} there, "
@@ -187,16 +209,17 @@ def _common_envs(first: _Opened, other: _Opened, wanted: Sequence[str]) -> list[
     return common
 
 
-def _common_evaluation(first: _Opened, other: _Opened, env: str, wanted: str | None) -> tuple[Samples, Samples]:
+def _common_evaluation(
+    first: _Opened, other: _Opened, envs: tuple[str, str], wanted: str | None
+) -> tuple[Samples, Samples]:
     """Return the samples of both sides to compare in an environment."""
-    a, b = first.sampled[env], other.sampled[env]
+    a, b = first.sampled[envs[0]], other.sampled[envs[1]]
     if wanted is not None:
-        for side in (first, other):
+        for side, env in zip((first, other), envs, strict=True):
             if wanted not in side.sampled[env]:
                 raise ConfigError(f"{side.label} has no evaluation {wanted!r} of {env}; view evaluations lists them")
-        return first.samples(env, wanted), other.samples(env, wanted)
-    common = next((evaluation for evaluation in a if evaluation is not None and evaluation in b), None)
-    return first.samples(env, common or a[0]), other.samples(env, common or b[0])
+    common = wanted or next((evaluation for evaluation in a if evaluation is not None and evaluation in b), None)
+    return first.samples(envs[0], common or a[0]), other.samples(envs[1], common or b[0])
 
 
 # --- Pairs of the examples that both sides have --------------------------------------------------------
@@ -207,7 +230,8 @@ class _Pairs:
     """Means of a measure's part over the examples that both sides have."""
 
     keys: Mapping[str, Any]
-    example_ids: Sequence[str]
+    example_ids: Sequence[tuple[str, str]]
+    """The ids that both sides have for an example."""
     a: np.ndarray
     b: np.ndarray
     is_binary: bool
@@ -220,12 +244,18 @@ class _Pairs:
     """Values that are not there on each side, as of episodes that are not scored."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        for example_id, a, b in zip(self.example_ids, self.a.tolist(), self.b.tolist(), strict=True):
-            yield {**self.keys, "env_example_id": example_id, "value_a": a, "value_b": b, "difference": b - a}
+        for ids, a, b in zip(self.example_ids, self.a.tolist(), self.b.tolist(), strict=True):
+            names = dict(zip(("env_example_id", "env_example_id_b"), ids, strict=True))
+            yield {**self.keys, **names, "value_a": a, "value_b": b, "difference": b - a}
 
 
 def _pairs(
-    measure: SqlText, params: Mapping[str, Any], first: Samples, other: Samples, keys: Mapping[str, str | None]
+    measure: SqlText,
+    params: Mapping[str, Any],
+    first: Samples,
+    other: Samples,
+    keys: Mapping[str, str | None],
+    how: Examples,
 ) -> Iterator[_Pairs]:
     of_a, of_b = (
         {own["part"]: part for own, part in parts(samples.measure(measure, params))} for samples in (first, other)
@@ -234,13 +264,13 @@ def _pairs(
     for part in sorted(of_a.keys() & of_b.keys(), key=str):
         a, b = of_a[part], of_b[part]
         a_means, b_means = (dict(zip(each.example_ids, each.means.tolist(), strict=True)) for each in (a, b))
-        common = [example for example in a_means if example in b_means]
+        common = list(how.common(a_means, b_means))
         if common:
             yield _Pairs(
                 keys={**keys, "measure": measure.name, "k": k, "part": part},
                 example_ids=common,
-                a=np.array([a_means[example] for example in common]),
-                b=np.array([b_means[example] for example in common]),
+                a=np.array([a_means[example] for example, _ in common]),
+                b=np.array([b_means[example] for _, example in common]),
                 is_binary=a.is_binary and b.is_binary,
                 is_share=a.is_share and b.is_share,
                 only=(len(a_means) - len(common), len(b_means) - len(common)),
@@ -286,14 +316,17 @@ def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict
 # --- Warnings: settings, code that scored, or prompts that differ --------------------------------------
 
 
-def find_differences(a: Samples, b: Samples) -> list[str]:
-    """Return warnings about the samples of the baseline (a) and another side (b)."""
-    found = list(_of_prompts(a, b))
+def find_differences(a: Samples, b: Samples, names: tuple[str, str], how: Examples) -> list[str]:
+    """Return warnings about the samples of the baseline (a) and another side (b).
+
+    names: of the environment there and here. how: examples are paired.
+    """
+    found = [*how.warnings, *_of_prompts(a, b, how)]
     of_a, of_b = _record(a), _record(b)
     if of_a is None or of_b is None:
         found.append("not both were sampled by `ludic eval`, so the code that scored them can't be compared")
         return [*found, *_of_sampling(a, b)]
-    return [*found, *_of_settings(of_a.settings, of_b.settings), *_of_code(of_a, of_b)]
+    return [*found, *_of_settings(of_a.settings, of_b.settings), *_of_code(of_a, of_b, names)]
 
 
 def _record(samples: Samples) -> Evaluation | None:
@@ -301,16 +334,27 @@ def _record(samples: Samples) -> Evaluation | None:
 
 
 def _of_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
-    for name in sorted(a.keys() | b.keys()):
-        if a.get(name) != b.get(name):
-            yield f"{name} is {json.dumps(a.get(name))} in the baseline, {json.dumps(b.get(name))} here"
+    for name in sorted((a.keys() | b.keys()) - {"example_ids"}):  # pair_examples tells of it
+        of_a, of_b = a.get(name), b.get(name)
+        if name == "env_options":
+            of_a, of_b = comparable_options(of_a), comparable_options(of_b)
+        if of_a != of_b:
+            yield f"{name} is {json.dumps(of_a)} in the baseline, {json.dumps(of_b)} here"
 
 
-def _of_code(a: Evaluation, b: Evaluation) -> Iterator[str]:
-    of_a, of_b = ({(record.role, record.name): record for record in from_dicts(each.code)} for each in (a, b))
+def _of_code(a: Evaluation, b: Evaluation, names: tuple[str, str]) -> Iterator[str]:
+    """Compare the code of both sides by role and name. names: of the environment, which may differ."""
+    of_a, of_b = (
+        {
+            (record.role, names[0] if record.name == name else comparable_name(record.name)): record
+            for record in from_dicts(each.code)
+        }
+        for each, name in zip((a, b), names, strict=True)
+    )
     for key in sorted(of_a.keys() & of_b.keys()):
         if of_a[key].digests != of_b[key].digests:
-            yield f"the {key[0]} {key[1]!r} was another version of its code in the baseline"
+            what = "held other rows" if is_questions(key[1]) else "was another version of its code"
+            yield f"the {key[0]} {key[1]!r} {what} in the baseline"
 
 
 def _of_sampling(a: Samples, b: Samples) -> Iterator[str]:
@@ -319,12 +363,12 @@ def _of_sampling(a: Samples, b: Samples) -> Iterator[str]:
         yield f"sampled with {json.dumps(of_a)} in the baseline, {json.dumps(of_b)} here"
 
 
-def _of_prompts(a: Samples, b: Samples) -> Iterator[str]:
+def _of_prompts(a: Samples, b: Samples, how: Examples) -> Iterator[str]:
     of_a, of_b = (
         {row["env_example_id"]: row["digest"] for row in each.ask(figure("prompt_digests")).to_pylist()}
         for each in (a, b)
     )
-    common = of_a.keys() & of_b.keys()
-    num = sum(of_a[example] != of_b[example] for example in common)
+    common = list(how.common(of_a, of_b))
+    num = sum(of_a[one] != of_b[other] for one, other in common)
     if num:
         yield f"the prompts of {num} of {len(common)} examples differ"

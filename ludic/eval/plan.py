@@ -24,6 +24,7 @@ from ludic.settings import overridden
 from ludic.store import Root, RunConfig, latest_policy
 from ludic.store.evaluations import MOST_SAMPLES, SampleBlock
 from ludic.store.files import list_versions
+from ludic.store.inputs import stored_options
 from ludic.store.policies import stored_versions
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,9 @@ def environment_settings(root: Root, config: EvalConfig) -> list[RunConfig]:
     """Return the run's settings for each environment of an evaluation. Raises ConfigError."""
     names = tuple(dict.fromkeys(config.env or root.run.env))
     options = {**root.run.env_options, **config.env_options}
+    for name, of_run in root.run.env_options.items():  # other options do not change which data it is
+        if name in config.env_options and isinstance(options[name], Mapping):
+            options[name] = {**stored_options(of_run), **options[name]}
     for name in config.env_options:
         if name not in names:
             raise ConfigError(f"env_options has options of {name!r}, which is not in env ({', '.join(names)})")

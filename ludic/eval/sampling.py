@@ -50,6 +50,7 @@ from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
 from ludic.store.evaluations import BlockClaims, SampleBlock, evaluation_of, put_evaluation, stored_blocks
 from ludic.store.files import RolloutFile
+from ludic.store.inputs import is_questions
 from ludic.store.policies import has_weights
 from ludic.store.records import Evaluation
 from ludic.temporary import make_folder
@@ -157,7 +158,9 @@ def _open(root: Root, config: EvalConfig, run: RunConfig, limit: TimeLimit, stop
     plan = EvaluatedEnvironment(run=run, params=params, examples=examples)
     # Scores of a group depend on its size, so evaluations with other numbers of samples can't share samples.
     of_groups = {"n": config.n} if environments.scores_groups else {}
-    evaluation = evaluation_of(plan.name, settings_of(run, params) | of_groups, code)
+    # Named only if it is not that of older roots, so that their evaluations keep their ids.
+    of_ids = {"example_ids": root.example_ids} if is_questions(plan.name) and root.example_ids != "question" else {}
+    evaluation = evaluation_of(plan.name, settings_of(run, params) | of_groups | of_ids, code)
     return _Opened(config=config, evaluation=evaluation, plan=plan, environments=environments, files=files)
 
 

@@ -43,6 +43,8 @@ from ludic.rollouts.sampler import check_sampling_code
 from ludic.settings import to_flags
 from ludic.sql.made_up import try_rules
 from ludic.store import latest_policy
+from ludic.store.filesystem import Storage
+from ludic.store.inputs import located
 from ludic.store.weights import read_identity, weight_files
 from ludic.training.config import OffPolicy
 from ludic.training.tracking import require_account, require_tracker
@@ -369,7 +371,9 @@ class _Code:
 
     @cached_property
     def _environments(self) -> Mapping[str, LimitedEnvironments]:
-        return check_sampling_code(self._start.run, self._files, self._limit)
+        start = self._start
+        here = located(start.run, start.root or Storage.connect(start.url))
+        return check_sampling_code(here, self._files, self._limit)
 
     def check(self) -> str:
         run = self._start.run
@@ -410,9 +414,9 @@ class _Code:
             answer, why = next(iter(errors.items()))
             raise ConfigError(f"{why}, for the made-up answer {answer!r}; correct it, then start again")
         said = f"gives example {example.example_id!r}, whose made-up answer scores {rewards[0]:g}"
-        for answer, why in errors.items():
-            return Found(f"{said}; but for the made-up answer {answer!r}: {why}", is_doubtful=True)
-        return said
+        doubts = [f"but for the made-up answer {answer!r}: {why}" for answer, why in [*errors.items()][:1]]
+        doubts += getattr(held.environment, "notes", ())
+        return Found("; ".join([said, *doubts]), is_doubtful=True) if doubts else said
 
     async def _score_groups(
         self, name: str, held: HeldEnvironment, example: Example, errors: dict[str, str]

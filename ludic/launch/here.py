@@ -39,6 +39,7 @@ from ludic.sql.planner import Planner
 from ludic.store import Root, RunConfig, latest_policy, newest_attempt_id
 from ludic.store.attempts import NOTHING_TO_RESUME, begin_from_cut, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.claims import newest_claim
+from ludic.store.inputs import located
 from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
 from ludic.store.weights import keep_model
 from ludic.training.config import TrainConfig
@@ -313,7 +314,7 @@ def _prepare_code(root: Root, config: EvalConfig, code: CodeSettings) -> None:
     for run in environment_settings(root, config):
         uses = sampling_uses(run, root.run)
         if code.is_given or any(use.is_users and not use.named_by_root for use in uses):
-            prepare_code(root, uses, code, partial(check_sampling_code, run))
+            prepare_code(root, uses, code, partial(check_sampling_code, located(run, root)))
 
 
 def open_to_evaluate(

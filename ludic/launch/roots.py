@@ -18,6 +18,8 @@ from ludic.models.first_model import identify_at, local_folder, remember_model
 from ludic.rollouts.sampler import check_sampling_code
 from ludic.sql.planner import BatchRules, Planner
 from ludic.store import Root, RunConfig
+from ludic.store.filesystem import Storage
+from ludic.store.inputs import located
 from ludic.store.weights import copy_kept, keep_model
 from ludic.training.config import TrainConfig
 
@@ -38,7 +40,7 @@ def create_run(
     is_new = not is_there(url)
     if is_new:
         check_option_names(run)
-        (check or partial(_check_code, run, train))(NO_FILES)
+        (check or partial(_check_code, located(run, Storage.connect(url)), train))(NO_FILES)
     root = open_or_start(url, run)
     prepare_run_code(root, train, code, None if is_new else check)
     return root
@@ -57,7 +59,7 @@ def prepare_run_code(
     root: Root, train: TrainConfig, code: CodeSettings, check: Callable[[Files], object] | None = None
 ) -> None:
     """Check all code of a run and its trainer, and record the consent that `code` gives. check: as of create_run."""
-    prepare_code(root, uses_of(root, train), code, check or partial(_check_code, root.run, train))
+    prepare_code(root, uses_of(root, train), code, check or partial(_check_code, located(root.run, root), train))
 
 
 def uses_of(root: Root, train: TrainConfig) -> list[CodeUse]:

@@ -23,6 +23,7 @@ from ludic.rollouts.worker import run_worker
 from ludic.show.watch import sampling_progress
 from ludic.store import Root, latest_policy, publish_policy
 from ludic.store.claims import is_over, newest_slot_claim
+from ludic.store.inputs import located
 
 
 def work(
@@ -47,7 +48,7 @@ def work(
     Raises SlotTakenError if another worker takes the slot, ConsentError, ConfigError or TimeLimitError.
     """
     if code is not None and code.is_given:
-        prepare_code(root, sampling_uses(root.run), code, partial(check_sampling_code, root.run))
+        prepare_code(root, sampling_uses(root.run), code, partial(check_sampling_code, located(root.run, root)))
     with ExitStack() as stack:
         base = stack.enter_context(base_of_run(root, model))
         setup = partial(

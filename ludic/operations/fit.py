@@ -26,6 +26,7 @@ from ludic.settings import SettingsError, convert, flat, given, operation, setti
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
+    from ludic.code.files import Files
     from ludic.operations.fit_inputs import Inputs
     from ludic.operations.typed import FitSettings
     from ludic.run import Run
@@ -220,19 +221,22 @@ def _fit_sampled(
     with ExitStack() as stack:
         with inputs.kept_if_run():
             existing = _opened(url)
-            own: dict[str, Any] = {"model": model} | _environment(inputs, dataset, reward, options, parts["run"])
+            own: dict[str, Any] = {"model": model} | _environment(
+                inputs, dataset, reward, options, parts["run"], existing
+            )
             if existing is not None:
                 _keep_columns(existing, own)
             run = convert(RunConfig, _earlier(existing) | parts["run"] | own)
             train = next_config(url, parts["train"], algorithm, online=True)
             launching = dict(parts["launch"])
-            if "eval_every" not in launching and launching.get("launcher", "local") == "local" and _has_heldout(run):
+            may_evaluate = "eval_every" not in launching and launching.get("launcher", "local") == "local"
+            if may_evaluate and _has_heldout(run, inputs):
                 launching["eval_every"] = train.num_steps  # the first version and the last one
             processes, engine = convert(LaunchConfig, launching), convert(EngineConfig, parts["engine"])
             start = Start(url=url, run=run, train=train, processes=processes, engine=engine, root=existing)
             server = stack.enter_context(start_server(start)) if wait else None
             check_start(start)
-            root = _open(start, convert(CodeSettings, parts["code"]))
+            root = _open(start, convert(CodeSettings, parts["code"]), inputs)
         _tell_changes(root, train)
         if not wait:
             settings = flat(train) | flat(processes) | asdict(engine) | {"model": model}
@@ -247,9 +251,17 @@ def _fit_sampled(
 
 
 def _environment(
-    inputs: "Inputs", dataset: Any, reward: Reward | None, options: dict[str, Any], run: Mapping[str, Any]
+    inputs: "Inputs",
+    dataset: Any,
+    reward: Reward | None,
+    options: dict[str, Any],
+    run: Mapping[str, Any],
+    existing: "Root | None",
 ) -> dict[str, Any]:
-    """Return the settings env and env_options of the data set and the rewards; {} if `run` names an environment."""
+    """Return the settings env and env_options of the data set and the rewards; {} if `run` names an environment.
+
+    Data and rewards have the names that they have in an existing run, wherever its root was when it began.
+    """
     from ludic.operations.fit_inputs import named_rewards, write_questions, write_rewards
 
     if dataset is None:
@@ -263,14 +275,68 @@ def _environment(
     if reward is None:
         raise SettingsError("reward is None; give a function of completion and of columns of the data set")
     questions = write_questions(inputs, dataset, options)
+    own_name = options.pop("name", None)
     options = {"question": questions.question, "answer": questions.answer} | options
     if isinstance(reward, str):
         options = {"scorer": reward} | options
     else:
         options |= write_rewards(inputs, named_rewards(reward), questions)
     options = {name: each for name, each in options.items() if (name, each) not in _DEFAULTS}
+    env, stored = questions.env, questions.stored
+    if existing is not None:
+        env, stored = _begun_data(existing, env, stored, own_name)
+        options = _begun_rewards(existing.run.env_options.get(env, {}), options)
     others = dict(run.get("env_options", {}))
-    return {"env": (questions.env,), "env_options": others | {questions.env: options}}
+    return {"env": (env,), "env_options": others | {env: {**options, **stored}}}
+
+
+def _begun_data(
+    root: "Root", env: str, stored: Mapping[str, str], own_name: str | None
+) -> tuple[str, Mapping[str, str]]:
+    """Return the name and the options that a run has for the rows that a call gives. Raises ConfigError for others."""
+    from ludic.store.inputs import data_of, stored_options
+
+    wanted = data_of(env, stored)
+    begun = {name: data_of(name, root.run.env_options.get(name)) for name in root.run.env}
+    held = [name for name, data in begun.items() if data is not None]
+    found = next((name for name in held if begun[name] == wanted), None)
+    if found is None:
+        if wanted is not None and held:
+            raise ConfigError(
+                f"{root.url} began with other rows ({', '.join(held)}), and a run keeps its data set: give those rows, "
+                "or choose another root"
+            )
+        return env, stored
+    if own_name is not None and found != env:
+        raise ConfigError(f"{root.url} calls this data set {found}, which stays; leave out name={own_name!r}")
+    return found, stored_options(root.run.env_options.get(found))
+
+
+def _begun_rewards(begun: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that name the file of the rewards as the run does, which may have been elsewhere then."""
+    from ludic.code.kinds import SCORER_OPTIONS, scorer_names
+
+    def renamed(name: str) -> str:
+        same = (each for option in SCORER_OPTIONS for each in scorer_names(begun.get(option)))
+        ends = _end_of_rewards(name)
+        return next((each for each in same if ends is not None and _end_of_rewards(each) == ends), name)
+
+    found = dict(options)
+    for option in SCORER_OPTIONS:
+        value = options.get(option)
+        if isinstance(value, Mapping):
+            found[option] = {renamed(name): each for name, each in value.items()}
+        elif isinstance(value, str):
+            found[option] = renamed(value)
+    return found
+
+
+def _end_of_rewards(name: Any) -> str | None:
+    """Return the function that a name of a scorer has in reward.py, which is in the inputs of a run; else None."""
+    from ludic.operations.fit_inputs import GROUP_SCORER, SCORER
+
+    path, _, function = str(name).rpartition(":")
+    return function if Path(path).name == "reward.py" and function in (SCORER, GROUP_SCORER) else None
 
 
 def _keep_columns(root: "Root", own: Mapping[str, Any]) -> None:
@@ -303,12 +369,15 @@ _DEFAULTS: Sequence[tuple[str, Any]] = (("question", "question"), ("answer", "an
 """Options that an environment of questions has anyway."""
 
 
-def _has_heldout(run: RunConfig) -> bool:
+def _has_heldout(run: RunConfig, inputs: "Inputs") -> bool:
     """Return whether each environment has an example to evaluate; log it if not."""
     from ludic.environments.registry import make_environment
+    from ludic.store.filesystem import Storage
+    from ludic.store.inputs import located
 
+    run = located(run, Storage.connect(inputs.url))
     for env in run.env:
-        make = make_environment(env, run.env_options.get(env), run.seed)
+        make = make_environment(env, run.env_options.get(env), run.seed, _rewards_here(run, inputs))
         try:
             make().example(0, "heldout")
         except ConfigError as error:
@@ -332,7 +401,7 @@ def _earlier(root: "Root | None") -> dict[str, Any]:
     return {} if root is None else given(asdict(root.run), f"earlier settings of {root.url}", "stored")
 
 
-def _open(start: Start, code: CodeSettings) -> "Root":
+def _open(start: Start, code: CodeSettings, inputs: "Inputs") -> "Root":
     """Start the run, or open it and store the rewards as they are now. Raises ConfigError for other settings."""
     from ludic.launch.before import check_code
     from ludic.launch.roots import create_run, open_or_start, prepare_run_code
@@ -341,32 +410,38 @@ def _open(start: Start, code: CodeSettings) -> "Root":
     if start.root is None:
         return create_run(start.url, start.run, start.train, code, check)
     root = open_or_start(start.url, start.run)
-    _renew_rewards(root)
+    _renew_rewards(root, inputs)
     prepare_run_code(root, start.train, code, check)
     return root
 
 
-def _renew_rewards(root: "Root") -> None:
+def _rewards_here(run: RunConfig, inputs: "Inputs") -> "Files":
+    """Return the rewards as the call has written them, under the name that the run has for their file; {} for none."""
+    from ludic.code.files import file_of, read_user_file
+
+    named = [use.setting for use in sampling_uses(run) if _end_of_rewards(use.setting) is not None]
+    path = file_of(named[0]) if named else None
+    return {} if path is None else {path: read_user_file(inputs.path_of("reward.py"))}
+
+
+def _renew_rewards(root: "Root", inputs: "Inputs") -> None:
     """Give consent to the questions and the rewards that the call named, and store the rewards' text if it is new."""
     from ludic.code.consent import give_consent
-    from ludic.code.files import file_of, read_user_file
+    from ludic.code.files import file_of
     from ludic.code.kept import find_files, keep_files
     from ludic.code.kinds import KINDS, find
-    from ludic.operations.fit_inputs import GROUP_SCORER, SCORER
 
-    named = sampling_uses(root.run)
-    rewards = [use for use in named if use.setting.endswith((f":{SCORER}", f":{GROUP_SCORER}"))]
-    if not rewards:
+    files = _rewards_here(root.run, inputs)
+    if not files:
         return
-    path = file_of(rewards[0].setting)
-    assert path is not None
-    file = read_user_file(Path(path))
+    ((path, file),) = files.items()
+    named = sampling_uses(root.run)
+    rewards = [use for use in named if _end_of_rewards(use.setting) is not None]
     for use in rewards:
         find(KINDS[use.role], use.setting, {path: file})
     kept = find_files(root, rewards[:1])
     if path in kept.kept and not kept.files[path].is_same_text(file):
         logger.warning("the rewards have changed since the run last started; the new text runs from now on")
-    files = {path: file}
     for use in [*rewards, *(use for use in named if use.role == "environment" and file_of(use.setting) is None)]:
         give_consent(use, files, root=root.url, run_id=root.run_id)
     keep_files(root, files)
@@ -506,7 +581,7 @@ def _write_records(
     read = conversations(rows, where) if is_sft else pairs(rows, where)
     with log_shown():
         logger.info("%s", read.said)
-    return inputs.put_rows("rows", read.records, where), [int(each["group_id"]) for each in read.records]
+    return inputs.put_rows(read.records, where), [int(each["group_id"]) for each in read.records]
 
 
 def _refuse_other_rows(root: "Root", file: Path) -> None:

@@ -1,6 +1,6 @@
 """Write the data set and the rewards of `ludic.fit` as files that workers and `ludic import` read.
 
-The files are in inputs/ of a local root, else in a folder of this user's cache:
+The files are in inputs/ of a local root, else in a folder of this user's cache, and questions then also in the root:
 
     questions-{digest}.jsonl    the data set, if it was given as values: questions for the environment qa/FILE
     rows-{digest}.jsonl         conversations or pairs, in the format jsonl of `ludic import`
@@ -11,6 +11,7 @@ A file of data is named by its content, so a run never reads other rows than tho
 ConfigError; StoreError if a file can't be written; SchemaError if a link leads out of the root.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ from ludic.environments.rewards import columns_of, is_of_trl, sees_group
 from ludic.errors import ConfigError, LudicError, one_line
 from ludic.launch.roots import is_there
 from ludic.paths import cache_folder, is_url
-from ludic.store.catalogue import INPUTS
+from ludic.store.catalogue import DATA, INPUTS, DataName
 from ludic.store.filesystem import Storage
+from ludic.store.inputs import STORED, cache_name
 from ludic.store.local import SCRATCH
 
 Row = Mapping[str, Any]
@@ -58,9 +60,8 @@ class Inputs:
         Raises SchemaError if the folder of a local root is a link that leads out of it.
         """
         storage = Storage.connect(url)
-        if not storage.is_local or is_url(url):
-            digest = sha256(storage.url.encode()).hexdigest()[:16]
-            return cls(url=url, storage=Storage.connect(str(cache_folder())), folder=f"{INPUTS.folder}/{digest}")
+        if not storage.is_local:
+            return cls(url=url, storage=Storage.connect(str(cache_folder())), folder=cache_name(storage))
         storage.at(f"{INPUTS.folder}/reward.py")
         return cls(url=url, storage=storage, folder=INPUTS.folder)
 
@@ -73,6 +74,7 @@ class Inputs:
             if not is_there(self.url):
                 with suppress(LudicError):
                     self.storage.delete(self.folder)
+                    Storage.connect(self.url).delete(INPUTS.folder)
                 with suppress(OSError):  # the root's folder, if this made it
                     Path(self.storage.path, SCRATCH).rmdir()
                     Path(self.storage.path).rmdir()
@@ -92,19 +94,41 @@ class Inputs:
         for path in [*Path(self.storage.at(self.folder)).glob("*.py")]:  # links, too
             self.storage.delete(f"{self.folder}/{path.name}")
 
-    def _path(self, stored: str) -> Path:
-        return Path(self.storage.url, stored)
+    def path_of(self, name: str) -> Path:
+        """Return the path of one of these files."""
+        return self._path(f"{self.folder}/{name}")
 
-    def put_rows(self, kind: str, rows: Iterable[Row], what: str) -> Path:
+    def _path(self, stored: str) -> Path:
+        return Path(self.storage.path if is_url(self.storage.url) else self.storage.url, stored)
+
+    def put_rows(self, rows: Iterable[Row], what: str) -> Path:
         """Write rows as JSON Lines; the name has the digest of the content. Raises ConfigError for other values."""
+        data = self._lines(rows, what)
+        return self.put(f"rows-{sha256(data).hexdigest()[:16]}.jsonl", data)
+
+    def put_questions(self, rows: Iterable[Row], what: str) -> dict[str, str]:
+        """Write questions, also into a root that is not local; return the options of the environment that name them.
+
+        Raises ConfigError for values that JSON can't hold, StoreError.
+        """
+        data = self._lines(rows, what)
+        digest = sha256(data).hexdigest()
+        name = DATA.name(DataName(digest[:16]))
+        stored = name.removeprefix(f"{DATA.folder}/")
+        self.put(stored, data)
+        root = Storage.connect(self.url)
+        if not root.is_local:
+            root.put_if_absent(name, data)
+        return dict(zip(STORED, (stored, digest), strict=True))
+
+    def _lines(self, rows: Iterable[Row], what: str) -> bytes:
         lines = []
         for number, row in enumerate(rows):
             try:
                 lines.append(msgspec.json.encode(row))
             except (msgspec.MsgspecError, TypeError, ValueError) as error:
                 raise ConfigError(f"{what}, row {number}: {one_line(error)}; wanted what JSON can hold") from error
-        data = b"\n".join([*lines, b""])
-        return self.put(f"{kind}-{sha256(data).hexdigest()[:16]}.jsonl", data)
+        return b"\n".join([*lines, b""])
 
 
 # --- The data set ----------------------------------------------------------------------------------------------------
@@ -170,6 +194,8 @@ class Questions:
     """A data set of questions, as an environment."""
 
     env: str
+    stored: Mapping[str, str]
+    """Options that name rows given as values, which the root holds; {} for a file or a data set of the Hub."""
     columns: tuple[str, ...]
     where: str
     """Names it in errors."""
@@ -182,12 +208,15 @@ def write_questions(inputs: Inputs, dataset: Any, options: Mapping[str, Any]) ->
 
     options: those of the environment that the user gives.
     """
-    source = named_source(dataset)
+    source, stored = named_source(dataset), {}
     if source is None:
         rows = rows_of(dataset)
         first, where = rows[0], "the data set"
         question = _question(first, options, where)
-        source = str(inputs.put_rows("questions", rows, where))
+        stored = inputs.put_questions(rows, where)
+        source = _name_of_data(dataset, options.get("name"), stored["sha256"])
+    elif "name" in options:
+        raise ConfigError(f"dataset_options has name, which is for rows given as values; {source} is its own name")
     else:
         of_source = {name: options[name] for name in ("split", "config", "revision") if name in options}
         first, where = Source(name=source, **of_source).first_row(), source
@@ -196,7 +225,37 @@ def write_questions(inputs: Inputs, dataset: Any, options: Mapping[str, Any]) ->
     value = first.get(named) if named == ANSWER_COLUMN else None
     has_answer = named != ANSWER_COLUMN or (isinstance(value, str | int | float) and not isinstance(value, bool))
     answer = named if has_answer else None
-    return Questions(env=QUESTIONS + source, columns=tuple(first), where=where, question=question, answer=answer)
+    return Questions(
+        env=QUESTIONS + source, stored=stored, columns=tuple(first), where=where, question=question, answer=answer
+    )
+
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
+_SUFFIXES = (".jsonl", ".parquet", ".py", ".sql")
+_SHOWN_DIGITS = 8
+
+
+def _name_of_data(dataset: Any, given: Any, digest: str) -> str:
+    """Return the name of rows that were given as values: the user's, else their own with their digest."""
+    if given is None:
+        return f"{_own_name(dataset) or 'questions'}-{digest[:_SHOWN_DIGITS]}"
+    if not isinstance(given, str) or not _NAME.fullmatch(given) or given.endswith(_SUFFIXES):
+        raise ConfigError(
+            f"dataset_options has name={given!r}, wanted at most 64 letters, digits, '.', '_' and '-', without the "
+            "suffix of a file"
+        )
+    return given
+
+
+def _own_name(dataset: Any) -> str | None:
+    """Return the name that a datasets.Dataset has, with its split; None for the name of a mere format, as of a file."""
+    info = getattr(dataset, "info", None)
+    name, builder = getattr(info, "dataset_name", None), getattr(info, "builder_name", None)
+    if not isinstance(name, str) or name == builder:
+        return None
+    split = str(getattr(dataset, "split", None) or "").partition("[")[0]
+    found = f"{name}-{split}" if split else name
+    return found if _NAME.fullmatch(found) else None
 
 
 def _question(row: Row, options: Mapping[str, Any], where: str) -> str:

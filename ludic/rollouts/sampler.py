@@ -31,6 +31,7 @@ from ludic.errors import ConfigError
 from ludic.records import RolloutBatch, RolloutMetadata, new_id
 from ludic.rollouts.pump import RunEpisode, sample_groups
 from ludic.store import Root, RunConfig
+from ludic.store.inputs import located
 from ludic.store.records import CodeRecord
 
 
@@ -224,9 +225,10 @@ def open_code(
     run = run or root.run
     uses = sampling_uses(run, root.run)
     files = trusted_files(root, uses)
-    environments = check_sampling_code(run, files, limit, stop)
+    here = located(run, root)
+    environments = check_sampling_code(here, files, limit, stop)
     # Comes last: a file that can't be run is not kept, so that its fixed version is read.
-    return environments, files, keep_code(root, uses, files)
+    return environments, files, keep_code(root, sampling_uses(here), files)
 
 
 # --- The agent of a run ----------------------------------------------------------------------------------

@@ -206,6 +206,10 @@ class ImportName(NamedTuple):
     sha256: Hex16
 
 
+class DataName(NamedTuple):
+    digest: Hex16
+
+
 # --- A row ----------------------------------------------------------------------------------------------------
 
 F = TypeVar("F", bound="NamedTuple")
@@ -721,13 +725,21 @@ OLD_QUARANTINE = Records(
     put="replaced",
 )
 
+DATA = Row(
+    "data",
+    DataName,
+    "inputs/questions-{digest}.jsonl",
+    "the data set of a run that was given it as values",
+    numbered="digest of the rows",
+)
+
 
 def _foreign(folder: str, about: str) -> Row[FileName]:
     return Row(folder, FileName, f"{folder}/{{file}}", about, put="replaced", kept="not the run's", rest=True)
 
 
 UNFINISHED = _foreign(SCRATCH, "files that are not complete yet, of a local root")
-INPUTS = _foreign("inputs", "the data set and the rewards that `ludic.fit` was given")
+INPUTS = _foreign("inputs", "what else `ludic.fit` was given: the rewards, which code/ has too, and imported rows")
 LOGS = _foreign("logs", "output of local processes")
 TENSORBOARD = _foreign("tensorboard", "events for TensorBoard")
 DELTA_LOGS = {
@@ -743,7 +755,8 @@ FOREIGN: tuple[Row[Any], ...] = (UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_L
 ROWS: tuple[Row[Any], ...] = (
     *(RUN, MODEL, IDENTITY, ROLLOUTS, EVALS, BATCHES, POLICIES, WEIGHT_FILES, WEIGHTS, DELTAS, LATEST, STATE_FILES),
     *(CHECKPOINTS, ATTEMPTS, LEASES, WORKERS, CODE, TEXTS, REQUESTS, METRICS, REFERENCE, EVALUATIONS),
-    *(EVALUATORS, SCORES, LABELS, TOKEN_STATS, COMPACTIONS, EXPIRED, IMPORTS, IMPORTED, QUARANTINE, QUARANTINED),
+    *(EVALUATORS, SCORES, LABELS, TOKEN_STATS, COMPACTIONS, EXPIRED, IMPORTS, IMPORTED, DATA),
+    *(QUARANTINE, QUARANTINED),
     *(OLD_QUARANTINE, OLD_QUARANTINED, CUT, README),
     *FOREIGN,
 )

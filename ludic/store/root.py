@@ -4,9 +4,11 @@ import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 import fsspec
 
+from ludic.defaults import EXAMPLE_IDS, ExampleIds
 from ludic.errors import ConfigError, MissingRootError, ReplacedRootError
 from ludic.records import new_id
 from ludic.run_config import RunConfig
@@ -25,6 +27,8 @@ class Root(Storage):
     run_id: str = field(kw_only=True)
     """A uuid7, drawn when the run was started."""
     run: RunConfig = field(kw_only=True)
+    example_ids: ExampleIds = field(default=EXAMPLE_IDS[0], kw_only=True)
+    """What identifies an example of questions; a root keeps what it began with."""
 
     @classmethod
     def open(cls, url: str, *, writable: bool = False, fs: fsspec.AbstractFileSystem | None = None) -> "Root":
@@ -43,11 +47,12 @@ class Root(Storage):
                 f"{storage.url} holds no run: {RUN.template} is missing; `ludic run` starts one"
             ) from None
         run, run_id = from_json(data, f"{storage.url}/{RUN.template}")
+        example_ids = example_ids_of(data)
         if writable:
             # A listing passes over them: a trainer would miss its checkpoints, and begin with the first weights.
             storage.refuse_lost_folders({row.folder for row in ROWS if row.folder})
             storage.prove_put_if_absent(RUN.template, data)
-        return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)
+        return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run, example_ids=example_ids)
 
     def writable(self) -> "Root":
         """Open the run again to write to it; checks as `open` does."""
@@ -61,22 +66,24 @@ class Root(Storage):
         *,
         run_id: str | None = None,
         is_copy: bool = False,
+        example_ids: ExampleIds = EXAMPLE_IDS[0],
         fs: fsspec.AbstractFileSystem | None = None,
     ) -> "Root":
         """Put run.json, or open an existing run that has the same settings.
 
         ludic.code.kept.create_root stores users' files as well. run_id: of the run if it is new; None draws one.
-        is_copy: the settings come from another root. Raises ConfigError that names each setting that differs from the
-        existing run, or, of a new one, for a URL with a secret or an option that JSON can't hold.
+        is_copy: the settings come from another root. example_ids: of a new run. Raises ConfigError that names each
+        setting that differs from the existing run, or, of a new one, for a URL with a secret or an option that JSON
+        can't hold.
         """
         storage = Storage.connect(url, fs)
         run_id = run_id or new_id()
-        data = to_json(run, run_id)
+        data = to_json(run, run_id, example_ids)
         if not is_copy and not storage.exists(RUN.template):
             check_urls(run)
         if storage.put_if_absent(RUN.template, data):
             storage.prove_put_if_absent(RUN.template, data)
-            return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)
+            return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run, example_ids=example_ids)
         root = cls.open(url, writable=True, fs=fs)
         differing = run.differences(root.run)
         if differing:
@@ -136,9 +143,13 @@ _FIRST_WITH_STEPS = 2
 """Minor version of the schema from which on episodes may have several steps; those of earlier runs have one."""
 
 
-def to_json(config: RunConfig, run_id: str) -> bytes:
+_OLD_EXAMPLE_IDS: ExampleIds = "question"
+"""What identifies an example in roots whose run.json does not say."""
+
+
+def to_json(config: RunConfig, run_id: str, example_ids: ExampleIds = EXAMPLE_IDS[0]) -> bytes:
     """Return the content of run.json. Raises ConfigError if JSON can't hold an option."""
-    values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, **asdict(config)}
+    values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "example_ids": example_ids, **asdict(config)}
     for name in ("extra_columns", "float32_head", "keep_sampling_mask", "keep_experts", "longrope"):
         if values[name] is None or (name != "keep_sampling_mask" and not values[name]):
             del values[name]  # so that a ludic that does not know the setting can open the run
@@ -157,6 +168,17 @@ def run_id_of(data: bytes) -> str | None:
     return run_id if isinstance(run_id, str) else None
 
 
+def example_ids_of(data: bytes) -> ExampleIds:
+    """Return what identifies an example in the root of this run.json, which from_json has read.
+
+    Raises ConfigError for a way that this ludic does not know.
+    """
+    found = decode_json(data).get("example_ids", _OLD_EXAMPLE_IDS)
+    if found not in EXAMPLE_IDS:
+        raise ConfigError(f"{RUN.template}: example_ids is {found!r}, wanted {' or '.join(EXAMPLE_IDS)}; upgrade ludic")
+    return cast(ExampleIds, found)
+
+
 def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
     """Return settings and run_id; settings that a newer minor version added are left out.
 
@@ -165,6 +187,7 @@ def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
     try:
         values = decode_json(data)
         run_id, version = values.pop("run_id"), values.pop("schema_version")
+        values.pop("example_ids", None)  # example_ids_of reads it
         if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
             raise ConfigError(f"{where}: run_id is {run_id!r}, wanted at most 64 letters, digits and hyphens")
         (major, minor), (own_major, own_minor) = (map(int, text.split(".")) for text in (version, SCHEMA_VERSION))

@@ -29,11 +29,13 @@ from ludic.models.tiny import make_tiny_model
 from ludic.operations.fit import _has_heldout, _keep_columns
 from ludic.operations.fit_inputs import (
     Inputs,
+    Questions,
     named_rewards,
     rows_of,
     write_questions,
     write_rewards,
 )
+from ludic.store.inputs import located
 
 WORDS = ["red", "blue", "green", "yellow", "white", "black", "pink", "brown"]
 QUESTIONS = [{"question": f"say the word {a} {b}", "answer": a} for a in WORDS for b in WORDS]
@@ -230,6 +232,42 @@ def test_several_rewards_are_components_and_one_may_see_the_group(folder: Path) 
         assert row["messages"][0]["content"] == "say"
         assert row["correct"] == (row["group_index"] == 0)
     assert run.root.folders("evals") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # three runs, one after the other
+def test_runs_on_the_same_rows_are_compared_and_go_on_from_elsewhere(folder: Path) -> None:
+    call = f"""
+        import ludic
+        rows = [{{"question": f"say the word {{a}}", "answer": a, "level": b}} for a in {WORDS} for b in range(4)]
+        def reward(completion, answer): return len(completion) + (completion == answer)
+        def train(root, steps):
+            return ludic.grpo(model="{folder / MODEL}", dataset=rows, reward=reward, root=root, num_steps=steps,
+                              {SETTINGS.partition(", ")[2]})
+        """
+    forked_script(folder, dedent(call) + 'train("runs/lr1", 1)\ntrain("runs/lr2", 1)\n')
+    with_both = ludic.open(folder / "runs" / "lr1").compare("latest", f"{folder / 'runs' / 'lr2'}@latest")
+    assert with_both.warnings == []
+    assert with_both.differences["num_examples"].to_list() == [4]
+    (env,) = set(with_both.differences["env_name"])
+    assert re.fullmatch(r"qa/questions-[0-9a-f]{8}", env)
+    # Of four rows with one question each is an example.
+    heldout = ludic.open(folder / "runs" / "lr1").sql("select count(distinct env_example_id) as n from evals")
+    assert heldout["n"].to_list() == [4]
+    (folder / "elsewhere").mkdir()
+    shutil.move(folder / "runs" / "lr1", folder / "elsewhere" / "moved")
+    forked_script(folder / "elsewhere", dedent(call) + 'train("moved", 2)\n')
+    run = ludic.open(folder / "elsewhere" / "moved")
+    assert run.sql("select max(step) as step, max(attempt_id) as attempt from batches").rows() == [(2, 2)]
+    # Versions 0 and 1 were evaluated before the move, and count for the same evaluation.
+    assert run.sql(
+        "select version, count(distinct evaluation) from eval_episodes group by all order by all"
+    ).rows() == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
+    assert run.verify().findings == []
 
 
 @pytest.mark.slow
@@ -438,11 +476,18 @@ def short(completion: str) -> float:
     return 10 - len(completion)
 
 
+def environment_of(inputs: Inputs, questions: Questions, options: Mapping[str, Any]) -> Any:
+    """The environment as a process of the run makes it: the root says where its data is."""
+    own = {**options, **questions.stored, "heldout_share": 0}
+    run = ludic.RunConfig(model="x", env=(questions.env,), env_options={questions.env: own})
+    return make_environment(questions.env, located(run, inputs.storage).env_options[questions.env])()
+
+
 def test_functions_and_scorers_are_parts_of_one_sum(tmp_path: Path) -> None:
     inputs = Inputs.of(str(tmp_path))
     questions = write_questions(inputs, [{"question": "say red", "answer": "red"}], {})
     options = write_rewards(inputs, named_rewards({"exact": 0.5, "short": short, "regex": 0}), questions)
-    environment = make_environment(questions.env, {**options, "heldout_share": 0})()
+    environment = environment_of(inputs, questions, options)
     environment.reset(environment.example(0, "train"))
     transition = environment.step("red")
     assert transition.reward == 0.5 * 1 + 1 * 7
@@ -453,7 +498,7 @@ def test_functions_and_scorers_are_parts_of_one_sum(tmp_path: Path) -> None:
     options = write_rewards(inputs, named_rewards({"regex": short, "math": 0}), questions)
     options["scorer"] |= {"regex": 1}
     with pytest.raises(ConfigError, match="two scorers are called regex; each is a component of the reward"):
-        make_environment(questions.env, {**options, "heldout_share": 0})
+        environment_of(inputs, questions, options)
 
 
 @pytest.mark.parametrize("name", ["reward.py", "words.py", "settings.json", "questions-1.jsonl"])
@@ -493,7 +538,7 @@ def test_a_function_with_trls_signature_and_a_scorer_under_another_name_are_part
     inputs = Inputs.of(str(tmp_path))
     questions = write_questions(inputs, [{"question": "say red", "answer": "red"}], {})
     rewards = named_rewards({"right": (accuracy, 2.0), "same": ("exact", 0.5)})
-    environment = make_environment(questions.env, {**write_rewards(inputs, rewards, questions), "heldout_share": 0})()
+    environment = environment_of(inputs, questions, write_rewards(inputs, rewards, questions))
     environment.reset(environment.example(0, "train"))
     transition = environment.step("red")
     assert transition.reward == 2.0 + 0.5
@@ -508,7 +553,7 @@ def test_the_columns_of_a_reward_are_no_option_so_a_changed_reward_may_take_othe
 
     first = write_rewards(inputs, named_rewards({"r": reward}), questions)
     assert write_rewards(inputs, named_rewards({"r": easy}), questions) == first
-    environment = make_environment(questions.env, {**first, "heldout_share": 0})()
+    environment = environment_of(inputs, questions, first)
     environment.reset(environment.example(0, "train"))
     assert environment.step("red").reward == 1.5
 
@@ -645,7 +690,8 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 def test_a_data_set_without_held_out_questions_is_not_evaluated(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     env, options = f"qa/{folder}/questions.jsonl", {"scorer": "exact", "heldout_share": 0}
     run = ludic.RunConfig(model="x", env=(env,), env_options={env: options})
-    assert not _has_heldout(run)
+    inputs = Inputs.of(str(folder / "run"))
+    assert not _has_heldout(run, inputs)
     assert "questions, none of them held out" in caplog.text
     assert "heldout=0.5 holds out half of the questions" in caplog.text
-    assert _has_heldout(ludic.RunConfig(model="x", env=("addition",)))
+    assert _has_heldout(ludic.RunConfig(model="x", env=("addition",)), inputs)

@@ -23,6 +23,7 @@ from ludic.maintenance.verify.checks import (
 from ludic.maintenance.verify.records import (
     AT_THE_TOP,
     check_code,
+    check_inputs,
     check_model,
     check_records,
     check_weights,
@@ -66,7 +67,7 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     moved = {finding.where for finding in repaired}
     appended = [file for file in stored if parse_file(file.name) and file.name not in moved]
     findings += [*check_compactions(root, appended), *check_records(root), *check_weights(root)]
-    findings += [*check_model(root), *check_code(root), *_check_strays(root)]
+    findings += [*check_model(root), *check_code(root), *check_inputs(root), *_check_strays(root)]
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
     unreadable += [finding.where for finding in findings if isinstance(row_of(finding.where), Records)]
     findings += rows.finish()

@@ -37,6 +37,7 @@ from ludic.store.catalogue import (
     Records,
     row_of,
 )
+from ludic.store.inputs import check_data
 from ludic.store.ledger import ledger_name
 from ludic.store.policies import read_delta, versions_with_weights
 from ludic.store.records import ModelIdentity, decode_json
@@ -99,6 +100,12 @@ def _check_code_file(root: Root, name: str) -> Iterator[Finding]:
     elif digest(root.read(name)) != parsed:
         problem = "is not the text that its name says; --update-code puts the file as it is now"
         yield Finding(check="code", where=name, problem=problem)
+
+
+def check_inputs(root: Root) -> Iterator[Finding]:
+    """Check the data sets that the root holds: each is what its name says, and those that the run names are there."""
+    for name, problem in check_data(root):
+        yield Finding(check="data", where=name, problem=problem)
 
 
 def _check_record(root: Root, row: Records[Any, Any], name: str) -> Iterator[Finding]:

@@ -452,7 +452,7 @@ def comparison_section(
             "gained": [example for example in ranked if example["difference"] > 0][:_MOST_EXAMPLES],
             "lost": [example for example in ranked if example["difference"] < 0][:_MOST_EXAMPLES],
         }
-        examples = [example["env_example_id"] for some in changed.values() for example in some]
+        examples = [example for some in changed.values() for example in some]
         answers = {side: _answers(connections, roots, row, side, examples) for side in ("a", "b")}
         rows.append(
             {
@@ -468,7 +468,8 @@ def comparison_section(
 
 def _both(example: Row, answers: Mapping[str, Mapping[str, Row]]) -> dict[str, Any]:
     """Return an example with both sides' answers, and the messages before them if both have the same."""
-    sides = [dict(answers[side].get(example["env_example_id"], {"messages": []})) for side in ("a", "b")]
+    ids = {"a": example["env_example_id"], "b": example["env_example_id_b"]}
+    sides = [dict(answers[side].get(own_id, {"messages": []})) for side, own_id in ids.items()]
     split = [split_answer(side["messages"]) for side in sides]
     prompt = split[0][0] if split[0][0] == split[1][0] else []
     for side, (_, answer) in zip(sides, split, strict=True):
@@ -478,7 +479,7 @@ def _both(example: Row, answers: Mapping[str, Mapping[str, Row]]) -> dict[str, A
 
 
 def _answers(
-    connections: Connections, roots: Mapping[str, Root], row: Row, side: str, examples: Sequence[str]
+    connections: Connections, roots: Mapping[str, Root], row: Row, side: str, examples: Sequence[Row]
 ) -> dict[str, Row]:
     """Return, by example, the sample of a side whose reward is nearest to the mean, with its messages."""
     if not examples:
@@ -486,8 +487,10 @@ def _answers(
     url, _, version = row[side].rpartition("@")
     root = roots[url]
     con = connections.to(root)
-    params = {"version": int(version), "env": row["env_name"], "evaluation": row[f"evaluation_{side}"] or ""}
-    found = ask(con, root, figure("answers_nearest_mean"), {**params, "examples": list(examples)})
+    end = "_b" if side == "b" else ""  # both sides may call the environment and its examples otherwise
+    params = {"version": int(version), "env": row[f"env_name{end}"], "evaluation": row[f"evaluation_{side}"] or ""}
+    own_ids = [example[f"env_example_id{end}"] for example in examples]
+    found = ask(con, root, figure("answers_nearest_mean"), {**params, "examples": own_ids})
     texts = read_conversations(con, root, "evals", {each["rollout_id"]: each["version"] for each in found})
     return {each["env_example_id"]: {**each, "messages": texts.get(each["rollout_id"], [])} for each in found}
 

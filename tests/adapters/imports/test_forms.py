@@ -97,7 +97,7 @@ def test_every_form_in_every_container_gives_the_tokens_of_plain_messages(
     rows, where = read_rows(str(path), {})
     found = read(name, rows, where)
     assert found.said == f"{path}: {FIXTURES[name]['said']}"
-    records = Inputs.of(str(tmp_path / "run")).put_rows("rows", found.records, where)
+    records = Inputs.of(str(tmp_path / "run")).put_rows(found.records, where)
     assert tokens(bring_in(records)[0]) == wanted[name]
     assert any(any(response) for _, response, _, _ in wanted[name])
 

@@ -1,0 +1,120 @@
+"""The data set that a run was given as values: a file in inputs/ of its root, which the root finds wherever it is.
+
+    inputs/questions-{digest}.jsonl    its rows; the digest is of the content, so the file never changes
+
+Environments know nothing of the store. So `located` gives them, as options, the path of this file, and what identifies
+an example in this root. Of a root that is not on a disk of this machine, the file is copied to the user's cache.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ludic.code.files import python_file_of
+from ludic.code.kinds import QUESTIONS
+from ludic.defaults import EXAMPLE_IDS
+from ludic.errors import ConfigError, StoreError
+from ludic.paths import cache_folder
+from ludic.run_config import RunConfig
+from ludic.store.catalogue import DATA, INPUTS, DataName
+from ludic.store.filesystem import Storage
+from ludic.store.root import Root
+
+STORED = ("stored", "sha256")
+"""Options of an environment whose data the root holds: the file's name in inputs/, and its SHA-256."""
+_OLD_NAME = re.compile(rf"{QUESTIONS}(?:.*/)?inputs/(?:[0-9a-f]{{16}}/)?questions-([0-9a-f]{{16}})\.jsonl")
+"""Environment of an older ludic, which named such data by its path on the machine that began the run."""
+
+
+def is_questions(env: str) -> bool:
+    """Return whether an environment is qa/SOURCE, and no class in a folder of that name."""
+    return env.startswith(QUESTIONS) and python_file_of(env) is None
+
+
+def data_of(env: str, options: Any) -> str | None:
+    """Return the path below the root of an environment's data; None if the root was not given it."""
+    stored = options.get("stored") if isinstance(options, Mapping) and is_questions(env) else None
+    if stored is not None:
+        path = f"{INPUTS.folder}/{stored}"
+        return path if DATA.parse(path) is not None else None
+    found = _OLD_NAME.fullmatch(env)
+    return DATA.name(DataName(found[1])) if found else None
+
+
+def stored_options(options: Any) -> dict[str, Any]:
+    """Return those options of an environment that name data of the root; {} if there are none."""
+    has_any = isinstance(options, Mapping) and "stored" in options
+    return {name: options[name] for name in STORED if name in options} if has_any else {}
+
+
+def located(run: RunConfig, root: Storage) -> RunConfig:
+    """Return settings that name data of the root by a path on this machine, and say what identifies an example.
+
+    They are for making environments, not for storing. root: a Root, or the storage of one that is about to be made.
+    Raises ConfigError for a name that is none of the root's data, StoreError if the data is gone, SchemaError for a
+    link that leads out.
+    """
+    example_ids = root.example_ids if isinstance(root, Root) else EXAMPLE_IDS[0]
+    options = dict(run.env_options)
+    for env in filter(is_questions, run.env):
+        given = options.get(env, {})
+        if not isinstance(given, Mapping):
+            continue  # make_environment says what is wrong
+        name = data_of(env, given)
+        if name is None and "stored" in given:
+            raise ConfigError(
+                f"environment {env}: stored is {given['stored']!r}, wanted the name of a file in inputs/ of the root, "
+                "such as questions-0123456789abcdef.jsonl"
+            )
+        path = None if name is None else _path_here(root, name, must_exist="stored" in given)
+        found = {} if path is None else {"stored": str(path)}
+        of_root = {} if example_ids == EXAMPLE_IDS[0] else {"example_ids": example_ids}
+        options[env] = {**of_root, **given, **found}
+    return replace(run, env_options=options)
+
+
+def _path_here(root: Storage, name: str, *, must_exist: bool) -> Path | None:
+    """Return the path of data on this machine; None if the root does not hold it and need not."""
+    if root.is_local:
+        path = Path(root.at(name)).absolute()
+        if path.is_file():
+            return path
+    else:
+        cache = Storage.connect(str(cache_folder()))
+        copy = f"{cache_name(root)}/{name.rpartition('/')[2]}"
+        if not cache.exists(copy) and root.exists(name):
+            cache.put(copy, root.read(name))
+        if cache.exists(copy):
+            return Path(cache.at(copy)).absolute()
+    if must_exist:
+        raise StoreError(f"{root.url}/{name}, the rows of the run's data set, is gone; copy it back from where it was")
+    return None
+
+
+def cache_name(root: Storage) -> str:
+    """Return the folder below the user's cache for inputs of a root that is on no disk of this machine."""
+    return f"{INPUTS.folder}/{sha256(root.url.encode()).hexdigest()[:16]}"
+
+
+def copy_data(source: Storage, target: Storage, run: RunConfig) -> None:
+    """Copy the data of a run into a new root, which has its settings from the root `source`."""
+    for env in dict.fromkeys(run.env):
+        name = data_of(env, run.env_options.get(env))
+        if name is not None and source.exists(name):
+            target.put_if_absent(name, source.read(name))
+
+
+def check_data(root: Root) -> Iterator[tuple[str, str]]:
+    """Yield the path and the problem of each file of data that is damaged or gone."""
+    for of in DATA.listed(root):
+        if sha256(root.read(DATA.name(of))).hexdigest()[:16] != of.digest:
+            yield DATA.name(of), "does not hold the rows that its name says; copy it back from where it was"
+    for env in dict.fromkeys(root.run.env):
+        options = root.run.env_options.get(env)
+        name = data_of(env, options)
+        # An older ludic left the data of some roots on the machine that began the run.
+        if name is not None and "stored" in (options or {}) and not root.exists(name):
+            yield name, f"is gone, the rows of {env}; copy it back from where it was"
