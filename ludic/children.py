@@ -89,6 +89,6 @@ def end_with_parent() -> None:
 
 
 def safe_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
-    """Return all variables of a process to start, without those that force colours; None gives those of this process."""
+    """Return all variables of a process to start, but those that force colours; None gives those of this process."""
     given = os.environ if environment is None else environment
     return {**{name: value for name, value in given.items() if name not in _FORCE_COLOURS}, **SAFE_ENVIRONMENT}

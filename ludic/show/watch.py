@@ -226,7 +226,7 @@ def describe_step(row: Mapping[str, Any]) -> str:
 # --- A run in other processes: a live panel, or a log line a step ----------------------------------------------------
 
 _LOGGED_CALLS = 16
-"""Number of engine calls over which a step's share of incomplete completions is computed."""
+"""Number of engine calls over which a step's share of answers cut at max_tokens is computed."""
 
 _TICK_S = 0.1
 _INTERVAL_S = 0.5
@@ -367,12 +367,12 @@ def _checkpoint_id(row: Row) -> CheckpointId:
 
 
 def _incomplete(status: RunStatus) -> str:
-    """Return the share of incomplete completions among the newest rollouts, as text; "" if unknown."""
+    """Return the share of the newest rollouts with an answer cut at max_tokens, as text; "" if unknown."""
     calls = [row for row in status.newest_calls[-_LOGGED_CALLS:] if row["num_incomplete_completions"] is not None]
     num_rollouts = sum(row["num_rollouts"] for row in calls)
     if not num_rollouts:
         return ""
-    return f"  incomplete {sum(row['num_incomplete_completions'] for row in calls) / num_rollouts:.1%}"
+    return f"  cut at max_tokens {sum(row['num_incomplete_completions'] for row in calls) / num_rollouts:.1%}"
 
 
 # --- Training and sampling in this process: a bar on stderr in a terminal or notebook, else log lines ----------------
