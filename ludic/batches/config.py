@@ -20,8 +20,8 @@ class BatchConfig:
     advantage: str = "rloo"
     """Advantage estimator: a name in ludic/sql/advantages, path/to/file.sql, or path/to/file.py:function."""
     filters: tuple[str, ...] = ()
-    """Filters that drop rollouts: names in ludic/sql/filters, or paths of .sql files with a predicate, which is true for
-    rows to drop."""
+    """Filters: names in ludic/sql/filters, or paths of .sql files with a predicate; rows for which it is true are
+    dropped."""
     where: str | None = None
     """Train only on rollouts for which this SQL predicate is true; None trains on all. Advantages still use the whole
     group, unless baseline_over is kept."""
