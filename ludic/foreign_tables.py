@@ -223,7 +223,7 @@ DPO = Program(
         Foreign("num_train_epochs", "epochs", _PASSES.format("dpo")),
         Foreign("per_device_train_batch_size", "groups_per_batch", f"pairs of a step: {_ROWS_A_STEP}"),
         Foreign(
-            "max_length max_prompt_length max_completion_length",
+            "max_length",
             "max_seq_len",
             "of the prompt with one answer; TRL's default is 1024, ludic's, None, does not cut",
         ),
