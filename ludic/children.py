@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 SAFE_ENVIRONMENT = MappingProxyType({"PYTHONSAFEPATH": "1"})
 """Environment variables of every process that ludic starts."""
+_FORCE_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Variables that let a program colour what it writes to a file; Python 3.13 does so with its tracebacks. A notebook's
+kernel sets them, and the processes that ludic starts write log files; on a terminal programs need none of them."""
 _SAFE_FLAG = "-P"
 _PR_SET_PDEATHSIG = 1
 
@@ -86,5 +89,6 @@ def end_with_parent() -> None:
 
 
 def safe_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
-    """Return all variables of a process to start; None gives those of this process."""
-    return {**(os.environ if environment is None else environment), **SAFE_ENVIRONMENT}
+    """Return all variables of a process to start, but those that force colours; None gives those of this process."""
+    given = os.environ if environment is None else environment
+    return {**{name: value for name, value in given.items() if name not in _FORCE_COLOURS}, **SAFE_ENVIRONMENT}

@@ -11,15 +11,16 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
-from ludic.errors import ConfigError
+from ludic.errors import DETAIL_INDENT, ConfigError
 from ludic.foreign_settings import answer, answer_word
 from ludic.masking import mask
 from ludic.printable import printable
 from ludic.renamed_settings import close_names
-from ludic.settings import Setting, arguments, describe, missing, settings_of, unknown
+from ludic.settings import Setting, arguments, describe, missing, refuse, settings_of, unknown
 
 _FLAG = re.compile(r"(--?[A-Za-z][\w-]*)(=.*)?$", re.DOTALL)
 """Matches an argument that can only be a flag."""
@@ -57,9 +58,10 @@ def run_script(
 
 
 def exit_with(error: ConfigError, program: str) -> NoReturn:
-    """Print wrong usage in one line, with what to do, and exit with 2."""
+    """Print wrong usage in one line, with what to do, or a line for each of several mistakes; exit with 2."""
     hint = "" if "; " in str(error) else f"; `{program} --help` lists the options"
-    print(printable(mask(f"ludic: {error}{hint}")), file=sys.stderr)
+    detail = f"\n{textwrap.indent(error.detail, DETAIL_INDENT)}" if error.detail else ""
+    print(printable(mask(f"ludic: {error}{hint}{detail}")), file=sys.stderr)
     sys.exit(2)
 
 
@@ -120,15 +122,18 @@ def _as_typed(each: Setting) -> str:
 
 
 def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting], known: Collection[str]) -> list[str]:
-    """Return the arguments with flags as the parser knows them, with hyphens. Refuses flags that are not known."""
+    """Return the arguments with flags as the parser knows them, with hyphens. Refuses all flags that are not known."""
     switches = {f"no-{each.flag[2:]}" for each in table.values() if each.is_switch}
     lists = {each.flag[2:] for each in table.values() if each.is_list}
     found: list[str] = []
+    problems: list[str] = []
+    algorithm = _algorithm_in(args)
     end = args.index("--") if "--" in args else len(args)
     for arg in args[:end]:
         match = _FLAG.match(arg)
-        if foreign := answer_word(arg, table, _flag):
-            raise WrongUsageError(f"{arg.partition('=')[0]} is {foreign}")
+        if foreign := answer_word(arg, table, _flag, algorithm):
+            problems.append(f"{arg.partition('=')[0]} is {foreign}")
+            continue
         if match is None or arg.lower() in ("-inf", "-nan"):
             found.append(_value(arg))
             continue
@@ -140,14 +145,30 @@ def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting], known: 
             found.append(name)
             continue
         if not arg.startswith("--") or name not in {*known, *switches}:
-            if foreign := answer(name.removeprefix("no-").replace("-", "_"), table, _flag):
-                raise WrongUsageError(f"{match[1]} is {foreign}")
-            raise WrongUsageError(f"there is no option {match[1]}{_did_you_mean(name, known)}")
-        if match[2] and name in lists:  # --betas=0.9 0.95
+            problems.append(_unknown_flag(match[1], name, table, known, algorithm))
+        elif match[2] and name in lists:  # --betas=0.9 0.95
             found += [f"--{name}", _value(match[2][1:])]
         else:
             found.append(f"--{name}{match[2] or ''}")
+    refuse(problems, error=WrongUsageError)
     return [*found, *args[end:]]
+
+
+def _unknown_flag(
+    given: str, name: str, table: Mapping[str, Setting], known: Collection[str], algorithm: str | None
+) -> str:
+    """Describe a flag that is not known. given: with its hyphens. name: with hyphens alone inside."""
+    foreign = answer(name.removeprefix("no-").replace("-", "_"), table, _flag, algorithm)
+    if foreign and name not in known:  # -n is a mistake for --n where there is one
+        return f"{given} is {foreign}"
+    return f"there is no option {given}{_did_you_mean(name, known)}"
+
+
+def _algorithm_in(args: Sequence[str]) -> str | None:
+    """Return the value of --algorithm; None without one."""
+    texts = [after for arg, after in pairwise([*args, ""]) if arg == "--algorithm"]
+    texts += [arg.partition("=")[2] for arg in args if arg.startswith("--algorithm=")]
+    return next(iter(texts), None)
 
 
 def _flag(name: str) -> str:

@@ -47,6 +47,22 @@ def comparable_reward(reward: float) -> float:
     return round(reward, REWARD_DIGITS)
 
 
+MAX_TOKENS = "max_tokens"
+"""What ended a rollout whose last answer was cut there."""
+
+
+def ended_by(truncation_reason: str | None, finish_reason: str | None, parse_error: bool) -> str | None:
+    """Return the one word for what ended a rollout, as in ludic/sql/macros/: a limit, or the model's end of the answer.
+
+    max_tokens: the last answer was cut there. In a store the row then has finish_reason length, and truncation_reason
+    max_steps if the refused answer was the last that the episode allowed. None if nothing is known.
+    """
+    is_cut = finish_reason == "length" and (
+        truncation_reason is None or (truncation_reason == "max_steps" and parse_error)
+    )
+    return MAX_TOKENS if is_cut else truncation_reason or finish_reason
+
+
 MOST_WANTED_CHARACTERS = 2_000
 """Characters of a wanted answer that a row holds. SQL keeps this column of all rows on the machine that asks."""
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from decimal import Decimal
 from html import escape
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from ludic.defaults import Track
 from ludic.errors import ConfigError, unknown_name
@@ -90,10 +90,10 @@ class Result:
             print_part(console, part)
 
     def __repr__(self) -> str:
-        from rich.console import Console
-
         file = io.StringIO()
-        self.print_to(Console(file=file, width=NOTEBOOK_COLUMNS, color_system=None, force_jupyter=False, **_LITERAL))
+        self.print_to(
+            open_console(file=file, width=NOTEBOOK_COLUMNS, color_system=None, force_jupyter=False, **_LITERAL)
+        )
         return "\n".join([*file.getvalue().rstrip("\n").splitlines(), *map(printable, self.remarks)])
 
     def _repr_html_(self) -> str:
@@ -109,10 +109,10 @@ class Result:
 
 def to_html(print_to: Callable[["Console"], None]) -> str:
     """Return what a function prints to a console as HTML for a notebook."""
-    from rich.console import Console
-
     options: dict[str, Any] = {"width": NOTEBOOK_COLUMNS, "force_jupyter": False, "no_color": False, **_LITERAL}
-    console = Console(record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor", **options)
+    # The codes of the colours go to no file: they become HTML.
+    options |= {"record": True, "force_terminal": True, "color_system": "truecolor"}
+    console = open_console(file=io.StringIO(), **options)
     print_to(console)
     return console.export_html(inline_styles=True, code_format=_PRE)
 
@@ -296,8 +296,7 @@ FORMATS: Mapping[str, Format] = {
     "last_version": Format("last version", "index"),
     "step": Format("step", "index"),
     "error": Format("error", "long"),
-    "finish_reason": Format("finish"),
-    "truncation_reason": Format("truncation"),
+    "ended_by": Format("end"),
     "episode_reward": Format("reward", "number"),
     "accuracy": Format("accuracy", "share", 1),
     "advantage": Format("advantage", "signed"),
@@ -320,13 +319,14 @@ FORMATS: Mapping[str, Format] = {
     "value_mean": Format("mean", "number"),
     "response_length": Format("tokens", "count"),
     "response_length_mean": Format("tokens", "mean"),
-    "truncated_fraction": Format("truncated", "share", 1),
-    "incomplete_fraction": Format("incomplete", "share", 1),
-    "parse_error_fraction": Format("unparsed", "share", 1),
+    "incomplete_fraction": Format("max_tokens", "share", 1),
+    "unparsed_fraction": Format("unparsed", "share", 1),
+    "other_limit_fraction": Format("other limits", "share", 1),
     "error_fraction": Format("failed", "share", 1),
     "dropped_fraction": Format("of all considered", "share", 1),
-    "num_truncated": Format("truncated", "count"),
-    "num_parse_errors": Format("unparsed", "count"),
+    "num_incomplete_completions": Format("max_tokens", "count"),
+    "num_unparsed": Format("unparsed", "count"),
+    "num_at_other_limits": Format("other limits", "count"),
     "num_errors": Format("failed", "count"),
     "scorer_version": Format("version", "digest", 12),
     "num_examples": Format("examples", "count"),
@@ -348,22 +348,38 @@ FORMATS: Mapping[str, Format] = {
 # --- Printing --------------------------------------------------------------------------------------------------------
 
 
-def stdout_console() -> "Console":
-    """Return a console for results. It prints text literally, and colours only on terminals, without NO_COLOR."""
+def open_console(*, stderr: bool = False, file: IO[str] | None = None, **options: Any) -> "Console":
+    """Return a console on stdout, on stderr or on a file; the only place of ludic that makes one.
+
+    Escape codes and moving bars are for streams that say themselves that they are terminals. rich also believes
+    FORCE_COLOR, CLICOLOR_FORCE and TTY_COMPATIBLE, which a notebook's kernel sets for every process that it starts, and
+    CI for all its steps: their log files would be frames of a spinner. options: of rich.console.Console.
+    """
     from rich.console import Console
 
-    return Console(**_LITERAL)
+    stream = file or (sys.stderr if stderr else sys.stdout)
+    terminal: dict[str, Any] = {} if stream.isatty() else {"force_terminal": False}
+    return Console(stderr=stderr, file=file, **{**terminal, **options})
+
+
+def can_draw(console: "Console") -> bool:
+    """Return whether bars and panels may move on a console: a terminal or a notebook."""
+    return console.is_terminal or console.is_jupyter
+
+
+def stdout_console() -> "Console":
+    """Return a console for results. It prints text literally, and colours only on terminals, without NO_COLOR."""
+    return open_console(**_LITERAL)
 
 
 @contextmanager
 def progress_bar() -> Iterator[Track]:
     """Show a progress bar on stderr, removed at the end; shows nothing if stderr is no terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not can_draw(console)) as progress:
         yield lambda items, total, description: progress.track(items, total=total, description=description)
 
 

@@ -27,7 +27,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, wraps
 from itertools import pairwise
@@ -524,10 +524,9 @@ def typed(owner: Any, values: Mapping[str, object], *, where: str = "") -> dict[
     """Return the values in the types of their settings, by name; arguments and errors are those of `convert`."""
     table = {each.name: each for each in settings_of(owner)}
     values = without_tables(values, table, where=where)
+    refuse_unknown(values, table, where=where)
     found = {}
     for name, value in values.items():
-        if name not in table:
-            raise ConfigError(f"{where}{unknown(name, table)}")
         one = value if isinstance(value, Given) else Given(value, f"{where}{name}", "code")
         found[name] = table[name].convert(one.value, one.what, one.source)
     stored = {name for name, value in values.items() if isinstance(value, Given) and value.source == "stored"}
@@ -556,9 +555,8 @@ def without_tables(values: Mapping[str, Any], table: Mapping[str, Setting], *, w
         own = [each for each in table.values() if each.within == choice.field]
         known = [each.name for each in own if inside["name"] in [member.name for member in each.members]]
         known = known or [each.name for each in own]  # of a name that is unknown itself
+        refuse_unknown([key for key in inside if key != "name"], known, where=f"{one.what}: ")
         for key, each in inside.items():
-            if key not in {"name", *known}:
-                raise ConfigError(f"{one.what}: {unknown(key, known)}")
             if key in values:
                 raise ConfigError(f"{where}{key} is given twice, in the table {name} and beside it")
             inner = replace(one, value=each, what=f"{one.what}.{key}") if isinstance(value, Given) else each
@@ -672,9 +670,8 @@ def check(settings: Any, *, urls: bool = True) -> None:
     for field, known in _own_overrides(owner).items():
         if not isinstance(getattr(settings, field), Mapping):
             raise ConfigError(f"{field} is {getattr(settings, field)!r}, wanted a mapping of settings by name")
+        refuse_unknown(getattr(settings, field), known, where=f"{field}: ")
         for name, value in getattr(settings, field).items():
-            if name not in known:
-                raise ConfigError(f"{field}: {unknown(name, known)}")
             known[name].convert(value, source="code" if urls else "stored")
     if needing := _needing(owner):
         _check_used(needing, flat(settings))
@@ -727,9 +724,8 @@ def split(values: Mapping[str, object], **groups: type) -> dict[str, dict[str, A
     """Return flat settings by the names of the dataclasses that have them. Raises ConfigError for an unknown name."""
     found: dict[str, dict[str, Any]] = {name: {} for name in groups}
     known = {each.name: group for group, owner in groups.items() for each in settings_of(owner)}
+    refuse_unknown(values, known)
     for name, value in values.items():
-        if name not in known:
-            raise ConfigError(unknown(name, known))
         found[known[name]][name] = value
     return found
 
@@ -758,21 +754,45 @@ def overridden(settings: Any, names: Collection[str], overrides: Mapping[str, An
     return {name: getattr(settings, name) if overrides.get(name) is None else overrides[name] for name in names}
 
 
-def unknown(name: str, known: Collection[str], what: str = "setting") -> str:
-    """Describe an unknown name with what it may mean: a setting of another program, a former or a similar name."""
-    if foreign := answer(name, known):
+def unknown(name: str, known: Collection[str], what: str = "setting", algorithm: str | None = None) -> str:
+    """Describe an unknown name with what it may mean: a setting of another program, a former or a similar name.
+
+    algorithm: that of the run, which decides what a name of TRL's trainers means; None if it is not known.
+    """
+    if foreign := answer(name, known, algorithm=algorithm):
         return f"{what} {name!r} is {foreign}"
     return unknown_name(
         what, name, known, close=close_names(name, known), elsewhere="docs/settings.md and `--help all` list them"
     )
 
 
+def refuse_unknown(
+    names: Iterable[str],
+    known: Collection[str],
+    *,
+    what: str = "setting",
+    where: str = "",
+    algorithm: str | None = None,
+) -> None:
+    """Raise ConfigError if a name is not known; it answers all such names at once. where: a file, in errors."""
+    refuse([unknown(name, known, what, algorithm) for name in names if name not in known], where=where)
+
+
+def refuse(problems: Sequence[str], *, where: str = "", error: type[ConfigError] = ConfigError) -> None:
+    """Raise an error of all problems at once: one is its message, several are a line each of its detail."""
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise error(f"{where}{problems[0]}")
+    refused = error(f"{where}{len(problems)} settings are unknown")
+    refused.detail = "\n".join(problems)
+    refused.add_note(refused.detail)
+    raise refused
+
+
 def check_names(names: Collection[str], owner: Any, what: str) -> None:
     """Check that a dataclass has settings of these names. what: such as "setting of a run". Raises ConfigError."""
-    known = [each.name for each in settings_of(owner)]
-    for name in names:
-        if name not in known:
-            raise ConfigError(unknown(name, known, what))
+    refuse_unknown(names, [each.name for each in settings_of(owner)], what=what)
 
 
 def to_flags(values: Mapping[str, Any]) -> list[str]:

@@ -440,8 +440,8 @@ def _describe_stillness(steps: Sequence[Row]) -> str:
     rewards = [row["reward_mean"] for row in steps if row["reward_mean"] is not None]
     mean = f" (mean reward {fmean(rewards):.4g})" if rewards else ""
     return (
-        f"the last {len(steps):,} steps learned nothing: all advantages or gradients are 0{mean}; look at the "
-        "environment's score, and at incomplete and unparsed answers"
+        f"the last {len(steps):,} steps got no gradient: all advantages or gradients are 0{mean}; look at the "
+        "environment's score, and at answers that were cut at max_tokens or not parsed"
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import ludic
 from ludic.cli.settings import parse
-from ludic.foreign_settings import PROGRAMS
+from ludic.foreign_tables import PROGRAMS
 from ludic.models.tiny import make_tiny_model
 from ludic.operations.start import run
 from ludic.settings import settings_of

@@ -1,24 +1,84 @@
 """Settings of TRL, verl and prime-rl are answered with those of ludic, in flags, files and Python."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from command_settings import parsed
+from peft import LoraConfig
+from transformers import TrainingArguments
 
 import ludic
+from ludic.cli.commands import COMMANDS
+from ludic.cli.main import _INSTEAD, main
+from ludic.cli.settings import parse
 from ludic.code.kinds import ADVANTAGE, FILTER
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
-from ludic.foreign_settings import PRIME_RL, PROGRAMS, Foreign, answer, answer_word, dotted_names
+from ludic.flags import read_flags
+from ludic.foreign_settings import answer, answer_word, dotted_names
+from ludic.foreign_tables import ALL_TRAINERS, PRIME_RL, PROGRAMS, SHORT, STORED, Foreign
 from ludic.launch.config import LaunchConfig
-from ludic.operations.start import run, worker
+from ludic.operations.start import run, train, worker
 from ludic.run_config import RunConfig
-from ludic.settings import settings_of
+from ludic.settings import convert, settings_of
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names
 
 ALL = {each.name: each for owner in (RunConfig, TrainConfig, EngineConfig, LaunchConfig) for each in settings_of(owner)}
-ROWS = [(program.name, row) for program in PROGRAMS for row in program.settings]
+ROWS = [(program.config, row) for program in (*PROGRAMS, SHORT) for row in program.settings]
+
+# Fields of GRPOConfig, SFTConfig and DPOConfig, with those of TRL's own base class, and arguments of their trainers.
+TRL_1_16 = {
+    "grpo": """
+        logging_steps gradient_checkpointing bf16 lr_scheduler_kwargs use_liger_kernel torch_empty_cache_steps
+        learning_rate model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout
+        cast_lm_head_to_fp32 remove_unused_columns num_generations num_generations_eval max_completion_length
+        ds3_gather_for_generation shuffle_dataset pad_to_multiple_of generation_batch_size steps_per_generation
+        temperature top_p top_k min_p generation_kwargs chat_template_kwargs repetition_penalty
+        cache_implementation use_vllm vllm_mode vllm_model_impl vllm_enable_sleep_mode
+        vllm_structured_outputs_regex vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
+        vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length vllm_tensor_parallel_size beta
+        num_iterations epsilon delta epsilon_high sapo_temperature_neg sapo_temperature_pos vespo_k_pos
+        vespo_lambda_pos vespo_k_neg vespo_lambda_neg importance_sampling_level reward_weights
+        multi_objective_aggregation scale_rewards loss_type mask_truncated_completions sync_ref_model
+        ref_model_mixup_alpha ref_model_sync_steps top_entropy_quantile entropy_coef use_adaptive_entropy
+        entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target max_tool_calling_iterations
+        vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max
+        vllm_importance_sampling_clip_min off_policy_mask_threshold use_bias_correction_kl log_completions
+        log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo
+        use_transformers_continuous_batching transformers_continuous_batching_config use_transformers_paged
+        vllm_importance_sampling_cap reward_funcs train_dataset eval_dataset processing_class
+        reward_processing_classes callbacks optimizers quantization_config peft_config tools rollout_func
+        environment_factory
+    """,
+    "sft": """
+        logging_steps gradient_checkpointing bf16 lr_scheduler_kwargs use_liger_kernel torch_empty_cache_steps
+        learning_rate model_init_kwargs trust_remote_code router_aux_loss_coef chat_template_path
+        dataset_text_field dataset_kwargs dataset_num_proc eos_token max_length truncation_mode shuffle_dataset
+        packing packing_strategy padding_free pad_to_multiple_of eval_packing completion_only_loss
+        assistant_only_loss loss_type activation_offloading pad_token data_collator train_dataset eval_dataset
+        processing_class compute_loss_func compute_metrics callbacks optimizers optimizer_cls_and_kwargs
+        preprocess_logits_for_metrics quantization_config peft_config formatting_func
+    """,
+    "dpo": """
+        logging_steps gradient_checkpointing bf16 lr_scheduler_kwargs use_liger_kernel torch_empty_cache_steps
+        learning_rate model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout dataset_num_proc
+        max_length truncation_mode padding_free pad_to_multiple_of precompute_ref_log_probs
+        precompute_ref_batch_size loss_type loss_weights ld_alpha f_divergence_type f_alpha_divergence_coef
+        label_smoothing beta use_weighting discopop_tau activation_offloading sync_ref_model
+        ref_model_mixup_alpha ref_model_sync_steps pad_token ref_model data_collator train_dataset eval_dataset
+        processing_class compute_metrics callbacks optimizers quantization_config peft_config
+    """,
+}
+
+
+SCRIPT = """
+    num_generations max_completion_length per_device_train_batch_size gradient_accumulation_steps num_train_epochs beta
+    epsilon_high lr_scheduler_type callbacks lora_dropout modules_to_save eval_strategy save_strategy reward_funcs
+"""
+"""What a script of TRL sets, 14 names."""
+WORDS = ("lr", "batch_size", "n", "gpus", "resume", "stop", "logs")
 
 
 @pytest.mark.parametrize(("program", "row"), ROWS, ids=lambda each: getattr(each, "names", each))
@@ -31,6 +91,18 @@ def test_each_row_names_settings_that_ludic_has_or_says_what_to_do(program: str,
 def test_no_setting_of_a_program_is_in_the_table_twice():
     names = [(program, name) for program, row in ROWS for name in row.names.split()]
     assert sorted({*names}) == sorted(names)
+    of_all = {name for row in ALL_TRAINERS.settings for name in row.names.split()}
+    short = {name for row in SHORT.settings for name in row.names.split()}
+    others = {
+        name
+        for program in PROGRAMS
+        if program.name == "TRL" and program is not ALL_TRAINERS
+        for row in program.settings
+        for name in row.names.split()
+    }
+    # The settings of evaluations are of GRPO's trainer where ludic has them, and of no other one.
+    assert of_all & others <= {"eval_on_start", "eval_delay", "eval_accumulation_steps", "per_device_eval_batch_size"}
+    assert not short & (of_all | others)
 
 
 def test_the_parts_that_notes_name_exist():
@@ -91,7 +163,7 @@ def test_what_only_looks_like_a_setting_is_a_value(where: str):
         ("num_generations = 8", "setting 'num_generations' is TRL's; in ludic it is group_size"),
         ("[trainer.optim]\nlr = 3e-6", "trainer.optim.lr is prime-rl's; in ludic it is learning_rate"),
         ('[model]\nname = "Qwen/Qwen3-0.6B"', "model.name is prime-rl's; in ludic it is model"),
-        ("[orchestrator]\nbatch_size = 128\ngroup_size = 16", "orchestrator.batch_size is prime-rl's; in ludic it is "),
+        ("[orchestrator]\nbatch_size = 128", "orchestrator.batch_size is prime-rl's; in ludic it is "),
         (
             '[[orchestrator.train.source]]\nname = "reverse-text"',
             "orchestrator.train.source.name is prime-rl's; in ludic it is env: ",
@@ -132,3 +204,183 @@ def test_tables_in_a_file_have_dotted_names():
     tables = {"train": {"source": [{"name": "a"}, {"ratio": 1}], "x": [1, 2]}}
     assert [*dotted_names("o", tables)] == ["o.train.source.name", "o.train.source.ratio", "o.train.x"]
     assert PRIME_RL in PROGRAMS
+
+
+# --- TRL's names by algorithm ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", TRL_1_16)
+def test_every_name_of_a_trainer_of_trl_is_answered_in_its_algorithm(algorithm: str):
+    names = {*TRL_1_16[algorithm].split(), *(each.name for each in dataclasses.fields(TrainingArguments))}
+    unanswered = {name for name in names if name not in ALL and not answer(name, ALL, algorithm=algorithm)}
+    assert unanswered == set()
+    assert not any(" leave it out: " in (answer(name, ALL, algorithm=algorithm) or "") for name in names)
+
+
+def test_every_field_of_a_lora_config_is_answered():
+    of_peft_itself = {"task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"}
+    of_peft_itself |= {"inference_mode", "runtime_config", "megatron_config", "megatron_core"}
+    names = {each.name for each in dataclasses.fields(LoraConfig)} - of_peft_itself - {*ALL}
+    assert {name for name in names if not answer(name, ALL)} == set()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name", "ours"),
+    [
+        ("grpo", "beta", "kl_weight: set reference"),
+        ("dpo", "beta", "dpo_beta"),
+        ("ipo", "beta", "dpo_beta"),
+        ("orpo", "beta", "orpo_weight ("),
+        ("sft", "num_train_epochs", "epochs: one pass"),
+        ("dpo", "num_train_epochs", "epochs: one pass"),
+        ("grpo", "num_train_epochs", "num_steps: rows * epochs / groups_per_batch"),
+        ("sft", "per_device_train_batch_size", "groups_per_batch: rows of a step"),
+        ("dpo", "max_length", "max_seq_len: of the prompt with one answer"),
+        ("dpo", "ref_model", "reference: the default is the model"),
+        ("sft", "train_dataset", "dataset ("),
+        ("grpo", "train_dataset", "dataset ("),
+    ],
+)
+def test_a_name_of_trl_means_what_its_trainer_means_by_it(algorithm: str, name: str, ours: str):
+    with pytest.raises(ConfigError) as caught:
+        ludic.fit(algorithm=algorithm, model="m", root="runs/mine", **{name: 1})  # type: ignore[call-arg, arg-type]
+    assert f"setting '{name}' is TRL's; in ludic it is {ours}" in str(caught.value)
+    if algorithm in ("grpo", "sft", "dpo"):
+        with pytest.raises(ConfigError) as by_name:
+            getattr(ludic, algorithm)(**{name: 1})  # model and root are missing, too
+        assert str(by_name.value) == str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["packing", "completion_only_loss", "assistant_only_loss", "eval_dataset"])
+def test_what_has_no_counterpart_in_sft_says_what_to_do(name: str):
+    with pytest.raises(ConfigError, match=f"'{name}' is TRL's; ludic has no counterpart: .* \\(docs/coming_from.md\\)"):
+        ludic.sft(model="m", root="runs/mine", dataset=[], **{name: 1})  # type: ignore[call-arg]
+
+
+def test_a_name_of_another_trainer_is_left_out():
+    with pytest.raises(ConfigError, match="is TRL's, of GRPOConfig; leave it out: sft has no such setting"):
+        ludic.sft(model="m", root="runs/mine", dataset=[], num_generations=8)  # type: ignore[call-arg]
+
+
+def test_flags_and_a_file_know_the_algorithm_that_they_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for args in (["--algorithm", "dpo", "--beta", "0.1"], ["--beta", "0.1", "--algorithm=dpo"]):
+        with pytest.raises(SystemExit):
+            parsed(train, "runs/mine", *args)
+        assert "--beta is TRL's; in ludic it is --dpo-beta" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parsed(train, "runs/mine", "--beta", "0.1")
+    told = capsys.readouterr().err
+    assert "--kl-weight: set reference as well" in told
+    assert "; with algorithm dpo, ipo: --dpo-beta (" in told
+    file = tmp_path / "theirs.toml"
+    file.write_text('algorithm = "orpo"\nbeta = 0.1')
+    with pytest.raises(ConfigError, match=r"theirs\.toml: setting 'beta' is TRL's; in ludic it is orpo_weight"):
+        parsed(train, "runs/mine", "--config", str(file))
+    file.write_text("beta = 0.1")
+    with pytest.raises(ConfigError, match=r"theirs\.toml: setting 'beta' is TRL's; in ludic it is dpo_beta"):
+        parsed(train, "runs/mine", "--config", str(file), "--algorithm", "dpo")
+
+
+def test_max_steps_of_a_trainer_is_not_taken_for_that_of_an_episode():
+    for algorithm in STORED:
+        with pytest.raises(ConfigError, match=f"max_steps does not apply to {algorithm}: .* set num_steps"):
+            ludic.fit(algorithm=algorithm, model="m", root="runs/mine", dataset=[], max_steps=100)
+
+
+# --- All names at once -----------------------------------------------------------------------------------------------
+
+
+def lines_of(error: ConfigError) -> list[str]:
+    assert error.detail is not None
+    assert error.detail in error.__notes__  # what Python prints below the message
+    return error.detail.splitlines()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_answers_all_unknown_flags_at_once(name: str, capsys: pytest.CaptureFixture[str]):
+    program, wrong = f"ludic {name}", ["--num-generations", "8", "--zzzzz", "--epsilon-high=1"]
+    with pytest.raises(SystemExit):
+        parse(COMMANDS[name].load(), wrong, program=program, description="")
+    first, *answers = capsys.readouterr().err.splitlines()
+    assert first == f"ludic: 3 settings are unknown; `{program} --help` lists the options"
+    assert [line.partition(" is TRL's; in ludic it is ")[0].strip() for line in answers] == [
+        "--num-generations",
+        "there is no option --zzzzz",
+        "--epsilon-high",
+    ]
+
+
+def test_a_script_of_14_names_gets_14_answers_as_flags_as_a_file_and_as_a_call(tmp_path: Path):
+    names = SCRIPT.split()
+    with pytest.raises(ConfigError) as by_flags:
+        read_flags(settings_of(run), [word for name in names for word in (f"--{name}", "1")])
+    file = tmp_path / "theirs.toml"
+    file.write_text("".join(f"{name} = 1\n" for name in names))
+    with pytest.raises(ConfigError) as by_file:
+        parsed(run, "runs/mine", "--config", str(file))
+    with pytest.raises(ConfigError) as by_call:
+        ludic.grpo(**dict.fromkeys(names, 1))  # type: ignore[arg-type]
+    for caught, shown in ((by_flags, "--{}"), (by_file, "setting '{}'"), (by_call, "setting '{}'")):
+        assert "14 settings are unknown" in str(caught.value)
+        found = lines_of(caught.value)
+        assert [line.partition(" is TRL's; ")[0] for line in found] == [shown.format(name) for name in names]
+    assert str(by_file.value).startswith(f"{file}: 14 settings")
+
+
+def test_a_file_of_tables_gets_all_its_answers(tmp_path: Path):
+    file = tmp_path / "theirs.toml"
+    file.write_text('max_steps = 3\nzzz = 1\n[model]\nname = "m"\n[trainer.optim]\nlr = 1\nnesterov = true\n')
+    with pytest.raises(ConfigError) as caught:
+        parsed(run, "runs/mine", "--config", str(file))
+    assert lines_of(caught.value) == [
+        "setting 'zzz' is unknown; docs/settings.md and `--help all` list them",
+        "model.name is prime-rl's; in ludic it is model (docs/coming_from.md)",
+        "trainer.optim.lr is prime-rl's; in ludic it is learning_rate (docs/coming_from.md)",
+        "trainer.optim.nesterov is unknown",
+    ]
+
+
+@pytest.mark.parametrize("owner", [RunConfig, TrainConfig, EngineConfig, LaunchConfig])
+def test_settings_by_name_in_python_are_answered_at_once(owner: type):
+    with pytest.raises(ConfigError, match="2 settings are unknown") as caught:
+        convert(owner, {"num_generations": 8, "zzz": 1})
+    assert len(lines_of(caught.value)) == 2
+
+
+# --- Short names -----------------------------------------------------------------------------------------------------
+
+
+def test_short_names_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parsed(run, "runs/mine", *(f"--{word}" for word in WORDS))
+    _, *answers = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in answers] == [f"--{word}" for word in WORDS]
+    assert all(" is a short name; " in line for line in answers)
+    (tmp_path / "mine.toml").write_text("lr = 1e-6\nbatch_size = 8")
+    with pytest.raises(ConfigError) as caught:
+        parsed(run, "runs/mine", "--config", str(tmp_path / "mine.toml"))
+    assert [line.partition("; in ludic it is ")[2].split()[0] for line in lines_of(caught.value)] == [
+        "learning_rate",
+        "groups_per_batch:",
+    ]
+    with pytest.raises(ConfigError, match="'lr' is a short name; in ludic it is learning_rate"):
+        ludic.sft(model="m", root="runs/mine", dataset=[], lr=1e-5)  # type: ignore[call-arg]
+
+
+def test_one_hyphen_too_few_is_no_short_name(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse(COMMANDS["eval"].load(), ["runs/mine", "-n", "4"], program="ludic eval", description="")
+    assert "there is no option -n; did you mean --n?" in capsys.readouterr().err
+
+
+def test_epochs_of_a_run_that_samples_are_steps():
+    with pytest.raises(ConfigError, match="set offline, or num_steps = rows \\* epochs / groups_per_batch"):
+        TrainConfig.of(epochs=3)
+
+
+@pytest.mark.parametrize("word", ["start", "resume", "stop", "status", "logs"])
+def test_a_command_that_people_look_for_is_answered(word: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main([word, "runs/mine"])
+    assert ended.value.code == 2
+    assert f"ludic: there is no command '{word}'; {_INSTEAD[word]}\n" == capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_a_run_knows_its_root(run: ludic.Run) -> None:
 def test_stats_are_data_frames(run: ludic.Run) -> None:
     stats = run.stats()
     # (1 + 0 + .5 + .5 + 1 + 1 + 0 + 0) / 8
-    assert stats.versions.select("policy_version", "num_groups", "reward_mean").rows() == [(0, 2, 0.5)]
+    assert stats.versions.select("version", "num_groups", "reward_mean").rows() == [(0, 2, 0.5)]
     assert stats.rollouts["num_rollouts"].to_list() == [8]
     assert dict(stats.folders.select("folder", "num_rows").rows())["rollouts"] == 8
     assert dict(stats.folders.select("folder", "num_rows").rows())["policies"] is None

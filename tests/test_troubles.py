@@ -211,8 +211,8 @@ def test_three_steps_without_a_gradient_are_told_of(still: dict[str, float]) -> 
     config = {"objective": "reinforce"}
     assert texts(find_training_troubles([step(), *[step(**still)] * 2], config)) == []
     assert texts(find_training_troubles([step(), *[step(**still)] * 3], config)) == [
-        "the last 3 steps learned nothing: all advantages or gradients are 0 (mean reward 0.25); look at the "
-        "environment's score, and at incomplete and unparsed answers"
+        "the last 3 steps got no gradient: all advantages or gradients are 0 (mean reward 0.25); look at the "
+        "environment's score, and at answers that were cut at max_tokens or not parsed"
     ]
     assert texts(find_training_troubles([*[step(**still)] * 3, step()], config)) == []
 

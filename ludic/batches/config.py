@@ -20,7 +20,8 @@ class BatchConfig:
     advantage: str = "rloo"
     """Advantage estimator: a name in ludic/sql/advantages, path/to/file.sql, or path/to/file.py:function."""
     filters: tuple[str, ...] = ()
-    """Filters that drop rollouts: names in ludic/sql/filters, or paths of .sql files."""
+    """Filters: names in ludic/sql/filters, or paths of .sql files with a predicate; rows for which it is true are
+    dropped."""
     where: str | None = None
     """Train only on rollouts for which this SQL predicate is true; None trains on all. Advantages still use the whole
     group, unless baseline_over is kept."""
@@ -85,7 +86,9 @@ class BatchConfig:
         check(self)
         if not self.offline and (self.sources or self.epochs):
             name = "sources" if self.sources else "epochs"
-            raise ConfigError(f"{name} is {getattr(self, name)}, which only offline training looks at; set offline")
+            instead = ", or num_steps = rows * epochs / groups_per_batch" if name == "epochs" else ""
+            found = f"{name} is {getattr(self, name)}"
+            raise ConfigError(f"{found}, which only offline training looks at; set offline{instead}")
         if self.offline and self.replay_batches is not None:
             raise ConfigError(f"replay_batches is {self.replay_batches} and offline is set; choose one of them")
         if self.replan_from is not None and self.replay_batches is None:

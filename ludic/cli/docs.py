@@ -21,7 +21,8 @@ from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
-from ludic.foreign_settings import PAGE, PROGRAMS, Program
+from ludic.foreign_settings import PAGE
+from ludic.foreign_tables import PROGRAMS, SHORT, Program
 from ludic.operations.fit import fit
 from ludic.run import Run
 from ludic.settings import Setting, describe, groups_in, groups_of, is_operation, settings_of
@@ -220,8 +221,8 @@ def _type_of(kind: Any) -> str:
 
 
 def foreign_table(program: Program) -> str:
-    """Return the table of another program's settings, with those of ludic."""
-    lines = [f"| {program.name} | ludic | |", "| --- | --- | --- |"]
+    """Return the table of the settings of another program, or of a trainer of it, with those of ludic."""
+    lines = [f"| {program.config or 'short'} | ludic | |", "| --- | --- | --- |"]
     for each in program.settings:
         cells = [", ".join(f"`{name}`" for name in names.split()) for names in (each.names, each.ours)]
         lines.append(f"| {cells[0]} | {cells[1] or 'none'} | {each.note} |")
@@ -260,7 +261,7 @@ def write(folder: Path, *, check: bool) -> list[str]:
     pages = {
         folder / "docs/settings.md": page(),
         api: _with_tables(api, [methods_table()]),
-        coming_from: _with_tables(coming_from, [foreign_table(program) for program in PROGRAMS]),
+        coming_from: _with_tables(coming_from, [foreign_table(program) for program in (*PROGRAMS, SHORT)]),
         fit_page: _with_tables(fit_page, [forms_table(folder)]),
         folder / "ludic/operations/typed.py": formatted(typed()),
     }

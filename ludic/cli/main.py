@@ -28,6 +28,14 @@ from ludic.settings import RUN, SettingsError, arguments, opens_its_root, takes_
 _MOST_LINES = 4
 _COLUMN = 22
 """Column of the descriptions in `ludic --help`."""
+_INSTEAD = {
+    "start": "`ludic run ROOT` starts a run",
+    "resume": "`ludic run ROOT` resumes a run, and `ludic train ROOT` its trainer",
+    "stop": "Ctrl-C, or SIGTERM to the process, stops a run after a checkpoint",
+    "status": "`ludic watch ROOT --once` prints the state of a run",
+    "logs": "logs are files in ROOT/logs; `ludic watch ROOT` shows what happens",
+}
+"""What to do in the place of commands that people look for."""
 _UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 """Error numbers of a full or broken device."""
 
@@ -95,6 +103,7 @@ def _dispatch(args: list[str]) -> int:
     if name not in COMMANDS:
         close = similar_names(name, COMMANDS)
         hint = f"did you mean `ludic {close[0]}`?" if close else "`ludic --help` lists them"
+        hint = _INSTEAD.get(name, hint)
         print(printable(mask(f"ludic: there is no command {name!r}; {hint}")), file=sys.stderr)
         return 2
     return _run(name, args[words:])

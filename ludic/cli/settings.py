@@ -8,7 +8,7 @@ import inspect
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
@@ -17,7 +17,7 @@ from ludic.errors import ConfigError, similar_names
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
 from ludic.foreign_settings import answer, dotted_names
 from ludic.paths import local_path
-from ludic.settings import MissingSettingsError, Setting, SettingsError, settings_of, unknown, without_tables
+from ludic.settings import MissingSettingsError, Setting, SettingsError, refuse, settings_of, unknown, without_tables
 from ludic.training.presets import algorithm_names, load_algorithm
 
 JSON = "json"
@@ -66,7 +66,8 @@ def parse(
         config = flags.pop("config", None)
         if config == "":
             raise ConfigError("--config is empty, wanted a TOML file")
-        from_file = {} if config is None else _read_file(local_path(config, "--config"), table)
+        algorithm = flags.get("algorithm")
+        from_file = {} if config is None else _read_file(local_path(config, "--config"), table, algorithm)
         values = from_file | flags
         check_not_missing(operation, values, program)
     except WrongUsageError as error:
@@ -82,11 +83,11 @@ def exit_with_settings(operation: Callable[..., Any], error: SettingsError, prog
     exit_with(error, program)
 
 
-def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
+def _read_file(path: Path, settings: Sequence[Setting], algorithm: str | None) -> dict[str, Any]:
     """Read a TOML or a JSON file's settings, without those that an experiment file holds for other commands.
 
     `ludic create` takes the run's settings, `ludic train` the trainer's, `ludic worker` its own: one file serves all,
-    and holds what `ludic run` takes.
+    and holds what `ludic run` takes. algorithm: that of the flags.
     Raises ConfigError if the file can't be read, or holds an unknown setting or a value that does not fit one.
     """
     try:
@@ -105,13 +106,11 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     if table.keys() & _EXPERIMENT:
         of_others = {each.name: each for each in settings_of(COMMANDS["run"].load()) if each.has_flag}
     all_settings = {**of_others, **table}
-    _check_tables(values, all_settings, path)
+    refuse(list(_unknown_in(values, table, all_settings, algorithm)), where=f"{path}: ")
     found = {}
     for name, value in without_tables(values, all_settings, where=f"{path}: ").items():
         if name == "algorithm" and of_others:
             _check_algorithm(value, path)
-        elif name not in table and name not in of_others:
-            raise ConfigError(f"{path}: {unknown(name, table)}")
         if each := table.get(name) or of_others.get(name):
             converted = each.convert(value, f"{path}: {name}", "file")
             if name in table:
@@ -119,15 +118,24 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     return found
 
 
-def _check_tables(values: Mapping[str, Any], settings: Mapping[str, Setting], path: Path) -> None:
-    """Raise ConfigError for a table of another program's file, such as [trainer.optim], that no setting of ludic is."""
+def _unknown_in(
+    values: Mapping[str, Any], own: Collection[str], settings: Mapping[str, Setting], algorithm: str | None
+) -> Iterator[str]:
+    """Describe all names of a file that ludic does not know, those in a table of another program's file, too.
+
+    own: settings of the command. settings: those that the file may hold. algorithm: that of the flags.
+    """
+    algorithm = algorithm or (values["algorithm"] if isinstance(values.get("algorithm"), str) else None)
     for name, value in values.items():
         each = settings.get(name)
         if each is not None and (each.is_choice or any(get_origin(kind) is Mapping for kind in each.kinds)):
             continue
-        for dotted in dotted_names(name, value):
-            if dotted != name and (foreign := answer(dotted, settings)):
-                raise ConfigError(f"{path}: {dotted} is {foreign}")
+        inner = [dotted for dotted in dotted_names(name, value) if dotted != name]
+        answers = {dotted: answer(dotted, settings, str, algorithm) for dotted in inner}
+        if any(answers.values()):
+            yield from (f"{dotted} is {foreign or 'unknown'}" for dotted, foreign in answers.items())
+        elif each is None and not (name == "algorithm" and len(settings) > len(own)):
+            yield unknown(name, own, algorithm=algorithm)
 
 
 def _no_file(path: Path) -> str:

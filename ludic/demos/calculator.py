@@ -26,7 +26,7 @@ from ludic.environments.environment import Example
 from ludic.environments.toys import WordProblems
 from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
-from ludic.results import printable, sparkline
+from ludic.results import open_console, printable, sparkline
 from ludic.show.evaluations import Comparison, interval_text
 from ludic.sql import connect
 from ludic.store import Root, RunConfig
@@ -243,7 +243,7 @@ CURVE = """
 
 def teach_a_tool(url: str, num_steps: int) -> None:
     """Run the demo in the root at `url`, with so many gradient steps of RL."""
-    console = Console()
+    console = open_console()
     root = open_demo(url)
     console.print(f"[bold]Warm start in {root.url}: import of demonstrations, supervised fine-tuning[/]")
     warm_start(root)

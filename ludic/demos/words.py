@@ -27,7 +27,7 @@ from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_model, remember_model
 from ludic.models.tiny import make_tiny_model
 from ludic.records import Rollout
-from ludic.results import sparkline
+from ludic.results import open_console, sparkline
 from ludic.rollouts.sampler import GroupSampler
 from ludic.sql import connect
 from ludic.sql.library import run_query
@@ -112,7 +112,7 @@ def heldout_answers(root: Root, folder: str, num_prompts: int = 32, temperature:
 
 def teach_words(url: str, num_steps: int) -> None:
     """Run the demo in the root at `url`, and print what it did."""
-    console = Console()
+    console = open_console()
     root = open_demo(url)
     console.print(f"[bold]{NUM_WORKERS} workers and a trainer, sharing nothing but {root.url}[/]")
     # New weights wait for the end of answers: in a step this model changes so much that answers whose weights change

@@ -8,21 +8,22 @@ import json
 import logging
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
+from functools import partial, wraps
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ludic.code.consent import CodeSettings, sampling_uses
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, MissingRootError
+from ludic.foreign_tables import STORED
 from ludic.launch.config import LaunchConfig, Start
 from ludic.operations.start import Algorithm, RootUrl
 from ludic.run_config import RunConfig
-from ludic.settings import SettingsError, convert, flat, given, operation, settings_of, split, unknown
+from ludic.settings import SettingsError, convert, flat, given, operation, refuse_unknown, settings_of, split
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ Reward = Callable[..., Any] | str | Sequence[Callable[..., Any] | str] | Mapping
 """A function, the name of a scorer, a list of these, or by name functions, pairs of function and weight, and for names
 of scorers weights."""
 
+F = TypeVar("F", bound=Callable[..., Any])
 _GROUPS: Mapping[str, Any] = {
     "run": RunConfig,
     "train": TrainConfig,
@@ -49,6 +51,33 @@ _SFT_LEARNING_RATE = 2e-5
 """Default learning rate of sft: that of full fine-tuning in TRL."""
 
 
+def _answering_names(algorithm: str | None = None) -> Callable[[F], F]:
+    """Make a function refuse names that no setting has, all at once, before it misses arguments that they replace.
+
+    algorithm: that of the function; None takes it from the call.
+    """
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            _check_names(given, algorithm or given.get("algorithm"))
+            return function(*args, **given)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _check_names(names: Iterable[str], algorithm: str | None) -> None:
+    """Raise ConfigError for names that no setting has, with what they mean in the algorithm, or similar ones."""
+    known = [*(each.name for owner in _GROUPS.values() for each in settings_of(owner)), *_OWN]
+    try:
+        refuse_unknown(names, known, algorithm=algorithm)
+    except ConfigError as error:
+        raise error.with_traceback(None) from None  # frames of ludic would hide the answers
+
+
+@_answering_names()
 @operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
 def fit(
     *,
@@ -93,7 +122,6 @@ def fit(
     """
     from ludic.training.presets import load_algorithm
 
-    _check_names(settings)
     if algorithm is None:
         raise ConfigError("algorithm is None, wanted a name of docs/algorithms.md, such as grpo")
     url, parts = fspath(root), split(settings, **_GROUPS)
@@ -101,7 +129,7 @@ def fit(
     if system_prompt is not None:
         options["system_prompt"] = system_prompt
     load_algorithm(algorithm)  # refuses an unknown name
-    if algorithm in _STORED:
+    if algorithm in STORED:
         if reward is not None:
             raise SettingsError(f"reward does not apply to {algorithm}, which trains on the answers of the data set")
         if heldout is not None or system_prompt is not None:
@@ -113,19 +141,10 @@ def fit(
     return _fit_sampled(url, algorithm, str(model), dataset, reward, options, parts, wait=wait)
 
 
-_STORED = ("sft", "dpo", "ipo", "orpo")
-"""Algorithms that train on the answers of the data set."""
 _OWN = ("algorithm", "model", "root", "dataset", "reward", "heldout", "system_prompt", "dataset_options", "wait")
 
 
-def _check_names(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a name that no setting has, with similar ones."""
-    names = [*(each.name for owner in _GROUPS.values() for each in settings_of(owner)), *_OWN]
-    for name in settings:
-        if name not in names:
-            raise ConfigError(unknown(name, names))
-
-
+@_answering_names("grpo")
 def grpo(
     *,
     model: str | PathLike[str],
@@ -159,6 +178,7 @@ def grpo(
     )
 
 
+@_answering_names("sft")
 def sft(
     *,
     model: str | PathLike[str],
@@ -177,6 +197,7 @@ def sft(
     return fit(algorithm="sft", model=model, root=root, dataset=dataset, **options, **settings)
 
 
+@_answering_names("dpo")
 def dpo(
     *,
     model: str | PathLike[str],
@@ -529,6 +550,10 @@ def _fit_stored(
         raise SettingsError(f"{next(iter(others))} does not apply to {algorithm}, which trains without workers")
     if "env" in parts["run"]:
         raise SettingsError(f"env does not apply to {algorithm}, which trains on the rows of a data set")
+    if "max_steps" in parts["run"]:
+        raise SettingsError(
+            f"max_steps does not apply to {algorithm}: ludic's are the most steps of an episode; set num_steps"
+        )
     inputs = Inputs.of(url)
     with inputs.kept_if_run():
         existing = _opened(url)

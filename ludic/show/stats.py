@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 _MOST_VERSIONS = 10
-_FRACTIONS = ("truncated_fraction", "incomplete_fraction", "parse_error_fraction", "error_fraction")
+FRACTIONS = ("incomplete_fraction", "unparsed_fraction", "other_limit_fraction", "error_fraction")
+"""Shares of rollouts that ended badly, by cause, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -60,7 +61,7 @@ class Stats(Result):
 
     @property
     def versions(self) -> "pl.DataFrame":
-        """The same by policy version."""
+        """The same by version: the oldest policy version that sampled a rollout of the group; it names the folder."""
         return self._frame("versions")
 
     @property
@@ -227,9 +228,9 @@ def _folders(stats: Mapping[str, Any]) -> Frame:
 def means_frames(name: str, rows: Sequence[Mapping[str, Any]], heading: str = "") -> Iterator[Frame]:
     """Yield a table of means by version, environment or both; nothing without rows."""
     if rows:
-        keys = [key for key in ("policy_version", "env_name") if key in rows[0]]
+        keys = [key for key in ("version", "policy_version", "env_name") if key in rows[0]]
         accuracy = ["accuracy"] if any(row["accuracy"] is not None for row in rows) else []
-        columns = (*keys, "num_rollouts", "reward_mean", *accuracy, "response_length_mean", *_FRACTIONS)
+        columns = (*keys, "num_rollouts", "reward_mean", *accuracy, "response_length_mean", *FRACTIONS)
         yield Frame(name, rows, columns, most=len(rows), has_heading=True, heading=heading)
 
 

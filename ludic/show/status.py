@@ -479,7 +479,7 @@ _SHORTEST_ID = 9
 """Characters of a worker's id that distinguish it from others; the rest may be cut."""
 _COUNTS = {
     "truncated": "num_truncated",
-    "incomplete": "num_incomplete_completions",
+    "max_tokens": "num_incomplete_completions",
     "unparsed": "num_parse_errors",
     "failed": "num_errors",
 }

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.errors import ConfigError
-from ludic.results import cell, pairs, printable, stdout_console
+from ludic.results import cell, open_console, pairs, printable, stdout_console
 from ludic.row_files import open_sink, write_result
 
 _NARROWEST = 16
@@ -31,7 +31,7 @@ def write_rows(result: pa.RecordBatchReader, format: str, out: Path | None, max_
     with open_sink(out) as sink:
         if format == "table":
             text = io.TextIOWrapper(sink, encoding="utf-8", write_through=True) if out else None
-            print_table(result, Console(file=text, width=200) if text else stdout_console(), max_rows)
+            print_table(result, open_console(file=text, width=200) if text else stdout_console(), max_rows)
         else:
             write_result(result, format, cast(BinaryIO, _Printable(sink)) if is_shown else sink)
 

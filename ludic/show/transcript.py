@@ -18,7 +18,7 @@ from rich.tree import Tree
 from tokenizers import Tokenizer
 
 from ludic.printable import left_out
-from ludic.records import Rollout
+from ludic.records import MAX_TOKENS, Rollout, ended_by
 from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
 from ludic.schema import extra_names
 from ludic.store import Root
@@ -142,7 +142,7 @@ def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool
         yield Text(printable(row["traceback"]), style="red")
     if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
         yield _agent_steps(row["agent_steps"], look)
-        yield _environment_steps(row["environment_steps"], look)
+        yield _environment_steps(row, look)
     yield _rule("training")
     if not uses:
         yield Text("no gradient step has considered it yet")
@@ -184,8 +184,6 @@ def _summary(row: dict[str, Any], uses: Sequence[dict[str, Any]]) -> dict[str, s
     components = ", ".join(f"{name} {number(value)}" for name, value in row["reward_components"].items())
     reward = "not scored" if row["episode_reward"] is None else number(row["episode_reward"])
     advantage = uses[0]["advantage"] if uses else None
-    flags = [name for name in ("terminated", "truncated", "incomplete_completion", "parse_error") if row[name]]
-    reasons = [f"{name} {row[name]}" for name in ("truncation_reason", "finish_reason") if row[name]]
     lines = {
         "rollout": row["rollout_id"],
         "example": f"{row['env_name']} {row['env_example_id']} ({row['purpose']})",
@@ -194,12 +192,32 @@ def _summary(row: dict[str, Any], uses: Sequence[dict[str, Any]]) -> dict[str, s
         "wanted": row["wanted"],
         "correct": None if row["correct"] is None else cell(row["correct"]).plain,
         **{name: cell(row[name]).plain for name in extra_names(list(row)) if row[name] is not None},
-        "end": ", ".join([*flags, *reasons]),
+        "end": _end_in_full(row),
         "error": row["error"],
         "length": f"{plural(row['num_turns'], 'turn')}, {row['prompt_length']} prompt tokens, "
         f"{row['response_length']} response tokens, {row['action_length']} of them sampled",
     }
     return {name: value for name, value in lines.items() if value}
+
+
+def _cause(row: Row) -> str | None:
+    return ended_by(row["truncation_reason"], row["finish_reason"], row["parse_error"])
+
+
+def _other_causes(row: Row) -> list[str]:
+    """Return what is wrong with answers besides the end: what could not be parsed, and what was cut before the last."""
+    if row["incomplete_completion"]:
+        return [] if _cause(row) == MAX_TOKENS else ["an answer was cut at max_tokens"]
+    return ["parse error"] if row["parse_error"] else []
+
+
+def _end_in_full(row: Row) -> str:
+    """Return how the episode and its last answer ended; a cause is named once."""
+    flags = [name for name in ("terminated", "truncated") if row[name]]
+    reasons = [f"{name} {row[name]}" for name in ("truncation_reason", "finish_reason") if row[name]]
+    if (cause := _cause(row)) == MAX_TOKENS:
+        flags, reasons = [name for name in flags if name == "terminated"], [f"cut at {cause}"]
+    return ", ".join([*flags, *reasons, *_other_causes(row)])
 
 
 def _origin(row: dict[str, Any]) -> dict[str, str]:
@@ -257,31 +275,40 @@ def _call_text(call: dict[str, Any], look: Look) -> str:
 def _agent_steps(steps: list[dict[str, Any]], look: Look) -> Table:
     table = plain_table("turn", "target", "tokens", "finish", "action")
     for step in steps:
-        action = f"parse error: {step['parse_feedback'] or ''}" if step["parse_error"] else step["action"] or ""
+        problem = f"cut at {MAX_TOKENS}" if step["finish_reason"] == "length" else "parse error"
+        action = f"{problem}: {step['parse_feedback'] or ''}" if step["parse_error"] else step["action"] or ""
         calls = "".join(f"\n{_call_text(call, look)}" for call in step["tool_calls"])
         table.add_row(
             str(step["turn"]),
             step["action_target"],
             f"{step['start']}-{step['end']}",
-            cell(step["finish_reason"]),
+            cell(ended_by(None, step["finish_reason"], step["parse_error"])),
             Text(printable(f"{_shorten(action, look)}{calls}".strip())),
         )
     return table
 
 
-def _environment_steps(steps: list[dict[str, Any]], look: Look) -> Table:
+def _environment_steps(row: Row, look: Look) -> Table:
     table = plain_table("step", "agent turns", ">reward", "next observation", "end")
-    for step in steps:
-        ends = [name for name in ("terminated", "truncated") if step[name]]
-        reason = dict(step["info"]).get("truncation_reason")
+    for step in row["environment_steps"]:
         table.add_row(
             str(step["turn"]),
             " ".join(map(str, step["agent_steps"])),
             "-" if step["reward"] is None else number(step["reward"]),
             Text(printable(_shorten(step["next_observation"] or "", look))),
-            ", ".join([*ends, *([reason] if reason else [])]),
+            _end_of_step(step, row["agent_steps"]),
         )
     return table
+
+
+def _end_of_step(step: Row, agent_steps: Sequence[Row]) -> str:
+    ends = [name for name in ("terminated", "truncated") if step[name]]
+    reason = dict(step["info"]).get("truncation_reason")
+    if reason and step["agent_steps"]:
+        last = agent_steps[step["agent_steps"][-1]]
+        if ended_by(reason, last["finish_reason"], last["parse_error"]) == MAX_TOKENS:
+            return MAX_TOKENS
+    return ", ".join([*ends, *([reason] if reason else [])])
 
 
 def _code_lines(code: list[dict[str, Any]]) -> dict[str, str]:
@@ -352,7 +379,7 @@ def _prompt_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
-    ends = row["error"] or row["truncation_reason"] or row["finish_reason"]
+    ends = row["error"] or _cause(row)
     training = "not considered" if use is None else f"step {use['step']}" if use["used"] else use["reason"]
     advantage = use["advantage"] if use else None
     values = [
@@ -442,8 +469,9 @@ def _headline(row: Row, advantage: float | None) -> str:
 def _end_of(row: Row) -> str:
     if row["error"]:
         return f"failed: {left_out(row['error'], _TREE_EXCERPT)}"
-    flags = [name.replace("_", " ") for name in ("parse_error", "incomplete_completion") if row[name]]
-    return ", ".join(["terminated" if row["terminated"] else row["truncation_reason"] or "not ended", *flags])
+    is_limited = row["truncated"] or _cause(row) == MAX_TOKENS
+    end = "terminated" if row["terminated"] else (_cause(row) if is_limited else None) or "not ended"
+    return ", ".join([end, *_other_causes(row)])
 
 
 def _short_call(call: Row) -> str:

@@ -26,7 +26,7 @@ from rich.text import Text
 from ludic.errors import SchemaError, StoreError
 from ludic.printable import log_handler
 from ludic.records import RolloutBatch
-from ludic.results import NOTEBOOK_COLUMNS, printable, to_html
+from ludic.results import NOTEBOOK_COLUMNS, can_draw, open_console, printable, to_html
 from ludic.rollouts.metrics import mean_reward
 from ludic.schema import SCALAR_COLUMNS
 from ludic.show.balance import Row
@@ -226,7 +226,7 @@ def describe_step(row: Mapping[str, Any]) -> str:
 # --- A run in other processes: a live panel, or a log line a step ----------------------------------------------------
 
 _LOGGED_CALLS = 16
-"""Number of engine calls over which a step's share of incomplete completions is computed."""
+"""Number of engine calls over which a step's share of answers cut at max_tokens is computed."""
 
 _TICK_S = 0.1
 _INTERVAL_S = 0.5
@@ -239,7 +239,7 @@ Update = Callable[[], None]
 
 def open_view(watcher: Watcher) -> AbstractContextManager[Update]:
     """Follow a run while the block lasts: in a panel in a terminal or a notebook, else in the log."""
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     if console.is_jupyter:
         return notebook_panel(watcher)
     return live_panel(watcher, console) if console.is_terminal else step_log(watcher)
@@ -291,7 +291,7 @@ def _look_and_draw(watcher: Watcher, width: Callable[[], int], show: Callable[[R
 def log_shown() -> Iterator[None]:
     """Show ludic's log on stderr while the block lasts, if there is no panel and this program shows no log itself."""
     log = logging.getLogger("ludic")
-    if _can_draw(Console(stderr=True)) or log.hasHandlers():
+    if can_draw(open_console(stderr=True)) or log.hasHandlers():
         yield
         return
     handler, level = log_handler(), log.level
@@ -367,12 +367,12 @@ def _checkpoint_id(row: Row) -> CheckpointId:
 
 
 def _incomplete(status: RunStatus) -> str:
-    """Return the share of incomplete completions among the newest rollouts, as text; "" if unknown."""
+    """Return the share of the newest rollouts with an answer cut at max_tokens, as text; "" if unknown."""
     calls = [row for row in status.newest_calls[-_LOGGED_CALLS:] if row["num_incomplete_completions"] is not None]
     num_rollouts = sum(row["num_rollouts"] for row in calls)
     if not num_rollouts:
         return ""
-    return f"  incomplete {sum(row['num_incomplete_completions'] for row in calls) / num_rollouts:.1%}"
+    return f"  cut at max_tokens {sum(row['num_incomplete_completions'] for row in calls) / num_rollouts:.1%}"
 
 
 # --- Training and sampling in this process: a bar on stderr in a terminal or notebook, else log lines ----------------
@@ -388,8 +388,8 @@ def training_progress(num_steps: int | None) -> Iterator[Callable[[int, Mapping[
         TextColumn("{task.description}"),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not _can_draw(console)) as progress:
+    console = open_console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not can_draw(console)) as progress:
         task = progress.add_task("waiting for rollouts", total=num_steps)
 
         def report(step: int, row: Mapping[str, Any]) -> None:
@@ -404,14 +404,10 @@ def training_progress(num_steps: int | None) -> Iterator[Callable[[int, Mapping[
 def sampling_progress(num_groups: int | None) -> Iterator[Callable[[RolloutBatch], None]]:
     """Give a function that shows a batch. num_groups: groups to sample, None if it is not known."""
     columns = SpinnerColumn(), TextColumn("{task.completed} groups  {task.description}")
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not _can_draw(console)) as progress:
+    console = open_console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not can_draw(console)) as progress:
         task = progress.add_task("waiting for a policy", total=num_groups)
         yield lambda batch: progress.update(task, advance=len(batch.groups), description=_describe(batch))
-
-
-def _can_draw(console: Console) -> bool:
-    return console.is_terminal or console.is_jupyter
 
 
 def _describe(batch: RolloutBatch) -> str:

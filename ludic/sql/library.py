@@ -420,7 +420,10 @@ def _keywords(source: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 # --- Filters and selections ----------------------------------------------------------------------------
 
-_FILTER_WANTED = "wanted one predicate over a row of rollouts, such as: response_length < 8"
+_FILTER_WANTED = (
+    "wanted one predicate over a row of rollouts, without a SELECT; rows for which it is true are dropped, so that "
+    "response_length < 8 drops short answers"
+)
 _SELECTION_WANTED = "wanted one SELECT over groups that returns group_id, in the order in which groups are wanted"
 
 

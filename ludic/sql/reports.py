@@ -67,7 +67,7 @@ def read_reports(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, pa.Tab
     reports = {
         "rollouts": figure("rollouts"),
         "environments": means("env_name", "rollouts"),
-        "versions": means("policy_version", "rollouts"),
+        "versions": means("version", "rollouts"),
         "evals": means("policy_version, env_name", "evals"),
         "steps": figure("totals_of_steps"),
         "drops": figure("drops"),

@@ -15,7 +15,7 @@ from ludic.store.tombstones import quarantine
 
 
 @pytest.mark.slow
-def test_incomplete_completions_are_counted_beside_truncated_episodes(ludic, started: Root) -> None:
+def test_answers_cut_at_max_tokens_are_counted_under_this_name(ludic, started: Root) -> None:
     # Three of four answers hit max_tokens; no episode was truncated.
     (group,) = make_batch(worker_id="w0", rewards=[[0.0, 0.0, 0.0, 1.0]]).groups
     cut = [replace(rollout, incomplete_completion=True, finish_reason="length") for rollout in group.rollouts[:3]]
@@ -27,8 +27,8 @@ def test_incomplete_completions_are_counted_beside_truncated_episodes(ludic, sta
     (row,) = collect_stats(started).facts["environments"]
     assert (row["truncated_fraction"], row["incomplete_fraction"]) == (0.0, 0.75)
     lines = [line.split() for line in ludic("stats", started.url).out.splitlines()]
-    assert ["env", "rollouts", "reward", "tokens", "truncated", "incomplete", "unparsed", "failed"] in lines
-    assert ["moar_cats", "4", "0.25", "16.0", "0.0%", "75.0%", "0.0%", "0.0%"] in lines
+    assert ["env", "rollouts", "reward", "tokens", "max_tokens", "unparsed", "other", "limits", "failed"] in lines
+    assert ["moar_cats", "4", "0.25", "16.0", "75.0%", "0.0%", "0.0%", "0.0%"] in lines
 
 
 @pytest.mark.slow

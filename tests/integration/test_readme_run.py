@@ -41,5 +41,7 @@ def test_the_readmes_example_learns(tmp_path: Path) -> None:
     # Of 32 words at most: 0.1 at first, 1 to 2 after 15 steps (30 after 40).
     assert fmean(rewards[-3:]) > 4 * fmean(rewards[:3]) > 0
     # Without a terminal there is a line a step.
-    steps = re.findall(r"ludic\.run: step (\d+) of 15  reward [\d.]+  loss .* tokens/s  incomplete [\d.]+%", run.stderr)
+    steps = re.findall(
+        r"ludic\.run: step (\d+) of 15  reward [\d.]+  loss .* tokens/s  cut at max_tokens [\d.]+%", run.stderr
+    )
     assert [int(step) for step in steps] == list(range(1, NUM_STEPS + 1))

@@ -216,7 +216,7 @@ def test_a_run_takes_the_server_that_was_started_early_if_it_fits(
 
 def test_what_is_read_by_imports_decides_what_may_be_forked(server, environment, tmp_path: Path, monkeypatch) -> None:
     with (tmp_path / "log").open("wb") as log:
-        for name, value in {"FORCE_COLOR": "1", "HF_HOME": "elsewhere", "OMP_NUM_THREADS": "2"}.items():
+        for name, value in {"TORCH_LOGS": "", "HF_HOME": "elsewhere", "OMP_NUM_THREADS": "2"}.items():
             assert server.start(["draw"], environment | {name: value}, log) is None
         assert server.start(["draw"], {**environment, "X": "y" * 10**7}, log) is None
         monkeypatch.chdir(tmp_path)
@@ -226,10 +226,10 @@ def test_what_is_read_by_imports_decides_what_may_be_forked(server, environment,
 def test_a_child_with_another_environment_starts_from_nothing(server, environment, tmp_path: Path) -> None:
     child = Child(
         name="trainer",
-        args=lambda: ["ends", "import os; print(os.environ['FORCE_COLOR'])"],
+        args=lambda: ["ends", "import os; print(os.environ['MY_NAME'])"],
         log=tmp_path / "log",
         may_fork=True,
-        environment={"FORCE_COLOR": "1"},
+        environment={"MY_NAME": "1"},
     )
     child.start(environment, server)
     assert isinstance(child.process, subprocess.Popen)

@@ -24,7 +24,7 @@ def test_a_run_is_counted(trained: Root) -> None:
 
 def test_rewards_are_averaged_by_version_and_environment(trained: Root) -> None:
     stats = collect_stats(trained).facts
-    assert [(row["policy_version"], row["num_groups"], row["reward_mean"]) for row in stats["versions"]] == [
+    assert [(row["version"], row["num_groups"], row["reward_mean"]) for row in stats["versions"]] == [
         (0, 2, pytest.approx((1 + 0 + 0.5 + 0.5 + 4 * 0.25) / 8)),
         (1, 2, pytest.approx((1 + 1 + 1) / 7)),  # one of eight is not scored
     ]

@@ -56,8 +56,8 @@ def test_each_step_is_logged_once_and_none_from_before(started: Root, lines) -> 
         write_steps(started, 2, 3)
         update()
         assert lines() == [
-            "step 2  reward 0.500  loss 0.5000  off-policy steps 1.0  1,234 tokens/s  incomplete 75.0%",
-            "step 3  reward 0.750  loss 0.5000  off-policy steps 1.0  1,234 tokens/s  incomplete 75.0%",
+            "step 2  reward 0.500  loss 0.5000  off-policy steps 1.0  1,234 tokens/s  cut at max_tokens 75.0%",
+            "step 3  reward 0.750  loss 0.5000  off-policy steps 1.0  1,234 tokens/s  cut at max_tokens 75.0%",
         ]
         write_steps(started, 4)
     assert [line[:6] for line in lines()] == ["step 4"]

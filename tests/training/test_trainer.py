@@ -96,10 +96,10 @@ def test_a_trainer_that_learns_nothing_says_so(new_root, caplog):
     root = new_root()
     fill(root, num_files=3, rewards=[[0.5] * 4] * 4)
     train_here(root, num_steps=4)
-    warnings = [record.getMessage() for record in caplog.records if "learned nothing" in record.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if "got no gradient" in record.getMessage()]
     assert warnings == [
-        "since step 1: the last 3 steps learned nothing: all advantages or gradients are 0 (mean reward 0.5); look at "
-        "the environment's score, and at incomplete and unparsed answers"
+        "since step 1: the last 3 steps got no gradient: all advantages or gradients are 0 (mean reward 0.5); look at "
+        "the environment's score, and at answers that were cut at max_tokens or not parsed"
     ]
 
 

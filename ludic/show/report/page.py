@@ -295,9 +295,9 @@ def _component_figures(rows: Sequence[Row], troubles: Sequence[Trouble]) -> Iter
 
 def _accuracy(con: duckdb.DuckDBPyConnection, root: Root) -> Iterator[Figure]:
     """Yield a plot of the share of correct answers, if environments say which ones are."""
-    rows = ask(con, root, means("policy_version, env_name", "rollouts"))
+    rows = ask(con, root, means("version, env_name", "rollouts"))
     if any(row["accuracy"] is not None for row in rows):
-        series = _by_environment(rows, "policy_version", "accuracy")
+        series = _by_environment(rows, "version", "accuracy")
         yield draw("Correct answers", "share of a version's rollouts", "version", series)
 
 

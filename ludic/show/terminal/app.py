@@ -36,7 +36,7 @@ class ViewApp(App[None]):
     ]
     CSS = """
     #facts { padding: 0 1; color: $text-muted; }
-    #troubles { padding: 0 1; max-height: 8; text-wrap: nowrap; text-overflow: ellipsis; }
+    #warnings { padding: 0 1; height: auto; max-height: 50%; }
     #title { padding: 0 1; height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     #problem { padding: 0 1; display: none; }
     #entry { border: round $accent; }

@@ -15,6 +15,7 @@ import duckdb
 import polars as pl
 
 from ludic.show.found import look_up
+from ludic.show.stats import FRACTIONS
 from ludic.show.transcript import Found, TokenReader, load_token_reader
 from ludic.show.watch import stored_troubles
 from ludic.sql.connect import connect, refresh
@@ -27,7 +28,7 @@ from ludic.store.tables import LABEL, put_label
 Table = Literal["rollouts", "evals"]
 Kind = Literal["version", "group", "rollout"]
 
-_FRACTIONS = ("truncated_fraction", "incomplete_fraction", "parse_error_fraction", "error_fraction")
+_END = "ended_by(truncation_reason, finish_reason, parse_error) as ended_by"
 TEXTS = ("prompt", "answer")
 """Columns of texts, which are read for the rows of a page only: messages are most of what is stored."""
 _FIRST_COLUMNS = ("rollout_id", "episode_reward", "correct", "marks")
@@ -36,8 +37,7 @@ _LAST_COLUMNS = (
     "wanted",
     "response_length",
     "num_turns",
-    "finish_reason",
-    "truncation_reason",
+    "ended_by",
     "error",
     "env_example_id",
     "agent_id",
@@ -58,8 +58,9 @@ _GROUP_COLUMNS = (
     "num_rollouts",
     "num_scored",
     "response_length_mean",
-    "num_truncated",
-    "num_parse_errors",
+    "num_incomplete_completions",
+    "num_unparsed",
+    "num_at_other_limits",
     "num_errors",
 )
 
@@ -137,7 +138,7 @@ def versions(table: Table) -> Listing:
             "reward_mean",
             "accuracy",
             "response_length_mean",
-            *_FRACTIONS,
+            *FRACTIONS,
         ),
         kept=("version", "env", "num_rollouts", "num_groups", "reward_mean", "response_length_mean"),
         order=Order("version", descending=True),
@@ -169,7 +170,7 @@ def rollouts(table: Table, *, title: str = "", with_training: bool = False, **eq
     return Listing(
         title=f"{table} of {named}" if named else f"all {table}",
         kind="rollout",
-        relation=f"select * from {table}\n{_joined('marks')}{training}where {scope}",  # noqa: S608
+        relation=f"select *, {_END} from {table}\n{_joined('marks')}{training}where {scope}",  # noqa: S608
         columns=_FIRST_COLUMNS + (_TRAINING_COLUMNS if with_training else ()) + _LAST_COLUMNS,
         kept=_KEPT + (_TRAINING_COLUMNS if with_training else ()),
         order=Order("created_at"),
@@ -193,7 +194,7 @@ def answers(env_name: str, example_id: str, but: str) -> Listing:
     return Listing(
         title=f"answers to {env_name} {example_id}: choose one to compare",
         kind="rollout",
-        relation=f"select * from ({parts})\n{_joined('marks')}",  # noqa: S608
+        relation=f"select *, {_END} from ({parts})\n{_joined('marks')}",  # noqa: S608
         columns=(
             "rollout_id",
             "found_in",
@@ -205,7 +206,7 @@ def answers(env_name: str, example_id: str, but: str) -> Listing:
             "answer",
             "response_length",
             "num_turns",
-            "finish_reason",
+            "ended_by",
             "marks",
         ),
         kept=("rollout_id", "found_in", "version", "episode_reward", "answer"),

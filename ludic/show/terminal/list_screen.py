@@ -13,7 +13,7 @@ from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Vertical, VerticalScroll
 from textual.coordinate import Coordinate
 from textual.message import Message
 from textual.screen import ModalScreen, Screen
@@ -99,7 +99,8 @@ class ListScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="facts")
-        yield Static(id="troubles")
+        with VerticalScroll(id="warnings"):  # wrapped, since what to do stands at their end
+            yield Static(id="troubles")
         yield Static(id="title")
         yield PagedTable()
         yield Static(id="problem")
@@ -111,7 +112,7 @@ class ListScreen(Screen[None]):
         facts = self.query_one("#facts", Static)
         facts.display = self.listing.kind == "version"
         facts.update(self._view.facts() if facts.display else "")
-        self.query_one("#troubles").display = False
+        self.query_one("#warnings").display = False
         self.table.focus()
         self.load()
 
@@ -153,9 +154,9 @@ class ListScreen(Screen[None]):
 
     def _show_troubles(self, troubles: Sequence[str]) -> None:
         if self.is_mounted:
-            line = self.query_one("#troubles", Static)
-            line.update(Text("\n".join(f"warning: {printable(text)}" for text in troubles), style="bold red"))
-            line.display = bool(troubles)
+            text = "\n".join(f"warning: {printable(text)}" for text in troubles)
+            self.query_one("#troubles", Static).update(Text(text, style="bold red"))
+            self.query_one("#warnings").display = bool(troubles)
 
     def _accept(self, frame: pl.DataFrame, total: int, where: str, order: Order) -> None:
         if not self.is_mounted:

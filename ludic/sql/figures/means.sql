@@ -1,5 +1,6 @@
 -- means: counts, means and fractions of rollouts, by environment, by version or by both
 -- grain: one row per $keys, which are columns | reads: rollouts; see ludic.sql.reports.means
+-- one cause counts once: unparsed_fraction and other_limit_fraction leave out rollouts with an answer cut at max_tokens
 -- NULL: reward_mean if no episode of the row is scored; accuracy if of none it is known whether the answer is correct
 select
     $keys,
@@ -11,6 +12,8 @@ select
     avg(truncated::integer) as truncated_fraction,
     avg(incomplete_completion::integer) as incomplete_fraction,
     avg(parse_error::integer) as parse_error_fraction,
+    avg((parse_error and not incomplete_completion)::integer) as unparsed_fraction,
+    avg((truncated and not incomplete_completion)::integer) as other_limit_fraction,
     avg((error is not null)::integer) as error_fraction
 from rollouts
 group by all

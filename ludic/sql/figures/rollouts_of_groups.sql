@@ -9,7 +9,7 @@ with uses as (
 
 select
     group_id, group_index, agent_id, depth, rollout_id, version, episode_reward, correct, response_length,
-    coalesce(error, truncation_reason, finish_reason) as ending, use
+    coalesce(error, ended_by(truncation_reason, finish_reason, parse_error)) as ending, use
 from rollouts
 left join uses using (rollout_id)
 where version in (select unnest($versions::bigint[])) and group_id in (select unnest($ids::varchar[]))

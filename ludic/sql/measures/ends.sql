@@ -7,7 +7,7 @@ with ended as (
         *,
         case
             when error is not null then 'failed'
-            when truncated then 'truncated: ' || coalesce(truncation_reason, 'no reason')
+            when truncated then 'truncated: ' || ended_by(coalesce(truncation_reason, 'no reason'), finish_reason, parse_error)
             when terminated then 'terminated'
             else 'unfinished'
         end as end_

@@ -33,6 +33,7 @@ with own as (
         bool_or(terminated) as terminated,
         bool_or(truncated) as truncated,
         max(truncation_reason) as truncation_reason,
+        arg_max(finish_reason, segment_index) as finish_reason,
         bool_or(incomplete_completion) as incomplete_completion,
         bool_or(parse_error) as parse_error,
         sum(num_turns)::bigint as num_turns,

@@ -2,6 +2,7 @@
 -- grain: one row per group_id | reads: rollouts
 -- rewards count an episode once, also if it has several rollouts, without those of sub-agents; lengths and num_ count rollouts
 -- accuracy: share of episodes with a correct answer, of those of which it is known
+-- num_unparsed and num_at_other_limits leave out rollouts with an answer cut at max_tokens
 -- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a group with one scored episode;
 -- wanted and accuracy where no row has wanted or correct
 with episodes as (
@@ -25,6 +26,8 @@ with episodes as (
         count(*) filter (truncated) as num_truncated,
         count(*) filter (incomplete_completion) as num_incomplete_completions,
         count(*) filter (parse_error) as num_parse_errors,
+        count(*) filter (parse_error and not incomplete_completion) as num_unparsed,
+        count(*) filter (truncated and not incomplete_completion) as num_at_other_limits,
         count(error) as num_errors
     from rollouts
     group by all
@@ -50,6 +53,8 @@ select
     sum(num_truncated)::bigint as num_truncated,
     sum(num_incomplete_completions)::bigint as num_incomplete_completions,
     sum(num_parse_errors)::bigint as num_parse_errors,
+    sum(num_unparsed)::bigint as num_unparsed,
+    sum(num_at_other_limits)::bigint as num_at_other_limits,
     sum(num_errors)::bigint as num_errors,
     min(created_at) as created_at,
     version,
