@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from glob import has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -318,9 +319,17 @@ class Storage:
             if self.is_local:
                 self._try(name, lambda: local.delete(self.path, name))
             else:
-                self._try(name, lambda: self.fs.rm(path, recursive=True))
+                self._try(name, lambda: self._delete_all(path))
         except FileNotFoundError:
             return
+
+    def _delete_all(self, path: str) -> None:
+        if not has_magic(path):
+            self.fs.rm(path, recursive=True)
+            return
+        # fsspec's rm takes a path with [, * or ? for a pattern, and would delete what it matches: other runs.
+        for file in self.fs.find(path) or [path]:
+            self.fs.rm_file(file)
 
     @contextmanager
     def scratch_folder(self) -> Iterator[Path]:
