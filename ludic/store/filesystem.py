@@ -33,6 +33,7 @@ from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
 from ludic.store.local import SCRATCH, Content
 from ludic.temporary import temporary_folder
+from ludic.values import check_utf8
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Storage:
     def connect(cls, url: str, fs: fsspec.AbstractFileSystem | None = None) -> "Storage":
         """Connect to a URL.
 
-        Raises ConfigError if it is empty or holds a secret, StoreError if no filesystem serves it.
+        Raises ConfigError if it is empty, holds a secret or is no UTF-8, StoreError if no filesystem serves it.
         """
         url = str(url)
         if not url.strip():
@@ -73,6 +74,7 @@ class Storage:
             path = fs._strip_protocol(url)
         else:
             fs, path = _connect(url)
+        check_utf8(path, "the folder of the run")
         return cls(url.rstrip("/"), fs, path.rstrip("/"))
 
     @property
