@@ -42,7 +42,22 @@ def read_records(url: str) -> Records:
             except (ValueError, RecursionError) as error:  # also a number of too many digits
                 yield number, f"is no JSON: {error}"
                 continue
+            if half := _half_character(line, value):
+                yield number, half
+                continue
             yield number, value if isinstance(value, dict) else f"is {type(value).__name__}, wanted a JSON object"
+
+
+def _half_character(line: bytes, value: Any) -> str | None:
+    """Return why UTF-8 can't hold a value: JSON spells half a character as \\ud83d, which no tokenizer takes."""
+    if b"\\u" not in line:
+        return None
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start].encode("unicode_escape").decode()
+        return f"holds half a character, {half}; wanted both halves, or the character itself"
+    return None
 
 
 def _parquet_rows(file: Any, url: str) -> Iterator[dict[str, Any]]:
