@@ -4,8 +4,6 @@ Null, lists and maps stay in JSON; CSV has an empty field for null, and JSON tex
 if a file can't be written.
 """
 
-import csv
-import io
 import json
 import math
 import sys
@@ -13,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -73,18 +72,22 @@ def write_jsonl(names: Sequence[str], rows: Iterable[Iterable[Any]], sink: Binar
 
 
 def write_csv(names: Sequence[str], rows: Iterable[Iterable[Any]], sink: BinaryIO) -> None:
-    """Write a header and one line per row of plain values; null is empty, and lists and maps are JSON text."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow(
-            [value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False) for value in row]
-        )
-        sink.write(buffer.getvalue().encode())
-        buffer.seek(0)
-        buffer.truncate()
-    sink.write(buffer.getvalue().encode())
+    """Write a header and one line per row of plain values; null is empty, and lists and maps are JSON text.
+
+    All texts are quoted: csv.writer of Python before 3.11.9 leaves a carriage return bare, where readers cut the row.
+    """
+    header = [name if name.isidentifier() else _csv_field(name) for name in names]
+    for line in chain([header], (map(_csv_field, row) for row in rows)):
+        sink.write(",".join(line).encode() + b"\n")
+
+
+def _csv_field(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    text = value if isinstance(value, str) else json_text(value)
+    return '"' + text.replace('"', '""') + '"'
 
 
 ROW_WRITERS: dict[str, Callable[[Sequence[str], Iterable[Iterable[Any]], BinaryIO], None]] = {

@@ -44,6 +44,7 @@ from ludic.values import (
     Source,
     annotations,
     check_url,
+    check_utf8,
     describe,
     fit,
     found_text,
@@ -242,10 +243,13 @@ class Setting:
         for text in texts(value) if source != "stored" else ():
             check_url(text, what, _LOGINS.get(self.name))
         try:
-            return fit(value, self.kind, source)
+            found = fit(value, self.kind, source)
         except MisfitError as error:
-            found = found_text(value, source, is_number=error.is_number)
-            raise ConfigError(f"{what} is {found}, wanted {error.wanted or describe(self.kind, source)}") from None
+            shown = found_text(value, source, is_number=error.is_number)
+            raise ConfigError(f"{what} is {shown}, wanted {error.wanted or describe(self.kind, source)}") from None
+        if source != "stored":
+            check_utf8(found, what)
+        return found
 
 
 def settings_of(owner: Any) -> tuple[Setting, ...]:
@@ -699,8 +703,12 @@ def operation(**groups: type) -> Callable[[F], F]:
                 return function(*args, **kwargs)  # whose own error names the function
             try:
                 for each in settings_of(function):
-                    if not each.path and each.field in given.arguments and _is_checked(each):
+                    if each.path or each.field not in given.arguments:
+                        continue
+                    if _is_checked(each):
                         given.arguments[each.field] = each.convert(given.arguments[each.field])
+                    elif isinstance(given.arguments[each.field], str):
+                        check_utf8(given.arguments[each.field], each.name)
                 return function(*given.args, **given.kwargs)
             except LudicError as error:
                 if not error.is_for_users:

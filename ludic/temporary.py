@@ -137,7 +137,7 @@ def _place() -> str:
     """Return a digest of what gives a process id its meaning here: machine, boot and namespace."""
     parts = [socket.gethostname()]
     with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
     with suppress(OSError):
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

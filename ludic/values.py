@@ -253,6 +253,25 @@ def check_url(text: str, what: str, advice: str | None = None) -> None:
         )
 
 
+def check_utf8(value: Any, what: str) -> None:
+    """Refuse a text or a path that UTF-8 can't hold, also in lists and mappings: no file, query or log could hold it.
+
+    Python gives bytes of the command line and of file names that are no UTF-8 as such texts. what: the setting's name.
+    Raises ConfigError.
+    """
+    names = texts([*value]) if isinstance(value, Mapping) else ()
+    for text in (*names, *texts(str(value) if isinstance(value, Path) else value)):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            code = ord(text[error.start])
+            is_byte = 0xDC80 <= code <= 0xDCFF
+            found = f"the byte 0x{code - 0xDC00:02x}, which is no UTF-8" if is_byte else "half a character"
+            advice = "write or rename it in UTF-8" if is_byte else "write whole characters"
+            near = text[max(0, error.start - 40) : error.start + 40]
+            raise ConfigError(f"{what} holds {found}, in {near!r}; {advice}") from None
+
+
 def texts(value: Any) -> Iterator[str]:
     """Yield all texts in a value, also in lists and mappings."""
     if isinstance(value, str):

@@ -127,7 +127,7 @@ ALLOWED = {
         store/filesystem.py _create pipe_file pipe_file
         store/filesystem.py _create_from put_file
         store/filesystem.py _move_in put_file unlink
-        store/filesystem.py delete rm
+        store/filesystem.py _delete_all rm rm_file
         store/filesystem.py rename cp_file
     """,
     "through the store": """

@@ -5,14 +5,13 @@ answered in one line, with exit code 2; a bad file raises ConfigError.
 """
 
 import inspect
-import json
 import sys
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
 from ludic.cli.commands import COMMANDS
+from ludic.config_files import read_config
 from ludic.errors import ConfigError, similar_names
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
 from ludic.foreign_settings import answer, dotted_names
@@ -91,16 +90,9 @@ def _read_file(path: Path, settings: Sequence[Setting], algorithm: str | None) -
     Raises ConfigError if the file can't be read, or holds an unknown setting or a value that does not fit one.
     """
     try:
-        text = path.read_text()
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        values = read_config(path)
     except FileNotFoundError as error:
         raise ConfigError(_no_file(path)) from error
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: wanted a JSON object of settings")
     table = {each.name: each for each in settings if each.has_flag}
     of_others: dict[str, Setting] = {}
     if table.keys() & _EXPERIMENT:

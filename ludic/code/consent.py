@@ -149,8 +149,8 @@ def give_consent(use: CodeUse, files: Files, *, root: str, run_id: str) -> None:
     }
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".partial", delete=False) as partial:
-            json.dump(about, partial, indent=2)
+        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".partial", delete=False) as partial:
+            partial.write(json.dumps(about, indent=2).encode())
         Path(partial.name).replace(file)
     except OSError as error:
         raise ConfigError(

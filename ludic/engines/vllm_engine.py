@@ -313,7 +313,7 @@ def open_adapter(folder: str, version: int) -> Adapter:
     """Return the adapter of a LoRA folder, whose files are complete."""
     path = Path(folder).absolute()
     try:
-        rank = int(json.loads((path / ADAPTER_CONFIG).read_text())["r"])
+        rank = int(json.loads((path / ADAPTER_CONFIG).read_bytes())["r"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder}: {ADAPTER_CONFIG} gives no rank: {one_line(error)}") from error
     return Adapter(folder=str(path), version=version, rank=rank, shapes=read_shapes(path / ADAPTER_WEIGHTS))

@@ -5,7 +5,6 @@ found and what was wanted.
 """
 
 import json
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ludic.code.consent import QUESTIONS, SCORER_OPTIONS
-from ludic.code.files import MAX_BYTES, python_file_of
+from ludic.code.files import python_file_of
 from ludic.code.kinds import PARSER, SCORER, own_code_of, parser_stages
+from ludic.config_files import read_config
 from ludic.data_files import is_data_file
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.eval.config import EvalConfig, MeasureConfig
@@ -85,16 +85,9 @@ def settings_of_root(entries: Sequence[Entry], call: EvalConfig) -> EvalConfig:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        if not file.is_file():
-            raise ConfigError(f"there is no suite {file.absolute()}; wanted a TOML file")
-        with file.open("rb") as opened:
-            text = opened.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise ConfigError(f"{file} has more than {MAX_BYTES:,} bytes, wanted a TOML file of a suite")
-        return tomllib.loads(text.decode())
-    except (OSError, ValueError, RecursionError) as error:
-        raise error if isinstance(error, ConfigError) else ConfigError(f"{file}: {error}") from error
+    if not file.is_file():  # a folder, or a pipe that never ends
+        raise ConfigError(f"there is no suite {file.absolute()}; wanted a TOML file")
+    return read_config(file)
 
 
 def _check_keys(values: Mapping[str, Any], known: Collection[str], where: str) -> None:

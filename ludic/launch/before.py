@@ -240,7 +240,7 @@ class _Model:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         try:
-            found = json.loads((self.folder / "config.json").read_text())
+            found = json.loads((self.folder / "config.json").read_bytes())
         except FileNotFoundError:
             raise ModelError(
                 f"{self._start.run.model}: {self.folder} holds no config.json; wanted a Hugging Face folder of a model"
@@ -257,7 +257,7 @@ class _Model:
         if any(self.folder.glob("chat_template*")) or any(self.folder.glob("additional_chat_templates/*")):
             return "there is one"
         with suppress(OSError, ValueError):
-            if json.loads((self.folder / "tokenizer_config.json").read_text()).get("chat_template"):
+            if json.loads((self.folder / "tokenizer_config.json").read_bytes()).get("chat_template"):
                 return "there is one"
         from ludic.models.chat import load_tokenizer, render_prompt
 

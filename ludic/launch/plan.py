@@ -95,7 +95,7 @@ def _host_bytes() -> int | None:
     with suppress(ValueError, OSError, AttributeError):  # not on every system
         known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     with suppress(ValueError, OSError):  # "max" without a limit
-        known.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        known.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return min(known, default=None)
 
 

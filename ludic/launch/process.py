@@ -194,7 +194,7 @@ def config_args(name: str, settings: Mapping[str, Any]) -> list[str]:
     if not _files_of(os.getpid()).folder.is_dir():  # a run of days outlives what cleans temporary folders
         _files_of.cache_clear()
     path = _files_of(os.getpid()).folder / f"{name}-{sha256(text.encode()).hexdigest()[:16]}.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return ["--config", str(path)]
 
 

@@ -271,7 +271,7 @@ def _code_digest() -> str:
 def _read(file: Path) -> dict[str, str | bool | None] | None:
     """Return a kept verdict; None if there is none, or none that can be used."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        verdict = json.loads(file.read_text())
+        verdict = json.loads(file.read_bytes())
         if isinstance(verdict["is_known"], bool) and isinstance(verdict["problem"], str | None):
             return verdict
     return None
@@ -281,7 +281,7 @@ def _keep(file: Path, verdict: dict[str, str | bool | None]) -> None:
     """Keep a verdict; without a folder that can be written, the next process judges again."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as new:
             json.dump(verdict, new)
         Path(new.name).replace(file)
 

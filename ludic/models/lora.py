@@ -217,7 +217,7 @@ def base_of_adapter(folder: str) -> str | None:
     """Return the folder or id of the base model of a LoRA adapter; None if the folder holds no adapter."""
     check_adapter(folder)
     try:
-        return json.loads(Path(folder, ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+        return json.loads(Path(folder, ADAPTER_CONFIG).read_bytes())["base_model_name_or_path"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError) as error:

@@ -270,7 +270,7 @@ def _paths(folder: Path) -> list[Path]:
     if source.suffix == ".safetensors":
         return [source]
     try:
-        index = json.loads(source.read_text())
+        index = json.loads(source.read_bytes())
         check_values(index, str(source))
         return [folder / name for name in sorted(set(index["weight_map"].values()))]
     except ModelError:

@@ -228,7 +228,7 @@ def write_cluster_files(
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         try:
-            with (folder / name).open("x") as file:
+            with (folder / name).open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
             raise ConfigError(

@@ -50,6 +50,9 @@ ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
 FINISH_REASONS = (*get_args(FinishReason), None)
 TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", "time_limit", "budget", None)
 
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""Value in the name of a folder, env=VALUE, that readers of hive partitions take for null."""
+
 _ALWAYS_THERE = ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
 
 
@@ -156,6 +159,7 @@ def _not_negative(column: str) -> _Rule:
 
 
 _RULES = (
+    _Rule(("env_name",), lambda name: name != NULL_PARTITION, "wanted another: in a folder's name pandas reads null"),
     *map(_not_empty, ("rollout_id", "group_id", "episode_id", "env_name", "env_example_id")),
     *map(_not_empty, ("agent_id", "parent_rollout_id", "trajectory_id")),
     *map(_not_negative, ("depth", "segment_index", "policy_version", "num_turns", "temperature")),

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ludic.errors import QueryError
 from ludic.schema import rollouts_schema
-from ludic.sql.library import create_macros, quote_list
+from ludic.sql.library import create_macros, escape_glob, quote_list
 from ludic.sql.root_views import create_views
 from ludic.sql.snapshot import Snapshot
 from ludic.store import Root
@@ -138,7 +138,9 @@ class Connections:
 
 def seal(con: duckdb.DuckDBPyConnection, folders: Iterable[str] = ()) -> None:
     """Restrict the connection to files of these folders (or URLs), and lock its settings."""
-    con.execute(f"set allowed_directories = {quote_list(f'{folder}/' for folder in folders)}")
+    # DuckDB compares the patterns that it is given, and then the files that they match.
+    allowed = dict.fromkeys(name for folder in folders for name in (f"{folder}/", escape_glob(f"{folder}/")))
+    con.execute(f"set allowed_directories = {quote_list(allowed)}")
     con.execute("set enable_external_access = false")
     con.execute("set lock_configuration = true")
 

@@ -25,12 +25,13 @@ import duckdb
 import pyarrow as pa
 from duckdb.func import FunctionNullHandling, PythonUDFType
 from fsspec import AbstractFileSystem
+from fsspec.utils import glob_translate
 
 from ludic.code.kept import read_kept_text
 from ludic.code.kinds import read_packaged
 from ludic.errors import QueryError, SchemaError, one_line
 from ludic.schema import arrow_schema, rollouts_schema
-from ludic.sql.library import quote, quote_list
+from ludic.sql.library import escape_glob, quote, quote_list
 from ludic.sql.snapshot import ARGUMENTS, ListReader, Snapshot, segment_schema
 from ludic.store import Root
 from ludic.store.catalogue import ROWS, Records, Row, Table
@@ -73,11 +74,15 @@ def create_views(
 
     snapshots: one of each root. without: names, below each root, of files to leave out.
     """
-    urls = [_duckdb_url(root, number) for number, root in enumerate(roots)]
+    urls = []
     sql = []
     for number, root in enumerate(roots):
-        if not root.is_local:
-            con.register_filesystem(RangedFileSystem(root.fs, _protocol(number)))
+        if root.is_local:
+            urls.append(_local_folder(root))
+        else:
+            files = RangedFileSystem(root.fs, f"ludic{number}", root.path)
+            con.register_filesystem(files)
+            urls.append(files.url)
         _create_functions(con, root, number, urls[number], snapshots[number], without)
         con.execute(f"create macro {_url_of(number)} as {quote(root.url)}")
         sql.append(_sql_of_root(con, root, number, urls[number], without))
@@ -212,17 +217,17 @@ def _create_functions(
     """Problems that the log has."""
 
     def segments_of(folder: Folder) -> list[str]:
-        return [_escape_glob(str(path)) for path in snapshot.stored(folder).segments]
+        return [escape_glob(str(path)) for path in snapshot.stored(folder).segments]
 
     def compacted_of(folder: Folder) -> list[str]:
-        return [_escape_glob(f"{url}/{file.name}") for file in snapshot.stored(folder).compacted]
+        return [escape_glob(f"{url}/{file.name}") for file in snapshot.stored(folder).compacted]
 
     def files_of(kind: str) -> list[str]:
         if not snapshot.has_begun:
             return []  # a view's creation needs its columns only
         row = _ROWS[kind]
         if not root.is_local:  # a name alone would cost a request for its size
-            return [f"{_escape_glob(url)}/{row.glob}"]
+            return [f"{url}/{row.glob}"]
         # DuckDB's own listing stops at a name with a backslash, follows links that lead out of the root, and opens
         # named pipes.
         names = [name for name in row.names(root) if name not in without]
@@ -232,7 +237,7 @@ def _create_functions(
                 logger.warning("left out: %s", problem)
                 told.add(problem)
             sound.update(names := [name for name in names if name not in problems])
-        return [_escape_glob(f"{url}/{name}") for name in names]
+        return [escape_glob(f"{url}/{name}") for name in names]
 
     def text_of_code(sha256: str | None, path: str | None) -> str | None:
         return read_kept_text(root, sha256, path)
@@ -386,22 +391,11 @@ def _columns_by_address(root: Root, number: int) -> str:
     )
 
 
-def _duckdb_url(root: Root, number: int) -> str:
-    """Return the path of a local root, which DuckDB reads itself, else a URL of the registered filesystem."""
-    if not root.is_local:
-        return f"{_protocol(number)}://{root.path}"
+def _local_folder(root: Root) -> str:
+    """Return the path of a local root, whose files DuckDB reads itself. Raises QueryError for a backslash."""
     if "\\" in root.path:
         raise QueryError(f"{root.path}: DuckDB takes a backslash for a separator; move the run to a folder without one")
     return root.path
-
-
-def _protocol(number: int) -> str:
-    """Return the name of a root's filesystem in DuckDB."""
-    return f"ludic{number}"
-
-
-def _escape_glob(path: str) -> str:
-    return re.sub(r"([\[*?])", r"[\1]", path)
 
 
 # --- DuckDB's names of types ---------------------------------------------------------------------------
@@ -441,45 +435,60 @@ def columns_sql(fields: Iterable[pa.Field]) -> str:
 # returns wrong rows or none (DuckDB 2.0, 1 query of 50 on memory://). Here each thread has its own position, and a read
 # is one ranged request. Read-only; passes on the filesystem's errors.
 
+_IN_PATTERNS = re.compile(r"[\[*?]")
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RangedFileSystem(AbstractFileSystem):
-    """Serves the files of another filesystem as PROTOCOL://PATH, for DuckDB's register_filesystem."""
+    """Serves the files below a folder of another filesystem as URL/NAME, for DuckDB's register_filesystem."""
 
     cachable = False
 
-    def __init__(self, fs: AbstractFileSystem, protocol: str = "ludic") -> None:
+    def __init__(self, fs: AbstractFileSystem, protocol: str, folder: str) -> None:
         """Wrap `fs`. protocol: must be unique in a connection, and without punctuation."""
         super().__init__()
-        self._fs, self.protocol = fs, protocol
+        self._fs, self.protocol, self._folder = fs, protocol, folder
+        self.url = f"{protocol}://{_IN_PATTERNS.sub('_', folder)}"
+        """The folder's name in DuckDB, in which nothing stands for other names."""
         self._sizes: dict[str, int] = {}
 
     def glob(self, path: str, **_: Any) -> list[str]:
-        """List the paths that match. The listing includes sizes, which saves a request for each file."""
-        found = self._fs.glob(self._path(path), detail=True)
-        self._sizes |= {name: info["size"] for name, info in found.items()}
-        return sorted(found)
+        """List the URLs that match. The listing includes sizes, which saves a request for each file."""
+        name = self._name(path)
+        first = _IN_PATTERNS.search(name)
+        if first is None:
+            return [path] if self.exists(path) else []
+        matches = re.compile(glob_translate(name)).match
+        try:
+            found = self._fs.find(f"{self._folder}/{name[: first.start()].rpartition('/')[0]}", detail=True)
+        except FileNotFoundError:  # a listing of a folder that is not there, on some filesystems
+            return []
+        sizes = {file[len(self._folder) + 1 :]: info["size"] for file, info in found.items()}
+        self._sizes |= (matching := {file: size for file, size in sizes.items() if matches(file)})
+        return [f"{self.url}/{file}" for file in sorted(matching)]
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> "RangedFile":
         assert mode == "rb", f"{path} is only read"
-        return RangedFile(self._fs, self._path(path), self.size(path))
+        return RangedFile(self._fs, f"{self._folder}/{self._name(path)}", self.size(path))
 
     def size(self, path: str) -> int:
-        path = self._path(path)
-        if path not in self._sizes:
-            self._sizes[path] = self._fs.size(path)
-        return self._sizes[path]
+        name = self._name(path)
+        if name not in self._sizes:
+            self._sizes[name] = self._fs.size(f"{self._folder}/{name}")
+        return self._sizes[name]
 
     def modified(self, path: str) -> datetime:
         """Return a constant: files of a root never change, so DuckDB's caches of them stay valid."""
         return _NEVER
 
     def exists(self, path: str, **_: Any) -> bool:
-        return self._fs.exists(self._path(path))
+        return self._fs.exists(f"{self._folder}/{self._name(path)}")
 
-    def _path(self, url: str) -> str:
-        return url.removeprefix(f"{self.protocol}://").rstrip("/")
+    def _name(self, url: str) -> str:
+        """Return a file's name below the folder. Raises FileNotFoundError for any other file."""
+        if not url.startswith(f"{self.url}/"):
+            raise FileNotFoundError(f"{url} is not below {self.url}")
+        return url[len(self.url) + 1 :].rstrip("/")
 
 
 class RangedFile:

@@ -293,10 +293,10 @@ def describe_process(pid: int) -> str | None:
     Returns None if the process is dead, or if there is no /proc.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = Path("/proc/self/ns/pid").readlink()
         # Split after the name, which may hold anything: the state is the 3rd field of all, the start time the 22nd.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in "ZX" else f"{boot} {namespace} {pid} {fields[19]}"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from glob import has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -32,6 +33,7 @@ from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
 from ludic.store.local import SCRATCH, Content
 from ludic.temporary import temporary_folder
+from ludic.values import check_utf8
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class Storage:
     def connect(cls, url: str, fs: fsspec.AbstractFileSystem | None = None) -> "Storage":
         """Connect to a URL.
 
-        Raises ConfigError if it is empty or holds a secret, StoreError if no filesystem serves it.
+        Raises ConfigError if it is empty, holds a secret or is no UTF-8, StoreError if no filesystem serves it.
         """
         url = str(url)
         if not url.strip():
@@ -72,6 +74,7 @@ class Storage:
             path = fs._strip_protocol(url)
         else:
             fs, path = _connect(url)
+        check_utf8(path, "the folder of the run")
         return cls(url.rstrip("/"), fs, path.rstrip("/"))
 
     @property
@@ -318,9 +321,17 @@ class Storage:
             if self.is_local:
                 self._try(name, lambda: local.delete(self.path, name))
             else:
-                self._try(name, lambda: self.fs.rm(path, recursive=True))
+                self._try(name, lambda: self._delete_all(path))
         except FileNotFoundError:
             return
+
+    def _delete_all(self, path: str) -> None:
+        if not has_magic(path):
+            self.fs.rm(path, recursive=True)
+            return
+        # fsspec's rm takes a path with [, * or ? for a pattern, and would delete what it matches: other runs.
+        for file in self.fs.find(path) or [path]:
+            self.fs.rm_file(file)
 
     @contextmanager
     def scratch_folder(self) -> Iterator[Path]:

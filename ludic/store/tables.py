@@ -28,6 +28,7 @@ from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.printable import storable
 from ludic.records import new_id
 from ludic.schema import arrow_schema, check_schema, conform
+from ludic.schema.validation import NULL_PARTITION
 from ludic.store.catalogue import (
     LABELS,
     METRICS,
@@ -310,11 +311,11 @@ _REFERENCE_SIGNS = "@:,"
 
 def check_scorer_name(name: str) -> str:
     """Return the name. Raises ConfigError if no folder can have it, or if settings could not refer to it."""
-    is_short = 0 < len(quote(name, safe="")) <= _MOST_BYTES
-    if not is_short or not name.isprintable() or any(sign in name for sign in _REFERENCE_SIGNS):
+    is_folder = 0 < len(quote(name, safe="")) <= _MOST_BYTES and name != NULL_PARTITION
+    if not is_folder or not name.isprintable() or any(sign in name for sign in _REFERENCE_SIGNS):
         raise ConfigError(
             f"scorer name {name!r} can't be used; wanted printable characters without {' '.join(_REFERENCE_SIGNS)}, "
-            f"at most {_MOST_BYTES} bytes when percent-encoded"
+            f"at most {_MOST_BYTES} bytes when percent-encoded, and not {NULL_PARTITION}"
         )
     return name
 

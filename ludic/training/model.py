@@ -391,6 +391,6 @@ def copy_tokenizer(source: str, folder: str | Path) -> None:
 
 def _set_config_dtype(path: Path, dtype: torch.dtype) -> None:
     """Write the dtype of the saved weights to config.json: save_pretrained writes the dtype of the model in memory."""
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_bytes())
     config["dtype"] = str(dtype).removeprefix("torch.")
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -132,7 +132,7 @@ def _on_cuda() -> bool:
 def _cpu_model() -> str:
     """Return the CPU's name from /proc/cpuinfo on Linux, else from the platform module."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

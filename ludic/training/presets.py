@@ -4,11 +4,11 @@ Reads ludic/training/algorithms/NAME.toml; docs/algorithms.md lists them. Import
 if a name is unknown.
 """
 
-import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from ludic.config_files import parse_config
 from ludic.errors import ConfigError, unknown_name
 from ludic.settings import settings_of
 from ludic.training.config import TrainConfig
@@ -36,8 +36,8 @@ def load_algorithm(name: str) -> dict[str, Any]:
     names = algorithm_names()
     if name not in names:
         raise ConfigError(unknown_name("algorithm", name, names))
-    text = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml").read_text(encoding="utf-8")
-    return _DEFAULTS | tomllib.loads(text)
+    file = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml")
+    return _DEFAULTS | parse_config(file.read_bytes(), file.name)
 
 
 def nearest_algorithm(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:

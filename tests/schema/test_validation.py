@@ -214,6 +214,13 @@ def test_rows_of_a_group_agree(changes, expected):
     assert problems_of_second(**changes) == expected
 
 
+def test_a_name_that_hive_partitions_have_for_null_is_refused():
+    rows = [replace(rollout, env_name="__HIVE_DEFAULT_PARTITION__") for rollout in GROUP.rollouts]
+    assert {(each.column, each.reason) for each in find_problems(batch_of(group_of(*rows)))} == {
+        ("env_name", "is '__HIVE_DEFAULT_PARTITION__', wanted another: in a folder's name pandas reads null")
+    }
+
+
 def test_an_unknown_purpose_is_refused():
     rows = [replace(rollout, purpose="training") for rollout in GROUP.rollouts]
     assert [problem.reason for problem in find_problems(batch_of(group_of(*rows)))] == [

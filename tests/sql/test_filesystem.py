@@ -18,7 +18,7 @@ def file():
     fs = fsspec.filesystem("memory")
     path = f"/{uuid.uuid4()}/digits"
     fs.pipe_file(path, b"0123456789")
-    yield RangedFileSystem(fs).open(f"ludic://{path}")
+    yield RangedFileSystem(fs, "ludic", "").open(f"ludic://{path}")
     fs.rm(path)
 
 
@@ -40,15 +40,20 @@ def test_a_seek_of_another_thread_does_not_move_this_ones_position(file):
         assert list(pool.map(read_at, [1, 6])) == [b"123", b"678"]
 
 
-def test_a_listing_names_files_as_they_are_opened():
+@pytest.mark.parametrize("name", ["run", "lr=[1]*?"])
+def test_a_listing_names_files_as_they_are_opened(name):
     fs = fsspec.filesystem("memory")
-    folder = f"/{uuid.uuid4()}"
-    fs.pipe({f"{folder}/b": b"12", f"{folder}/a": b"1"})
-    ranged = RangedFileSystem(fs)
-    names = ranged.glob(f"ludic://{folder}/*")
-    assert names == [f"{folder}/a", f"{folder}/b"]
-    assert [ranged.size(ranged.unstrip_protocol(name)) for name in names] == [1, 2]
-    fs.rm(folder, recursive=True)
+    parent = f"/{uuid.uuid4()}"
+    fs.pipe({f"{parent}/{folder}/{file}": b"12"[: len(file)] for folder in (name, "lr=1xx") for file in ("bb", "a")})
+    ranged = RangedFileSystem(fs, "ludic", f"{parent}/{name}")
+    names = ranged.glob(f"{ranged.url}/*")
+    assert [each.rpartition("/")[2] for each in names] == ["a", "bb"]
+    assert [(ranged.size(each), ranged.open(each).read(9)) for each in names] == [(1, b"1"), (2, b"12")]
+    assert ranged.glob(f"{ranged.url}/missing/*") == []
+    for outside in (f"ludic://{parent}/lr=1xx/a", f"{ranged.url}2/a"):
+        with pytest.raises(FileNotFoundError, match="is not below"):
+            ranged.open(outside)
+    fs.rm(parent, recursive=True)
 
 
 @pytest.mark.slow

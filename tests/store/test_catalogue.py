@@ -23,12 +23,15 @@ from ludic.store.catalogue import (
     WEIGHT_FILES,
     WEIGHTS,
     WORKERS,
+    Quoted,
     RolloutsName,
     Row,
     StepName,
     row_of,
 )
 
+NULL = "__HIVE_DEFAULT_PARTITION__"
+"""The name that is refused of an environment (tests/schema/test_validation.py) and of a scorer (test_scores.py)."""
 WORDS = st.text(string.ascii_letters + string.digits + "-", min_size=1, max_size=9)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
@@ -152,3 +155,15 @@ def test_listings_have_first_fields_and_leave_out_foreign_names(root: Root) -> N
     assert BATCHES.listed(root, attempt_id=2) == [(2, 9), (2, 11)]
     assert BATCHES.first_fields(root) == [2, 10]
     assert LABELS.listed(root) == WORKERS.listed(root, slot=0) == []
+
+
+def test_free_names_in_folders_are_those_of_environments_and_scorers() -> None:
+    hints = [get_type_hints(row.fields, include_extras=True) for row in ROWS]
+    assert {name for each in hints for name, hint in each.items() if hint == Quoted} == {"env_name", "scorer"}
+
+
+def test_a_stored_name_that_is_refused_today_reads_the_same() -> None:
+    name = f"rollouts/version=0/env={NULL}/w0-0.parquet"
+    fields = ROLLOUTS.parse(name)
+    assert fields is not None
+    assert (fields.env_name, ROLLOUTS.name(fields)) == (NULL, name)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ludic.errors import ConfigError, MissingRootError, SchemaError, StoreError
 from ludic.run_config import RunConfig
 from ludic.store.catalogue import RUN
-from ludic.store.filesystem import TAIL_BYTES
+from ludic.store.filesystem import TAIL_BYTES, Storage
 from ludic.store.root import Root, from_json, to_json
 
 
@@ -241,6 +241,24 @@ def test_delete_takes_a_file_or_a_folder_or_nothing(root):
     root.delete("nowhere")
     assert root.list("a") == root.list("b") == []
     assert root.exists("ab.bin")
+
+
+@pytest.mark.parametrize(("name", "matched"), [("lr=[1]", "lr=1"), ("l*", "lr=1"), ("lr=?", "lr=1")])
+def test_a_folder_whose_name_is_a_pattern_is_itself_and_not_what_it_matches(root_url, name, matched, tmp_path):
+    mine, other = (Storage.connect(f"{root_url}/{each}") for each in (name, matched))
+    for storage in (mine, other):
+        storage.put("x/a", b"1")
+        storage.put("x/b", b"2")
+        storage.put("[12]", b"3")
+        storage.put("1", b"4")
+    assert mine.list("") == ["1", "[12]", "x/a", "x/b"]
+    mine.copy_out("x/a", tmp_path / "out")
+    mine.rename("x/a", "y*")
+    mine.delete("[12]")
+    mine.delete("x")
+    mine.delete("y?")
+    assert ((tmp_path / "out").read_bytes(), mine.sizes("")) == (b"1", {"1": 1, "y*": 1})
+    assert other.list("") == ["1", "[12]", "x/a", "x/b"]
 
 
 def test_two_threads_may_read_one_file(root):

@@ -59,7 +59,7 @@ def test_rows_of_another_scorer_and_broken_files_are_left_out(root, caplog):
     assert reader.poll() is None
 
 
-@pytest.mark.parametrize("name", ["", "a@b", "a:b", "a,b", "a\nb", "ü" * 34])
+@pytest.mark.parametrize("name", ["", "a@b", "a:b", "a,b", "a\nb", "ü" * 34, "__HIVE_DEFAULT_PARTITION__"])
 def test_a_name_that_no_folder_or_setting_can_have_is_refused(name):
     with pytest.raises(ConfigError, match="can't be used"):
         check_scorer_name(name)

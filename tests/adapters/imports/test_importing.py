@@ -1,5 +1,6 @@
 """Imports that are repeated, cut short, or of files that are not what they should be."""
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -170,9 +171,11 @@ def test_records_that_cannot_be_used_are_refused_one_by_one(tmp_path: Path, mode
         peers.verl_record("cc", "high"),
         peers.verl_record("cc", 1e300),
         peers.verl_record("dd", 0.0),
+        json.dumps(peers.verl_record("\ud83d", 1.0)),
+        json.dumps(peers.verl_record("\U0001f600", 1.0)),  # as two halves
     ]
     report = bring_in(root, peers.write_verl(tmp_path, records))
-    assert (report.num_records, report.num_rollouts) == (9, 3)  # an empty answer is the end token alone
+    assert (report.num_records, report.num_rollouts) == (11, 4)  # an empty answer is the end token alone
     assert {refusal.line: refusal.reason for refusal in report.refused} == {
         2: "is not JSON: Invalid control character at character 22",
         3: "is [1, 2], wanted a JSON object with the columns as keys",
@@ -180,9 +183,10 @@ def test_records_that_cannot_be_used_are_refused_one_by_one(tmp_path: Path, mode
         6: "score is nan, wanted a finite number",
         7: "score is 'high', wanted a finite number",
         8: "the reward is 1e+300, wanted a finite float32",
+        10: "is not JSON: half of a surrogate pair, which is no character",
     }
     # The group is as large as what is left of it.
-    assert query(root, "select group_index, group_size from rollouts order by 1") == [(0, 3), (1, 3), (2, 3)]
+    assert query(root, "select group_index, group_size from rollouts order by 1") == [(0, 4), (1, 4), (2, 4), (3, 4)]
 
 
 def test_a_step_that_the_records_do_not_have_is_read_from_the_name_of_the_file(tmp_path: Path, model_folder: str):

@@ -1,0 +1,48 @@
+"""Read files of settings, which people write: TOML, or JSON by its suffix.
+
+A file is UTF-8, whatever the locale; a byte-order mark before it, as editors on Windows write it, is no part of it.
+Raises ConfigError, which names the file.
+"""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from ludic.errors import ConfigError
+
+MAX_BYTES = 10_000_000
+"""A larger file holds no settings, and a parser would take long to say so."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the settings of a TOML or a JSON file by name. Raises ConfigError; FileNotFoundError if there is none."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_BYTES:,} bytes, wanted a TOML or JSON file of settings")
+    return parse_config(data, str(path))
+
+
+def parse_config(data: bytes, name: str) -> dict[str, Any]:
+    """Return the settings in a file's content. name: of the file, for errors; .json says that it is no TOML."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        encoding = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "another encoding"
+        raise ConfigError(
+            f"{name}: byte {error.start} is {data[error.start]:#04x}, which is no UTF-8; the file is in {encoding}: "
+            "save it as UTF-8"
+        ) from error
+    try:
+        values = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name}: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name}: wanted a JSON object of settings")
+    return values
