@@ -242,7 +242,7 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(
     place: tuple[str, Path, Any], value: Any, family: str
 ) -> None:
     record, path, found = place
-    may_be = {"content": str, "arguments": (dict, str), "input": dict}.get(str(path[-1]), ())
+    may_be = {"content": str, "arguments": (dict, str), "input": dict, "weight": bool, "trainable": int}.get(str(path[-1]), ())
     if type(found) is type(value) or isinstance(value, may_be) or (found is None and isinstance(value, str)):
         return  # another value, and not another type
     before, result = base(record, family), outcome(_changed(RECORDS[record], path, lambda _: value), family)
