@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from ludic.adapters.imports.episodes import Row, rows_of
+from ludic.adapters.imports.episodes import HIDDEN_REASONING, Row, rows_of
 from ludic.adapters.imports.formats import jsonl
 from ludic.adapters.imports.records import Record
 from ludic.errors import ModelError, RefusedRecordError
@@ -142,6 +142,7 @@ def outcome(messages: Sequence[Mapping[str, Any]], family: str) -> Outcome:
         assert isinstance(rows, RefusedRecordError), repr(rows)
         return Outcome(refusal=str(rows))
     unread = {name: number for row in rows for name, number in row.unread.items()}
+    unread.pop(HIDDEN_REASONING, None)
     return Outcome(tuple(map(_tokens, rows)), unread)
 
 
