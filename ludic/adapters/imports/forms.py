@@ -482,10 +482,11 @@ def form_of(row: Row, forms: Sequence[Form] = CONVERSATIONS) -> Form:
     found = [form for form in forms if form.fits(row)]
     if len(found) == 1:
         return found[0]
-    known = "; ".join(f"{form.name}: {form.fields.replace('`', '')}" for form in found or forms)
-    has = ", ".join(name for name, value in row.items() if value is not None) or "no field"
-    problem = "fits two forms" if found else "fits no form"
-    raise RefusedRecordError(f"{problem} ({known}); its fields are {has}")
+    known = ", ".join(f"{form.name} [{form.fields.replace('`', '')}]" for form in found or forms)
+    has = ", ".join(name for name, value in row.items() if value is not None) or "none"
+    if found:
+        raise RefusedRecordError(f"has the fields of two forms, {known}; leave those of one out")
+    raise RefusedRecordError(f"fits no form; its fields are {has}; the forms are {known}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -579,22 +580,29 @@ OWN = "ludic"
 """The form of records under ludic's own names."""
 
 
-def import_form(record: Row) -> tuple[str, tuple[str, ...], Row]:
-    """Return the name of a record's form, the fields that it read, and the record under the names of the format jsonl.
+def import_form(record: Row) -> tuple[str, tuple[str, ...], list[Row]]:
+    """Return the name of a record's form, the fields that it read, and its records under the names of the format jsonl.
 
-    Tokens, messages, and a prompt with a completion that is a text are ludic's own names.
+    Tokens, messages, and a prompt with a completion that is a text are ludic's own names. A pair becomes two records,
+    a group.
     """
-    has_tokens = record.get("prompt_tokens") is not None and record.get("response_tokens") is not None
-    if has_tokens:
-        return OWN, (), record
-    form = form_of(record)
-    is_chat = isinstance(record.get("messages"), list) and not record.get("system") and not record.get("functions")
-    if (form.name, is_chat) == ("messages", True):
-        return OWN, (), record
+    if record.get("prompt_tokens") is not None and record.get("response_tokens") is not None:
+        return OWN, (), [record]
+    is_chat = any(form.fits(record) for form in CONVERSATIONS) and not _is_pair_of(record, "conversations")
+    is_pair = _has_pair(record) and not is_chat  # whole conversations may have pairs beside them, as in UltraFeedback
+    form = form_of(record, PAIRS if is_pair else CONVERSATIONS)
+    is_own = isinstance(record.get("messages"), list) and not record.get("system") and not record.get("functions")
+    if form.name == "messages" and is_own:
+        return OWN, (), [record]
     if form.name == "prompt and completion" and isinstance(record["completion"], str):
-        return OWN, (), record
+        return OWN, (), [record]
     found = form.read(record)
+    rest = {name: value for name, value in record.items() if name not in form.reads}
+    if is_pair:
+        group = json.dumps(record, sort_keys=True, default=str)
+        sides = zip(_pair(record, found.pop("prompt")), (1.0, 0.0), strict=True)
+        pair = {**rest, **found, "group_id": group}
+        return form.name, form.reads, [{**pair, "messages": each, "episode_reward": reward} for each, reward in sides]
     if not isinstance(found.get("completion"), str):
         found = conversation_of(found)
-    rest = {name: value for name, value in record.items() if name not in form.reads}
-    return form.name, form.reads, {**rest, **found}
+    return form.name, form.reads, [{**rest, **found}]

@@ -107,16 +107,16 @@ def test_values_of_python_are_read_as_files_are(name: str) -> None:
     assert read(name, FIXTURES[name]["rows"]).said == f"x: {FIXTURES[name]['said']}"
 
 
-CHATS = [name for name, form in FIXTURES.items() if form["use"] == "conversations"]
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("name", CHATS)
-def test_ludic_import_reads_every_form_of_conversations_from_every_container(
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+@by_name
+def test_ludic_import_reads_every_form_too(
     name: str, suffix: str, tmp_path: Path, wanted: Mapping[str, list[Tokens]]
 ) -> None:
     rollouts, report = bring_in(write_rows(tmp_path / f"rows{suffix}", FIXTURES[name]["rows"]))
     assert [row[:3] for row in tokens(rollouts)] == [row[:3] for row in wanted[name]]
+    if FIXTURES[name]["use"] == "pairs":
+        assert [row.episode_reward for row in rollouts] == [1.0, 0.0] * (len(rollouts) // 2)
+        assert {row.group_size for row in rollouts} == {2}
     (said,) = Imported(root="r", files=[report]).parts()
     form = FIXTURES[name]["form"]
     assert (f"read as {form}" in said) == (name != "messages")
@@ -157,7 +157,7 @@ def test_a_file_has_one_form_and_one_that_fits_none_is_refused_with_its_fields(t
         conversations(rows, "x")
     _, report = bring_in(write_rows(tmp_path / "mixed.jsonl", rows))
     assert report.refused[0].reason == "is Alpaca, and the records before it are ShareGPT"
-    with pytest.raises(ConfigError, match=r"x, row 0 fits no form \(messages: .*; its fields are question, answer$"):
+    with pytest.raises(ConfigError, match=r"x, row 0 fits no form; its fields are question, answer; the forms"):
         conversations([{"question": "a", "answer": "b", "empty": None}], "x")
 
 
