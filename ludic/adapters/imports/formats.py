@@ -273,7 +273,8 @@ def prime_rl(record: Record) -> Iterator[Episode]:
     record.used.update(("ok", "errors"))
     trained = [trace for trace in traces if trace.get("agent", {}).get("trainable", True)]
     if not trained:
-        raise RefusedRecordError(f"has no trace of an agent that is trained{_reason(record.values)}")
+        hint = "; results.jsonl of verifiers is read by --from jsonl" if "completion" in record.values else ""
+        raise RefusedRecordError(f"has no trace of an agent that is trained{_reason(record.values)}{hint}")
     shared = {
         "env_name": record.text("env.name", "env.id"),
         "env_example_id": record.text("task.key", "task.hash"),

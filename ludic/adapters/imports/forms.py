@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from ludic.adapters.imports.episodes import wanted_text
 from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import marked, read_messages, read_tools, refusal
 from ludic.records import Message
@@ -106,7 +107,7 @@ def _text(row: Row, name: str, *, may_be_absent: bool = False) -> str:
 
 def _tools(row: Row) -> dict[str, Any]:
     """Return the schemas of tools as `tools`; those of other names and without a type become OpenAI's."""
-    if row.get("tools") is not None:
+    if row.get("tools") not in (None, ""):
         return {"tools": row["tools"]}
     name = next((each for each in ("functions", "tool_defs") if row.get(each)), None)
     return {} if name is None else {"tools": _schemas(row[name])}
@@ -219,17 +220,13 @@ def _verifiers(row: Row) -> dict[str, Any]:
         "env_example_id": None if row.get("example_id") is None else str(row["example_id"]),
         "group_id": row.get("example_id"),
         "env_name": None if row.get("task") == "default" else row.get("task"),
-        "wanted": row.get("answer") or None,
+        "wanted": wanted_text(row.get("answer")) or None,
         "error": None if error is None else error if isinstance(error, str) else json.dumps(error, ensure_ascii=False),
         # A single turn always ends with max_turns_reached, so this says nothing of a limit.
         "truncation_reason": "context_length" if row.get("stop_condition") == "prompt_too_long" else None,
-        "finish_reason": "length" if _parsed_flag(row.get("is_truncated")) else None,
+        "finish_reason": "length" if row.get("is_truncated") in (True, "True", "true") else None,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _parsed_flag(value: Any) -> bool:
-    return value is True or value in ("True", "true")
 
 
 def _with_calls(value: Any) -> Any:
@@ -404,7 +401,9 @@ PAIRS = (
     Form(
         name="preference pairs",
         fields="`chosen` and `rejected`, texts or messages, and mostly `prompt` (or `question`)",
-        fits=lambda row: _has_pair(row) and not any(_is_pair_of(row, name) for name in ("instruction", *_CHATS[1:2])),
+        fits=lambda row: (
+            _has_pair(row) and not any(_is_pair_of(row, name) for name in ("instruction", "conversations"))
+        ),
         read=_prompt_of_pair,
         reads=("prompt", "question", *_OF_PAIRS),
     ),
