@@ -401,9 +401,7 @@ PAIRS = (
     Form(
         name="preference pairs",
         fields="`chosen` and `rejected`, texts or messages, and mostly `prompt` (or `question`)",
-        fits=lambda row: (
-            _has_pair(row) and not any(_is_pair_of(row, name) for name in ("instruction", "conversations"))
-        ),
+        fits=lambda row: _has_pair(row) and not (_is_pair_of(row, "instruction") or _is_pair_of(row, "conversations")),
         read=_prompt_of_pair,
         reads=("prompt", "question", *_OF_PAIRS),
     ),
