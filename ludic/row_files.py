@@ -78,9 +78,7 @@ def write_csv(names: Sequence[str], rows: Iterable[Iterable[Any]], sink: BinaryI
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
     for row in rows:
-        writer.writerow(
-            [value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False) for value in row]
-        )
+        writer.writerow([value if isinstance(value, str | None) else json_text(value) for value in row])
         sink.write(buffer.getvalue().encode())
         buffer.seek(0)
         buffer.truncate()

@@ -19,6 +19,7 @@ import numpy as np
 from ludic.agents.transcript import Transcript, TranscriptBuilder
 from ludic.errors import LudicError, RefusedRecordError
 from ludic.messages import ReadMessages, check_text, read_messages
+from ludic.models.chat import reads_reasoning
 from ludic.models.encoding import encode, encode_all
 from ludic.models.turns import Turn, Turns
 from ludic.records import AgentStep, FinishReason, Message
@@ -249,7 +250,12 @@ def _conversation_rows(conversation: Conversation, turns: Turns, is_open: bool) 
         )
     transcripts = enumerate(builder.transcripts())
     rows = [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
-    return [replace(rows[0], unread=read.unread), *rows[1:]]
+    thoughts = sum(bool(message.reasoning) for message in messages)
+    hidden = {HIDDEN_REASONING: thoughts} if thoughts and not reads_reasoning(turns.tokenizer) else {}
+    return [replace(rows[0], unread={**read.unread, **hidden}), *rows[1:]]
+
+
+HIDDEN_REASONING = "messages[].reasoning, which the chat template does not show"
 
 
 def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: FinishReason | None = None) -> AgentStep:
