@@ -389,7 +389,7 @@ def test_rows_become_conversations() -> None:
     assert trained(second) == [("user", "q", False), ("assistant", "a", True)]
     assert [each["group_id"] for each in conversations(rows[:1] * 2, "x").records] == ["0", "1"]
     assert second["episode_reward"] == 1.0
-    with pytest.raises(ConfigError, match=r"x, row 0 fits no form \(messages: .*\); its fields are text"):
+    with pytest.raises(ConfigError, match=r"x, row 0 fits no form; its fields are text; the forms are messages "):
         conversations([{"text": "a"}], "x")
 
 
