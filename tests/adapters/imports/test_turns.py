@@ -480,7 +480,7 @@ CALLING = asked("", tool_calls=[{"id": "c1", "function": {"name": "add", "argume
         (
             CHATML_TURNS.replace("{{ m.content }}", "{% generation %}{% endgeneration %}{{ m.content }}"),
             asked("3"),
-            "messages has none of the model, in the chat template's {% generation %}",
+            "messages has no turn of the assistant to train on, in the chat template's {% generation %}",
         ),
     ],
 )
