@@ -40,10 +40,10 @@ _OTHERS = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"PK
 
 MOST_ROW_BYTES = 256 << 20
 """Largest line, item of an array, or cell of a CSV file: a file without line ends would fill the memory."""
-MOST_UNPACKED_BYTES = 1 << 30
+MOST_UNPACKED_BYTES = 256 << 20
 MOST_TIMES_UNPACKED = 100
-"""A gzip file may unpack to MOST_UNPACKED_BYTES, or else to this multiple of its size; texts shrink to a tenth or less
-often to a thirtieth."""
+"""A gzip file may unpack to MOST_UNPACKED_BYTES, or else to this multiple of its size; texts shrink to a tenth, and
+repetitive ones to a thirtieth."""
 _ROWS_AT_ONCE = 1000
 _CHUNK = 1 << 20
 

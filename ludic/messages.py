@@ -287,6 +287,8 @@ def _read_part(part: Any, at: str, content: _Content, unread: set[str]) -> None:
                 raise RefusedRecordError(f"{at} is redacted, wanted thinking as text")
             content.thoughts.append(_first_text(part, ("thinking", "reasoning", "text"), kind, at))
         case "tool_use":
+            if not isinstance(part.get("input"), Mapping | None):
+                raise refusal(f"{at}.input", part["input"], "an object")
             content.calls.append(_tool_call(part, part.get("input"), at, "input"))
         case "tool_result":
             content.results.append(_tool_result(part, at, unread))

@@ -204,6 +204,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "messages[0].tool_calls is '[{', wanted a list of tool calls; as",
     ),
     "a call": ({"tool_calls": [3]}, "messages[0].tool_calls[0] is 3, wanted an object"),
+    "input as a text": (
+        {"content": [{"type": "tool_use", "id": "c1", "name": "look", "input": "{}"}]},
+        "messages[0].content[0].input is '{}', wanted an object",
+    ),
     "a custom tool": (
         {"tool_calls": [{"type": "custom", "custom": {"name": "look", "input": "x"}}]},
         "messages[0].tool_calls[0].type is 'custom', wanted function",

@@ -19,6 +19,7 @@ import numpy as np
 from ludic.agents.transcript import Transcript, TranscriptBuilder
 from ludic.errors import LudicError, RefusedRecordError
 from ludic.messages import ReadMessages, check_text, read_messages
+from ludic.models.chat import reads_reasoning
 from ludic.models.encoding import encode, encode_all
 from ludic.models.turns import Turn, Turns
 from ludic.records import AgentStep, FinishReason, Message
@@ -39,6 +40,7 @@ class Texts:
     prompt: Any
     """Text, encoded unchanged, or a list of messages, rendered with the chat template."""
     completion: str
+    """What the model said then, with or without its end token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,22 +201,24 @@ def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:
     if isinstance(texts.prompt, str):
         check_text("prompt", texts.prompt)
         messages: tuple[Message, ...] = (Message(role="user", content=texts.prompt),)
-        prompt, end_token = texts.prompt, turns.eos_token_id
+        prompt, said, end_token = texts.prompt, texts.completion, turns.eos_token_id
     else:
         read = read_messages(texts.prompt, "prompt")
         messages, unread = read.messages, read.unread
-        prompt, end_token = turns.of(messages).prompt(len(messages)), turns.end_token(messages)
-    prompt_tokens, completion = yield [prompt, texts.completion]
+        conversation = turns.of(messages)
+        prompt, end_token = conversation.prompt(len(messages)), turns.end_token(messages)
+        said = conversation.said(prompt, texts.completion)
+    prompt_tokens, completion = yield [prompt, said]
     if isinstance(texts.prompt, str):
         prompt_tokens = np.concatenate([turns.beginning_of(prompt_tokens), prompt_tokens])
     if not is_open and end_token is not None and completion[-1:].tolist() != [end_token]:
         completion = np.append(completion, np.int32(end_token))
-    said = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
+    answer = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
     return Row(
         prompt_tokens=prompt_tokens,
         response_tokens=completion,
-        messages=(*messages, *said),
-        agent_steps=None if said else (),
+        messages=(*messages, *answer),
+        agent_steps=None if answer else (),
         unread=unread,
     )
 
@@ -249,7 +253,12 @@ def _conversation_rows(conversation: Conversation, turns: Turns, is_open: bool) 
         )
     transcripts = enumerate(builder.transcripts())
     rows = [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
-    return [replace(rows[0], unread=read.unread), *rows[1:]]
+    thoughts = sum(bool(message.reasoning) for message in messages)
+    hidden = {HIDDEN_REASONING: thoughts} if thoughts and not reads_reasoning(turns.tokenizer) else {}
+    return [replace(rows[0], unread={**read.unread, **hidden}), *rows[1:]]
+
+
+HIDDEN_REASONING = "messages[].reasoning, which the chat template does not show"
 
 
 def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: FinishReason | None = None) -> AgentStep:

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from ludic.adapters.imports.episodes import wanted_text
 from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import marked, read_messages, read_tools, refusal
 from ludic.records import Message
@@ -106,7 +107,7 @@ def _text(row: Row, name: str, *, may_be_absent: bool = False) -> str:
 
 def _tools(row: Row) -> dict[str, Any]:
     """Return the schemas of tools as `tools`; those of other names and without a type become OpenAI's."""
-    if row.get("tools") is not None:
+    if row.get("tools") not in (None, ""):
         return {"tools": row["tools"]}
     name = next((each for each in ("functions", "tool_defs") if row.get(each)), None)
     return {} if name is None else {"tools": _schemas(row[name])}
@@ -219,17 +220,13 @@ def _verifiers(row: Row) -> dict[str, Any]:
         "env_example_id": None if row.get("example_id") is None else str(row["example_id"]),
         "group_id": row.get("example_id"),
         "env_name": None if row.get("task") == "default" else row.get("task"),
-        "wanted": row.get("answer") or None,
+        "wanted": wanted_text(row.get("answer")) or None,
         "error": None if error is None else error if isinstance(error, str) else json.dumps(error, ensure_ascii=False),
         # A single turn always ends with max_turns_reached, so this says nothing of a limit.
         "truncation_reason": "context_length" if row.get("stop_condition") == "prompt_too_long" else None,
-        "finish_reason": "length" if _parsed_flag(row.get("is_truncated")) else None,
+        "finish_reason": "length" if row.get("is_truncated") in (True, "True", "true") else None,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _parsed_flag(value: Any) -> bool:
-    return value is True or value in ("True", "true")
 
 
 def _with_calls(value: Any) -> Any:
@@ -404,7 +401,7 @@ PAIRS = (
     Form(
         name="preference pairs",
         fields="`chosen` and `rejected`, texts or messages, and mostly `prompt` (or `question`)",
-        fits=lambda row: _has_pair(row) and not any(_is_pair_of(row, name) for name in ("instruction", *_CHATS[1:2])),
+        fits=lambda row: _has_pair(row) and not (_is_pair_of(row, "instruction") or _is_pair_of(row, "conversations")),
         read=_prompt_of_pair,
         reads=("prompt", "question", *_OF_PAIRS),
     ),
@@ -482,10 +479,11 @@ def form_of(row: Row, forms: Sequence[Form] = CONVERSATIONS) -> Form:
     found = [form for form in forms if form.fits(row)]
     if len(found) == 1:
         return found[0]
-    known = "; ".join(f"{form.name}: {form.fields.replace('`', '')}" for form in found or forms)
-    has = ", ".join(name for name, value in row.items() if value is not None) or "no field"
-    problem = "fits two forms" if found else "fits no form"
-    raise RefusedRecordError(f"{problem} ({known}); its fields are {has}")
+    known = ", ".join(f"{form.name} [{form.fields.replace('`', '')}]" for form in found or forms)
+    has = ", ".join(name for name, value in row.items() if value is not None) or "none"
+    if found:
+        raise RefusedRecordError(f"has the fields of two forms, {known}; leave those of one out")
+    raise RefusedRecordError(f"fits no form; its fields are {has}; the forms are {known}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -579,22 +577,29 @@ OWN = "ludic"
 """The form of records under ludic's own names."""
 
 
-def import_form(record: Row) -> tuple[str, tuple[str, ...], Row]:
-    """Return the name of a record's form, the fields that it read, and the record under the names of the format jsonl.
+def import_form(record: Row) -> tuple[str, tuple[str, ...], list[Row]]:
+    """Return the name of a record's form, the fields that it read, and its records under the names of the format jsonl.
 
-    Tokens, messages, and a prompt with a completion that is a text are ludic's own names.
+    Tokens, messages, and a prompt with a completion that is a text are ludic's own names. A pair becomes two records,
+    a group.
     """
-    has_tokens = record.get("prompt_tokens") is not None and record.get("response_tokens") is not None
-    if has_tokens:
-        return OWN, (), record
-    form = form_of(record)
-    is_chat = isinstance(record.get("messages"), list) and not record.get("system") and not record.get("functions")
-    if (form.name, is_chat) == ("messages", True):
-        return OWN, (), record
+    if record.get("prompt_tokens") is not None and record.get("response_tokens") is not None:
+        return OWN, (), [record]
+    is_chat = any(form.fits(record) for form in CONVERSATIONS) and not _is_pair_of(record, "conversations")
+    is_pair = _has_pair(record) and not is_chat  # whole conversations may have pairs beside them, as in UltraFeedback
+    form = form_of(record, PAIRS if is_pair else CONVERSATIONS)
+    is_own = isinstance(record.get("messages"), list) and not record.get("system") and not record.get("functions")
+    if form.name == "messages" and is_own:
+        return OWN, (), [record]
     if form.name == "prompt and completion" and isinstance(record["completion"], str):
-        return OWN, (), record
+        return OWN, (), [record]
     found = form.read(record)
+    rest = {name: value for name, value in record.items() if name not in form.reads}
+    if is_pair:
+        group = json.dumps(record, sort_keys=True, default=str)
+        sides = zip(_pair(record, found.pop("prompt")), (1.0, 0.0), strict=True)
+        pair = {**rest, **found, "group_id": group}
+        return form.name, form.reads, [{**pair, "messages": each, "episode_reward": reward} for each, reward in sides]
     if not isinstance(found.get("completion"), str):
         found = conversation_of(found)
-    rest = {name: value for name, value in record.items() if name not in form.reads}
-    return form.name, form.reads, {**rest, **found}
+    return form.name, form.reads, [{**rest, **found}]

@@ -17,7 +17,7 @@ import ludic
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.forms import CONVERSATIONS, PAIRS, Read, conversations, form_of, pairs
 from ludic.adapters.imports.importing import Imported, import_file
-from ludic.cli.docs import FORMS, read_forms
+from ludic.cli.docs import FORMS, forms_table, read_forms
 from ludic.data_files import SUFFIXES
 from ludic.errors import ConfigError
 from ludic.models.tiny import TOOL_TEMPLATE
@@ -50,12 +50,12 @@ def plain(name: str) -> Iterator[dict[str, Any]]:
             yield {"messages": [*asked, *said], "episode_reward": reward, **shared}
 
 
-def bring_in(path: Path) -> tuple[list[Rollout], ImportReport]:
+def bring_in(path: Path, name: str = "jsonl") -> tuple[list[Rollout], ImportReport]:
     root, tokenizer = Root.create(f"memory://{new_id()}", RunConfig(model="none", env=("cats",))), chat_tokenizer()
     before, tokenizer.chat_template = tokenizer.chat_template, TOOL_TEMPLATE
     try:
         how = {"env_name": "cats", "tokenizer": "none", "get_tokenizer": lambda: tokenizer}
-        report = import_file(root, str(path), load_format("jsonl"), **how)
+        report = import_file(root, str(path), load_format(name), **how)
     finally:
         tokenizer.chat_template = before
     names = arrow_schema("rollouts").names
@@ -107,16 +107,16 @@ def test_values_of_python_are_read_as_files_are(name: str) -> None:
     assert read(name, FIXTURES[name]["rows"]).said == f"x: {FIXTURES[name]['said']}"
 
 
-CHATS = [name for name, form in FIXTURES.items() if form["use"] == "conversations"]
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("name", CHATS)
-def test_ludic_import_reads_every_form_of_conversations_from_every_container(
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+@by_name
+def test_ludic_import_reads_every_form_too(
     name: str, suffix: str, tmp_path: Path, wanted: Mapping[str, list[Tokens]]
 ) -> None:
     rollouts, report = bring_in(write_rows(tmp_path / f"rows{suffix}", FIXTURES[name]["rows"]))
     assert [row[:3] for row in tokens(rollouts)] == [row[:3] for row in wanted[name]]
+    if FIXTURES[name]["use"] == "pairs":
+        assert [row.episode_reward for row in rollouts] == [1.0, 0.0] * (len(rollouts) // 2)
+        assert {row.group_size for row in rollouts} == {2}
     (said,) = Imported(root="r", files=[report]).parts()
     form = FIXTURES[name]["form"]
     assert (f"read as {form}" in said) == (name != "messages")
@@ -157,7 +157,7 @@ def test_a_file_has_one_form_and_one_that_fits_none_is_refused_with_its_fields(t
         conversations(rows, "x")
     _, report = bring_in(write_rows(tmp_path / "mixed.jsonl", rows))
     assert report.refused[0].reason == "is Alpaca, and the records before it are ShareGPT"
-    with pytest.raises(ConfigError, match=r"x, row 0 fits no form \(messages: .*; its fields are question, answer$"):
+    with pytest.raises(ConfigError, match=r"x, row 0 fits no form; its fields are question, answer; the forms"):
         conversations([{"question": "a", "answer": "b", "empty": None}], "x")
 
 
@@ -178,6 +178,40 @@ def test_pairs_that_leave_nothing_are_refused_with_their_counts() -> None:
     rows = [{"prompt": "a", "chosen": "b", "rejected": "b"}]
     with pytest.raises(ConfigError, match="x: read as preference pairs: 0 pairs; left out: 1 whose chosen equals rej"):
         pairs(rows, "x")
+
+
+def test_records_of_forms_that_older_runs_hold_have_the_same_bytes(tmp_path: Path) -> None:
+    """A run goes on only with the rows that it began with, which are named by the digest of these lines."""
+    messages = [{"role": "user", "content": "é"}, {"role": "assistant", "content": "a"}]
+    inputs = Inputs.of(str(tmp_path))
+    begun = '{"messages":[{"role":"user","content":"q","trainable":false},{"role":"assistant","content":'
+    wanted = {
+        '{"messages":[{"role":"user","content":"é"},{"role":"assistant","content":"a"}],"group_id":"0",'
+        '"episode_reward":1.0,"tools":[]}\n': conversations([{"messages": messages, "tools": []}], "x"),
+        f'{begun}"a","trainable":true}}],"group_id":"0","episode_reward":1.0}}\n': conversations(
+            [{"prompt": "q", "completion": "a"}], "x"
+        ),
+        f'{begun}"a","trainable":true}}],"group_id":"0","episode_reward":1.0}}\n'
+        f'{begun}"b","trainable":true}}],"group_id":"0","episode_reward":0.0}}\n': pairs(
+            [{"prompt": "q", "chosen": "a", "rejected": "b"}], "x"
+        ),
+    }
+    for text, found in wanted.items():
+        assert inputs.put_rows("rows", found.records, "x").read_text(encoding="utf-8") == text
+
+
+def test_the_page_has_the_table_of_these_fixtures() -> None:
+    table = forms_table(HERE)
+    assert table in (HERE / "docs" / "fit.md").read_text(encoding="utf-8")
+    for form in FIXTURES.values():
+        assert all(each["why"] in table for each in form["refused"])
+        assert form["reads"] in table
+
+
+def test_results_of_verifiers_are_named_where_traces_are_wanted(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "results.jsonl", FIXTURES["verifiers"]["rows"])
+    with pytest.raises(ConfigError, match=r"has no trace of an agent .*; results\.jsonl of verifiers is read by"):
+        bring_in(path, "prime-rl")
 
 
 def test_an_arrow_stream_is_read_as_an_arrow_file(tmp_path: Path) -> None:

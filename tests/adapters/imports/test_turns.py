@@ -480,7 +480,7 @@ CALLING = asked("", tool_calls=[{"id": "c1", "function": {"name": "add", "argume
         (
             CHATML_TURNS.replace("{{ m.content }}", "{% generation %}{% endgeneration %}{{ m.content }}"),
             asked("3"),
-            "messages has none of the model, in the chat template's {% generation %}",
+            "messages has no turn of the assistant to train on, in the chat template's {% generation %}",
         ),
     ],
 )
@@ -524,6 +524,18 @@ def test_texts_begin_and_end_as_the_tokenizer_has_it():
     wanted = "<bos><start_of_turn>user\n2 + 2?<end_of_turn>\n<start_of_turn>model\n"
     assert told_texts(prompt=prompt, completion="4") == [wanted, "4<end_of_turn>"]
     assert told_texts(prompt=prompt, completion="4<end_of_turn>") == [wanted, "4<end_of_turn>"]
+    quoting = text_row(family, tokenizer, prompt=prompt, completion="a <end_of_turn> b").response_tokens
+    assert tokenizer.decode(quoting.tolist()) == "a <end_of_turn> b<end_of_turn>"
+    assert np.count_nonzero(quoting == quoting[-1]) == 1
+
+
+def test_a_completion_does_not_begin_the_thinking_that_its_prompt_begins():
+    family = FAMILIES["qwq"]
+    tokenizer = family.tokenizer()
+    for completion in ("1\n</think>\n\n3", "<think>\n1\n</think>\n\n3<|im_end|>\n"):
+        row = text_row(family, tokenizer, prompt=asked("")[:1], completion=completion)
+        assert tokenizer.decode(row.prompt_tokens.tolist()).endswith("<|im_start|>assistant\n<think>\n")
+        assert tokenizer.decode(row.response_tokens.tolist()) == "1\n</think>\n\n3<|im_end|>"
 
 
 def test_the_tokens_at_which_a_model_stops_are_read_beside_its_tokenizer(tmp_path: Path):
