@@ -178,6 +178,16 @@ class TurnsOfConversation:
         """Return the text that a worker would send to have the first `end` messages answered."""
         return self._renderer.text(end, add_generation_prompt=True)
 
+    def said(self, prompt: str, completion: str) -> str:
+        """Return what the model said behind a prompt, from a recorded completion, without its end token.
+
+        Names of tokens that set turns apart are text in it. A completion does not begin the thinking again that the
+        prompt begins.
+        """
+        text: str = self._turns.recorded().prepared({"content": completion})["content"]
+        opening = _OPENING.search(prompt)
+        return _without_opening(text, opening[1]) if opening else text
+
     def of_last(self, end: int, *, is_cut: bool = False) -> Turn:
         """Return the turn that said the last of the first `end` messages. is_cut: by a limit, so that it has no end."""
         index = end - 1

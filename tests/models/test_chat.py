@@ -2,15 +2,19 @@
 
 import time
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from chat_models import chat_tokenizer
+from tokenizers import AddedToken
 
 from ludic.errors import ModelError
 from ludic.models import chat
-from ludic.models.chat import decode, load_tokenizer, render_prompt, render_text
+from ludic.models.chat import QUOTE, ChatRenderer, Names, Recorded, decode, load_tokenizer, render_prompt, render_text
+from ludic.models.encoding import encode, encode_all
 from ludic.records import Message, ToolCall
 
 
@@ -127,10 +131,35 @@ def test_a_text_without_special_tokens_is_tokenised_as_before(tokenizer: Any) ->
     assert render_prompt(tokenizer, [Message(role="user", content=content)]).tolist() == wanted
 
 
-def test_special_tokens_of_recorded_answers_are_kept(tokenizer: Any) -> None:
-    messages = [Message(role=role, content="cats <eos>") for role in ("user", "assistant")]
-    prompt = render_prompt(tokenizer, messages, keep_special_of=("assistant",))
-    assert words(tokenizer, prompt).count("<eos>") == 3  # that of the answer, and of the template
+def test_recorded_answers_keep_marks_and_quote_other_names(tokenizer: Any) -> None:
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|call|>"]})
+    messages = [Message(role=role, content="cats <eos> <|call|> jumps <eos>") for role in ("user", "assistant")]
+    renderer = ChatRenderer(tokenizer, messages, recorded=Recorded(Names(["<eos>"]), ("<eos>",)))
+    user, answer = renderer.prepared(2)
+    assert user["content"] == "cats < eos> < |call|> jumps < eos>"
+    assert answer["content"] == f"cats <{QUOTE}eos> <|call|> jumps "
+
+
+@pytest.mark.parametrize("options", [{}, {"rstrip": True}])
+def test_a_quoted_name_becomes_the_tokens_of_its_text(options: dict[str, bool]) -> None:
+    tokenizer = chat_tokenizer()
+    before = tokenizer.backend_tokenizer.to_str()
+    name = "<|im_end|>"
+    tokenizer = deepcopy(tokenizer)
+    if options:  # texts are then encoded whole
+        tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken("<|x|>", **options)]})
+    text = f"<|im_start|>the answer is {name[0]}{QUOTE}{name[1:]} 42<|im_end|>"
+    plain, quoting, both = encode_all(tokenizer, ["<|im_start|>the", text, f"{text}{text}"])
+    assert plain.tolist() == tokenizer("<|im_start|>the")["input_ids"]
+    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert [token for token in quoting.tolist() if token in (start, end)] == [start, end]
+    assert tokenizer.decode(quoting[1:-1].tolist()) == f"the answer is {name} 42"
+    assert both.tolist() == quoting.tolist() * 2
+    assert encode(tokenizer, text).tolist() == quoting.tolist()
+    if not options:  # as a text without special tokens is encoded
+        wanted = tokenizer(f"the answer is {name} 42", split_special_tokens=True)["input_ids"]
+        assert quoting[1:-1].tolist() == wanted
+    assert chat_tokenizer().backend_tokenizer.to_str() == before
 
 
 CHATML_WITH_TOOLS = (

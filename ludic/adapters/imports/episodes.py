@@ -40,6 +40,7 @@ class Texts:
     prompt: Any
     """Text, encoded unchanged, or a list of messages, rendered with the chat template."""
     completion: str
+    """What the model said then, with or without its end token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,22 +201,24 @@ def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:
     if isinstance(texts.prompt, str):
         check_text("prompt", texts.prompt)
         messages: tuple[Message, ...] = (Message(role="user", content=texts.prompt),)
-        prompt, end_token = texts.prompt, turns.eos_token_id
+        prompt, said, end_token = texts.prompt, texts.completion, turns.eos_token_id
     else:
         read = read_messages(texts.prompt, "prompt")
         messages, unread = read.messages, read.unread
-        prompt, end_token = turns.of(messages).prompt(len(messages)), turns.end_token(messages)
-    prompt_tokens, completion = yield [prompt, texts.completion]
+        conversation = turns.of(messages)
+        prompt, end_token = conversation.prompt(len(messages)), turns.end_token(messages)
+        said = conversation.said(prompt, texts.completion)
+    prompt_tokens, completion = yield [prompt, said]
     if isinstance(texts.prompt, str):
         prompt_tokens = np.concatenate([turns.beginning_of(prompt_tokens), prompt_tokens])
     if not is_open and end_token is not None and completion[-1:].tolist() != [end_token]:
         completion = np.append(completion, np.int32(end_token))
-    said = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
+    answer = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
     return Row(
         prompt_tokens=prompt_tokens,
         response_tokens=completion,
-        messages=(*messages, *said),
-        agent_steps=None if said else (),
+        messages=(*messages, *answer),
+        agent_steps=None if answer else (),
         unread=unread,
     )
 

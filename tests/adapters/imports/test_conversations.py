@@ -226,9 +226,12 @@ def test_an_episode_that_cannot_be_used_ends_its_record_and_takes_no_number(
 
 
 def test_a_template_that_refuses_a_conversation_ends_the_import(tmp_path: Path):
-    template = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}x"
+    template = (
+        "{% if messages | length > 3 %}{{ raise_exception('too long') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }} {% endfor %}"
+    )
     records = [{"messages": said("a", "b"), "episode_reward": 1}, {"messages": said(*"abcd"), "episode_reward": 1}]
-    with pytest.raises(ModelError, match="refuses a conversation of user, assistant, user: too long"):
+    with pytest.raises(ModelError, match="refuses a conversation of user, assistant, user, assistant: too long"):
         bring_in(records, tmp_path, template, load_format("jsonl"))
 
 

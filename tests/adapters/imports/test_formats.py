@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import peers
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 import ludic
 from ludic.adapters.imports.formats import load_format
@@ -39,13 +40,20 @@ def root(tmp_path: Path, model_folder: str) -> Root:
 def bring_in(root: Root) -> Import:
     """bring_in(path, "verl"): as `ludic import` does."""
 
+    def with_calls() -> PreTrainedTokenizerBase:
+        tokenizer = load_tokenizer(root.run.model)
+        tokenizer.chat_template = tokenizer.chat_template.replace(" <eos>", SHOWN_CALLS + " <eos>")
+        return tokenizer
+
     def bring_in(path: Path, name: str) -> ImportReport:
-        model, fmt = root.run.model, load_format(name)
-        return import_file(
-            root, str(path), fmt, env_name=fmt.name, tokenizer=model, get_tokenizer=lambda: load_tokenizer(model)
-        )
+        fmt = load_format(name)
+        options = {"env_name": fmt.name, "tokenizer": root.run.model, "get_tokenizer": with_calls}
+        return import_file(root, str(path), fmt, **options)
 
     return bring_in
+
+
+SHOWN_CALLS = "{% for call in message['tool_calls'] or [] %} {{ call.function.name }}{% endfor %}"
 
 
 @pytest.fixture
@@ -85,8 +93,8 @@ def test_verl_equal_prompts_of_a_step_are_a_group(root: Root, bring_in: Import, 
     assert groups_of([first, second, third]) == [(0, 0), (1, 0), (0, 1)]
     assert [r.episode_reward for r in (first, second, third)] == [1.0, 0.0, 0.5]
     assert first.prompt_tokens.tolist() == encode(peers.PROMPT)
-    assert third.response_tokens.tolist() == encode("ee ff")
-    assert third.token_rewards.tolist() == [0.0, 0.5]
+    assert third.response_tokens.tolist() == encode("ee ff <eos>")
+    assert third.token_rewards.tolist() == [0.0, 0.0, 0.5]
     assert (first.policy_version, first.env_name, first.temperature, first.max_tokens) == (3, "verl", 0.9, 32)
     assert first.metadata == {"acc": "true", "logprobs": "absent"}
     assert (first.wanted, first.correct) == ("cc", None)
@@ -96,7 +104,7 @@ def test_verl_equal_prompts_of_a_step_are_a_group(root: Root, bring_in: Import, 
 
 def test_absent_logprobs_are_zeros_that_say_so_and_a_filter_drops_them(root: Root, bring_in: Import, tmp_path: Path):
     bring_in(peers.write_verl(tmp_path, [peers.verl_record("cc", 1.0)]), "verl")
-    assert rollouts_of(root)[0].response_logprobs.tolist() == [0.0]
+    assert rollouts_of(root)[0].response_logprobs.tolist() == [0.0, 0.0]
     predicate = ludic.sql.load_filter("drop_absent_logprobs").text
     assert ludic.connect(root).execute(f"select ({predicate}) from rollouts").fetchall() == [(True,)]  # noqa: S608
 
@@ -178,14 +186,14 @@ def test_art_conversations_become_transcripts_with_a_mask(
     report = bring_in(peers.write_art(tmp_path, art_rows(), format_version=format_version), "art")
     long, short, other = rollouts_of(root)
     assert groups_of([long, short, other]) == [(0, 0), (0, 1), (1, 0)]
-    # The tiny template: "<|role|> content <eos>" a message, and "<|assistant|>" where the assistant is to speak.
+    # The template: "<|role|> content names of calls <eos>" a message, "<|assistant|>" where the assistant is to speak.
     assert long.prompt_tokens.tolist() == encode("<|system|> aa <eos><|user|> bb cc <eos><|assistant|>")
-    assert long.response_tokens.tolist() == encode("dd <eos><|tool|> ee <eos><|assistant|> ff gg <eos>")
+    assert long.response_tokens.tolist() == encode("dd look <eos><|tool|> ee <eos><|assistant|> ff gg <eos>")
     assert long.action_mask is not None
-    assert long.action_mask.tolist() == [1, 1, 0, 0, 0, 0, 1, 1, 1]
+    assert long.action_mask.tolist() == [1, 1, 1, 0, 0, 0, 0, 1, 1, 1]
     assert [(step.start, step.end, step.action_target) for step in long.agent_steps] == [
-        (0, 2, "internal"),
-        (6, 9, "env"),
+        (0, 3, "internal"),
+        (7, 10, "env"),
     ]
     assert long.messages[2].tool_calls[0].name == "look"
     assert long.reward_components == {"won": 1.0}
@@ -360,7 +368,7 @@ def test_jsonl_takes_tokens_then_messages_then_texts(root: Root, bring_in: Impor
     assert "logprobs" not in tokens.metadata
     assert conversation.response_tokens.tolist() == encode("bb <eos>")
     assert texts.prompt_tokens.tolist() == encode("<|user|> aa <eos><|assistant|>")
-    assert texts.response_tokens.tolist() == encode("cc")
+    assert texts.response_tokens.tolist() == encode("cc <eos>")
 
 
 MINE = """

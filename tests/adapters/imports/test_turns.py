@@ -6,17 +6,20 @@ The worker plays an episode whose engine says what a model of each family would;
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from chat_templates import FAMILIES, Family, Said
 from episodes import Script, end, go_on, run_episode
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ludic.adapters.imports.episodes import Row, rows_of
 from ludic.adapters.imports.formats import jsonl
-from ludic.adapters.imports.forms import conversations
+from ludic.adapters.imports.forms import conversations, pairs
+from ludic.adapters.imports.importing import import_files, start_for_import
 from ludic.adapters.imports.records import Record
 from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
@@ -25,7 +28,10 @@ from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example
+from ludic.errors import RefusedRecordError
+from ludic.models.tiny import write_model
 from ludic.records import Message, ToolCall, WeightSpan
+from ludic.store import list_files, read_columns
 
 CORPUS = ["\nassistant\n\nuser\n\n", "the answer is\n\n 42\n\n\n", " think </think>\n\n tool_call\n three.\n"] * 50
 OBSERVATIONS = ("And 3 + 4?\n", "Thanks.")
@@ -309,3 +315,241 @@ def test_marks_say_which_parts_are_trained_and_the_end_of_the_turn_where_they_en
     ends = {i for i, token in enumerate(tokens) if token == tokenizer.eos_token_id}
     differ = {i for i, (mine, other) in enumerate(zip(ours, theirs, strict=True)) if mine != other}
     assert differ <= ends | {i + 1 for i in ends}  # an end that they leave out, and what follows it
+
+
+# --- What answers may hold ----------------------------------------------------------------------------------
+
+
+def asked(content: str, **also: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": content, **also}]
+
+
+def said_text(family: Family, messages: Sequence[Any], **columns: Any) -> str:
+    """The trained text of a conversation with one answer, with special tokens."""
+    tokenizer = family.tokenizer()
+    (row,) = imported(family, tokenizer, messages, **columns)
+    assert row.action_mask is None
+    return str(tokenizer.decode(row.response_tokens.tolist()))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_names_of_tokens_that_an_answer_quotes_are_text(name: str):
+    family = FAMILIES[name]
+    tokenizer = family.tokenizer()
+    plain = tokenizer.apply_chat_template([*asked("yes"), *asked("")[:1]], tokenize=False)
+    quoted = [each for each in {*family.special, family.eos, family.bos, *family.stops} if each and each in plain]
+    quoted += [each for each in (family.eos, *family.stops) if each not in quoted]
+    content = f"A turn of {name} has {', '.join(sorted(quoted))} in it, and goes on."
+    before, after = family.write(Said(content="ANSWER")).split("ANSWER")
+    if name == "alpaca":
+        before, after = "", family.eos
+    text = tokenizer(content, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    tokenizer.backend_tokenizer.encode_special_tokens = False
+    ends = [tokenizer(each, add_special_tokens=False)["input_ids"] for each in (before, after)]
+    response = imported(family, tokenizer, [*asked(content), *asked("no")])[0].response_tokens.tolist()
+    if not name.startswith("qwen3"):  # which begin answers without thinking with an empty one
+        assert response[: len(ends[0] + text + ends[1])] == ends[0] + text + ends[1]
+    # A later prompt shows it as it was said, and has no more tokens that end turns than after another answer.
+    prompt, of_other = (
+        last_prompt(imported(family, tokenizer, [*asked(each), *asked("no")])) for each in (content, "a")
+    )
+    assert content in tokenizer.decode(prompt)
+    stops = family.stop_tokens(tokenizer)
+    assert sum(token in stops for token in prompt) == sum(token in stops for token in of_other)
+
+
+def last_prompt(rows: Sequence[Row]) -> list[int]:
+    """Tokens before the last answer."""
+    row = rows[-1]
+    steps = row.agent_steps or ()
+    return [*row.prompt_tokens.tolist(), *row.response_tokens.tolist()[: steps[-1].start]]
+
+
+@pytest.mark.parametrize("name", ["mistral", "deepseek v3", "phi", "command r"])
+def test_marks_of_tool_calls_in_the_text_of_an_answer_are_tokens(name: str):
+    family = FAMILIES[name]
+    tokenizer = family.tokenizer()
+    call = Said(calls=(ToolCall(id="c00000000", name="add", arguments='{"a": 1, "b": 2}'),))
+    written = family.write(call)
+    (row,) = imported(family, tokenizer, asked(written))  # as other programs record it, with its end
+    marks = {token for token in tokenizer(written, add_special_tokens=False)["input_ids"] if token >= 256}
+    assert marks <= {*row.response_tokens.tolist()}
+    assert sum(token in family.stop_tokens(tokenizer) for token in row.response_tokens.tolist()) == 1
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.thinks and name != "harmony"])
+def test_thinking_in_the_text_is_trained_like_thinking_beside_it(name: str):
+    family = FAMILIES[name]
+    wanted = family.write(Said(content="3", reasoning="1 and 2"))
+    assert said_text(family, asked("3", reasoning_content="1 and 2")) == wanted
+    assert said_text(family, asked("<think>\n1 and 2\n</think>\n\n3")) == wanted
+    if not wanted.startswith("<think>"):  # as a model says it behind the prompt
+        assert said_text(family, asked("1 and 2\n</think>\n\n3")) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("r1 distill", "3<｜end▁of▁sentence｜>"),
+        ("qwq", "3<|im_end|>"),
+        ("qwen3", "<think>\n\n</think>\n\n3<|im_end|>"),
+        ("qwen3 thinking", "\n</think>\n\n3<|im_end|>"),
+        ("harmony", "<|channel|>final<|message|>3<|return|>"),
+    ],
+)
+def test_an_answer_without_thinking_is_what_the_template_shows_and_ends(name: str, wanted: str):
+    assert said_text(FAMILIES[name], asked("3")) == wanted
+
+
+def test_an_answer_may_be_cut_inside_its_thinking():
+    assert said_text(FAMILIES["qwq"], asked("<think>\nlet me"), finish_reason="length") == "let me"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_answer_that_was_cut_off_has_no_end(name: str):
+    family = FAMILIES[name]
+    tokenizer = family.tokenizer()
+    (row,) = imported(family, tokenizer, [*asked("yes"), *asked("no and")], finish_reason="length")[-1:]
+    assert tokenizer.decode(row.response_tokens.tolist()).endswith("no and")
+    (whole,) = imported(family, tokenizer, [*asked("yes"), *asked("no and")])[-1:]
+    assert whole.response_tokens.tolist()[: len(row.response_tokens)] == row.response_tokens.tolist()
+    assert whole.response_tokens[-1] in family.stop_tokens(tokenizer)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_end_token_at_the_end_of_a_recorded_answer_is_its_end(name: str):
+    family = FAMILIES[name]
+    for end_token in {family.eos, *family.stops}:
+        assert said_text(family, asked(f"yes{end_token}\n")) == said_text(family, asked("yes"))
+
+
+def test_both_sides_of_a_pair_end_with_the_end_of_a_turn():
+    for family in FAMILIES.values():
+        tokenizer = family.tokenizer()
+        for record in pairs([{"prompt": "1 + 2?", "chosen": "3", "rejected": "4"}], "dataset").records:
+            (rows,) = rows_of(
+                [jsonl(Record({**record}, set()))],
+                lambda t=tokenizer: t,
+                lambda f=family, t=tokenizer: f.stop_tokens(t),
+            )
+            assert not isinstance(rows, Exception)
+            (row,) = rows
+            assert row.action_mask is None
+            assert row.response_tokens[-1] in family.stop_tokens(tokenizer)
+            assert sum(token in family.stop_tokens(tokenizer) for token in row.response_tokens.tolist()) == 1
+
+
+# --- What is refused ----------------------------------------------------------------------------------------
+
+CHATML_TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CALLING = asked("", tool_calls=[{"id": "c1", "function": {"name": "add", "arguments": {"a": 1}}}])
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "reason"),
+    [
+        (CHATML_TURNS, CALLING, "the chat template does not show tool calls of message 1, so they can't be trained on"),
+        (
+            FAMILIES["llama3"].template,
+            [CALLING[0], {**CALLING[1], "content": "Let me see."}],
+            "the chat template leaves out the text of message 1, 'Let me see.', beside its tool calls",
+        ),
+        (
+            CHATML_TURNS.replace("<|im_start|>assistant\n{%", "<|im_start|>assistant\nSure: {%"),
+            asked("3"),
+            r"the chat template asks for an answer with '<\|im_start\|>assistant\\nSure: ' and shows message 1 without",
+        ),
+        (
+            CHATML_TURNS.replace("<|im_start|>assistant\n{%", "BOT:{%"),
+            asked("3"),
+            "the chat template asks for an answer with 'BOT:' and shows message 1 without that",
+        ),
+        (
+            CHATML_TURNS.replace("{{ m.content }}", "..."),
+            asked("3"),
+            "the chat template leaves out the text of an answer",
+        ),
+        (
+            CHATML_TURNS,
+            asked("3")[1:],
+            "messages begins with an answer of the model, wanted what it answers before that",
+        ),
+        (
+            CHATML_TURNS.replace("{{ m.content }}", "{% generation %}{% endgeneration %}{{ m.content }}"),
+            asked("3"),
+            "messages has no turn of the assistant to train on, in the chat template's {% generation %}",
+        ),
+    ],
+)
+def test_an_answer_that_the_template_does_not_tell_is_refused_in_one_line(template: str, messages: Any, reason: str):
+    tokenizer = FAMILIES["llama3"].tokenizer() if "begin" in template else FAMILIES["chatml"].tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(RefusedRecordError, match=reason) as refused:
+        imported(FAMILIES["chatml"], tokenizer, messages)
+    assert "\n" not in str(refused.value)
+
+
+# --- Texts --------------------------------------------------------------------------------------------------
+
+
+def text_row(family: Family, tokenizer: PreTrainedTokenizerFast, **values: Any) -> Row:
+    episode = jsonl(Record(values, set()))
+    (rows,) = rows_of([episode], lambda: tokenizer, lambda: family.stop_tokens(tokenizer))
+    assert not isinstance(rows, Exception)
+    return rows[0]
+
+
+def test_texts_begin_and_end_as_the_tokenizer_has_it():
+    family = FAMILIES["gemma"]
+    tokenizer = family.tokenizer()
+
+    def told_texts(**values: Any) -> list[str]:
+        row = text_row(family, tokenizer, **values)
+        return [tokenizer.decode(each.tolist()) for each in (row.prompt_tokens, row.response_tokens)]
+
+    assert told_texts(prompt="2 + 2 =", completion=" 4") == ["2 + 2 =", " 4<eos>"]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", tokenizer.bos_token_id)]
+    )
+    assert told_texts(prompt="2 + 2 =", completion=" 4") == ["<bos>2 + 2 =", " 4<eos>"]
+    assert told_texts(prompt="<bos>2 + 2 =", completion=" 4<eos>") == ["<bos>2 + 2 =", " 4<eos>"]
+    assert told_texts(prompt="2 + 2 =", completion="") == ["<bos>2 + 2 =", "<eos>"]
+    assert told_texts(prompt="2 + 2 =", completion=" 4", finish_reason="length") == ["<bos>2 + 2 =", " 4"]
+    assert told_texts(prompt="2 + 2 =", completion=" 4", error="it failed") == ["<bos>2 + 2 =", " 4"]
+    # With the chat template, the end of its turns.
+    prompt = [{"role": "user", "content": "2 + 2?"}]
+    wanted = "<bos><start_of_turn>user\n2 + 2?<end_of_turn>\n<start_of_turn>model\n"
+    assert told_texts(prompt=prompt, completion="4") == [wanted, "4<end_of_turn>"]
+    assert told_texts(prompt=prompt, completion="4<end_of_turn>") == [wanted, "4<end_of_turn>"]
+    quoting = text_row(family, tokenizer, prompt=prompt, completion="a <end_of_turn> b").response_tokens
+    assert tokenizer.decode(quoting.tolist()) == "a <end_of_turn> b<end_of_turn>"
+    assert np.count_nonzero(quoting == quoting[-1]) == 1
+
+
+def test_a_completion_does_not_begin_the_thinking_that_its_prompt_begins():
+    family = FAMILIES["qwq"]
+    tokenizer = family.tokenizer()
+    for completion in ("1\n</think>\n\n3", "<think>\n1\n</think>\n\n3<|im_end|>\n"):
+        row = text_row(family, tokenizer, prompt=asked("")[:1], completion=completion)
+        assert tokenizer.decode(row.prompt_tokens.tolist()).endswith("<|im_start|>assistant\n<think>\n")
+        assert tokenizer.decode(row.response_tokens.tolist()) == "1\n</think>\n\n3<|im_end|>"
+
+
+def test_the_tokens_at_which_a_model_stops_are_read_beside_its_tokenizer(tmp_path: Path):
+    """A template of GLM writes no end of a turn; that the next role's token is one stands in generation_config.json."""
+    family, folder = FAMILIES["glm"], tmp_path / "model"
+    tokenizer = family.tokenizer()
+    write_model(str(folder), tokenizer, seed=0, hidden_size=64, num_layers=1)
+    config = json.loads((folder / "generation_config.json").read_text())
+    stops = {"eos_token_id": family.stop_tokens(tokenizer)}
+    (folder / "generation_config.json").write_text(json.dumps(config | stops))
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"messages": asked("3"), "episode_reward": 1.0}) + "\n")
+    for source in (None, str(folder)):
+        root = start_for_import(str(tmp_path / f"root {source is None}"), str(folder), "jsonl")
+        import_files(root, [str(file)], "jsonl", tokenizer=source)
+        (tokens,) = read_columns(root, list_files(root)[0].name, ["response_tokens"])["response_tokens"].to_pylist()
+        assert tokenizer.decode(tokens) == "\n3<|user|>"
