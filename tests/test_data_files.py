@@ -88,15 +88,26 @@ def test_messages_in_a_cell_are_messages_and_other_texts_stay() -> None:
     assert [*row.values()] == [messages, messages[0], *cells[2:]]
 
 
+HALF = r"holds half a character, \ud83e; wanted both halves, or the character itself"
 REASONS = [
     ("x.jsonl", b'{"a": 1}\n{"a": \xff}\n', "line 2", "is not UTF-8 text: byte 0xff at 7"),
     ("x.jsonl", b'{"a": 1}\n{"a": 1,}\n', "line 2", "is not JSON: "),
     ("x.jsonl", b'{"a": 1}\n"a"\n', "line 2", "is 'a', wanted a JSON object with the columns as keys"),
-    ("x.jsonl", b'{"a": 1}\n{"a": "\\ud83e"}\n', "line 2", "is not JSON: half of a surrogate pair"),
+    (
+        "x.jsonl",
+        b'{"a": 1}\n{"a": "\\ud83e"}\n',
+        "line 2",
+        HALF,
+    ),
     ("x.jsonl", b'{"a": 1}\n' + b"[" * 100_000, "line 2", "is not JSON: "),
     ("x.jsonl", b'{"a": 1}\n{"a": ' + b"1" * 5000 + b"}", "line 2", "is not JSON: "),
     ("x.json", b'[{"a": 1}, [3]]', "row 1", "is [3], wanted a JSON object with the columns as keys"),
-    ("x.json", b'[{"a": 1}, {"a": "\\ud83e"}]', "row 1", "is not JSON: half of a surrogate pair"),
+    (
+        "x.json",
+        b'[{"a": 1}, {"a": "\\ud83e"}]',
+        "row 1",
+        HALF,
+    ),
     ("x.csv", b"a,b\n1,2\n3\n", "line 3", "has 1 cells, wanted 2, as the first line"),
     ("x.csv", b"a,b\n1,2\n3,4,5\n", "line 3", "has 3 cells, wanted 2, as the first line"),
 ]
