@@ -78,7 +78,7 @@ def write_csv(names: Sequence[str], rows: Iterable[Iterable[Any]], sink: BinaryI
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
     for row in rows:
-        writer.writerow([value if isinstance(value, str | None) else json.dumps(value) for value in row])
+        writer.writerow([value if isinstance(value, str | None) else json_text(value) for value in row])
         sink.write(buffer.getvalue().encode())
         buffer.seek(0)
         buffer.truncate()
@@ -118,7 +118,7 @@ def plain_rows(result: "pa.RecordBatchReader") -> Iterator[list[Any]]:
 def json_text(value: Any, **options: Any) -> str:
     """Return plain values as JSON. Characters that `printable` spells out are escaped and read back the same."""
     text = json.dumps(value, ensure_ascii=False, **options)
-    return CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
+    return CONTROL.sub(lambda match: json.dumps(match[0], ensure_ascii=True)[1:-1], text)
 
 
 def to_plain(value: Any) -> Any:

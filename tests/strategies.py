@@ -15,6 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ludic.records import (
+    ROLES,
     AgentStep,
     EnvironmentStep,
     Message,
@@ -215,7 +216,7 @@ _tool_calls = st.lists(
 ).map(tuple)
 _messages = st.builds(
     Message,
-    role=_TEXT,
+    role=st.sampled_from(ROLES),
     content=_TEXT,
     name=_MAYBE_TEXT,
     tool_calls=_tool_calls,

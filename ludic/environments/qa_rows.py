@@ -1,4 +1,4 @@
-"""Read questions and answers from JSONL, Parquet or a Hugging Face dataset.
+"""Read questions and answers from a data file or a Hugging Face dataset.
 
 Every row is checked when it is read; an error names the source, the line or row, the column, what was found and what
 was wanted. Questions and answers are kept as Arrow text, about as large in memory as in a JSONL file.
@@ -14,10 +14,13 @@ from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ludic.errors import ConfigError, one_line, unknown_name
+from ludic.arrow_rows import table_rows
+from ludic.data_files import LISTED as DATA_FILES
+from ludic.data_files import is_data_file, read_rows
+from ludic.errors import ConfigError, RefusedRecordError, one_line, unknown_name
 from ludic.installed import require
+from ludic.messages import read_messages
 from ludic.paths import local_path
 from ludic.records import Message
 
@@ -26,9 +29,8 @@ QUESTION_COLUMNS = ("question", "prompt", "messages")
 ANSWER_COLUMN = "answer"
 """Column of the right answer where no option names one."""
 
-Kind = Literal["jsonl", "parquet", "folder", "hub"]
+Kind = Literal["file", "folder", "hub"]
 
-ROLES = ("system", "user", "assistant")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _ROWS_PER_READ = 1000
 _SHOWN = 80
@@ -127,16 +129,14 @@ class Source:
     def kind(self) -> Kind:
         """The format, from the suffix and the disk. Raises ConfigError."""
         path = local_path(self.name, "the path of questions")
-        if path.suffix == ".jsonl":
-            return "jsonl"
-        if path.suffix == ".parquet":
-            return "parquet"
+        if is_data_file(path.name):
+            return "file"
         if self.name and path.is_dir():
             return "folder"
         if _HUB_NAME.fullmatch(self.name) and not path.exists():
             return "hub"
         raise ConfigError(
-            f"{self.name!r} is no source of questions; wanted a file *.jsonl or *.parquet, a folder of "
+            f"{self.name!r} is no source of questions; wanted a file {DATA_FILES}, a folder of "
             "Dataset.save_to_disk, or the name of a dataset on the Hugging Face Hub, such as openai/gsm8k"
         )
 
@@ -198,10 +198,8 @@ class Source:
 
     def _rows(self, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield each row, and where it is. columns: those to read; None reads all."""
-        if self.kind == "jsonl":
-            return _jsonl_rows(Path(self.name))
-        if self.kind == "parquet":
-            return _parquet_rows(Path(self.name), columns)
+        if self.kind == "file":
+            return _file_rows(Path(self.name), columns)
         return self._dataset_rows(columns)
 
     def _check_options(self) -> None:
@@ -220,7 +218,7 @@ class Source:
         present = _roots(columns, dataset.column_names)
         table = dataset.select_columns(present).with_format("arrow")
         for start in range(0, len(dataset), _ROWS_PER_READ):
-            rows = table[start : start + _ROWS_PER_READ].to_pylist()
+            rows = table_rows(table[start : start + _ROWS_PER_READ])
             yield from ((f"row {start + number}", row) for number, row in enumerate(rows))
 
     def _load_dataset(self) -> Any:
@@ -257,33 +255,12 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _file_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path}, line {number}"
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.strip():
-                continue
-            try:
-                row = msgspec.json.decode(line)
-            except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also a UnicodeDecodeError
-                raise ConfigError(f"{where} is not JSON: {one_line(error)}") from error
-            if not isinstance(row, dict):
-                raise ConfigError(f"{where} is {_show(row)}, wanted an object with the columns as keys")
-            yield f"line {number}", row
-
-
-def _parquet_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        with pq.ParquetFile(path) as file:
-            present = _roots(columns, file.schema_arrow.names)
-            start = 0
-            for batch in file.iter_batches(batch_size=_ROWS_PER_READ, columns=present):
-                yield from ((f"row {start + number}", row) for number, row in enumerate(batch.to_pylist()))
-                start += len(batch)
-    except pa.ArrowException as error:
-        raise ConfigError(f"{path} is not a Parquet file that can be read: {one_line(error)}") from error
+        for found in read_rows(file, str(path), columns=lambda present: _roots(columns, present)):
+            if isinstance(found.value, str):
+                raise ConfigError(f"{path}, {found.where} {found.value}")
+            yield found.where, found.value
 
 
 def _roots(columns: Columns | None, present: Sequence[str]) -> list[str]:
@@ -340,22 +317,33 @@ def value_in(row: Mapping[str, Any], name: str, where: str) -> Any:
     return value
 
 
-def _messages(value: Any, where: str) -> list[list[str]]:
-    """Return a question, which is a text or a list of messages, as [[role, content], ...]."""
+def _messages(value: Any, where: str) -> list[list[Any]]:
+    """Return a question, which is a text or a list of messages, as [[role, content], ...].
+
+    Other fields of a message are a third element, by their names.
+    """
     if isinstance(value, str):
         return [["user", _checked_text(value, where)]]
-    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-        return [_message(each, f"{where}, message {number}") for number, each in enumerate(value)]
-    raise ConfigError(f"{where} is {_show(value)}, wanted a text, or a list of messages with role and content")
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{where} is {_show(value)}, wanted a text, or a list of messages with role and content")
+    try:
+        found = read_messages(value, "messages").messages
+    except RefusedRecordError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    for number, message in enumerate(found):
+        if not message.content.strip() and not (message.tool_calls or message.reasoning):
+            raise ConfigError(f"{where}: messages[{number}].content is empty, wanted a text")
+    return [_listed(message) for message in found]
 
 
-def _message(value: Mapping[str, Any], where: str) -> list[str]:
-    role, content = value.get("role"), value.get("content")
-    if role not in ROLES:
-        raise ConfigError(f"{where} has the role {_show(role)}, wanted one of {', '.join(ROLES)}")
-    if not isinstance(content, str):
-        raise ConfigError(f"{where} has the content {_show(content)}, wanted a text")
-    return [str(role), _checked_text(content, where)]
+def _listed(message: Message) -> list[Any]:
+    others = {name: getattr(message, name) for name in _OTHERS}
+    others = {name: value for name, value in others.items() if value}
+    return [message.role, message.content, *([msgspec.to_builtins(others)] if others else [])]
+
+
+_OTHERS = ("name", "tool_calls", "reasoning", "tool_call_id")
+"""Fields of a message beside role and content."""
 
 
 def _answer(value: Any, columns: Columns, where: str) -> str:
@@ -389,7 +377,7 @@ def _key(messages: Sequence[Message]) -> str:
     """Return messages as one text; a single message of the user is its own text."""
     if len(messages) == 1 and messages[0].role == "user":
         return messages[0].content
-    return _encoded([[each.role, each.content] for each in messages])
+    return _encoded([_listed(each) for each in messages])
 
 
 def _encoded(value: Any) -> str:
@@ -397,7 +385,10 @@ def _encoded(value: Any) -> str:
 
 
 def _decoded(messages: str) -> tuple[Message, ...]:
-    return tuple(Message(role=role, content=content) for role, content in msgspec.json.decode(messages))
+    return tuple(
+        msgspec.convert({"role": role, "content": content, **dict(*others)}, Message)
+        for role, content, *others in msgspec.json.decode(messages)
+    )
 
 
 def _show(value: Any) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from ludic.code.consent import QUESTIONS, SCORER_OPTIONS
 from ludic.code.files import MAX_BYTES, python_file_of
 from ludic.code.kinds import PARSER, SCORER, own_code_of, parser_stages
+from ludic.data_files import is_data_file
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.eval.config import EvalConfig, MeasureConfig
 from ludic.eval.numbers import check_measures
@@ -195,8 +196,6 @@ def _show(value: Any) -> str:
 # A path below the working directory stays relative to it, as in `--env qa/sums.jsonl`; any other becomes absolute. So a
 # suite in a project gives the same names on every machine.
 
-_DATA = (".jsonl", ".parquet")
-
 
 @dataclass(frozen=True, slots=True)
 class Paths:
@@ -225,7 +224,7 @@ class Paths:
 
     def _source(self, key: str, source: Any) -> Any:
         """Return the path of a file of questions or a folder of a dataset; the name of a dataset stays as it is."""
-        if not isinstance(source, str) or not (source.endswith(_DATA) or _is_there(self.folder / source)):
+        if not isinstance(source, str) or not (is_data_file(source) or _is_there(self.folder / source)):
             return source
         return self._path(key, source)
 
@@ -234,7 +233,7 @@ class Paths:
             return dict(options)
         known: dict[str, Callable[[Any], Any]] = {
             **{key: partial(self._scorers, key) for key in SCORER_OPTIONS},
-            "heldout": lambda name: self._source("heldout", name) if env.endswith(_DATA) else name,
+            "heldout": lambda name: self._source("heldout", name) if is_data_file(env) else name,
         }
         return {key: known[key](value) if key in known else value for key, value in options.items()}
 

@@ -122,6 +122,8 @@ class ChatRenderer:
         template = str(tokenizer.chat_template)
         self.has_marks = _GENERATION.search(template) is not None
         """Whether the template marks parts with {% generation %}."""
+        # A developer is a system under a newer name; templates that do not know it would leave the message out.
+        self._has_developer = "developer" in template
         self._reasoning = [name for name, read in REASONING.items() if read.search(template)]
 
     def text(self, end: int, *, add_generation_prompt: bool) -> str:
@@ -145,6 +147,8 @@ class ChatRenderer:
 
     def prepare(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return one message as the template gets it, from one of `as_template_input`. Raises ModelError."""
+        if message["role"] == "developer" and not self._has_developer:
+            message = {**message, "role": "system"}
         if (reasoning := message.get("reasoning_content")) is not None:
             message = {**message, **dict.fromkeys(self._reasoning, reasoning)}
         try:
@@ -278,20 +282,21 @@ def _broken_up(value: Any, special: Names, apart: str | None = None) -> Any:
 
 
 def _as_template_inputs(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    """Yield messages for a template. Results of tools have ids, since some templates want them.
+    """Yield messages for a template. Tool calls and their results have ids, since some templates want them.
 
-    It is the call's id if the calls are apart from the text; else results are counted. Mistral's templates want nine
-    letters and digits.
+    A result has the id that it names, else that of the call in its place. Calls without ids are counted, as are results
+    of calls that are not apart from the text; Mistral's templates want nine letters and digits.
     """
     call_ids: Iterator[str] = iter(())
     for message in messages:
+        rendered = as_template_input(message)
         if message.role == "assistant":
-            call_ids = chain([call.id for call in message.tool_calls], map("call{:05d}".format, count()))
+            ids = [call["id"] for call in rendered.get("tool_calls", ())]
+            call_ids = chain(ids, map("call{:05d}".format, count()))
         if message.role == "tool":
             in_place = next(call_ids, "call00000")
-            yield as_template_input(message) | {"tool_call_id": message.tool_call_id or in_place}
-        else:
-            yield as_template_input(message)
+            rendered["tool_call_id"] = message.tool_call_id or in_place
+        yield rendered
 
 
 def as_template_input(message: Message) -> dict[str, Any]:
@@ -301,14 +306,18 @@ def as_template_input(message: Message) -> dict[str, Any]:
     if message.reasoning is not None:
         rendered["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        rendered["tool_calls"] = [_as_function_call(call) for call in message.tool_calls]
+        rendered["tool_calls"] = [_as_function_call(*each) for each in enumerate(message.tool_calls)]
     return rendered
 
 
-def _as_function_call(call: ToolCall) -> dict[str, Any]:
-    """Return a tool call for a template. Arguments are parsed, since templates print JSON; other text stays text."""
+def _as_function_call(number: int, call: ToolCall) -> dict[str, Any]:
+    """Return a tool call for a template. Arguments are parsed, since templates print JSON; other text stays text.
+
+    number: of the call in its message, which a call without an id gets as one.
+    """
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
         arguments = call.arguments
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    id_ = call.id or f"call{number:05d}"
+    return {"id": id_, "type": "function", "function": {"name": call.name, "arguments": arguments}}

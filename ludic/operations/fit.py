@@ -465,7 +465,7 @@ def _fit_stored(
         if algorithm in ("dpo", "ipo"):
             own = {"reference": model} | own
         train = next_config(url, own, algorithm)
-        file = _write_records(inputs, algorithm, dataset, options, is_sft=algorithm == "sft")
+        file, rows = _write_records(inputs, algorithm, dataset, options, is_sft=algorithm == "sft")
         if existing is not None:
             _refuse_other_rows(existing, file)
         root = open_or_start(url, run)
@@ -474,9 +474,14 @@ def _fit_stored(
     for report in reports:
         if report.refused:
             first = report.refused[0]
+            numbers = {rows[each.line - 1] for each in report.refused}
             logger.warning(
-                "%d rows are left out; the first is row %d: %s", len(report.refused), first.line - 1, first.reason
+                "%d of the rows can't be used; the first is row %d: %s",
+                *(len(numbers), rows[first.line - 1], first.reason),
             )
+        if unread := {name: number for name, number in report.not_kept.items() if "[]." in name}:
+            named = ", ".join(f"{name} ({number:,})" for name, number in unread.items())
+            logger.warning("fields of messages that are not used: %s", named)
     _tell_changes(root, train)
     if not wait:
         _start_in_background("train", root, inputs, flat(train))
@@ -485,16 +490,23 @@ def _fit_stored(
     return Run(root)
 
 
-def _write_records(inputs: "Inputs", algorithm: str, dataset: Any, options: Mapping[str, Any], *, is_sft: bool) -> Path:
-    from ludic.operations.fit_inputs import conversations, pairs, read_rows
+def _write_records(
+    inputs: "Inputs", algorithm: str, dataset: Any, options: Mapping[str, Any], *, is_sft: bool
+) -> tuple[Path, list[int]]:
+    """Return the file of the records, and the number of the row that each was made of."""
+    from ludic.adapters.imports.forms import conversations, pairs
+    from ludic.operations.fit_inputs import read_rows
+    from ludic.show.watch import log_shown
 
     if dataset is None:
         raise SettingsError(f"dataset is None; {algorithm} trains on its rows")
     if unknown_ones := options.keys() - {"split", "config", "revision"}:
         raise SettingsError(f"dataset_options has {min(unknown_ones)}; {algorithm} takes split, config and revision")
     rows, where = read_rows(dataset, options)
-    records = conversations(rows, where) if is_sft else pairs(rows, where)
-    return inputs.put_rows("rows", records, where)
+    read = conversations(rows, where) if is_sft else pairs(rows, where)
+    with log_shown():
+        logger.info("%s", read.said)
+    return inputs.put_rows("rows", read.records, where), [int(each["group_id"]) for each in read.records]
 
 
 def _refuse_other_rows(root: "Root", file: Path) -> None:

@@ -21,9 +21,11 @@ from typing import Any
 
 import msgspec
 
+from ludic.arrow_rows import table_rows
 from ludic.code.files import ORIGIN
 from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
+from ludic.data_files import LISTED as DATA_FILES
 from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
 from ludic.environments.rewards import columns_of, is_of_trl, sees_group
 from ludic.errors import ConfigError, LudicError, one_line
@@ -121,11 +123,13 @@ def rows_of(dataset: Any) -> list[Row]:
     if hasattr(dataset, "__arrow_c_stream__"):
         import pyarrow as pa
 
-        rows = pa.table(dataset).to_pylist()
+        rows = table_rows(pa.table(dataset))
     elif isinstance(dataset, Mapping) and all(hasattr(each, "to_list") for each in dataset.values()):
         raise ConfigError(
             f"dataset has the splits {', '.join(map(str, dataset))}; give one, such as dataset[{next(iter(dataset))!r}]"
         )
+    elif hasattr(dataset, "to_list") and hasattr(dataset, "with_format"):
+        rows = table_rows(dataset.with_format("arrow")[:])
     elif hasattr(dataset, "to_list"):
         rows = dataset.to_list()
     elif hasattr(dataset, "to_dicts"):
@@ -147,8 +151,8 @@ def _listed(dataset: Any) -> list[Any]:
     if isinstance(dataset, Iterable) and not isinstance(dataset, Mapping | bytes):
         return [*dataset]
     raise ConfigError(
-        f"dataset is {_shown(dataset)}, wanted a file *.jsonl or *.parquet, a list of dicts, a table of pandas or "
-        "Polars, or a dataset of the package datasets"
+        f"dataset is {_shown(dataset)}, wanted a file {DATA_FILES}, a list of dicts, a table of pandas "
+        "or Polars, or a dataset of the package datasets"
     )
 
 
@@ -310,72 +314,6 @@ def _write_functions(
         "scorer": f"{file}:{SCORER}",
         **({"group_scorer": f"{file}:{GROUP_SCORER}"} if has_group else {}),
     }
-
-
-# --- Conversations and pairs -----------------------------------------------------------------------------------------
-
-
-def conversations(rows: Iterable[Row], where: str) -> Iterator[Row]:
-    """Yield rows of supervised training as records: `messages`, or `prompt` and `completion`.
-
-    Trained on are all answers in messages, or the completion alone.
-    """
-    for number, row in enumerate(rows):
-        at = f"{where}, row {number}"
-        if row.get("messages") is not None:
-            yield _record(number, _messages(row["messages"], f"{at}, messages", "user"), row, 1.0)
-        elif row.get("prompt") is not None and row.get("completion") is not None:
-            yield _record(number, _exchange(row, "completion", at), row, 1.0)
-        else:
-            raise ConfigError(f"{at} has the columns {', '.join(row)}; wanted messages, or prompt and completion")
-
-
-def pairs(rows: Iterable[Row], where: str) -> Iterator[Row]:
-    """Yield rows of preferences as two records each, a group: `prompt`, `chosen` and `rejected`.
-
-    Without a prompt, chosen and rejected are conversations that begin with it.
-    """
-    for number, row in enumerate(rows):
-        at = f"{where}, row {number}"
-        if row.get("chosen") is None or row.get("rejected") is None:
-            raise ConfigError(f"{at} has the columns {', '.join(row)}; wanted prompt, chosen and rejected")
-        if row.get("prompt") is None:
-            row = _with_prompt(row, at)
-        for side, reward in (("chosen", 1.0), ("rejected", 0.0)):
-            yield _record(number, _exchange(row, side, at), row, reward)
-
-
-def _with_prompt(row: Row, at: str) -> Row:
-    chosen, rejected = (_messages(row[side], f"{at}, {side}", "assistant") for side in ("chosen", "rejected"))
-    same = 0
-    while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
-        same += 1
-    if not same:
-        raise ConfigError(f"{at} has no prompt, and chosen and rejected do not begin with the same message")
-    return {**row, "prompt": chosen[:same], "chosen": chosen[same:], "rejected": rejected[same:]}
-
-
-def _exchange(row: Row, side: str, at: str) -> list[Row]:
-    """Return a prompt and an answer as messages, of which the answer is trained on."""
-    prompt = _messages(row["prompt"], f"{at}, prompt", "user")
-    answer = _messages(row[side], f"{at}, {side}", "assistant")
-    marked = [{**each, "trainable": each["role"] == "assistant"} for each in answer]
-    return [*({**each, "trainable": False} for each in prompt), *marked]
-
-
-def _messages(value: Any, at: str, role: str) -> list[dict[str, Any]]:
-    """Return a text as one message of a role, or messages as they are."""
-    if isinstance(value, str) and value.strip():
-        return [{"role": role, "content": value}]
-    listed = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if listed and all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in listed):
-        return [{name: part for name, part in each.items() if part is not None} for each in listed]
-    raise ConfigError(f"{at} is {_shown(value)}, wanted a text, or messages with role and content")
-
-
-def _record(number: int, messages: Sequence[Row], row: Row, reward: float) -> Row:
-    tools = {} if row.get("tools") is None else {"tools": row["tools"]}
-    return {"messages": messages, "group_id": str(number), "episode_reward": reward, **tools}
 
 
 def _shown(value: Any) -> str:

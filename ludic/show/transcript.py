@@ -243,6 +243,8 @@ def _conversation(messages: list[dict[str, Any]], look: Look) -> Iterator[Text]:
     for message in messages:
         name = f" {printable(message['name'])}" if message["name"] else ""
         text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
+        if reasoning := message.get("reasoning"):
+            text.append(f"{printable(_shorten(reasoning, look))}\n", style="not bold dim italic")
         yield text.append(printable(_shorten(message["content"], look)), style="not bold default")
         for call in message["tool_calls"]:
             yield Text(f"  {_call_text(call, look)}", style="magenta")

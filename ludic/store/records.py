@@ -452,6 +452,8 @@ class ImportReport:
     refused: Sequence[Refusal]
     was_there: bool = False
     """True if the file had been imported before; then nothing was written."""
+    form: str = ""
+    """Form of the records, such as ShareGPT; empty if the format has one, and for imports before forms were stored."""
 
 
 # --- JSON files with a digest of their own text ---------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_a_root_is_started_and_the_losses_are_told(ludic, model_folder: str, ver
     assert result.err.splitlines() == [
         f"ludic: {verl_file}: kept as metadata: acc (2)",
         f"ludic: {verl_file}: not kept: trace (1)",
-        f"ludic: {verl_file}: refused, line 3: is no JSON: Expecting value: line 1 column 1 (char 0)",
+        f"ludic: {verl_file}: refused, line 3: is not JSON: Expecting value at character 1",
         f"ludic: {verl_file}: 2 rollouts without logprobs: no importance ratio can be taken; "
         "ludic train --filters drop_absent_logprobs leaves them out",
     ]
@@ -66,7 +66,7 @@ def test_the_whole_report_as_json(ludic, model_folder: str, verl_file: Path, tmp
     reports = [json.loads(ludic("import", tmp_path / "run", verl_file, *options).out)["files"][0] for _ in range(2)]
     assert [report.pop("was_there") for report in reports] == [False, True]
     assert reports[0] == reports[1]
-    assert reports[0]["refused"] == [{"line": 3, "reason": "is no JSON: Expecting value: line 1 column 1 (char 0)"}]
+    assert reports[0]["refused"] == [{"line": 3, "reason": "is not JSON: Expecting value at character 1"}]
 
 
 @pytest.mark.parametrize(

@@ -186,12 +186,12 @@ def test_tools_turns_and_errors_are_shown(ludic, started: Root) -> None:
     rollout = replace(
         group.rollouts[0],
         agent_steps=(replace(first, tool_calls=(call,), action_target="internal"), second),
-        messages=(Message(role="assistant", content="\x1b[2Jhello", tool_calls=(call,)),),
+        messages=(Message(role="assistant", content="\x1b[2Jhello", tool_calls=(call,), reasoning="I \x1b[2Jadd."),),
     )
     write_group(started, replace(group, rollouts=(rollout,)))
     out = ludic("show", started.url, rollout.rollout_id, "--tokens").out
     assert 'add({"a": 1}) -> error: no such [red]tool[/]' in out
-    assert "\\x1b[2Jhello" in out
+    assert out.index("I \\x1b[2Jadd.") < out.index("\\x1b[2Jhello")
     assert "not scored" in out
     assert "the environment failed" in out
     assert "no gradient step has considered it yet" in out

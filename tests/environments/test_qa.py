@@ -386,9 +386,10 @@ def test_a_list_or_weights_that_can_not_be_used_are_refused(jsonl, tmp_path, sco
     ("text", "message"),
     [
         (b"", r"rows\.jsonl has no rows, wanted at least one"),
-        (b'\n{"question": "a", "answer": ', r"rows\.jsonl, line 2 is not JSON: Input data was truncated"),
-        (b'{"question": "\xff", "answer": "b"}', r"rows\.jsonl, line 1 is not JSON: "),
-        (b"[1, 2]\n", r"rows\.jsonl, line 1 is \[1, 2\], wanted an object with the columns as keys"),
+        (b'\n{"question": "a", "answer": ', r"rows\.jsonl, line 2 is not JSON: Expecting value at character 29"),
+        (b'{"question": "\xff", "answer": "b"}', r"rows\.jsonl, line 1 is not UTF-8 text: byte 0xff at 15"),
+        (b"[1, 2]\n", r"rows\.jsonl, row 0 is 1, wanted a JSON object with the columns as keys"),
+        (b'{"question": "a", "answer": 1}\n7\n', r"rows\.jsonl, line 2 is 7, wanted a JSON object with the columns as"),
         (
             b'{"questoin": "a", "answer": "b"}',
             r"line 1: column 'question' is unknown; did you mean 'questoin'\? There are questoin, answer",
@@ -399,10 +400,10 @@ def test_a_list_or_weights_that_can_not_be_used_are_refused(jsonl, tmp_path, sco
         (b'{"question": "a", "answer": true}', r"line 1, column 'answer' is True, wanted a text or a number"),
         (b'{"question": "\\ud83d", "answer": "b"}', r"line 1 is not JSON: "),
         (
-            b'{"question": [{"role": "tool", "content": "b"}], "answer": 1}',
-            r"message 0 has the role 'tool', wanted",
+            b'{"question": [{"role": "human", "content": "b"}], "answer": 1}',
+            r"messages\[0\].role is 'human', wanted one of system, developer, user, assistant, tool",
         ),
-        (b'{"question": [{"role": "user"}], "answer": 1}', r"message 0 has the content None, wanted a text"),
+        (b'{"question": [{"role": "user"}], "answer": 1}', r"messages\[0\] has no content, wanted a text"),
         (b'{"question": "a", "answer": ' + b"[" * 100_000, r"line 1 is not JSON"),
     ],
 )
@@ -447,11 +448,11 @@ def test_wrong_options_are_refused(jsonl, options, message):
         make(name, **options)
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "../nowhere/rows", "", "a b/c", "/nowhere"])
+@pytest.mark.parametrize("name", ["rows.tsv", "../nowhere/rows", "", "a b/c", "/nowhere"])
 def test_what_is_no_source_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.csv").write_text("question,answer\n")
-    with pytest.raises(ConfigError, match=r"is no source of questions; wanted a file \*\.jsonl or \*\.parquet"):
+    (tmp_path / "rows.tsv").write_text("question\tanswer\n")
+    with pytest.raises(ConfigError, match=r"is no source of questions; wanted a file \*\.jsonl, \*\.ndjson, "):
         make(f"qa/{name}")
 
 

@@ -20,10 +20,12 @@ FIVE = "one two three four five"
 
 
 def asks(*texts: str) -> tuple[Message, ...]:
-    """A prompt with a system message, and completions in between."""
+    """A prompt with a system message, and completions in between; what comes behind " <- " is thinking."""
     roles = [Message(role="system", content="always answer in one short sentence please")]
     for index, text in enumerate(texts):
-        roles.append(Message(role="user" if index % 2 == 0 else "assistant", content=text))
+        content, _, reasoning = text.partition(" <- ")
+        role = "user" if index % 2 == 0 else "assistant"
+        roles.append(Message(role=role, content=content, reasoning=reasoning or None))
     return tuple(roles)
 
 
@@ -138,6 +140,14 @@ def test_ngrams_do_not_cross_messages_and_system_messages_are_not_asked(root, ev
     train_on(root, {"split": ("one two", "three four five"), "other": ("always answer in one short sentence please",)})
     # 3-grams of the prompt: 123 234 345; only 345 is inside of one message.
     assert by_example(run, params={"n": 3}) == {"one": (3, 1, "split", 1)}
+
+
+@pytest.mark.slow
+def test_thinking_is_a_text_of_its_own(root, evaluated) -> None:
+    run = evaluated(one=FIVE)
+    train_on(root, {"thought": ("z", "four five <- one two three four"), "other": ("z", "y")})
+    # 123 and 234 of 3; with the answer behind it, 345 would be there too.
+    assert by_example(run, params={"n": 3}) == {"one": (3, 2, "thought", 2)}
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from forks import Forked
 from notebook_cells import execute_cells
 
 import ludic
+from ludic.adapters.imports.forms import conversations, pairs
 from ludic.defaults import Track
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, LudicError, SchemaError
@@ -28,9 +29,7 @@ from ludic.models.tiny import make_tiny_model
 from ludic.operations.fit import _has_heldout, _keep_columns
 from ludic.operations.fit_inputs import (
     Inputs,
-    conversations,
     named_rewards,
-    pairs,
     rows_of,
     write_questions,
     write_rewards,
@@ -298,16 +297,15 @@ def test_the_preparation_of_rows_is_shown_and_rows_that_are_left_out_are_named(
 
     monkeypatch.setattr("ludic.results.progress_bar", progress_bar)
     monkeypatch.setattr("ludic.operations.start.train", lambda *args, **options: None)
-    rows = [{"prompt": "say", **dict.fromkeys(columns, word)} for word in WORDS]
-    rows[5]["prompt"] = [{"role": "user", "content": "say", "tool_calls": [3]}]
+    rows = [{"prompt": "say", **{column: f"{word} {column}" for column in columns}} for word in WORDS]
+    rows[5]["tools"] = "none"
     train(
         model=hub / f"models--{MODEL.replace('/', '--')}" / "snapshots" / ("0" * 40),
         dataset=rows,
         root=tmp_path / "run",
     )
     assert shown == [("files to import", 1), ("records", num_records), ("files", 1)]
-    assert f"{len(columns)} rows are left out" in caplog.text
-    assert "tool_calls of a message is '[3]'" in caplog.text
+    assert "1 of the rows can't be used; the first is row 5: tools is 'none'" in caplog.text
 
 
 # --- Data sets -------------------------------------------------------------------------------------------------------
@@ -384,12 +382,13 @@ def trained(record: Mapping[str, Any]) -> list[tuple[str, str, bool | None]]:
 
 def test_rows_become_conversations() -> None:
     rows = [{"messages": messages("q", "a")}, {"prompt": "q", "completion": "a"}]
-    first, second = conversations(rows, "x")
+    (first,), (second,) = (conversations([row], "x").records for row in rows)
     assert trained(first) == [("user", "q", None), ("assistant", "a", None)]
     assert trained(second) == [("user", "q", False), ("assistant", "a", True)]
-    assert (first["group_id"], second["group_id"], second["episode_reward"]) == ("0", "1", 1.0)
-    with pytest.raises(ConfigError, match=r"x, row 0 has the columns text; wanted messages, or prompt and completion"):
-        list(conversations([{"text": "a"}], "x"))
+    assert [each["group_id"] for each in conversations(rows[:1] * 2, "x").records] == ["0", "1"]
+    assert second["episode_reward"] == 1.0
+    with pytest.raises(ConfigError, match=r"x, row 0 fits no form \(messages: .*\); its fields are text"):
+        conversations([{"text": "a"}], "x")
 
 
 def test_rows_become_pairs_also_without_a_prompt_of_their_own() -> None:
@@ -398,7 +397,7 @@ def test_rows_become_pairs_also_without_a_prompt_of_their_own() -> None:
         {"prompt": "q", "chosen": "a", "rejected": "b"},
         {"chosen": [*long, *messages("", "yes")[1:]], "rejected": [*long, *messages("", "no")[1:]]},
     ]
-    found = [(each["group_id"], each["episode_reward"], trained(each)) for each in pairs(rows, "x")]
+    found = [(each["group_id"], each["episode_reward"], trained(each)) for each in pairs(rows, "x").records]
     begun = [("user", "q", False), ("assistant", "a", False), ("user", "r", False)]
     assert found == [
         ("0", 1.0, [("user", "q", False), ("assistant", "a", True)]),
@@ -409,7 +408,7 @@ def test_rows_become_pairs_also_without_a_prompt_of_their_own() -> None:
     with pytest.raises(
         ConfigError, match=r"x, row 0 has no prompt, and chosen and rejected do not begin with the same"
     ):
-        list(pairs([{"chosen": "a", "rejected": "b"}], "x"))
+        pairs([{"chosen": "a", "rejected": "b"}], "x")
 
 
 # --- Mistakes --------------------------------------------------------------------------------------------------------
@@ -627,7 +626,7 @@ GOOD = {"model": MODEL, "dataset": "questions.jsonl", "reward": "exact", "root":
         ),
         (
             {"algorithm": "dpo", "reward": None},
-            r"questions.jsonl, row 0 has the columns question, answer; wanted prompt",
+            r"questions.jsonl, row 0 fits no form",
         ),
     ],
 )

@@ -254,7 +254,14 @@ def _output(row: Json, model: str, messages: "Sequence[ChatMessage]", usage: "Mo
 
 
 def _messages(messages: Sequence[Json]) -> "Iterator[ChatMessage]":
-    from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageTool, ChatMessageUser
+    from inspect_ai.model import (
+        ChatMessageAssistant,
+        ChatMessageSystem,
+        ChatMessageTool,
+        ChatMessageUser,
+        ContentReasoning,
+        ContentText,
+    )
     from inspect_ai.tool import ToolCall
 
     pending: list[ToolCall] = []
@@ -263,12 +270,14 @@ def _messages(messages: Sequence[Json]) -> "Iterator[ChatMessage]":
         match message["role"]:
             case "assistant":
                 pending = [_tool_call(call) for call in message["tool_calls"] or ()]
+                if reasoning := message.get("reasoning"):
+                    text = [ContentReasoning(reasoning=reasoning), ContentText(text=text)]
                 yield ChatMessageAssistant(id=number_text, content=text, tool_calls=list(pending) or None)
             case "tool":
                 answered = next((call for call in pending if message["name"] in (None, call.function)), None)
                 if answered is not None:
                     pending.remove(answered)
-                call_id = None if answered is None else answered.id
+                call_id = message.get("tool_call_id") or (None if answered is None else answered.id)
                 yield ChatMessageTool(id=number_text, content=text, function=message["name"], tool_call_id=call_id)
             case "system" | "developer":
                 yield ChatMessageSystem(id=number_text, content=text)

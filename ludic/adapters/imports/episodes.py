@@ -18,7 +18,7 @@ import numpy as np
 
 from ludic.agents.transcript import Transcript, TranscriptBuilder
 from ludic.errors import LudicError, RefusedRecordError
-from ludic.messages import to_messages
+from ludic.messages import ReadMessages, check_text, read_messages
 from ludic.models.encoding import encode, encode_all
 from ludic.models.turns import Turn, Turns
 from ludic.records import AgentStep, FinishReason, Message
@@ -47,9 +47,9 @@ class Conversation:
     """A conversation, to be tokenized with the chat template. It has several rows if the template rewrites history."""
 
     messages: Any
-    """List of messages of OpenAI's chat format."""
+    """List of messages of OpenAI's or Anthropic's chat format."""
     sampled: Sequence[int] | None = None
-    """Indexes of the model's messages; None takes those marked trainable, or without marks all of role assistant."""
+    """Indexes of the model's messages; None takes all of role assistant that are not marked as turns without loss."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the tools that the model was shown, as in OpenAI's chat format."""
 
@@ -75,6 +75,8 @@ class Row:
     messages: Sequence[Any] = ()
     agent_steps: Sequence[AgentStep] | None = None
     """None makes the whole response one step, or makes no steps if there is an action_mask."""
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """Number of messages with a field that is not known, by the field's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,8 @@ class Episode:
     prompt: Any = None
     """Identifies the example if there is no group or env_example_id; None takes the prompt of the first row."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    form: str = ""
+    """Form of the record, of which a file has one; empty for a format of one form."""
     unused: Mapping[str, Any] = field(default_factory=dict)
     """Values that are kept as metadata if they are small, and else counted as not kept."""
 
@@ -163,12 +167,14 @@ def _episode_rows(episode: Episode, get_turns: Callable[[], Turns]) -> Encoding[
             row = yield from _texts_row(part, get_turns(), is_cut or episode.columns.get("error") is not None)
         else:
             row = part
-        messages, steps = to_messages("messages", row.messages), row.agent_steps
+        read = read_messages(row.messages, has_tokens=True)
+        messages, steps = read.messages, row.agent_steps
         if steps is None and row.action_mask is None:
             action = messages[-1].content if messages and messages[-1].role == "assistant" else None
             end, reason = len(row.response_tokens), episode.columns.get("finish_reason")
             steps = [AgentStep(turn=0, action_target="env", start=0, end=end, finish_reason=reason, action=action)]
-        rows.append(replace(row, messages=messages, agent_steps=steps or ()))
+        unread = row.unread or read.unread
+        rows.append(replace(row, messages=messages, agent_steps=steps or (), unread=unread))
     return rows
 
 
@@ -189,11 +195,15 @@ def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:
 
     is_open: whether the model did not end it: it was cut off, or the episode failed.
     """
+    unread: Mapping[str, int] = {}
+    check_text("completion", texts.completion)
     if isinstance(texts.prompt, str):
+        check_text("prompt", texts.prompt)
         messages: tuple[Message, ...] = (Message(role="user", content=texts.prompt),)
         prompt, said, end_token = texts.prompt, texts.completion, turns.eos_token_id
     else:
-        messages = to_messages("the prompt", texts.prompt)
+        read = read_messages(texts.prompt, "prompt")
+        messages, unread = read.messages, read.unread
         conversation = turns.of(messages)
         prompt, end_token = conversation.prompt(len(messages)), turns.end_token(messages)
         said = conversation.said(prompt, texts.completion)
@@ -202,12 +212,13 @@ def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:
         prompt_tokens = np.concatenate([turns.beginning_of(prompt_tokens), prompt_tokens])
     if not is_open and end_token is not None and completion[-1:].tolist() != [end_token]:
         completion = np.append(completion, np.int32(end_token))
-    said = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
+    answer = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
     return Row(
         prompt_tokens=prompt_tokens,
         response_tokens=completion,
-        messages=(*messages, *said),
-        agent_steps=None if said else (),
+        messages=(*messages, *answer),
+        agent_steps=None if answer else (),
+        unread=unread,
     )
 
 
@@ -216,8 +227,8 @@ def _conversation_rows(conversation: Conversation, turns: Turns, is_open: bool) 
 
     is_open: whether the model did not end the last one.
     """
-    messages = to_messages("messages", conversation.messages)
-    sampled = _sampled(conversation, messages)
+    read = read_messages(conversation.messages)
+    messages, sampled = read.messages, _sampled(conversation, read)
     builder, calls = TranscriptBuilder(), _Calls(turns, messages, conversation.tools)
     steps: defaultdict[int, list[AgentStep]] = defaultdict(list)
     ends: dict[int, int] = {}
@@ -236,10 +247,16 @@ def _conversation_rows(conversation: Conversation, turns: Turns, is_open: bool) 
             ends[segment] = index + 1
     if not steps:
         raise RefusedRecordError(
-            "messages has none of the model" + (", in the chat template's {% generation %}" if sampled else "")
+            "messages has no turn of the assistant to train on"
+            + (", in the chat template's {% generation %}" if sampled else "")
         )
     transcripts = enumerate(builder.transcripts())
-    return [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
+    rows = [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
+    hidden = {HIDDEN_REASONING: calls.num_without_reasoning} if calls.num_without_reasoning else {}
+    return [replace(rows[0], unread={**read.unread, **hidden}), *rows[1:]]
+
+
+HIDDEN_REASONING = "messages[].reasoning, which the chat template does not show"
 
 
 def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: FinishReason | None = None) -> AgentStep:
@@ -255,13 +272,12 @@ def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: Fi
     )
 
 
-def _sampled(conversation: Conversation, messages: Sequence[Message]) -> Sequence[int]:
-    if conversation.sampled is not None:
-        return conversation.sampled
-    marks = [message.get("trainable") for message in conversation.messages]
-    if any(mark is not None for mark in marks):
-        return [index for index, mark in enumerate(marks) if mark]
-    return [index for index, message in enumerate(messages) if message.role == "assistant"]
+def _sampled(conversation: Conversation, read: ReadMessages) -> Sequence[int]:
+    """Return the indexes of the messages that are trained on."""
+    if conversation.sampled is None:
+        return [index for index, is_trained in enumerate(read.trained) if is_trained]
+    # A message of the model is one message; those of users may become several.
+    return [read.sources.index(source) for source in conversation.sampled]
 
 
 class _Calls:
@@ -273,6 +289,8 @@ class _Calls:
 
     def __init__(self, turns: Turns, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         self._turns = turns.of(messages, tools)
+        self.num_without_reasoning = 0
+        """Number of calls so far whose thinking the template leaves out."""
         self._text = ""
         """Text of the last call's prompt and completion, without an end token that the template does not write."""
         self._tokens = np.zeros(0, np.int32)
@@ -285,6 +303,7 @@ class _Calls:
         whether it was cut off, so that it has no end token.
         """
         turn = self._turns.of_last(end, is_cut=is_cut)
+        self.num_without_reasoning += turn.hides_reasoning
         prompt, whole = yield [turn.prompt, turn.prompt + turn.said]
         if turn.prompt.startswith(self._text) and not _begins(prompt, self._tokens):
             (rest,) = yield [turn.prompt[len(self._text) :]]

@@ -107,16 +107,23 @@ def _inspect_row(record: Record, messages: Sequence[Mapping[str, Any]]) -> Conve
     if any(message.get("role") == "assistant" for message in messages):
         return Conversation(messages=[_message(message) for message in messages])
     prompt = messages or record["input"]
+    if isinstance(prompt, list):
+        prompt = [_message(message) for message in prompt]
     return Texts(prompt=prompt, completion=record.text("output.completion") or "")
+
+
+_OF_LOG = frozenset({"id", "source", "model", "function", "tool_calls"})
+"""Fields of a message that are of the log, or are converted."""
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with its tool calls in OpenAI's format."""
     calls = [
-        {"id": call["id"], "function": {"name": call["function"], "arguments": json.dumps(call["arguments"])}}
+        {"id": call["id"], "name": call["function"], "arguments": call["arguments"]}
         for call in message.get("tool_calls") or ()
     ]
-    return {**message, "tool_calls": calls, "name": message.get("function")}
+    rest = {name: value for name, value in message.items() if name not in _OF_LOG}
+    return {**rest, "tool_calls": calls, "name": message.get("function")}
 
 
 def read_inspect(url: str) -> Records:
@@ -234,7 +241,7 @@ def read_lm_eval(url: str) -> Records:
             continue
         scores = {f"{name},{values.get('filter', 'none')}": values.get(str(name)) for name in metrics}
         kept = {name: value for name, value in values.items() if name in _LM_EVAL}
-        _, first = merged.setdefault(json.dumps(values["doc_id"]), (line, {**kept, "scores": {}}))
+        _, first = merged.setdefault(json.dumps(values["doc_id"], ensure_ascii=False), (line, {**kept, "scores": {}}))
         first["scores"] |= scores
     yield from merged.values()
 

@@ -8,7 +8,8 @@ there is no such format, RefusedRecordError if a record can't be used.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from ludic.adapters.imports.episodes import (
 )
 from ludic.adapters.imports.evaluations import inspect as inspect_ai
 from ludic.adapters.imports.evaluations import lighteval, lm_eval, read_inspect, read_lm_eval
+from ludic.adapters.imports.forms import import_form
 from ludic.adapters.imports.records import (
     Record,
     Records,
@@ -38,8 +40,8 @@ from ludic.code.files import UserFile, digest, python_file_of
 from ludic.code.kinds import FORMAT, find, find_own
 from ludic.code.run import describe, describe_failure
 from ludic.errors import ConfigError, RefusedRecordError
-from ludic.messages import refusal, to_message
-from ludic.records import AgentStep, FinishReason, Purpose, WeightSpan, add_rewards
+from ludic.messages import read_messages, read_tools, refusal
+from ludic.records import AgentStep, FinishReason, Message, Purpose, WeightSpan, add_rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,12 @@ def jsonl(record: Record) -> Episode:
 
     The simplest record to write by hand: {"prompt": "2 + 2 =", "completion": "4", "episode_reward": 1.0}. Takes tokens
     (prompt_tokens, response_tokens) if the record has them, else a conversation (messages, and tools with the schemas
-    that the model was shown, as in OpenAI's chat format), else two texts.
+    that the model was shown, as in OpenAI's chat format), else two texts. Also takes the other forms of conversations
+    (ludic.adapters.imports.forms).
     """
-    record.used.update(_REDUNDANT)
+    form, read, values = import_form(record.values)
+    record.used.update((*_REDUNDANT, *read))
+    record = Record(values, record.used)
     texts = ("env_name", "env_example_id", "agent_id", "model", "engine", "wanted", "truncation_reason", "error")
     integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
     components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
@@ -107,6 +112,7 @@ def jsonl(record: Record) -> Episode:
         prompt=record.get("prompt"),
         group=record.get("group_id"),
         metadata=record.object("metadata"),
+        form=form,
     )
 
 
@@ -134,10 +140,22 @@ def _jsonl_row(record: Record) -> Row | Conversation | Texts:
     tokens["kept_tokens"], tokens["experts"] = record.arrays("kept_tokens", np.int32), record.matrices("experts")
     completion, messages = record.text("completion"), record.get("messages") or ()
     if tokens["prompt_tokens"] is not None and tokens["response_tokens"] is not None:
-        return Row(**tokens, messages=messages)
+        return Row(**tokens, messages=_own_messages(messages))
     if completion is None and messages:
-        return Conversation(messages=messages, tools=_tools(record))
+        return Conversation(messages=messages, tools=read_tools(record.get("tools")))
     return Texts(prompt=record.need("prompt", "completion")[0], completion=str(completion))
+
+
+_OWN = tuple({field.name for field in fields(Message)} - since for since in (set(), {"reasoning", "tool_call_id"}))
+"""Fields of messages that ludic exports since rollouts 1.7, and before."""
+
+
+def _own_messages(values: Any) -> Any:
+    """Return messages as `ludic export` writes them, whatever the model wrote in a tool call; others unchanged."""
+    if isinstance(values, list) and all(isinstance(each, dict) and each.keys() in _OWN for each in values):
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(values, tuple[Message, ...])
+    return values
 
 
 def verl(record: Record) -> Episode:
@@ -192,7 +210,7 @@ def art(record: Record) -> Episode:
     """
     record.used.update(("format_version", "trajectory_index", "group_json", "trajectory_json"))
     return Episode(
-        rows=[Conversation(messages=record["messages"], tools=_tools(record))],
+        rows=[Conversation(messages=record["messages"], tools=read_tools(record.get("tools")))],
         columns={
             "purpose": _purpose(record.text("split")),
             "policy_version": record.integer("step"),
@@ -202,15 +220,6 @@ def art(record: Record) -> Episode:
         group=record.get("group_index"),
         metadata=record.object("metadata"),
     )
-
-
-def _tools(record: Record) -> list[Mapping[str, Any]]:
-    """Return the schemas of a record's tools, a list or JSON text; empty if it has none."""
-    value = record.get("tools") or []
-    try:
-        return msgspec.convert(json.loads(value) if isinstance(value, str) else value, list[dict[str, Any]])
-    except (ValueError, msgspec.ValidationError):
-        raise refusal("tools", value, "a list of the tools' JSON schemas") from None
 
 
 def _purpose(text: str | None) -> Purpose:
@@ -345,17 +354,18 @@ def _branch(nodes: Sequence[Json], path: Sequence[int], new: Sequence[int], ends
     """Return the row of a path; the response begins with the first sampled token of the nodes `new`."""
     builder = RowBuilder()
     steps: list[AgentStep] = []
-    messages = [to_message(nodes[index]["message"]) for index in path]
-    for index, message in zip(path, messages, strict=True):
+    read = read_messages([nodes[index]["message"] for index in path], has_tokens=True)
+    said = dict(zip(read.sources, read.messages, strict=True))
+    for number, index in enumerate(path):
         if index not in new:
             builder.add_context(to_array(nodes[index].get("token_ids") or [], np.int32))
         elif spans := _add_sampled(builder, index, nodes[index]):
             finish_reason = FINISH_REASONS.get(ends.get(index) or "")
             start, end = spans[0].start, spans[-1].end
-            steps.append(agent_step(len(steps), message, start, end, finish_reason))
+            steps.append(agent_step(len(steps), said[number], start, end, finish_reason))
     if not steps:
         raise RefusedRecordError("no token of a branch was sampled")
-    return row_of(builder.transcript(), messages, steps)
+    return replace(row_of(builder.transcript(), read.messages, steps), unread=read.unread)
 
 
 def _add_sampled(builder: RowBuilder, index: int, node: Json) -> list[Span]:

@@ -29,9 +29,11 @@ import numpy as np
 
 from ludic.adapters.imports.episodes import Episode, GetStopTokens, GetTokenizer, Row, Texts, rows_of
 from ludic.adapters.imports.formats import Format, load_format
-from ludic.adapters.imports.records import PARQUET, Record, as_texts, open_file, read_records
+from ludic.adapters.imports.forms import OWN
+from ludic.adapters.imports.records import Record, as_texts, open_file, read_records
 from ludic.code.kept import create_root
 from ludic.code.run import only_exceptions
+from ludic.data_files import is_lines
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, LudicError, ModelError, RefusedRecordError
 from ludic.models.chat import load_tokenizer
@@ -108,8 +110,9 @@ class Imported(Result, Sequence[ImportReport]):
         """A sentence for each file."""
         for report in self.files:
             rollouts = f"{plural(report.num_rollouts, 'rollout')} in {plural(report.num_groups, 'group')}"
+            form = f", read as {report.form}" if report.form not in ("", OWN) else ""
             note = "; was there already" if report.was_there else ""
-            yield f"{report.file}: {rollouts}, of {plural(report.num_records, 'record')}{note}"
+            yield f"{report.file}: {rollouts}, of {plural(report.num_records, 'record')}{form}{note}"
 
     @property
     def remarks(self) -> Sequence[str]:
@@ -156,6 +159,8 @@ class _Import:
     kept: Counter[str] = field(default_factory=Counter)
     not_kept: Counter[str] = field(default_factory=Counter)
     refused: list[Refusal] = field(default_factory=list)
+    form: list[str] = field(default_factory=list)
+    """The form of all records, once it is known."""
 
     @property
     def worker_id(self) -> str:
@@ -241,9 +246,9 @@ def _identity(url: str, fmt: Format) -> tuple[dict[str, str], str, int | None]:
         while chunk := file.read(1 << 20):
             content.update(chunk)
             num_lines += chunk.count(b"\n")
-            beginning = beginning or chunk[: len(PARQUET)]
+            beginning = beginning or chunk[:8]
     digest = hashlib.sha256(json.dumps([content.hexdigest(), path], sort_keys=True).encode()).hexdigest()
-    return path, digest, num_lines if fmt.read is read_records and beginning != PARQUET else None
+    return path, digest, num_lines if fmt.read is read_records and is_lines(beginning, url) else None
 
 
 def _check_same(job: _Import, how: Mapping[str, Any], stored: ImportBegun | None) -> ImportBegun | None:
@@ -330,6 +335,10 @@ def _episodes(job: _Import, record: Record) -> list[Episode]:
         episodes = [found] if isinstance(found, Episode) else list(found)
     if not episodes:
         raise RefusedRecordError("gives no episode")
+    for episode in episodes:
+        if job.form and episode.form != job.form[0]:
+            raise RefusedRecordError(f"is {episode.form}, and the records before it are {job.form[0]}")
+        job.form[:] = [episode.form]
     return episodes
 
 
@@ -353,8 +362,8 @@ class _Made:
     rollouts: Sequence[Rollout]
     kept: Collection[str]
     """Names of fields that became metadata."""
-    not_kept: Collection[str]
-    """Names of fields that are too long for it."""
+    not_kept: Counter[str]
+    """Number of fields that are too long for it, and of messages with fields that are not read, by their names."""
 
 
 def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) -> _Made:
@@ -383,7 +392,8 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
         group=(_group_key(episode, columns, rows[0]), columns["env_name"], columns["purpose"]),
         rollouts=rollouts,
         kept=metadata.keys(),
-        not_kept=[name for name, text in texts.items() if len(text) > SMALL],
+        not_kept=Counter([name for name, text in texts.items() if len(text) > SMALL])
+        + sum((Counter(row.unread) for row in rows), Counter()),
     )
 
 
@@ -465,8 +475,8 @@ def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
 
 def _group_key(episode: Episode, columns: Mapping[str, Any], row: Row) -> str:
     if episode.group is not None:
-        return json.dumps(["given", episode.group], default=str)
-    return json.dumps([columns["policy_version"], columns["agent_id"], _prompt(episode, row)])
+        return json.dumps(["given", episode.group], ensure_ascii=True, default=str)
+    return json.dumps([columns["policy_version"], columns["agent_id"], _prompt(episode, row)], ensure_ascii=True)
 
 
 def _prompt(episode: Episode, row: Row) -> str:
@@ -474,7 +484,7 @@ def _prompt(episode: Episode, row: Row) -> str:
     first, given = episode.rows[0], episode.prompt
     if given is None:
         given = first.prompt if isinstance(first, Texts) else row.prompt_tokens.tolist()
-    return json.dumps(given, default=str)
+    return json.dumps(given, ensure_ascii=True, default=str)  # its digest is the example's id, also in older rows
 
 
 # --- Writing ---------------------------------------------------------------------------------------------
@@ -538,6 +548,7 @@ def _report(job: _Import, num_records: int, groups: Sequence[RolloutGroup]) -> I
         kept_as_metadata=dict(sorted(job.kept.items())),
         not_kept=dict(sorted(job.not_kept.items())),
         refused=job.refused,
+        form=job.form[0] if job.form else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Read the records of a file of another program, lines of JSON or rows of Parquet, and their fields with types.
+"""Read the records of a file of another program, in any container of ludic.data_files, and their fields with types.
 
 Reads a local path or any fsspec URL. Raises ConfigError if the file can't be read, RefusedRecordError if a field can't
 be used: its text gives the field, the value that was found, and the type that was wanted.
@@ -7,51 +7,33 @@ be used: its text gives the field, the value that was found, and the type that w
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ludic.errors import ConfigError, RefusedRecordError, one_line
+from ludic.arrow_rows import table_rows
+from ludic.data_files import read_rows
+from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import refusal
 from ludic.settings import check_url
-
-PARQUET = b"PAR1"
-"""The first bytes of a Parquet file."""
-_ROWS_A_BATCH = 256
 
 Records = Iterator[tuple[int, dict[str, Any] | str]]
 """Records with their lines or numbers, from 1; a text is the reason for which one can't be read."""
 
 
 def read_records(url: str) -> Records:
-    """Yield each JSON line or Parquet row, counted from 1; for a line that is no JSON object, the reason."""
+    """Yield each record of a data file, with its line or, of an array or a table, its number from 1."""
     with open_file(url) as file:
-        magic = file.read(len(PARQUET))
-        file.seek(0)
-        if magic == PARQUET:
-            yield from enumerate(_parquet_rows(file, url), start=1)
-            return
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:  # also a number of too many digits
-                yield number, f"is no JSON: {error}"
-                continue
-            yield number, value if isinstance(value, dict) else f"is {type(value).__name__}, wanted a JSON object"
+        for found in read_rows(file, url, to_rows=_to_rows):
+            yield found.number, found.value
 
 
-def _parquet_rows(file: Any, url: str) -> Iterator[dict[str, Any]]:
-    try:
-        for batch in pq.ParquetFile(file).iter_batches(_ROWS_A_BATCH):
-            yield from batch.to_pylist(maps_as_pydicts="lossy")
-    except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{url} is no Parquet file that can be read: {one_line(error)}") from error
+def _to_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    return table_rows(batch, maps_as_pydicts="lossy")
 
 
 def open_file(url: str) -> Any:
@@ -129,9 +111,17 @@ class Record:
     def _get(self, names: Iterable[str], convert: Callable[[Any], Any], wanted: str) -> Any:
         value = self.get(*names)
         try:
-            return None if value is None else convert(value)
+            return None if value is None else convert(value if convert is _to_text else _from_text(value))
         except ValueError:
             raise refusal(" or ".join(names), value, wanted) from None
+
+
+def _from_text(value: Any) -> Any:
+    """Return the value of a JSON text, as which CSV has numbers and lists; other values as they are."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def to_array(values: Any, dtype: type) -> np.ndarray:

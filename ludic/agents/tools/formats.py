@@ -212,7 +212,7 @@ def _read_json(text: str, start: int) -> tuple[Any, int]:
 
 def _json_text(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if text == storable(text) else json.dumps(value)
+    return text if text == storable(text) else json.dumps(value, ensure_ascii=True)
 
 
 def _skip_space(text: str, start: int) -> int:

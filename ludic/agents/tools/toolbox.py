@@ -238,4 +238,4 @@ def _cut(text: str) -> str:
 def _json_type(value: Any) -> str:
     if isinstance(value, list):
         return "an array"
-    return "a string" if isinstance(value, str) else f"the value {json.dumps(value)}"
+    return "a string" if isinstance(value, str) else f"the value {json.dumps(value, ensure_ascii=False)}"

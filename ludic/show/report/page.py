@@ -554,7 +554,9 @@ def _short(message: Message) -> Message:
         | {"error": call["error"]}
         for call in message["tool_calls"] or []
     ]
-    return {"role": message["role"], "name": message["name"], "content": shorten(message["content"]), "calls": calls}
+    texts = [message.get("reasoning"), message["content"]]
+    content = "\n\n".join(shorten(text) for text in texts if text)
+    return {"role": message["role"], "name": message["name"], "content": content, "calls": calls}
 
 
 def shorten(text: str | None) -> str:

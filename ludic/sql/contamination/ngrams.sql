@@ -1,7 +1,7 @@
 -- ngrams: word n-grams of evaluated prompts that occur in texts of trained rollouts
 -- grain: one row per env_name and env_example_id whose prompt has words | reads: eval_episodes, evals, batches, rollouts
 -- prompt: messages of the user before the first completion, of the example's first sample
--- trained text: every message of a rollout that a gradient step used, whatever its role, each on its own
+-- trained text: every message of a rollout that a gradient step used, whatever its role, and its thinking, each on its own
 -- a word is a run of letters and digits, in lower case; a text of fewer than n words is one n-gram
 -- ngram: hash of the words as one text; DuckDB's hash of a list does not see zeros at its start
 -- an n-gram in more than a share `common` of an environment's examples, and in two or more, is its template: left out
@@ -65,15 +65,21 @@ wanted as (
 
 texts as (
     select
-        message.content,
+        content,
         min(rollout_id) as rollout_id
     from (
         select
             rollout_id,
-            unnest(messages) as message
-        from rollouts
-        semi join (from batches where used) as trained using (rollout_id)
+            unnest([message.content, message.reasoning]) as content
+        from (
+            select
+                rollout_id,
+                unnest(messages) as message
+            from rollouts
+            semi join (from batches where used) as trained using (rollout_id)
+        )
     )
+    where content is not null
     group by all
 ),
 

@@ -88,7 +88,7 @@ def _records() -> Iterator[Mapping[str, Any] | str]:
         said("", "", "", ""),
         called({"a": 1, "b": [2]}),
         called('{"a": 1, "b"'),
-        [*said("q"), {**said("a")[0], "role": "assistant", "trainable": False}, *said("q", "b", trainable=True)],
+        [*said("q"), {**said("q", "a")[1], "trainable": False}, *said("q"), {**said("q", "b")[1], "trainable": True}],
         said("first", "second", "third", roles=("assistant", "user")),  # the first answer has no prompt
         said("no", "one", "answers", roles=("user", "system")),
     ]
@@ -158,7 +158,7 @@ def stored(root: Root, report: ImportReport) -> dict[str, Any]:
         ]
         for row in rollouts_of(root)
     ]
-    told = {name: value for name, value in asdict(report).items() if name != "file"}
+    told = {name: value for name, value in asdict(report).items() if name not in ("file", "form")}
     return json.loads(json.dumps({"rows": rows, "report": told}))
 
 

@@ -210,6 +210,6 @@ def test_lighteval_rows_of_other_columns_and_broken_files_are_refused(run: ludic
     with pytest.raises(ConfigError, match=r"the first, at 1: has no doc\.query; details of lighteval before 0\.11"):
         run.import_(old, "lighteval")
     old.write_bytes(details("sums").read_bytes()[:-60] + b"PAR1")
-    with pytest.raises(ConfigError, match="is no Parquet file that can be read"):
+    with pytest.raises(ConfigError, match="is not a Parquet file that can be read"):
         run.import_(old, "lighteval")
     assert run.sql("select count(*) as n from evals")["n"].item() == 0

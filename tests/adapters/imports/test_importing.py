@@ -174,8 +174,8 @@ def test_records_that_cannot_be_used_are_refused_one_by_one(tmp_path: Path, mode
     report = bring_in(root, peers.write_verl(tmp_path, records))
     assert (report.num_records, report.num_rollouts) == (9, 3)  # an empty answer is the end token alone
     assert {refusal.line: refusal.reason for refusal in report.refused} == {
-        2: "is no JSON: Invalid control character at: line 1 column 22 (char 21)",
-        3: "is list, wanted a JSON object",
+        2: "is not JSON: Invalid control character at character 22",
+        3: "is [1, 2], wanted a JSON object with the columns as keys",
         5: "has no output",
         6: "score is nan, wanted a finite number",
         7: "score is 'high', wanted a finite number",
@@ -207,7 +207,7 @@ def test_equal_files_of_two_steps_are_two_imports(tmp_path: Path, model_folder: 
     ("content", "name", "message"),
     [
         (b"", "verl", "none of 0 records can be used as format verl$"),
-        (b"PAR1", "verl", "is no Parquet file that can be read: "),
+        (b"PAR1", "verl", "is not a Parquet file that can be read: "),
         (b'{"a": 1}\n', "verl", "the first, at 1: has no input and no output"),
         (b'{"a": 1}\n', "art", "the first, at 1: has no messages"),
         (b'{"traces": 3}\n', "prime-rl", "does not fit format prime-rl: TypeError"),

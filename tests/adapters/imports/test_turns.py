@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ludic.adapters.imports.episodes import Row, rows_of
 from ludic.adapters.imports.formats import jsonl
+from ludic.adapters.imports.forms import conversations, pairs
 from ludic.adapters.imports.importing import import_files, start_for_import
 from ludic.adapters.imports.records import Record
 from ludic.agents.agent import Agent
@@ -29,7 +30,6 @@ from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example
 from ludic.errors import RefusedRecordError
 from ludic.models.tiny import write_model
-from ludic.operations.fit_inputs import conversations, pairs
 from ludic.records import Message, ToolCall, WeightSpan
 from ludic.store import list_files, read_columns
 
@@ -176,7 +176,7 @@ def imported(
     **columns: Any,
 ) -> list[Row]:
     """Rows that `ludic.sft` makes of a conversation. Raises why it can't be used."""
-    (record,) = conversations([{"messages": messages, "tools": [*tools] or None}], "dataset")
+    (record,) = conversations([{"messages": messages, "tools": [*tools] or None}], "dataset").records
     episode = jsonl(Record({**record, **columns}, set()))
     (rows,) = rows_of([episode], lambda: tokenizer, lambda: family.stop_tokens(tokenizer))
     if isinstance(rows, Exception):
@@ -426,7 +426,7 @@ def test_an_end_token_at_the_end_of_a_recorded_answer_is_its_end(name: str):
 def test_both_sides_of_a_pair_end_with_the_end_of_a_turn():
     for family in FAMILIES.values():
         tokenizer = family.tokenizer()
-        for record in pairs([{"prompt": "1 + 2?", "chosen": "3", "rejected": "4"}], "dataset"):
+        for record in pairs([{"prompt": "1 + 2?", "chosen": "3", "rejected": "4"}], "dataset").records:
             (rows,) = rows_of(
                 [jsonl(Record({**record}, set()))],
                 lambda t=tokenizer: t,
@@ -480,7 +480,7 @@ CALLING = asked("", tool_calls=[{"id": "c1", "function": {"name": "add", "argume
         (
             CHATML_TURNS.replace("{{ m.content }}", "{% generation %}{% endgeneration %}{{ m.content }}"),
             asked("3"),
-            "messages has none of the model, in the chat template's {% generation %}",
+            "messages has no turn of the assistant to train on, in the chat template's {% generation %}",
         ),
     ],
 )

@@ -1,0 +1,592 @@
+"""Read the forms in which files hold conversations and pairs of answers, as records of the format jsonl.
+
+A row's fields say its form; a file has one. The rows of `ludic.sft` and `ludic.dpo` and the records of
+`ludic import --from jsonl` are read here, and their messages by ludic.messages. Pure. Raises RefusedRecordError for a
+record, ConfigError for a file, whose texts name the row, the field, what was found and what was wanted.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import to_builtins
+
+from ludic.errors import ConfigError, RefusedRecordError
+from ludic.messages import marked, read_messages, refusal
+from ludic.records import Message
+from ludic.results import plural
+
+Row = Mapping[str, Any]
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A form of rows."""
+
+    name: str
+    """Completes: read as ..."""
+    fields: str
+    """The fields that make it, for messages and docs/fit.md."""
+    fits: Callable[[Row], bool]
+    read: Callable[[Row], dict[str, Any]]
+    """Returns `messages`, or `prompt` and `completion`, of pairs `prompt` alone, which may be None; and other fields
+    under the names of the format jsonl."""
+    reads: tuple[str, ...]
+    """All fields that `read` uses."""
+
+
+class LeftOutError(RefusedRecordError):
+    """A row that can be read and must not be trained on. Rows are counted by this text, which has no values."""
+
+
+# --- Parts of all forms ----------------------------------------------------------------------------------------------
+
+_CHATS = ("messages", "conversations", "conversation")
+"""Columns of whole conversations."""
+_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+_BEGINNING = ("system", "developer", "user")
+"""Roles of the messages that a whole conversation begins with, and an answer does not."""
+
+
+def _chat_columns(row: Row) -> list[str]:
+    return [name for name in _CHATS if row.get(name) is not None]
+
+
+def _chat(row: Row) -> tuple[str, Any]:
+    """Return the column of the conversation and its value, which may be JSON text."""
+    names = _chat_columns(row)
+    if len(names) > 1:
+        raise RefusedRecordError(f"has {' and '.join(names)}, wanted one conversation a row")
+    return names[0], _parsed(row[names[0]])
+
+
+def _parsed(value: Any) -> Any:
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+_PYTHON_TEXT = re.compile(r"\s*\[?\s*\{\s*'(role|content|from|value)'")
+"""A list of messages as Python shows it, which pandas writes into CSV files."""
+
+
+def _messages(value: Any, name: str, role: str | None = None) -> Messages:
+    """Return messages without nulls; a text is one message of `role`, and a message is a list of one."""
+    if isinstance(value, str) and _PYTHON_TEXT.match(value):
+        raise refusal(name, value, "messages as JSON; this is Python's text of a list")
+    if isinstance(value, str) and value.strip() and role is not None:
+        return [{"role": role, "content": value}]
+    listed = [value] if isinstance(value, Mapping) else value
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
+        raise refusal(name, value, "messages" if role is None else "a text or messages")
+    if isinstance(listed[0], Mapping) and "from" in listed[0]:
+        listed = [_turn(each, name) for each in listed]
+    listed = [to_builtins(each) if isinstance(each, Message) else each for each in listed]
+    read_messages(listed, name)  # refuses what can't be read
+    return [{key: part for key, part in each.items() if part is not None} for each in listed]
+
+
+def _text(row: Row, name: str, *, may_be_absent: bool = False) -> str:
+    value = row.get(name)
+    if value is None and may_be_absent:
+        return ""
+    if not isinstance(value, str):
+        raise refusal(name, value, "a text")
+    return value
+
+
+def _tools(row: Row) -> dict[str, Any]:
+    """Return the schemas of tools as `tools`; those of other names and without a type become OpenAI's."""
+    if row.get("tools") is not None:
+        return {"tools": row["tools"]}
+    name = next((each for each in ("functions", "tool_defs") if row.get(each)), None)
+    return {} if name is None else {"tools": _schemas(row[name], name)}
+
+
+def _schemas(value: Any, name: str) -> list[Any]:
+    listed = _parsed(value)
+    if not isinstance(listed, list) or not all(isinstance(each, Mapping) for each in listed):
+        raise refusal(name, value, "a list of the tools' JSON schemas")
+    return [each if "function" in each else {"type": "function", "function": dict(each)} for each in listed]
+
+
+def _with_system(messages: Messages, row: Row) -> Messages:
+    """Return messages that begin with the text of the column system, if there is one."""
+    system = _text(row, "system", may_be_absent=True)
+    if not system.strip():
+        return messages
+    if messages and messages[0]["role"] == "system":
+        if messages[0].get("content") == system:
+            return messages
+        raise RefusedRecordError("has a system message besides that of its conversation")
+    return [{"role": "system", "content": system}, *messages]
+
+
+# --- ShareGPT --------------------------------------------------------------------------------------------------------
+
+_ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant", "model"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    "system": "system",
+}
+_CALL = "function_call"
+
+
+def _turn(value: Any, name: str) -> dict[str, Any]:
+    """Return a turn of ShareGPT as a message; its other fields stay."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("from"), str):
+        raise refusal(f"a turn of {name}", value, "an object with from and value")
+    side, text = value["from"], value.get("value")
+    others = {key: part for key, part in value.items() if key not in ("from", "value") and part is not None}
+    if not isinstance(text, str):
+        raise refusal(f"the value of a turn of {name}", text, "a text")
+    if side == _CALL:
+        return {"role": "assistant", "content": "", "tool_calls": _calls(text), **others}
+    if side not in _ROLES:
+        raise refusal(f"from of a turn of {name}", side, f"one of {', '.join([*_ROLES, _CALL])}")
+    return {"role": _ROLES[side], "content": text, **others}
+
+
+def _calls(text: str) -> list[dict[str, Any]]:
+    found = _parsed(text)
+    calls = found if isinstance(found, list) else [found]
+    if not calls or not all(isinstance(each, Mapping) and isinstance(each.get("name"), str) for each in calls):
+        raise refusal(f"the value of {_CALL}", text, "JSON with name and arguments")
+    return [
+        {"type": "function", "function": {"name": each["name"], "arguments": each.get("arguments")}} for each in calls
+    ]
+
+
+def _is_sharegpt(row: Row) -> bool:
+    names = _chat_columns(row)
+    value = _parsed(row[names[0]]) if names else None
+    first = value[0] if isinstance(value, Sequence) and value else None
+    return isinstance(first, Mapping) and "from" in first
+
+
+def _sharegpt(row: Row) -> dict[str, Any]:
+    name, value = _chat(row)
+    tools = {"tools": _schemas(row["tools"], "tools")} if row.get("tools") else _tools(row)
+    return {"messages": _with_system(_messages(value, name), row), **tools}
+
+
+# --- The other forms of conversations --------------------------------------------------------------------------------
+
+
+def _openai(row: Row) -> dict[str, Any]:
+    name, value = _chat(row)
+    return {"messages": _with_system(_messages(value, name), row), **_tools(row)}
+
+
+def _has_completion(row: Row) -> bool:
+    return row.get("prompt") is not None and row.get("completion") is not None
+
+
+def _prompt_completion(row: Row) -> dict[str, Any]:
+    if isinstance(row.get("label"), bool):
+        raise RefusedRecordError("has a label of good and bad completions, and all would be trained on")
+    return {"prompt": row["prompt"], "completion": row["completion"], **_tools(row)}
+
+
+def _is_of_verifiers(row: Row) -> bool:
+    has_outcome = row.get("reward") is not None and (row.get("example_id") is not None or row.get("task") is not None)
+    return row.get("prompt") is not None and "completion" in row and has_outcome
+
+
+def _verifiers(row: Row) -> dict[str, Any]:
+    """Results of an evaluation by verifiers up to 0.3, `vf-eval --save-results`.
+
+    Source: verifiers/utils/save_utils.py, state_to_output, and message_utils.py, sanitize_tool_calls, which writes
+    each tool call as JSON text. Metrics are repeated as fields of their own.
+    """
+    if not row.get("completion"):
+        raise LeftOutError("without a completion")
+    metrics = row.get("metrics")
+    error = row.get("error")
+    found = {
+        "prompt": _with_calls(row["prompt"]),
+        "completion": _with_calls(row["completion"]),
+        **_tools(row),
+        "episode_reward": row["reward"],
+        "reward_components": metrics if isinstance(metrics, Mapping) else None,
+        "env_example_id": None if row.get("example_id") is None else str(row["example_id"]),
+        "group_id": row.get("example_id"),
+        "env_name": None if row.get("task") == "default" else row.get("task"),
+        "wanted": row.get("answer") or None,
+        "error": None if error is None else error if isinstance(error, str) else json.dumps(error, ensure_ascii=False),
+        "truncation_reason": "max_seq_len" if row.get("is_truncated") else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _with_calls(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    return [
+        {**each, "tool_calls": [_parsed(call) for call in each["tool_calls"]]}
+        if isinstance(each, Mapping) and isinstance(each.get("tool_calls"), list)
+        else each
+        for each in value
+    ]
+
+
+def _is_alpaca(row: Row) -> bool:
+    return row.get("instruction") is not None and "output" in row
+
+
+def _alpaca(row: Row) -> dict[str, Any]:
+    answer = {"role": "assistant", "content": _text(row, "output")}
+    return {"messages": [*_instruction(row), answer], **_tools(row)}
+
+
+def _instruction(row: Row) -> Messages:
+    """Return the messages before the answer: history, and the instruction, with its input in the next line."""
+    history = row.get("history") or []
+    texts = [each for turn in history for each in turn] if isinstance(history, Sequence) else [history]
+    if any(not isinstance(each, str) for each in texts) or any(len(turn) != 2 for turn in history):
+        raise refusal("history", history, "a list of pairs of an instruction and an answer, both texts")
+    parts = [_text(row, "instruction"), _text(row, "input", may_be_absent=True)]
+    asked = "\n".join(part for part in parts if part)
+    roles = ["user", "assistant"] * (len(texts) // 2)
+    before: Messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    return _with_system([*before, {"role": "user", "content": asked}], row)
+
+
+_TOOLS = ("tools", "functions")
+
+CONVERSATIONS = (
+    Form(
+        name="messages",
+        fields="`messages` (or `conversations`, `conversation`) with `role` and `content`",
+        fits=lambda row: bool(_chat_columns(row)) and not _is_sharegpt(row),
+        read=_openai,
+        reads=(*_CHATS, "system", *_TOOLS),
+    ),
+    Form(
+        name="ShareGPT",
+        fields="`conversations` (or `messages`, `conversation`) with `from` and `value`",
+        fits=_is_sharegpt,
+        read=_sharegpt,
+        reads=(*_CHATS, "system", *_TOOLS),
+    ),
+    Form(
+        name="prompt and completion",
+        fields="`prompt` and `completion`, texts or messages",
+        fits=lambda row: _has_completion(row) and not _is_of_verifiers(row),
+        read=_prompt_completion,
+        reads=("prompt", "completion", "label", *_TOOLS),
+    ),
+    Form(
+        name="Alpaca",
+        fields="`instruction`, `output`, and perhaps `input`, `system`, `history`",
+        fits=_is_alpaca,
+        read=_alpaca,
+        reads=("instruction", "input", "output", "system", "history", *_TOOLS),
+    ),
+    Form(
+        name="results of verifiers",
+        fields="`prompt`, `completion`, `reward`, and `example_id` or `task`",
+        fits=_is_of_verifiers,
+        read=_verifiers,
+        reads=(
+            *("prompt", "completion", "reward", "metrics", "example_id", "task", "answer", "error"),
+            *("is_truncated", "tool_defs", *_TOOLS),
+        ),
+    ),
+)
+"""Forms of conversations."""
+
+
+# --- Prompts and answers ---------------------------------------------------------------------------------------------
+
+
+def _joined(prompt: Messages, answer: Messages, name: str) -> tuple[Messages, int]:
+    """Return prompt and answer as one conversation, and the number of the messages of the prompt.
+
+    answer: the answer alone, or the whole conversation with the prompt, with or without its system message. name: of
+    its field, for errors.
+    """
+    if answer[0]["role"] not in _BEGINNING:
+        return [*prompt, *answer], len(prompt)
+    system, asked = _parts(prompt)
+    own_system, said = _parts(answer)
+    if system and own_system and [*map(_key, system)] != [*map(_key, own_system)]:
+        raise RefusedRecordError(f"{name} begins with another system message than the prompt")
+    # A prompt of one message may be the last question of several.
+    last = [index for index, each in enumerate(said) if each["role"] == "user"][-1:]
+    starts = [0, *last] if len(asked) == 1 else [0]
+    wanted, found = [*map(_key, asked)], [*map(_key, said)]
+    start = next((start for start in starts if found[start : start + len(wanted)] == wanted), None)
+    if start is None:
+        raise RefusedRecordError(f"{name} is a whole conversation, in which the prompt is not found")
+    head = own_system or system
+    return [*head, *said], len(head) + start + len(asked)
+
+
+def _parts(messages: Messages) -> tuple[Messages, Messages]:
+    """Return the system messages at the beginning, and the rest."""
+    number = next((index for index, each in enumerate(messages) if each["role"] not in ("system", "developer")), None)
+    return messages[:number], [] if number is None else messages[number:]
+
+
+def _key(message: Row) -> Any:
+    """Return what must be equal in two messages that are the same; texts may differ in white space around them."""
+    content = message.get("content")
+    return {**message, "content": content.strip() if isinstance(content, str) else content}
+
+
+def _marked(messages: Messages, num_prompt: int) -> Messages:
+    """Return messages of which the answers after the prompt are trained on, but those that say themselves that not."""
+    return [*marked(messages[:num_prompt], trained=False), *marked(messages[num_prompt:], trained=True)]
+
+
+def conversation_of(record: Row) -> dict[str, Any]:
+    """Return a record that Form.read gave with `messages` instead of `prompt` and `completion`."""
+    if "messages" in record:
+        return dict(record)
+    prompt = _messages(record["prompt"], "prompt", "user")
+    answer = _messages(record["completion"], "completion", "assistant")
+    messages = _marked(*_joined(prompt, answer, "completion"))
+    return {"messages": messages} | {
+        name: value for name, value in record.items() if name not in ("prompt", "completion")
+    }
+
+
+# --- Pairs -----------------------------------------------------------------------------------------------------------
+
+
+def _question(row: Row) -> Any:
+    return next((row[name] for name in ("prompt", "question") if row.get(name) is not None), None)
+
+
+def _prompt_of_pair(row: Row) -> dict[str, Any]:
+    prompt = _question(row)
+    messages = None if prompt is None else _with_system(_messages(prompt, "prompt", "user"), row)
+    return {"prompt": messages, **_tools(row)}
+
+
+def _prompt_of_chat(row: Row) -> dict[str, Any]:
+    found = _sharegpt(row)
+    return {**found, "prompt": found["messages"]}
+
+
+def _has_pair(row: Row) -> bool:
+    return row.get("chosen") is not None and row.get("rejected") is not None
+
+
+def _is_pair_of(row: Row, name: str) -> bool:
+    return _has_pair(row) and _question(row) is None and row.get(name) is not None
+
+
+_OF_PAIRS = ("chosen", "rejected", "system", *_TOOLS)
+PAIRS = (
+    Form(
+        name="preference pairs",
+        fields="`chosen` and `rejected`, texts or messages, and mostly `prompt` (or `question`)",
+        fits=lambda row: _has_pair(row) and not any(_is_pair_of(row, name) for name in ("instruction", *_CHATS[1:2])),
+        read=_prompt_of_pair,
+        reads=("prompt", "question", *_OF_PAIRS),
+    ),
+    Form(
+        name="preference pairs of Alpaca",
+        fields="`instruction`, `chosen`, `rejected`, and perhaps `input`, `system`, `history`",
+        fits=lambda row: _is_pair_of(row, "instruction"),
+        read=lambda row: {"prompt": _instruction(row), **_tools(row)},
+        reads=("instruction", "input", "history", *_OF_PAIRS),
+    ),
+    Form(
+        name="preference pairs of ShareGPT",
+        fields="`conversations`, `chosen`, `rejected`",
+        fits=lambda row: _is_pair_of(row, "conversations"),
+        read=_prompt_of_chat,
+        reads=("conversations", *_OF_PAIRS),
+    ),
+)
+"""Forms of pairs of answers."""
+
+_SCORES = tuple(
+    (form.format(word, "chosen"), form.format(word, "rejected"))
+    for word in ("score", "rating", "reward", "avg_rating")
+    for form in ("{0}_{1}", "{1}_{0}", "{1}-{0}")
+)
+"""Columns with the scores of both answers."""
+
+
+def _scores(row: Row) -> Iterator[tuple[float, float]]:
+    for names in _SCORES:
+        found = [_number(row.get(name)) for name in names]
+        if found[0] is not None and found[1] is not None:
+            yield found[0], found[1]
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):  # a rating may be N/A
+        return None
+    return number if number is not None and number == number else None
+
+
+def _pair(row: Row, prompt: Messages | None) -> tuple[Messages, Messages]:
+    """Return both conversations of a pair, with marks. Raises LeftOutError, RefusedRecordError."""
+    sides = [_messages(row[side], side, "assistant") for side in ("chosen", "rejected")]
+    for side, messages in zip(("chosen", "rejected"), sides, strict=True):
+        if messages[-1]["role"] != "assistant":
+            raise RefusedRecordError(f"{side} ends with a message of {messages[-1]['role']}, wanted an answer")
+    if sides[0] == sides[1]:
+        raise LeftOutError("whose chosen equals rejected")
+    for chosen, rejected in _scores(row):
+        if chosen <= rejected:
+            raise LeftOutError("with equal scores" if chosen == rejected else "whose scores contradict their order")
+    if prompt is not None:
+        sides = [_joined(prompt, sides[0], "chosen")[0], _joined(prompt, sides[1], "rejected")[0]]
+    same = 0
+    while same < min(map(len, sides)) - 1 and sides[0][same] == sides[1][same]:
+        same += 1
+    if not same:
+        raise RefusedRecordError("has no prompt, and chosen and rejected do not begin with the same message")
+    for messages in sides:
+        if messages[same]["role"] != "assistant":
+            raise RefusedRecordError(
+                f"chosen and rejected differ first in message {same}, of {messages[same]['role']}; wanted two answers "
+                "to the same messages"
+            )
+    return _marked(sides[0], same), _marked(sides[1], same)
+
+
+# --- Files -----------------------------------------------------------------------------------------------------------
+
+
+def form_of(row: Row, forms: Sequence[Form] = CONVERSATIONS) -> Form:
+    """Return the one form that a row fits. Raises RefusedRecordError if it fits none or two, or has what none reads."""
+    for name in _MEDIA:  # a text may be the image of a container
+        value = row.get(name)
+        if value and (not isinstance(value, str) or f"<{name}>" in str(row)):
+            raise RefusedRecordError(f"has {name}, and ludic reads texts alone; leave such rows out")
+    if row.get("chat_template_kwargs"):
+        raise RefusedRecordError("has chat_template_kwargs, which ludic does not read; leave the column out")
+    found = [form for form in forms if form.fits(row)]
+    if len(found) == 1:
+        return found[0]
+    known = "; ".join(f"{form.name}: {form.fields.replace('`', '')}" for form in found or forms)
+    has = ", ".join(name for name, value in row.items() if value is not None) or "no field"
+    problem = "fits two forms" if found else "fits no form"
+    raise RefusedRecordError(f"{problem} ({known}); its fields are {has}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Read:
+    """The records of a file."""
+
+    noun: str
+    where: str
+    records: list[Row] = field(default_factory=list)
+    """For the format jsonl. Those of one row share its number as group_id."""
+    form: Form | None = None
+    num_used: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    not_read: dict[str, None] = field(default_factory=dict)
+    """Columns that nothing reads."""
+
+    @property
+    def said(self) -> str:
+        """What was read, in one line."""
+        assert self.form is not None
+        parts = [f"{self.where}: read as {self.form.name}: {plural(self.num_used, self.noun)}"]
+        if self.left_out:
+            counts = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
+            parts.append(f"left out: {counts}")
+        if self.not_read:
+            parts.append(f"columns that are not read: {', '.join(self.not_read)}")
+        return "; ".join(parts)
+
+
+def conversations(rows: Iterable[Row], where: str) -> Read:
+    """Return rows of supervised training as records: `messages`, with marks after a prompt of their own.
+
+    Trained on are all answers of a conversation, or the completion alone. Raises ConfigError.
+    """
+    read = Read(noun="conversation", where=where)
+
+    def use(number: int, row: Row, form: Form) -> None:
+        found = conversation_of(form.read(row))
+        read.records.append(_record(number, found["messages"], found, 1.0))
+
+    return _read(rows, CONVERSATIONS, read, use)
+
+
+def pairs(rows: Iterable[Row], where: str) -> Read:
+    """Return rows of preferences as two records each, a group: the answer that was chosen, and that rejected.
+
+    What both begin with is their prompt. Pairs that are equal, or whose scores do not say that the chosen answer is the
+    better one, are left out and counted. Raises ConfigError.
+    """
+    read = Read(noun="pair", where=where)
+
+    def use(number: int, row: Row, form: Form) -> None:
+        found = form.read(row)
+        for messages, reward in zip(_pair(row, found["prompt"]), (1.0, 0.0), strict=True):
+            read.records.append(_record(number, messages, found, reward))
+
+    return _read(rows, PAIRS, read, use)
+
+
+def _read(rows: Iterable[Row], forms: Sequence[Form], read: Read, use: Callable[[int, Row, Form], None]) -> Read:
+    known: set[str] = {name for names in _SCORES for name in names}
+    for number, row in enumerate(rows):
+        try:
+            form = form_of(row, forms)
+            if read.form not in (None, form):
+                raise RefusedRecordError(
+                    f"is {form.name}, and the rows before it are {read.form.name}; wanted one form a file"
+                )
+            read.form = form
+            unread = row.keys() - {*form.reads} - known
+            read.not_read |= {name: None for name in row if name in unread and row[name] is not None}
+            use(number, row, form)
+            read.num_used += 1
+        except LeftOutError as error:
+            read.left_out[str(error)] += 1
+        except RefusedRecordError as error:
+            raise ConfigError(f"{read.where}, row {number} {error}") from error
+    if not read.records:
+        raise ConfigError(f"{read.said if read.form else read.where}; wanted at least one {read.noun}")
+    return read
+
+
+def _record(number: int, messages: Messages, found: Row, reward: float) -> Row:
+    tools = {"tools": found["tools"]} if found.get("tools") is not None else {}
+    return {"messages": messages, "group_id": str(number), "episode_reward": reward, **tools}
+
+
+# --- Records of `ludic import` ---------------------------------------------------------------------------------------
+
+OWN = "ludic"
+"""The form of records under ludic's own names."""
+
+
+def import_form(record: Row) -> tuple[str, tuple[str, ...], Row]:
+    """Return the name of a record's form, the fields that it read, and the record under the names of the format jsonl.
+
+    Tokens, messages, and a prompt with a completion that is a text are ludic's own names.
+    """
+    has_tokens = record.get("prompt_tokens") is not None and record.get("response_tokens") is not None
+    is_plain = record.get("messages") is not None or isinstance(record.get("completion"), str)
+    if has_tokens:
+        return OWN, (), record
+    form = form_of(record)
+    if form.name in ("messages", "prompt and completion") and is_plain and not isinstance(record.get("messages"), str):
+        return OWN, (), record
+    found = form.read(record)
+    if not isinstance(found.get("completion"), str):
+        found = conversation_of(found)
+    rest = {name: value for name, value in record.items() if name not in form.reads}
+    return form.name, form.reads, {**rest, **found}
