@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import re
+import reprlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
@@ -34,13 +35,15 @@ _PARQUET, _ARROW, _GZIP = b"PAR1", b"ARROW1", b"\x1f\x8b"
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 """The first bytes of an Arrow stream, as the package datasets stores it in files *.arrow."""
 _BOM = b"\xef\xbb\xbf"
+_OTHERS = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip (as an Excel file is)"}
+"""First bytes of packed files that are not read."""
 
 MOST_ROW_BYTES = 256 << 20
 """Largest line, item of an array, or cell of a CSV file: a file without line ends would fill the memory."""
-MOST_UNPACKED_BYTES = 1 << 30
+MOST_UNPACKED_BYTES = 256 << 20
 MOST_TIMES_UNPACKED = 100
-"""A gzip file may unpack to MOST_UNPACKED_BYTES, or else to this multiple of its size; texts shrink to a tenth or less
-often to a thirtieth."""
+"""A gzip file may unpack to MOST_UNPACKED_BYTES, or else to this multiple of its size; texts shrink to a tenth, and
+repetitive ones to a thirtieth."""
 _ROWS_AT_ONCE = 1000
 _CHUNK = 1 << 20
 
@@ -72,7 +75,7 @@ def is_lines(beginning: bytes, name: str) -> bool:
     """
     return (
         not beginning.startswith((_PARQUET, _ARROW, _ARROW_STREAM, _GZIP))
-        and not _is_csv(name)
+        and _suffix(name) != ".csv"
         and (beginning.removeprefix(_BOM).lstrip()[:1] != b"[")
     )
 
@@ -87,6 +90,7 @@ def read_rows(
     """
     beginning = file.read(8)
     file.seek(0)
+    _check_known(beginning, name)
     if beginning.startswith(_PARQUET):
         yield from _table_rows(_parquet_batches(file, columns), "Parquet", name, to_rows)
     elif beginning.startswith((_ARROW, _ARROW_STREAM)):
@@ -107,12 +111,19 @@ def read_rows(
             buffered.detach()  # else it closes the file, which is the caller's
 
 
-def _is_csv(name: str) -> bool:
-    return PurePosixPath(name.lower().removesuffix(".gz")).suffix == ".csv"
+def _check_known(beginning: bytes, name: str) -> None:
+    packed = next((packer for magic, packer in _OTHERS.items() if beginning.startswith(magic)), None)
+    if packed is not None:
+        raise ConfigError(f"{name} is packed by {packed}; unpack it, or pack it by gzip")
+    kinds = {".parquet": ("a Parquet", (_PARQUET,)), ".arrow": ("an Arrow", (_ARROW, _ARROW_STREAM))}
+    kind, magics = kinds.get(_suffix(name), ("", (b"",)))
+    if not beginning.startswith(magics):
+        raise ConfigError(f"{name} is not {kind} file: it begins with {beginning!r}, wanted {magics[0]!r}")
 
 
-def _is_json(name: str) -> bool:
-    return PurePosixPath(name.lower().removesuffix(".gz")).suffix == ".json"
+def _suffix(name: str) -> str:
+    """Return the suffix, without that of gzip."""
+    return PurePosixPath(name.lower().removesuffix(".gz")).suffix
 
 
 # --- Gzip ------------------------------------------------------------------------------------------------------------
@@ -150,7 +161,7 @@ class _Unpacked(io.RawIOBase):
 def _text_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
     if file.peek(len(_BOM)).startswith(_BOM):
         file.read(len(_BOM))
-    if _is_csv(name):
+    if _suffix(name) == ".csv":
         yield from _csv_rows(file, name)
     elif _first_character(file) == b"[":
         yield from _array_rows(file, name)
@@ -174,7 +185,7 @@ def _lines(file: io.BufferedReader, name: str) -> Iterator[tuple[int, bytes]]:
 
 def _line_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
     rows = (Found(number, f"line {number}", _row(line)) for number, line in _lines(file, name) if line.strip())
-    if _is_json(name):  # may be one object, whose lines are no rows
+    if _suffix(name) == ".json":  # may be one object, whose lines are no rows
         wanted = "wanted an array of rows, [{...}, {...}], or lines with a row each"
         if first := next(rows, None):
             if isinstance(first.value, str):
@@ -203,8 +214,7 @@ def _row(line: bytes) -> dict[str, Any] | str:
 
 
 def _no_object(value: Any) -> str:
-    text = repr(value)
-    return f"is {text if len(text) <= 80 else f'{text[:80]}...'}, wanted a JSON object with the columns as keys"
+    return f"is {reprlib.repr(value)}, wanted a JSON object with the columns as keys"
 
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
@@ -225,16 +235,15 @@ def _decoded(text: str) -> Any:
 def _array_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
     """Yield the items of a JSON array, of which one is in memory at a time."""
     text, decoder, number = _Text(file, name), json.JSONDecoder(), 0
-    text.skip("[")
-    while text.next_character() != "]":
-        where = f"row {number}"
+    text.skip("[", "row 0")
+    while text.next_character(where := f"row {number}") != "]":
         if number:
             text.skip(",", where)
         value = _item(text, decoder, where)
         number += 1
         yield Found(number, where, value if isinstance(value, dict | _Reason) else _no_object(value))
-    text.skip("]")
-    if rest := text.next_character():
+    text.skip("]", where)
+    if rest := text.next_character(where):
         raise ConfigError(f"{name} goes on after its array with {rest!r}, wanted one array of rows")
 
 
@@ -245,7 +254,7 @@ class _Reason(str):
 
 
 def _item(text: "_Text", decoder: json.JSONDecoder, where: str) -> Any:
-    text.next_character()
+    text.next_character(where)
     while True:
         try:
             value, end = decoder.raw_decode(text.buffer, text.at)
@@ -266,6 +275,9 @@ def _item(text: "_Text", decoder: json.JSONDecoder, where: str) -> Any:
 
 def _brief(error: Exception) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else one_line(error)
+
+
+_BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 class _Text:
@@ -290,16 +302,15 @@ class _Text:
         self.buffer, self.at = self.buffer[self.at :] + added, 0
         return bool(data)
 
-    def next_character(self) -> str:
+    def next_character(self, where: str) -> str:
         """Return the next character that is no white space, which stays; empty at the end."""
         while True:
-            while self.at < len(self.buffer) and self.buffer[self.at] in " \t\r\n":
-                self.at += 1
-            if self.at < len(self.buffer) or not self.more("the array"):
+            self.at = _BLANKS.match(self.buffer, self.at).end()  # type: ignore[union-attr]
+            if self.at < len(self.buffer) or not self.more(where):
                 return self.buffer[self.at : self.at + 1]
 
-    def skip(self, wanted: str, where: str = "the array") -> None:
-        found = self.next_character()
+    def skip(self, wanted: str, where: str) -> None:
+        found = self.next_character(where)
         if found != wanted:
             shown = repr(found) if found else "the end of the file"
             raise ConfigError(f"{self.name}, before {where}: found {shown}, wanted {wanted!r}")
@@ -312,7 +323,7 @@ class _Text:
 def _csv_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
     """Yield the rows of a CSV file, whose first line names the columns; all values are texts, an empty one is None.
 
-    A cell that is a JSON list of messages is these messages: CSV has no lists.
+    A cell that is JSON of a message, or of a list of messages, is these messages: CSV has no lists.
     """
     csv.field_size_limit(MOST_ROW_BYTES)
     reader = csv.reader(_decoded_lines(file, name), strict=True)
@@ -343,7 +354,7 @@ def _decoded_lines(file: io.BufferedReader, name: str) -> Iterator[str]:
             ) from error
 
 
-_MESSAGES = re.compile(r"\s*\[\s*\{")
+_MESSAGES = re.compile(r"\s*\[?\s*\{")
 
 
 def _cell(text: str) -> Any:
@@ -352,7 +363,8 @@ def _cell(text: str) -> Any:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return text
-        if all(isinstance(each, dict) and ("role" in each or "from" in each) for each in value):
+        listed = value if isinstance(value, list) else [value]
+        if all(isinstance(each, dict) and ("role" in each or "from" in each) for each in listed):
             return value
     return text or None
 

@@ -50,7 +50,9 @@ TRL = Program(
         # The model, the data and the reward
         Foreign("model_init_kwargs", "dtype", 'dtype = "bfloat16"'),
         Foreign(
-            "train_dataset", "env", 'env = ["qa/FILE.jsonl"]: JSONL, Parquet, a folder of save_to_disk, or a Hub name'
+            "train_dataset",
+            "env",
+            'env = ["qa/FILE.jsonl"]: a data file, a folder of save_to_disk, or a Hub name',
         ),
         Foreign("eval_dataset", "env_options", "option heldout: another file, or another split"),
         Foreign("reward_funcs", "env_options", 'option scorer = "trl:rewards.py:accuracy", or a list of them'),

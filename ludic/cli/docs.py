@@ -1,11 +1,12 @@
 """Write what follows from the operations: `python -m ludic.cli.docs`, or check that it is there with --check.
 
 docs/settings.md has a table of every setting, docs/api.md one of the methods of `Run` and their commands,
-docs/coming_from.md those of the settings of other programs.
+docs/coming_from.md those of the settings of other programs, docs/fit.md one of the forms of conversations and pairs.
 ludic/operations/typed.py has the types of the operations' `**settings`, for editors and type checkers.
 """
 
 import inspect
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from ludic.adapters.imports.forms import CONVERSATIONS, PAIRS
 from ludic.by_name import find_by_name
 from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
@@ -226,16 +228,40 @@ def foreign_table(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
+# --- docs/fit.md -----------------------------------------------------------------------------------------------------
+
+FORMS = "tests/adapters/imports/forms"
+"""Folder of examples of each form, as which tests read them."""
+
+
+def read_forms(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the examples of forms by their names. folder: of the repository."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder / FORMS).glob("*.json"))}
+
+
+def forms_table(folder: Path) -> str:
+    """Return the table of the forms, with what their examples say that is read and refused."""
+    examples = [*read_forms(folder).values()]
+    lines = ["| form | fields | what is read | what is refused |", "| --- | --- | --- | --- |"]
+    for form in (*CONVERSATIONS, *PAIRS):
+        own = [each for each in examples if each["form"] == form.name]
+        reads = " ".join(each["reads"] for each in own if each["reads"])
+        refused = "; ".join(refusal["why"] for each in own for refusal in each["refused"])
+        lines.append(f"| {form.name} | {form.fields} | {reads} | {refused} |")
+    return "\n".join(lines) + "\n"
+
+
 # --- All pages -------------------------------------------------------------------------------------------------------
 
 
 def write(folder: Path, *, check: bool) -> list[str]:
     """Write all pages below a folder, or only compare them; returns the names of pages that were stale."""
-    api, coming_from = folder / "docs/api.md", folder / PAGE
+    api, coming_from, fit_page = folder / "docs/api.md", folder / PAGE, folder / "docs/fit.md"
     pages = {
         folder / "docs/settings.md": page(),
         api: _with_tables(api, [methods_table()]),
         coming_from: _with_tables(coming_from, [foreign_table(program) for program in PROGRAMS]),
+        fit_page: _with_tables(fit_page, [forms_table(folder)]),
         folder / "ludic/operations/typed.py": formatted(typed()),
     }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

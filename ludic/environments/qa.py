@@ -1,6 +1,6 @@
 """Questions and answers from a file or a dataset, `qa/SOURCE`.
 
-SOURCE is a file *.jsonl or *.parquet, a folder of Dataset.save_to_disk, or a dataset's name on the Hugging Face Hub.
+SOURCE is a data file (ludic.data_files), a folder of Dataset.save_to_disk, or a dataset's name on the Hugging Face Hub.
 A process reads it once, when it starts. Example number i depends only on the seed and the rows, so it is the same on
 every worker that reads the same rows. ludic does not copy the data into the root: each worker reads its own file. Its
 SHA-256 is recorded at each start, a change is logged, and the option sha256 refuses any other content.

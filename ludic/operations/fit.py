@@ -76,10 +76,10 @@ def fit(
             workers; all others on answers that workers sample.
         model: Folder, Hugging Face id or URL of the first weights.
         root: Folder or URL of the run.
-        dataset: File *.jsonl or *.parquet, folder or name of a Hugging Face dataset, list of dicts, table of pandas,
-            Polars or Arrow, or datasets.Dataset. Questions are in question, prompt or messages. sft takes messages, or
-            prompt and completion; pairs are prompt, chosen and rejected. None trains in the environment that the
-            setting env names.
+        dataset: File (*.jsonl, *.json, *.csv, *.parquet and others of docs/fit.md), folder or name of a Hugging Face
+            dataset, list of dicts, table of pandas, Polars or Arrow, or datasets.Dataset. Questions are in question,
+            prompt or messages. sft takes conversations and dpo pairs in the forms of docs/fit.md, such as messages,
+            ShareGPT, Alpaca, or prompt, chosen and rejected. None trains in the environment that the setting env names.
         reward: Function of `completion`, or of `completions` for all answers to a question, and of columns by name;
             several as a list, or as a dict of names to functions or to (function, weight). A weight of 0 only measures.
             Or the name of a scorer, such as exact or model:PATH (docs/environments.md); in a list beside functions, in
@@ -169,8 +169,8 @@ def sft(
 ) -> "Run":
     """Train a model on conversations, and return the run: `ludic.fit(algorithm="sft", ...)`.
 
-    dataset: rows with `messages`, of which all answers are trained on, or with `prompt` and `completion`. Makes one
-    pass over them unless epochs or num_steps is given.
+    dataset: rows with `messages`, of which all answers are trained on, with `prompt` and `completion`, or in another
+    form of docs/fit.md. Makes one pass over them unless epochs or num_steps is given.
     """
     options: Any = {"dataset_options": dataset_options, "wait": wait}
     return fit(algorithm="sft", model=model, root=root, dataset=dataset, **options, **settings)

@@ -299,6 +299,7 @@ def test_the_preparation_of_rows_is_shown_and_rows_that_are_left_out_are_named(
     monkeypatch.setattr("ludic.operations.start.train", lambda *args, **options: None)
     rows = [{"prompt": "say", **{column: f"{word} {column}" for column in columns}} for word in WORDS]
     rows[5]["tools"] = "none"
+    rows[2]["prompt"] = [{"role": "user", "content": "say", "mood": "calm"}]
     train(
         model=hub / f"models--{MODEL.replace('/', '--')}" / "snapshots" / ("0" * 40),
         dataset=rows,
@@ -306,6 +307,7 @@ def test_the_preparation_of_rows_is_shown_and_rows_that_are_left_out_are_named(
     )
     assert shown == [("files to import", 1), ("records", num_records), ("files", 1)]
     assert "1 of the rows can't be used; the first is row 5: tools is 'none'" in caplog.text
+    assert f"fields of messages that are not used: messages[].mood ({num_records // 8})" in caplog.text
 
 
 # --- Data sets -------------------------------------------------------------------------------------------------------
@@ -387,7 +389,7 @@ def test_rows_become_conversations() -> None:
     assert trained(second) == [("user", "q", False), ("assistant", "a", True)]
     assert [each["group_id"] for each in conversations(rows[:1] * 2, "x").records] == ["0", "1"]
     assert second["episode_reward"] == 1.0
-    with pytest.raises(ConfigError, match=r"x, row 0 fits no form \(messages: .*\); its fields are text"):
+    with pytest.raises(ConfigError, match=r"x, row 0 fits no form; its fields are text; the forms are messages "):
         conversations([{"text": "a"}], "x")
 
 

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 from ludic.code.run import only_exceptions
 from ludic.environments.environment import Example, Split
 from ludic.errors import ConfigError
-from ludic.records import Message, ToolCall
-
-ROLES = ("system", "user", "assistant", "tool")
+from ludic.records import ROLES, Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +188,8 @@ def _plain(message: Any) -> Message:
         content=text_of(message),
         name=getattr(message, "name", None),
         tool_calls=tuple(ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in calls),
+        reasoning=getattr(message, "reasoning_content", None),
+        tool_call_id=getattr(message, "tool_call_id", None),
     )
 
 

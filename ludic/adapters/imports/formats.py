@@ -74,17 +74,21 @@ class Format:
 # --- The formats -----------------------------------------------------------------------------------------
 
 
-def jsonl(record: Record) -> Episode:
+def jsonl(record: Record) -> Episode | list[Episode]:
     """JSON Lines under ludic's own names, one rollout a line: what `ludic export --format jsonl` writes.
 
     The simplest record to write by hand: {"prompt": "2 + 2 =", "completion": "4", "episode_reward": 1.0}. Takes tokens
     (prompt_tokens, response_tokens) if the record has them, else a conversation (messages, and tools with the schemas
-    that the model was shown, as in OpenAI's chat format), else two texts. Also takes the other forms of conversations
-    (ludic.adapters.imports.forms).
+    that the model was shown, as in OpenAI's chat format), else two texts. Also takes the other forms of conversations,
+    and pairs of answers, which are two episodes (ludic.adapters.imports.forms).
     """
-    form, read, values = import_form(record.values)
+    form, read, records = import_form(record.values)
     record.used.update((*_REDUNDANT, *read))
-    record = Record(values, record.used)
+    episodes = [_jsonl_episode(Record(values, record.used), form) for values in records]
+    return episodes[0] if len(episodes) == 1 else episodes
+
+
+def _jsonl_episode(record: Record, form: str) -> Episode:
     texts = ("env_name", "env_example_id", "agent_id", "model", "engine", "wanted", "truncation_reason", "error")
     integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
     components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
@@ -269,7 +273,8 @@ def prime_rl(record: Record) -> Iterator[Episode]:
     record.used.update(("ok", "errors"))
     trained = [trace for trace in traces if trace.get("agent", {}).get("trainable", True)]
     if not trained:
-        raise RefusedRecordError(f"has no trace of an agent that is trained{_reason(record.values)}")
+        hint = "; results.jsonl of verifiers is read by --from jsonl" if "completion" in record.values else ""
+        raise RefusedRecordError(f"has no trace of an agent that is trained{_reason(record.values)}{hint}")
     shared = {
         "env_name": record.text("env.name", "env.id"),
         "env_example_id": record.text("task.key", "task.hash"),

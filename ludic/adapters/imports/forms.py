@@ -14,8 +14,9 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from ludic.adapters.imports.episodes import wanted_text
 from ludic.errors import ConfigError, RefusedRecordError
-from ludic.messages import marked, read_messages, refusal
+from ludic.messages import marked, read_messages, read_tools, refusal
 from ludic.records import Message
 from ludic.results import plural
 
@@ -37,6 +38,8 @@ class Form:
     under the names of the format jsonl."""
     reads: tuple[str, ...]
     """All fields that `read` uses."""
+    note: str = ""
+    """What must be told of them where they are trained on."""
 
 
 class LeftOutError(RefusedRecordError):
@@ -104,17 +107,14 @@ def _text(row: Row, name: str, *, may_be_absent: bool = False) -> str:
 
 def _tools(row: Row) -> dict[str, Any]:
     """Return the schemas of tools as `tools`; those of other names and without a type become OpenAI's."""
-    if row.get("tools") is not None:
+    if row.get("tools") not in (None, ""):
         return {"tools": row["tools"]}
     name = next((each for each in ("functions", "tool_defs") if row.get(each)), None)
-    return {} if name is None else {"tools": _schemas(row[name], name)}
+    return {} if name is None else {"tools": _schemas(row[name])}
 
 
-def _schemas(value: Any, name: str) -> list[Any]:
-    listed = _parsed(value)
-    if not isinstance(listed, list) or not all(isinstance(each, Mapping) for each in listed):
-        raise refusal(name, value, "a list of the tools' JSON schemas")
-    return [each if "function" in each else {"type": "function", "function": dict(each)} for each in listed]
+def _schemas(value: Any) -> list[Any]:
+    return [each if "function" in each else {"type": "function", "function": each} for each in read_tools(value)]
 
 
 def _with_system(messages: Messages, row: Row) -> Messages:
@@ -174,7 +174,7 @@ def _is_sharegpt(row: Row) -> bool:
 
 def _sharegpt(row: Row) -> dict[str, Any]:
     name, value = _chat(row)
-    tools = {"tools": _schemas(row["tools"], "tools")} if row.get("tools") else _tools(row)
+    tools = {"tools": _schemas(row["tools"])} if row.get("tools") else _tools(row)
     return {"messages": _with_system(_messages(value, name), row), **tools}
 
 
@@ -191,7 +191,8 @@ def _has_completion(row: Row) -> bool:
 
 
 def _prompt_completion(row: Row) -> dict[str, Any]:
-    if isinstance(row.get("label"), bool):
+    label = row.get("label")
+    if isinstance(label, bool) or label in ("True", "False", "true", "false"):
         raise RefusedRecordError("has a label of good and bad completions, and all would be trained on")
     return {"prompt": row["prompt"], "completion": row["completion"], **_tools(row)}
 
@@ -209,8 +210,7 @@ def _verifiers(row: Row) -> dict[str, Any]:
     """
     if not row.get("completion"):
         raise LeftOutError("without a completion")
-    metrics = row.get("metrics")
-    error = row.get("error")
+    metrics, error = _parsed(row.get("metrics")), row.get("error")
     found = {
         "prompt": _with_calls(row["prompt"]),
         "completion": _with_calls(row["completion"]),
@@ -220,9 +220,11 @@ def _verifiers(row: Row) -> dict[str, Any]:
         "env_example_id": None if row.get("example_id") is None else str(row["example_id"]),
         "group_id": row.get("example_id"),
         "env_name": None if row.get("task") == "default" else row.get("task"),
-        "wanted": row.get("answer") or None,
+        "wanted": wanted_text(row.get("answer")) or None,
         "error": None if error is None else error if isinstance(error, str) else json.dumps(error, ensure_ascii=False),
-        "truncation_reason": "max_seq_len" if row.get("is_truncated") else None,
+        # A single turn always ends with max_turns_reached, so this says nothing of a limit.
+        "truncation_reason": "context_length" if row.get("stop_condition") == "prompt_too_long" else None,
+        "finish_reason": "length" if row.get("is_truncated") in (True, "True", "true") else None,
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -249,9 +251,10 @@ def _alpaca(row: Row) -> dict[str, Any]:
 
 def _instruction(row: Row) -> Messages:
     """Return the messages before the answer: history, and the instruction, with its input in the next line."""
-    history = row.get("history") or []
-    texts = [each for turn in history for each in turn] if isinstance(history, Sequence) else [history]
-    if any(not isinstance(each, str) for each in texts) or any(len(turn) != 2 for turn in history):
+    history = _parsed(row.get("history")) or []
+    is_list = isinstance(history, list) and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in history)
+    texts = [each for turn in history for each in turn] if is_list else [None]
+    if any(not isinstance(each, str) for each in texts):
         raise refusal("history", history, "a list of pairs of an instruction and an answer, both texts")
     parts = [_text(row, "instruction"), _text(row, "input", may_be_absent=True)]
     asked = "\n".join(part for part in parts if part)
@@ -300,6 +303,7 @@ CONVERSATIONS = (
             *("prompt", "completion", "reward", "metrics", "example_id", "task", "answer", "error"),
             *("is_truncated", "tool_defs", *_TOOLS),
         ),
+        note="all are trained on, whatever their reward",
     ),
 )
 """Forms of conversations."""
@@ -386,12 +390,18 @@ def _is_pair_of(row: Row, name: str) -> bool:
     return _has_pair(row) and _question(row) is None and row.get(name) is not None
 
 
-_OF_PAIRS = ("chosen", "rejected", "system", *_TOOLS)
+_SCORES = tuple(
+    (form.format(word, "chosen"), form.format(word, "rejected"))
+    for word in ("score", "rating", "reward", "avg_rating")
+    for form in ("{0}_{1}", "{1}_{0}", "{1}-{0}")
+)
+"""Columns with the scores of both answers."""
+_OF_PAIRS = ("chosen", "rejected", "system", *_TOOLS, *(name for names in _SCORES for name in names))
 PAIRS = (
     Form(
         name="preference pairs",
         fields="`chosen` and `rejected`, texts or messages, and mostly `prompt` (or `question`)",
-        fits=lambda row: _has_pair(row) and not any(_is_pair_of(row, name) for name in ("instruction", *_CHATS[1:2])),
+        fits=lambda row: _has_pair(row) and not (_is_pair_of(row, "instruction") or _is_pair_of(row, "conversations")),
         read=_prompt_of_pair,
         reads=("prompt", "question", *_OF_PAIRS),
     ),
@@ -411,13 +421,6 @@ PAIRS = (
     ),
 )
 """Forms of pairs of answers."""
-
-_SCORES = tuple(
-    (form.format(word, "chosen"), form.format(word, "rejected"))
-    for word in ("score", "rating", "reward", "avg_rating")
-    for form in ("{0}_{1}", "{1}_{0}", "{1}-{0}")
-)
-"""Columns with the scores of both answers."""
 
 
 def _scores(row: Row) -> Iterator[tuple[float, float]]:
@@ -476,10 +479,11 @@ def form_of(row: Row, forms: Sequence[Form] = CONVERSATIONS) -> Form:
     found = [form for form in forms if form.fits(row)]
     if len(found) == 1:
         return found[0]
-    known = "; ".join(f"{form.name}: {form.fields.replace('`', '')}" for form in found or forms)
-    has = ", ".join(name for name, value in row.items() if value is not None) or "no field"
-    problem = "fits two forms" if found else "fits no form"
-    raise RefusedRecordError(f"{problem} ({known}); its fields are {has}")
+    known = ", ".join(f"{form.name} [{form.fields.replace('`', '')}]" for form in found or forms)
+    has = ", ".join(name for name, value in row.items() if value is not None) or "none"
+    if found:
+        raise RefusedRecordError(f"has the fields of two forms, {known}; leave those of one out")
+    raise RefusedRecordError(f"fits no form; its fields are {has}; the forms are {known}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -501,6 +505,8 @@ class Read:
         """What was read, in one line."""
         assert self.form is not None
         parts = [f"{self.where}: read as {self.form.name}: {plural(self.num_used, self.noun)}"]
+        if self.form.note:
+            parts.append(self.form.note)
         if self.left_out:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
             parts.append(f"left out: {counts}")
@@ -540,7 +546,6 @@ def pairs(rows: Iterable[Row], where: str) -> Read:
 
 
 def _read(rows: Iterable[Row], forms: Sequence[Form], read: Read, use: Callable[[int, Row, Form], None]) -> Read:
-    known: set[str] = {name for names in _SCORES for name in names}
     for number, row in enumerate(rows):
         try:
             form = form_of(row, forms)
@@ -549,8 +554,7 @@ def _read(rows: Iterable[Row], forms: Sequence[Form], read: Read, use: Callable[
                     f"is {form.name}, and the rows before it are {read.form.name}; wanted one form a file"
                 )
             read.form = form
-            unread = row.keys() - {*form.reads} - known
-            read.not_read |= {name: None for name in row if name in unread and row[name] is not None}
+            read.not_read |= {name: None for name in row if name not in form.reads and row[name] is not None}
             use(number, row, form)
             read.num_used += 1
         except LeftOutError as error:
@@ -573,20 +577,29 @@ OWN = "ludic"
 """The form of records under ludic's own names."""
 
 
-def import_form(record: Row) -> tuple[str, tuple[str, ...], Row]:
-    """Return the name of a record's form, the fields that it read, and the record under the names of the format jsonl.
+def import_form(record: Row) -> tuple[str, tuple[str, ...], list[Row]]:
+    """Return the name of a record's form, the fields that it read, and its records under the names of the format jsonl.
 
-    Tokens, messages, and a prompt with a completion that is a text are ludic's own names.
+    Tokens, messages, and a prompt with a completion that is a text are ludic's own names. A pair becomes two records,
+    a group.
     """
-    has_tokens = record.get("prompt_tokens") is not None and record.get("response_tokens") is not None
-    is_plain = record.get("messages") is not None or isinstance(record.get("completion"), str)
-    if has_tokens:
-        return OWN, (), record
-    form = form_of(record)
-    if form.name in ("messages", "prompt and completion") and is_plain and not isinstance(record.get("messages"), str):
-        return OWN, (), record
+    if record.get("prompt_tokens") is not None and record.get("response_tokens") is not None:
+        return OWN, (), [record]
+    is_chat = any(form.fits(record) for form in CONVERSATIONS) and not _is_pair_of(record, "conversations")
+    is_pair = _has_pair(record) and not is_chat  # whole conversations may have pairs beside them, as in UltraFeedback
+    form = form_of(record, PAIRS if is_pair else CONVERSATIONS)
+    is_own = isinstance(record.get("messages"), list) and not record.get("system") and not record.get("functions")
+    if form.name == "messages" and is_own:
+        return OWN, (), [record]
+    if form.name == "prompt and completion" and isinstance(record["completion"], str):
+        return OWN, (), [record]
     found = form.read(record)
+    rest = {name: value for name, value in record.items() if name not in form.reads}
+    if is_pair:
+        group = json.dumps(record, sort_keys=True, default=str)
+        sides = zip(_pair(record, found.pop("prompt")), (1.0, 0.0), strict=True)
+        pair = {**rest, **found, "group_id": group}
+        return form.name, form.reads, [{**pair, "messages": each, "episode_reward": reward} for each, reward in sides]
     if not isinstance(found.get("completion"), str):
         found = conversation_of(found)
-    rest = {name: value for name, value in record.items() if name not in form.reads}
-    return form.name, form.reads, {**rest, **found}
+    return form.name, form.reads, [{**rest, **found}]
