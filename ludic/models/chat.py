@@ -86,11 +86,6 @@ REASONING = {name: re.compile(rf"[.'\"]{name}\b") for name in ("reasoning_conten
 """Names under which chat templates read the thinking of a message apart from its content, and how to find that."""
 
 
-def reads_reasoning(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Return whether the chat template reads the thinking of a message, which it may still leave out of past turns."""
-    return any(read.search(str(tokenizer.chat_template)) for read in REASONING.values())
-
-
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """How answers that were recorded elsewhere are prepared for a template."""

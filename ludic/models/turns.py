@@ -39,6 +39,8 @@ class Turn:
     """Token that is sampled behind `said`, whose text the template does not write; None if `said` is all."""
     trained: Sequence[tuple[int, int]]
     """Where the parts of `said` to train on begin and end: those in {% generation %}, all without such marks."""
+    hides_reasoning: bool
+    """Whether `said` lacks the thinking that the message has apart from its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +210,9 @@ class TurnsOfConversation:
             is_marked = any(until > _num_common(prompt, text) for _, until in self._marks(end, text))
             trained = [(0, len(said))] if is_marked else []
         end_token = None if is_cut or sampled else token
-        return Turn(prompt=prompt, said=said, end_token=end_token, trained=trained)
+        reasoning = self._renderer.prepared(end)[index].get("reasoning_content") or ""
+        hides = reasoning.strip() not in said
+        return Turn(prompt=prompt, said=said, end_token=end_token, trained=trained, hides_reasoning=hides)
 
     def _text(self, end: int) -> str:
         if self._renderer.has_marks and end == len(self._messages):
