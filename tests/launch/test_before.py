@@ -1,5 +1,6 @@
 """Checks before a run starts: what `ludic check` says, whose code it runs, and what is doubtful but no mistake."""
 
+import json
 import shutil
 from pathlib import Path
 
