@@ -117,7 +117,7 @@ def fit(
         heldout: Share of the questions that are held out of training, or a file with them; None is a quarter.
         system_prompt: First message of every prompt.
         dataset_options: More options of the data set, as those of qa/FILE (docs/environments.md), such as
-            {"split": "train"}.
+            {"split": "train"}; {"name": "words"} calls values qa/words.
         wait: Return when training has ended; False starts it in the background and returns at once.
     """
     from ludic.training.presets import load_algorithm

@@ -85,13 +85,21 @@ def _path_here(root: Storage, name: str, *, must_exist: bool) -> Path | None:
     else:
         cache = Storage.connect(str(cache_folder()))
         copy = f"{cache_name(root)}/{name.rpartition('/')[2]}"
-        if not cache.exists(copy) and root.exists(name):
+        is_whole = cache.exists(copy) and _holds(cache.read(copy), name)
+        if not is_whole and root.exists(name):
             cache.put(copy, root.read(name))
-        if cache.exists(copy):
+            is_whole = True
+        if is_whole:
             return Path(cache.at(copy)).absolute()
     if must_exist:
         raise StoreError(f"{root.url}/{name}, the rows of the run's data set, is gone; copy it back from where it was")
     return None
+
+
+def _holds(data: bytes, name: str) -> bool:
+    """Return whether data is what its name says."""
+    of = DATA.parse(name)
+    return of is not None and sha256(data).hexdigest()[:16] == of.digest
 
 
 def cache_name(root: Storage) -> str:
@@ -110,11 +118,12 @@ def copy_data(source: Storage, target: Storage, run: RunConfig) -> None:
 def check_data(root: Root) -> Iterator[tuple[str, str]]:
     """Yield the path and the problem of each file of data that is damaged or gone."""
     for of in DATA.listed(root):
-        if sha256(root.read(DATA.name(of))).hexdigest()[:16] != of.digest:
-            yield DATA.name(of), "does not hold the rows that its name says; copy it back from where it was"
+        name = DATA.name(of)
+        if not _holds(root.read(name), name):
+            yield name, "does not hold the rows that its name says; copy it back from where it was"
     for env in dict.fromkeys(root.run.env):
         options = root.run.env_options.get(env)
-        name = data_of(env, options)
+        data = data_of(env, options)
         # An older ludic left the data of some roots on the machine that began the run.
-        if name is not None and "stored" in (options or {}) and not root.exists(name):
-            yield name, f"is gone, the rows of {env}; copy it back from where it was"
+        if data is not None and stored_options(options) and not root.exists(data):
+            yield data, f"is gone, the rows of {env}; copy it back from where it was"

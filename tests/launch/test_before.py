@@ -1,5 +1,6 @@
 """Checks before a run starts: what `ludic check` says, whose code it runs, and what is doubtful but no mistake."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -138,3 +139,15 @@ def test_settings_that_differ_from_the_last_trainers_are_told(folder: Path, capl
     assert "learning_rate 1e-06 becomes 0.0001" in message
     assert "objective 'reinforce' becomes 'ppo_clip'" in message
     assert "advantage" not in message.replace("whiten_advantages", "")
+
+
+def test_rows_that_are_copies_and_ids_that_come_twice_are_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": number % 3, "question": f"What is {number}?", "answer": str(number)} for number in range(5)]
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, rows[0]]))
+    code, found, _ = check(capsys, "--model", "model", "--env", "qa/rows.jsonl")
+    state, text = found["environment qa/rows.jsonl"]
+    assert (code, state) == (0, "look")
+    assert "rows.jsonl: 1 of 6 rows are copies of an earlier row, and count as the same example" in text
+    assert "all columns identify an example; column 'id': line 1 and line 4 both have 0" in text

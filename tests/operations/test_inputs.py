@@ -129,6 +129,9 @@ def test_each_kind_of_root_holds_its_data_and_finds_it_from_another_machine(
     monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache of another machine"))
     for _ in range(2):  # the second time from the cache
         assert asked(Root.open(root_url)) == ALL
+    for copy in (tmp_path / "cache of another machine").rglob(STORED["stored"]):
+        copy.write_bytes(b"half of")
+    assert asked(root) == ALL
     assert check_root(root).findings == []
 
 

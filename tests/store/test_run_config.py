@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,23 @@ def test_a_run_without_columns_of_its_own_is_one_that_ludic_of_schema_1_0_opens(
 
 def test_a_run_of_an_older_minor_version_opens(run_config):
     assert from_json(edited(run_config, schema_version="1.0"), "run.json") == (run_config, "an-id")
+
+
+@pytest.mark.parametrize("version", ["v1.0", "v1.6"])
+def test_a_run_that_does_not_say_what_identifies_an_example_keeps_question_and_answer(tmp_path, version):
+    golden = Path(__file__).parents[1] / "golden" / version / "run.json"
+    (tmp_path / "run.json").write_bytes(golden.read_bytes())
+    assert Root.open(str(tmp_path)).example_ids == "question"
+
+
+def test_a_new_run_says_what_identifies_an_example_and_is_asked_for_no_setting(root_url, run_config):
+    root = Root.create(root_url, run_config)
+    assert json.loads(root.read("run.json"))["example_ids"] == root.example_ids == "row"
+    root.put("run.json", edited(run_config, example_ids="question", run_id=root.run_id))
+    assert Root.create(root_url, run_config).example_ids == "question"  # the same settings, so it goes on
+    root.put("run.json", edited(run_config, example_ids="mood"))
+    with pytest.raises(ConfigError, match="example_ids is 'mood', wanted row or question; upgrade ludic"):
+        Root.open(root_url)
 
 
 def test_settings_that_a_newer_minor_version_added_are_left_out(run_config):
