@@ -358,8 +358,16 @@ def open_console(*, stderr: bool = False, file: IO[str] | None = None, **options
     from rich.console import Console
 
     stream = file or (sys.stderr if stderr else sys.stdout)
-    terminal: dict[str, Any] = {} if stream.isatty() else {"force_terminal": False}
+    terminal: dict[str, Any] = {} if _is_terminal(stream) else {"force_terminal": False}
     return Console(stderr=stderr, file=file, **{**terminal, **options})
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    """Return whether a stream says that it is a terminal; None is one that was closed before Python began."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False
 
 
 def can_draw(console: "Console") -> bool:

@@ -153,6 +153,15 @@ def test_no_function_that_draws_writes_escape_codes_or_frames_to_a_file(tmp_path
         assert not {*"\x1b\r⠋"} & {*written}
 
 
+def test_streams_that_are_closed_or_not_there_are_no_terminals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    file = (tmp_path / "closed").open("w")
+    file.close()
+    for stream in (None, file):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert not open_console(stderr=True).is_terminal
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("forced", FORCED, ids=["ipykernel", "ci"])
 def test_the_log_of_a_trainer_has_a_line_for_each_step(tmp_path: Path, forced: dict[str, str]) -> None:

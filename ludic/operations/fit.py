@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ludic.code.consent import CodeSettings, sampling_uses
 from ludic.engines.config import EngineConfig
-from ludic.errors import ConfigError, MissingRootError
+from ludic.errors import ConfigError, LudicError, MissingRootError
 from ludic.foreign_tables import STORED
 from ludic.launch.config import LaunchConfig, Start
 from ludic.operations.start import Algorithm, RootUrl
@@ -60,8 +60,14 @@ def _answering_names(algorithm: str | None = None) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         @wraps(function)
         def call(*args: Any, **given: Any) -> Any:
-            _check_names(given, algorithm or given.get("algorithm"))
-            return function(*args, **given)
+            try:
+                _check_names(given, algorithm or given.get("algorithm"))
+                return function(*args, **given)
+            except LudicError as error:
+                if not error.is_for_users:
+                    raise
+                told = error
+            raise told.with_traceback(None) from None  # without frames of ludic, as `operation` does
 
         return call  # type: ignore[return-value]
 
@@ -71,10 +77,7 @@ def _answering_names(algorithm: str | None = None) -> Callable[[F], F]:
 def _check_names(names: Iterable[str], algorithm: str | None) -> None:
     """Raise ConfigError for names that no setting has, with what they mean in the algorithm, or similar ones."""
     known = [*(each.name for owner in _GROUPS.values() for each in settings_of(owner)), *_OWN]
-    try:
-        refuse_unknown(names, known, algorithm=algorithm)
-    except ConfigError as error:
-        raise error.with_traceback(None) from None  # frames of ludic would hide the answers
+    refuse_unknown(names, known, algorithm=algorithm)
 
 
 @_answering_names()

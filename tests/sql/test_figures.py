@@ -42,10 +42,11 @@ def test_every_figure_is_shown_somewhere() -> None:
 def test_means_are_those_of_the_rows_that_the_keys_tell_apart(con_of_rollouts: duckdb.DuckDBPyConnection) -> None:
     rows = con_of_rollouts.sql(means("env_name, policy_version", "rollouts")).fetchall()
     # (1 + 0) / 2 and 3 / 1, the unscored one aside; one of two is correct, then one of one of which it is known;
-    # lengths (2 + 4) / 2 and (6 + 8) / 2; of version 1 one of two failed
+    # lengths (2 + 4) / 2 and (6 + 8) / 2; of version 0 a limit ended one of two, of version 1 one of two failed;
+    # then by cause: truncated, cut at max_tokens, with a parse error; unparsed and other limits without the cut; failed
     assert rows == [
-        ("a", 0, 2, 1, 0.5, 0.5, 3.0, 0.5, 0.0, 0.0, 0.0),
-        ("a", 1, 2, 2, 3.0, 1.0, 7.0, 0.0, 0.0, 0.0, 0.5),
+        ("a", 0, 2, 1, 0.5, 0.5, 3.0, 0.5, 0.0, 0.0, 0.0, 0.5, 0.0),
+        ("a", 1, 2, 2, 3.0, 1.0, 7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5),
     ]
 
 
