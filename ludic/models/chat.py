@@ -8,7 +8,6 @@ of a tool, which would end the turn and could forge the next one; a space is put
 name of a special token holds a space itself, it is another character, which no name holds.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice, pairwise
@@ -21,6 +20,7 @@ from jinja2 import TemplateError
 
 from ludic.code.run import describe
 from ludic.errors import ModelError, one_line
+from ludic.model_json import read_json
 from ludic.models.folder_check import check_model_folder, without_files
 from ludic.records import Message, ToolCall
 
@@ -238,7 +238,7 @@ def _as_template_input(message: Message) -> dict[str, Any]:
 def _as_function_call(call: ToolCall) -> dict[str, Any]:
     """Return a tool call for a template. Arguments are parsed, since templates print JSON; other text stays text."""
     try:
-        arguments = json.loads(call.arguments)
+        arguments = read_json(call.arguments)
     except (ValueError, RecursionError):
         arguments = call.arguments
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

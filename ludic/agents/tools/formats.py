@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from ludic.agents.tools.toolbox import finite_float, refuse_constant
 from ludic.errors import ConfigError
+from ludic.model_json import find_json
 from ludic.printable import storable
 from ludic.records import ToolCall
 
@@ -28,8 +28,6 @@ MAX_UNREADABLE = 3
 _TOO_DEEP = "the JSON of the call is nested too deeply"
 _WRITTEN = '{"name": "TOOL", "arguments": {...}}'
 
-# strict=False: models write line breaks inside strings, mostly in code.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=refuse_constant, parse_float=finite_float)
 _SPACE = re.compile(r"\s*")
 
 
@@ -202,7 +200,7 @@ def _call_of(entry: Any) -> _Call:
 def _read_json(text: str, start: int) -> tuple[Any, int]:
     start = _skip_space(text, start)
     try:
-        return _DECODER.raw_decode(text, start)
+        return find_json(text, start)
     except json.JSONDecodeError as error:
         problem = f"the JSON of the call is broken: {error.msg} at {_near(text, error.pos)}"
         raise _UnreadableError(problem, error.pos) from error
