@@ -103,8 +103,9 @@ class RunConfig:
     """What the model sees of the dialogue: full, no_thinking, window:N, summary:N, or path/to/file.py:ClassName."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: calculator, python, path/to/file.py:function, or mcp:COMMAND for a server."""
-    tool_format: str = "hermes"
-    """How the model writes tool calls: hermes, which Qwen uses too, llama, mistral, json or json:TAG."""
+    tool_format: str | None = None
+    """How the model writes tool calls: hermes, which Qwen 2.5 and 3 use too, qwen3_coder, which is the XML of Qwen 3.5,
+    llama, mistral, json or json:TAG. None is what its chat template shows, or hermes if that can't be told."""
     protocol: str | None = None
     """How an episode is played: single_agent, several_agents, or path/to/file.py:function. None is what fits the
     environment."""
@@ -170,10 +171,10 @@ class RunConfig:
     def differences(self, other: "RunConfig") -> str:
         """Describe in one sentence the settings that differ, compared as JSON; empty if none differs.
 
-        None of keep_sampling_mask and longrope was not asked for, and differs from nothing.
+        None of keep_sampling_mask, longrope and tool_format was not asked for, and differs from nothing.
         """
         mine, theirs = (json.loads(json.dumps(asdict(config))) for config in (self, other))
-        for name in ("keep_sampling_mask", "longrope"):
+        for name in ("keep_sampling_mask", "longrope", "tool_format"):
             if mine[name] is None:
                 del mine[name]
         names = [name for name in mine if mine[name] != theirs[name]]

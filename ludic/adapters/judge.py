@@ -27,6 +27,7 @@ from ludic.answers import AnswerTooLongError, ask
 from ludic.code.run import describe
 from ludic.errors import ConfigError, JudgeError
 from ludic.masking import keep_secret, mask, public_url
+from ludic.model_json import finite_float
 from ludic.paths import local_path
 from ludic.records import Message, Rollout
 from ludic.scoring.options import ScoreOptions
@@ -291,7 +292,7 @@ def _parse(text: str, pattern: re.Pattern[str] | None) -> float | None:
     try:
         if pattern is None:
             return msgspec.json.decode(text.strip(), type=float)
-        return float(text) if _NUMBER.fullmatch(text.strip()) else None
+        return finite_float(text) if _NUMBER.fullmatch(text.strip()) else None
     except ValueError:  # msgspec's errors are ValueErrors
         return None
 

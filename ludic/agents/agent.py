@@ -13,7 +13,7 @@ import numpy as np
 from ludic.agents.contexts import Context, make_context
 from ludic.agents.delegation import SubAgent
 from ludic.agents.parsers import Parser, make_parser
-from ludic.agents.tools.formats import ToolFormat, make_tool_format
+from ludic.agents.tools.formats import DEFAULT_FORMAT, ToolFormat, make_tool_format
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, Engine
 from ludic.models.chat import is_markup, render_prompt, render_text
@@ -41,7 +41,7 @@ class Agent:
     """Makes the context of an episode, which decides what of the dialogue the model sees."""
     toolbox: Toolbox = field(default_factory=partial(Toolbox, ()))
     """Tools that the agent runs itself."""
-    tool_format: ToolFormat = field(default_factory=partial(make_tool_format, "hermes"))
+    tool_format: ToolFormat = field(default_factory=partial(make_tool_format, DEFAULT_FORMAT))
     """How the model writes tool calls."""
     sub_agents: tuple[SubAgent, ...] = ()
     """Agents to which it can hand tasks."""

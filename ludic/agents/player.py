@@ -400,7 +400,7 @@ class Player:
         if call.completion.finish_reason == "length" and not self.limits.accept_incomplete:
             return _Decision(feedback=INCOMPLETE_OBSERVATION)
         if self._agent.toolbox.names or self.external.names or self.of_environment is not None:
-            found = self._agent.tool_format.parse(call.marked_text(self.tokenizer))
+            found = self._agent.tool_format.parse(call.marked_text(self.tokenizer), self._schemas)
             if found.feedback is not None:
                 return _Decision(feedback=found.feedback)
             if found.calls and num_left == 0:
@@ -455,11 +455,15 @@ class Player:
     def _prompt_builder(self) -> PromptBuilder:
         if self._prompts is None:
             # Without tools of the protocol, prompts are rendered once for the first calls of a group's episodes.
-            own = self.of_environment.schemas if self.of_environment is not None else ()
-            render = None if self.external.names or own else self._agent.render
-            schemas = [*self._agent.toolbox.schemas, *self.external.schemas, *own]
-            self._prompts = PromptBuilder(self.tokenizer, schemas, render)
+            has_own = self.external.names or (self.of_environment is not None and self.of_environment.schemas)
+            self._prompts = PromptBuilder(self.tokenizer, self._schemas, None if has_own else self._agent.render)
         return self._prompts
+
+    @property
+    def _schemas(self) -> list[Mapping[str, Any]]:
+        """Schemas of all tools that the model may call."""
+        own = self.of_environment.schemas if self.of_environment is not None else ()
+        return [*self._agent.toolbox.schemas, *self.external.schemas, *own]
 
     async def _call(self, messages: Sequence[Message]) -> _Call:
         num_calls = self._episode.num_calls

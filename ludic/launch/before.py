@@ -120,6 +120,7 @@ def checks(start: Start) -> Iterator[Mapping[str, Check]]:
             "packages": partial(_check_packages, start),
             "model": model.check,
             "chat template": model.check_template,
+            "tool calls": model.check_tool_format,
             "adapters": model.check_adapters,
             "experts": model.check_experts,
             "server": partial(_check_server, start),
@@ -265,6 +266,17 @@ class _Model:
         tokenizer.name_or_path = self._start.run.model
         render_prompt(tokenizer, [Message(role="user", content="made up")])
         return "the tokenizer has one"
+
+    def check_tool_format(self) -> Found | str:
+        """Say how tool calls are read, if the run's settings name tools; an environment may have others."""
+        run = self._start.run
+        if run.tool_format is not None or not (run.tools or run.sub_agents):
+            return run.tool_format or "no tools"
+        from ludic.agents.tools.formats import told_format
+        from ludic.models.chat import load_tokenizer
+
+        name, doubt = told_format(load_tokenizer(str(self.folder)))
+        return name if doubt is None else Found(f"read as {name}: {doubt}", is_doubtful=True)
 
     def check_adapters(self) -> str:
         """Add the adapters to the model without its weights; only targets that the user names may be wrong."""

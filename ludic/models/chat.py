@@ -9,7 +9,6 @@ name of a special token holds a space itself, it is another character, which no 
 text by a mark, QUOTE, which ludic.models.encoding takes out again: what is trained is the text itself.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from jinja2 import TemplateError
 
 from ludic.code.run import describe
 from ludic.errors import ModelError, one_line
+from ludic.model_json import read_json
 from ludic.models.folder_check import check_model_folder, without_files
 from ludic.records import Message, ToolCall
 
@@ -316,7 +316,7 @@ def _as_function_call(number: int, call: ToolCall) -> dict[str, Any]:
     number: of the call in its message, which a call without an id gets as one.
     """
     try:
-        arguments = json.loads(call.arguments)
+        arguments = read_json(call.arguments)
     except (ValueError, RecursionError):
         arguments = call.arguments
     id_ = call.id or f"call{number:05d}"

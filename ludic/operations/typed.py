@@ -40,7 +40,7 @@ class RunConfigValues(TypedDict, total=False):
     format_reward: float
     context: str
     tools: Sequence[str]
-    tool_format: str
+    tool_format: str | None
     protocol: str | None
     sub_agents: Sequence[str]
     max_depth: int
@@ -268,7 +268,7 @@ class CreateSettings(CodeSettingsValues, total=False):
     format_reward: float
     context: str
     tools: Sequence[str]
-    tool_format: str
+    tool_format: str | None
     protocol: str | None
     sub_agents: Sequence[str]
     max_depth: int
@@ -355,7 +355,7 @@ class FitSettings(TrainConfigValues, CodeSettingsValues, EngineConfigValues, Lau
     format_reward: float
     context: str
     tools: Sequence[str]
-    tool_format: str
+    tool_format: str | None
     protocol: str | None
     sub_agents: Sequence[str]
     max_depth: int

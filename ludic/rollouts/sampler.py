@@ -3,6 +3,7 @@
 An episode may have any number of rows, of one agent or of several; the rows of a group's episodes are its rollouts.
 """
 
+import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from ludic.agents.delegation import DELEGATE, make_sub_agents
 from ludic.agents.parsers import make_parser
 from ludic.agents.play import make_protocol, run_episode
 from ludic.agents.requests import EpisodeFailedError, EpisodeLimits, EpisodeRequest, derive_seed, repeat, sweep
-from ludic.agents.tools.formats import make_tool_format
+from ludic.agents.tools.formats import DEFAULT_FORMAT, make_tool_format, told_format
 from ludic.agents.tools.registry import check_tools, make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.code.consent import sampling_uses
@@ -33,6 +34,8 @@ from ludic.rollouts.pump import RunEpisode, sample_groups
 from ludic.store import Root, RunConfig
 from ludic.store.inputs import located
 from ludic.store.records import CodeRecord
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +253,13 @@ def equip(agent: Agent, run: RunConfig, files: Files = NO_FILES) -> Agent:
     toolbox = Toolbox(make_tools(run.tools, files))
     if run.sub_agents and DELEGATE in toolbox:
         raise ConfigError(f"a tool is named {DELEGATE!r}, as is the tool of sub_agents; rename it")
-    return replace(agent, **_make_parts(run, files), toolbox=toolbox)
+    parts = _make_parts(run, files)
+    if run.tool_format is None:
+        name, doubt = told_format(agent.tokenizer)
+        parts["tool_format"] = make_tool_format(name)
+        if run.tools or run.sub_agents:
+            logger.info("tool calls are read as %s: %s", name, doubt or "the chat template writes them so")
+    return replace(agent, **parts, toolbox=toolbox)
 
 
 def limits_of(run: RunConfig, timeout_s: float | None = None) -> EpisodeLimits:
@@ -271,6 +280,6 @@ def _make_parts(run: RunConfig, files: Files) -> dict[str, Any]:
     return {
         "parser": make_parser(run.parser, format_reward=run.format_reward, files=files),
         "make_context": make_context(run.context, files=files),
-        "tool_format": make_tool_format(run.tool_format),
+        "tool_format": make_tool_format(run.tool_format or DEFAULT_FORMAT),
         "sub_agents": make_sub_agents(run.sub_agents, files),
     }

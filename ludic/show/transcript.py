@@ -3,7 +3,6 @@
 Tokens are shown as text by tokenizer.json of the newest published policy that has one; without a tokenizer, as ids.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 from tokenizers import Tokenizer
 
+from ludic.model_json import read_json
 from ludic.printable import left_out
 from ludic.records import MAX_TOKENS, Rollout, ended_by
 from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
@@ -443,8 +443,8 @@ def _children_of(call: Row, children: Sequence[Row]) -> list[Row]:
 
 def _task(call: Row) -> str | None:
     try:
-        arguments = json.loads(call["arguments"])
-    except ValueError:
+        arguments = read_json(call["arguments"])
+    except (ValueError, RecursionError):
         return None
     return arguments.get("task") if call["name"] == "delegate" and isinstance(arguments, dict) else None
 

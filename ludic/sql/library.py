@@ -173,7 +173,14 @@ def has_rows(con: duckdb.DuckDBPyConnection, sql: str) -> bool:
 def reason_of(error: Exception) -> str:
     """Return DuckDB's message on one line, without its excerpt of the SQL."""
     text = " ".join(str(error).split("\n\nLINE ")[0].split())
-    return _ESCAPED.sub(r"\1", text) if _LONG.search(text) else text
+    for letter, escaped in _ESCAPED.items():
+        text = text.replace(escaped, letter)
+    return text
+
+
+_MOST_OF_A_PATH = 4096
+"""Bytes of the longest path that Linux takes; macOS takes 1024."""
+_ESCAPED = {letter: f"[{letter * _MOST_OF_A_PATH}]" for letter in "[*?"}
 
 
 def escape_glob(path: str) -> str:
@@ -182,14 +189,7 @@ def escape_glob(path: str) -> str:
     DuckDB compares patterns with the folders that a sealed connection may read, and takes a pattern that matches
     nothing for a name. So a file with the name of an allowed pattern could be read: the pattern is longer than a path.
     """
-    escaped = re.sub(r"([\[*?])", r"[\1]", path)
-    return _ESCAPED.sub(lambda match: f"[{match[1] * _MOST_OF_A_PATH}]", escaped, count=1)
-
-
-_MOST_OF_A_PATH = 4096
-"""Bytes of the longest path that Linux takes; macOS takes 1024."""
-_ESCAPED = re.compile(r"\[([\[*?])\1*\]")
-_LONG = re.compile(rf"([\[*?])\1{{{_MOST_OF_A_PATH - 1}}}")
+    return "".join(_ESCAPED.get(letter, letter) for letter in path)
 
 
 def quote(text: str) -> str:

@@ -34,6 +34,7 @@ from ludic.adapters.environments.verifiers_turns import Line, Outcome, plain
 from ludic.environments.environment import Example, Split
 from ludic.environments.splits import partition
 from ludic.errors import ConfigError
+from ludic.model_json import read_json
 from ludic.records import ToolCall, add_rewards
 
 # --- Loading ---------------------------------------------------------------------------------------------
@@ -225,8 +226,8 @@ class _Tools:
     async def run(self, call: ToolCall, trace: Any) -> Any:
         """Return the message that answers a call. What goes wrong is text in it, in the words of verifiers' harness."""
         try:
-            arguments = json.loads(call.arguments or "{}")
-        except json.JSONDecodeError as error:
+            arguments = read_json(call.arguments or "{}")
+        except (ValueError, RecursionError) as error:
             content: Any = f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
         else:
             if not isinstance(arguments, dict):

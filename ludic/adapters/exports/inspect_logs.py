@@ -22,6 +22,7 @@ from ludic.errors import ConfigError, one_line
 from ludic.eval.config import MeasureConfig
 from ludic.eval.numbers import Chosen, Samples, numbers
 from ludic.installed import installed_version, require
+from ludic.model_json import read_json
 from ludic.results import Part, Result, plural
 from ludic.show.evaluations import interval_text
 from ludic.sql import connect
@@ -291,7 +292,7 @@ def _tool_call(call: Json) -> Any:
 
     arguments: Any = None
     with suppress(ValueError, RecursionError):
-        arguments = json.loads(call["arguments"])
+        arguments = read_json(call["arguments"])
     is_object = isinstance(arguments, dict)
     return ToolCall(
         id=call["id"] or "",

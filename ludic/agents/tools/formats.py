@@ -5,6 +5,7 @@
     mistral    [TOOL_CALLS][{"name": ..., "arguments": {...}}], [TOOL_CALLS]name[ARGS]{...}
     json       ```json {"name": ..., "arguments": {...}} ```
     json:TAG   <TAG>{"name": ..., "arguments": {...}}</TAG>
+    qwen3_coder  XML (ludic.agents.tools.xml_calls)                                    Qwen3-Coder, Qwen 3.5
 
 Pure text; raises nothing for any text. [TOOL_CALLS], [ARGS] and <|python_tag|> are special tokens of their tokenizers:
 decode a completion with its special tokens before it is parsed as llama or mistral.
@@ -17,19 +18,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from ludic.agents.tools.toolbox import finite_float, refuse_constant
-from ludic.errors import ConfigError
+from ludic.agents.tools.xml_calls import CALL, EXAMPLE, FUNCTION, Tools, UnreadableError, near, read_calls
+from ludic.errors import ConfigError, ModelError
+from ludic.model_json import find_json, read_json
+from ludic.models.chat import render_text
 from ludic.printable import storable
-from ludic.records import ToolCall
+from ludic.records import Message, ToolCall
 
+DEFAULT_FORMAT = "hermes"
+"""Format of a run that names none, if the chat template does not tell it."""
 MAX_UNREADABLE = 3
 """Unreadable calls after which the rest of a text is not searched: a loop of the model may write thousands of them."""
 
 _TOO_DEEP = "the JSON of the call is nested too deeply"
 _WRITTEN = '{"name": "TOOL", "arguments": {...}}'
 
-# strict=False: models write line breaks inside strings, mostly in code.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=refuse_constant, parse_float=finite_float)
 _SPACE = re.compile(r"\s*")
 
 
@@ -52,23 +55,14 @@ class ToolFormat(Protocol):
     def calls_apart(self) -> bool:
         """Whether chat templates of the family want calls apart from the text of a message."""
 
-    def parse(self, text: str) -> ParsedCalls:
-        """Find the calls in a completion. Never raises."""
-
-
-class _UnreadableError(Exception):
-    """Call markup that can't be read."""
-
-    def __init__(self, problem: str, position: int = 0) -> None:
-        """position: index in the text up to which the call was read; 0 if it is not known."""
-        super().__init__(problem)
-        self.position = position
+    def parse(self, text: str, tools: Tools = ()) -> ParsedCalls:
+        """Find the calls in a completion. Never raises. tools: schemas, for formats that do not say a value's type."""
 
 
 _Call = tuple[str, str]
 """Name and arguments, the latter as JSON text."""
-_Read = Callable[[str, int], tuple[list[_Call], int]]
-"""Read calls that begin at an index of a text; returns them and the index of their end, or raises _UnreadableError."""
+_Read = Callable[[str, int, Tools], tuple[list[_Call], int]]
+"""Read calls that begin at an index of a text; returns them and the index of their end, or raises UnreadableError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +74,17 @@ class _Markup:
     example: str
     calls_apart: bool = False
 
-    def parse(self, text: str) -> ParsedCalls:
+    def parse(self, text: str, tools: Tools = ()) -> ParsedCalls:
         found: list[_Call] = []
         problems: list[str] = []
         around: list[str] = []
         position = end = 0
         while len(problems) < MAX_UNREADABLE and (match := self.start.search(text, position)):
             try:
-                calls, position = self.read(text, match.end())
+                calls, position = self.read(text, match.end(), tools)
             # RecursionError: of a value that the decoder takes, and the encoder does not.
-            except (_UnreadableError, RecursionError) as error:
-                problems.append(str(error) if isinstance(error, _UnreadableError) else _TOO_DEEP)
+            except (UnreadableError, RecursionError) as error:
+                problems.append(str(error) if isinstance(error, UnreadableError) else _TOO_DEEP)
                 # A start may be an empty match, which the next search would find again.
                 calls, position = [], max(match.end(), match.start() + 1, getattr(error, "position", 0))
             if calls:
@@ -105,7 +99,10 @@ class _Markup:
 
 
 def make_tool_format(name: str) -> ToolFormat:
-    """Return a format by name: hermes, llama, mistral, json, or json:TAG. Raises ConfigError for any other name."""
+    """Return a format by name: hermes, qwen3_coder, llama, mistral, json, or json:TAG.
+
+    Raises ConfigError for any other name.
+    """
     if name in _FORMATS:
         return _FORMATS[name]
     kind, _, tag = name.partition(":")
@@ -116,12 +113,59 @@ def make_tool_format(name: str) -> ToolFormat:
     )
 
 
+_PROBE = {"word": "cats", "number": 7}
+_PROBE_SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Look.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "word": {"type": "string", "description": "A word."},
+                "number": {"type": "integer", "description": "A number."},
+            },
+            "required": ["word", "number"],
+        },
+    },
+}
+
+
+def format_of_template(tokenizer: Any) -> str | None:
+    """Return the format in which a tokenizer's chat template shows a tool call; None if it shows none that is known.
+
+    The template renders a call, which the format reads back.
+    """
+    call = ToolCall(id="call00000", name="probe", arguments=json.dumps(_PROBE))
+    question = Message(role="user", content="LUDIC ASKS")
+    answer = Message(role="assistant", content="", tool_calls=(call,))
+    result = Message(role="tool", content="LUDIC ANSWERS", name="probe")  # some templates want one after a call
+    try:
+        text = render_text(tokenizer, [question, answer, result], tools=[_PROBE_SCHEMA], add_generation_prompt=False)
+    except ModelError:
+        return None
+    shown = text.rpartition(question.content)[2].partition(result.content)[0]
+    for name, each in _FORMATS.items():
+        calls = each.parse(shown, [_PROBE_SCHEMA]).calls
+        if [(found.name, read_json(found.arguments)) for found in calls] == [(call.name, _PROBE)]:
+            return name
+    return None
+
+
+def told_format(tokenizer: Any) -> tuple[str, str | None]:
+    """Return the format of a run that names none, and what is doubtful about it; None if the template shows it."""
+    shown = format_of_template(tokenizer)
+    if shown is not None:
+        return shown, None
+    return DEFAULT_FORMAT, "the chat template shows no tool call in a format that ludic knows; --tool-format sets it"
+
+
 def _tag_format(tag: str) -> _Markup:
     read = partial(_read_until, f"</{tag}>", True)
     return _Markup(re.compile(re.escape(f"<{tag}>")), read, f"<{tag}>{_WRITTEN}</{tag}>")
 
 
-def _read_until(close: str, only_calls: bool, text: str, start: int) -> tuple[list[_Call], int]:
+def _read_until(close: str, only_calls: bool, text: str, start: int, _: Tools) -> tuple[list[_Call], int]:
     """Read one call or a list of calls, then the closing markup; it may be missing at the end of the text.
 
     only_calls: whether other JSON is an error; otherwise it is a part of the text.
@@ -132,11 +176,11 @@ def _read_until(close: str, only_calls: bool, text: str, start: int) -> tuple[li
     if text.startswith(close, end):
         return calls, end + len(close)
     if end < len(text):
-        raise _UnreadableError(f"after the JSON of the call comes {_near(text, end)} instead of {close}")
+        raise UnreadableError(f"after the JSON of the call comes {near(text, end)} instead of {close}")
     return calls, end
 
 
-def _read_llama(text: str, start: int) -> tuple[list[_Call], int]:
+def _read_llama(text: str, start: int, _: Tools) -> tuple[list[_Call], int]:
     """Read calls of Llama, of which `;` separates several. Other JSON is an answer, and so a part of the text."""
     after_tag = text.startswith(_PYTHON_TAG, start)
     value, end = _read_json(text, start + len(_PYTHON_TAG) if after_tag else start)
@@ -146,7 +190,7 @@ def _read_llama(text: str, start: int) -> tuple[list[_Call], int]:
     return calls, separator.end() if separator else end
 
 
-def _read_mistral(text: str, start: int) -> tuple[list[_Call], int]:
+def _read_mistral(text: str, start: int, _: Tools) -> tuple[list[_Call], int]:
     """Read a JSON list of calls, or calls of the form name[ARGS]{...} (after mistral-common's tokenizer v11)."""
     start = _skip_space(text, start)
     if text[start : start + 1] in ("[", "{"):
@@ -157,8 +201,16 @@ def _read_mistral(text: str, start: int) -> tuple[list[_Call], int]:
         arguments, start = _read_json(text, match.end())
         calls.append((match["name"], _json_text(arguments)))
     if not calls:
-        raise _UnreadableError(f"after [TOOL_CALLS] comes {_near(text, start)}")
+        raise UnreadableError(f"after [TOOL_CALLS] comes {near(text, start)}")
     return calls, start
+
+
+def _read_xml(text: str, start: int, tools: Tools) -> tuple[list[_Call], int]:
+    calls, end = read_calls(text, start, tools)
+    try:
+        return [(storable(name), _json_text(arguments)) for name, arguments in calls], end
+    except RecursionError:
+        raise UnreadableError(_TOO_DEEP, end) from None
 
 
 _PYTHON_TAG = "<|python_tag|>"
@@ -166,8 +218,10 @@ _SEPARATOR = re.compile(r"\s*;\s*")
 _MISTRAL_NAME = re.compile(r"\s*(?P<name>[\w./-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
 # Looks ahead, so that the tag or the brace is read again. Llama begins with any key of a call.
 _LLAMA_START = re.compile(rf'(?={re.escape(_PYTHON_TAG)}|\{{\s*"(?:name|parameters|arguments|type)"\s*:)')
+_XML_START = re.compile(f"(?={CALL}|{FUNCTION})")
 _FORMATS: Mapping[str, ToolFormat] = {
     "hermes": _tag_format("tool_call"),
+    "qwen3_coder": _Markup(_XML_START, _read_xml, EXAMPLE),
     "llama": _Markup(_LLAMA_START, _read_llama, '{"name": "TOOL", "parameters": {...}}'),
     "mistral": _Markup(re.compile(r"\[TOOL_CALLS\]"), _read_mistral, f"[TOOL_CALLS][{_WRITTEN}]", calls_apart=True),
     "json": _Markup(re.compile(r"```json\b"), partial(_read_until, "```", False), f"```json\n{_WRITTEN}\n```"),
@@ -175,25 +229,25 @@ _FORMATS: Mapping[str, ToolFormat] = {
 
 
 def _calls_of(value: Any, *, strict: bool) -> list[_Call]:
-    """Return the calls that JSON describes. Of anything else: raise _UnreadableError if strict, else return none."""
+    """Return the calls that JSON describes. Of anything else: raise UnreadableError if strict, else return none."""
     entries = value if isinstance(value, list) else [value]
     try:
         calls = [_call_of(entry) for entry in entries]
-    except _UnreadableError:
+    except UnreadableError:
         if strict:
             raise
         return []
     if strict and not calls:
-        raise _UnreadableError("the list of calls is empty")
+        raise UnreadableError("the list of calls is empty")
     return calls
 
 
 def _call_of(entry: Any) -> _Call:
     if not isinstance(entry, dict):
-        raise _UnreadableError(f"a call is a JSON object, not {_json_text(entry)[:40]}")
+        raise UnreadableError(f"a call is a JSON object, not {_json_text(entry)[:40]}")
     name = entry.get("name")
     if not isinstance(name, str) or not name:
-        raise _UnreadableError('the JSON of the call has no "name"')
+        raise UnreadableError('the JSON of the call has no "name"')
     arguments = entry.get("arguments", entry.get("parameters", {}))
     # Some models write the arguments as JSON inside a string, as OpenAI's API does.
     return storable(name), storable(arguments) if isinstance(arguments, str) else _json_text(arguments)
@@ -202,12 +256,12 @@ def _call_of(entry: Any) -> _Call:
 def _read_json(text: str, start: int) -> tuple[Any, int]:
     start = _skip_space(text, start)
     try:
-        return _DECODER.raw_decode(text, start)
+        return find_json(text, start)
     except json.JSONDecodeError as error:
-        problem = f"the JSON of the call is broken: {error.msg} at {_near(text, error.pos)}"
-        raise _UnreadableError(problem, error.pos) from error
+        problem = f"the JSON of the call is broken: {error.msg} at {near(text, error.pos)}"
+        raise UnreadableError(problem, error.pos) from error
     except ValueError as error:
-        raise _UnreadableError(f"the JSON of the call can't be read: {error}") from error
+        raise UnreadableError(f"the JSON of the call can't be read: {error}") from error
 
 
 def _json_text(value: Any) -> str:
@@ -219,10 +273,6 @@ def _skip_space(text: str, start: int) -> int:
     match = _SPACE.match(text, start)
     assert match is not None
     return match.end()
-
-
-def _near(text: str, position: int) -> str:
-    return repr(text[position : position + 20]) if position < len(text) else "the end of the text"
 
 
 def _feedback(problems: Iterable[str], example: str) -> str | None:

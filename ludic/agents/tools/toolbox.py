@@ -6,7 +6,6 @@ that the model reads. Arguments are checked against the tool's JSON schema first
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ludic.code.run import Failure, describe, failure_of, only_exceptions
 from ludic.errors import ConfigError, ToolError, unknown_name
+from ludic.model_json import read_json
 from ludic.printable import shortened, storable
 from ludic.records import ToolCall
 from ludic.waits import finished
@@ -146,25 +146,12 @@ MAX_PROBLEM_CHARS = 300
 def read_arguments(text: str) -> dict[str, Any]:
     """Parse the JSON text of a call's arguments. Raises ToolError unless it is one JSON object."""
     try:
-        arguments = json.loads(text, parse_constant=refuse_constant, parse_float=finite_float)
+        arguments = read_json(text)
     except (ValueError, RecursionError) as error:
         raise ToolError(f"the arguments are not valid JSON ({error}); wanted one JSON object") from error
     if not isinstance(arguments, dict):
         raise ToolError(f"the arguments are JSON, but {_json_type(arguments)}; wanted one JSON object")
     return arguments
-
-
-def refuse_constant(name: str) -> Any:
-    """Raise ValueError for NaN and Infinity, which Python's json reads and JSON does not have."""
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def finite_float(text: str) -> float:
-    """Return the value of a JSON number. Raises ValueError for 1e999, which Python's json reads as Infinity."""
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is larger than the largest float")
-    return value
 
 
 def make_validator(schema: Mapping[str, Any]) -> Any:

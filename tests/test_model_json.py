@@ -1,0 +1,84 @@
+"""JSON of models is read by one function, which takes what JSON has and nothing else."""
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ludic
+from ludic.adapters import judge
+from ludic.agents.parsers import Json
+from ludic.agents.tools.toolbox import read_arguments
+from ludic.errors import ToolError
+from ludic.model_json import find_json, read_json
+from ludic.models.chat import _as_function_call
+from ludic.records import ToolCall
+from ludic.show import transcript
+
+PACKAGE = Path(ludic.__file__).parent
+NO_JSON = ("1e999", "-1e999", "NaN", "Infinity", "-Infinity", '"\t"', "{", "")
+NUMBERS = ("1e308", "-0.0", "1e-999", "123456789012345678901234567890")
+
+READERS_OF_OTHER_TEXTS = {
+    "files of models": """
+        engines/vllm_engine.py models/weight_files.py models/folder_check.py models/families.py models/first_model.py
+        models/lora.py training/model.py launch/before.py maintenance/verify/records.py store/weights.py
+    """,
+    "records and values of ludic's own": """
+        schema/tables.py sql/library.py sql/snapshot.py store/records.py store/files.py training/inherited_settings.py
+        training/numerics.py run_config.py what_if/cut.py operations/fit.py batches/source.py launch/vllm_server.py
+        launch/start_server.py adapters/environments/verifiers.py adapters/exports/tables.py
+    """,
+    "what a user gives": """
+        values.py config_files.py adapters/imports/evaluations.py adapters/imports/records.py
+        adapters/imports/episodes.py adapters/imports/formats.py
+    """,
+    "where JSON ends, which msgspec then reads": "agents/parsers.py",
+    "this function": "model_json.py",
+}
+
+
+def test_no_other_module_reads_json_of_models() -> None:
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        names = {
+            ast.unparse(node) for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Attribute)
+        }
+        if names & {"json.loads", "json.load", "json.JSONDecoder"}:
+            found.add(path.relative_to(PACKAGE).as_posix())
+    assert found == {each for names in READERS_OF_OTHER_TEXTS.values() for each in names.split()}
+
+
+@pytest.mark.parametrize("text", [*NO_JSON, *(f'{{"a": [{text}]}}' for text in NO_JSON if text)])
+def test_what_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        read_json(text)
+    with pytest.raises(ToolError, match="the arguments are not valid JSON"):
+        read_arguments(text)
+    if "\t" not in text:
+        with pytest.raises(ValueError):
+            find_json(f"x {text}", 2)
+
+
+@pytest.mark.parametrize("number", [text for text in NO_JSON if text[-1:].isalnum()])
+def test_no_reader_takes_it(number: str) -> None:
+    arguments = f'{{"x": {number}}}'
+    call = {"id": "1", "name": "delegate", "arguments": arguments}
+    read: dict[str, Callable[[], Any]] = {
+        "a template": lambda: _as_function_call(ToolCall(**call))["function"]["arguments"],
+        "a transcript": lambda: transcript._task({**call, "arguments": f'{{"task": {number}}}'}) or arguments,
+        "a parser": lambda: Json().parse(arguments).action or arguments,
+        "a judge": lambda: judge._parse(number, None) or arguments,
+        "a judge's pattern": lambda: judge._parse(f"is {number}", re.compile(r"is (\S+)")) or arguments,
+    }
+    assert {name: each() for name, each in read.items()} == dict.fromkeys(read, arguments)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_what_json_has_is_read_as_python_reads_it(number: str) -> None:
+    assert read_json(number) == json.loads(number)
+    assert find_json(f"x {number} y", 2) == (json.loads(number), 2 + len(number))
