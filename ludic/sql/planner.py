@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from string import Template
 from typing import Any, Literal
 
@@ -19,14 +20,23 @@ from ludic.code.consent import CodeUse
 from ludic.code.files import Files
 from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION, read_packaged
 from ludic.errors import ConfigError, QueryError
-from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, conform, rollouts_schema
+from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, rollouts_schema
 from ludic.sql.connect import open_duckdb, seal
+from ludic.sql.ledger_rows import (
+    FOR_LEDGER,
+    ledger_rows,
+    planned_groups,
+    rows_to_train_on,
+    whole_pairs,
+    with_reason,
+)
 from ludic.sql.library import (
     check_filter,
     check_parameters,
     load_advantage,
     load_filter,
     load_selection,
+    make_table,
     required_columns,
     run_advantage,
     run_query,
@@ -150,6 +160,8 @@ order by trained_step desc, request_index desc, rollout_id desc
 limit $num_rows
 """
 
+_PLANNED_ROWS = f"select {', '.join(FOR_LEDGER)} from rollouts"  # noqa: S608
+
 _CREATE_ROLLOUTS = """
 create table rollouts as
 select
@@ -253,7 +265,6 @@ class Planner:
         self._schema = pa.schema([*map(schema.field, self.columns), *ADDED])
         predicates = ", ".join(f"coalesce((\n{text.text}\n), false)" for text in self._filters)
         self._judge_sql = Template(read_packaged("plan", "judge")).safe_substitute(predicates=predicates)
-        self._ledger_sql = read_packaged("plan", "ledger")
         self._con = open_duckdb()
         # On a few thousand rows threads do not pay: a plan takes 27 ms on two threads, 17 ms on one.
         self._con.execute("set threads = 1")
@@ -348,22 +359,28 @@ class Planner:
         fewest = self._rules.groups_per_batch if at_least is None else at_least
         while (chosen := self._choose_batch(values, fewest)) is not None:
             with self._registered("chosen", chosen):
-                refused = self._find_untrainable(find_untrainable)
+                rows = self._planned_rows(chosen)
+                refused = () if find_untrainable is None else find_untrainable(rows_to_train_on(rows, chosen))
                 if not refused:
-                    ledger = self._write_ledger(values, attempt_id)
+                    ledger = self._make_ledger(rows, chosen, values, attempt_id)
                     self._keep_history(step)
                     self._forget_planned(ledger)
                     return ledger
             self.drop_untrainable(refused)
         return None
 
-    def _find_untrainable(self, find: FindUntrainable | None) -> Sequence[str]:
-        return () if find is None else find(run_query(self._con, read_packaged("plan", "chosen_rows")))
+    def _planned_rows(self, chosen: pa.Table) -> pa.Table:
+        """Return FOR_LEDGER and `reason` of the rows that a plan of the chosen groups uses or drops."""
+        groups = planned_groups(self._judged, chosen)
+        if len(groups) == pc.count_distinct(self._judged["group_id"]).as_py():
+            return with_reason(run_query(self._con, _PLANNED_ROWS), self._judged)
+        with self._registered("planned", pa.table({"group_id": groups})):
+            rows = run_query(self._con, f"{_PLANNED_ROWS} where group_id in (select group_id from planned)")  # noqa: S608
+        return with_reason(rows, self._judged)
 
     def _forget_planned(self, ledger: pa.Table) -> None:
         """Keep only the rows that are still pending after a plan."""
-        num_rows = self._fetch("select count(*) from rollouts")[0][0]
-        if self._rules.max_uses == 1 and num_rows == ledger.num_rows:
+        if self._rules.max_uses == 1 and self._judged.num_rows == ledger.num_rows:
             self.forget()  # all of them are in the plan: a quarter of the time that it takes to find the others
             return
         unplanned = f"create or replace table rollouts as\n{read_packaged('plan', 'unplanned')}"
@@ -426,12 +443,12 @@ class Planner:
         params["max_uses"] = self._rules.max_uses
         for text in self._filters:
             params |= text.bind(values)
-        run_query(self._con, f"create or replace temp table judged as\n{self._judge_sql}", params)
+        self._judged = make_table(self._con, self._judge_sql, params, name="judged")
 
     def _choose(self, values: Mapping[str, Any]) -> pa.Table:
         """Return group_id and queue_position of all groups that the selection returns, in its order."""
         # Do not read `groups` here: DuckDB needs 8 ms to bind that view, for any of its columns.
-        candidates = run_query(self._con, "select distinct group_id from judged where reason is null")["group_id"]
+        candidates = self._judged.filter(pc.is_null(self._judged["reason"]))["group_id"]
         group_ids = run_selection(self._con, self._selection, self._selection.bind(values), candidates)
         positions = pa.array(range(len(group_ids)), pa.int64())
         return pa.table({"group_id": group_ids, "queue_position": positions})
@@ -447,7 +464,8 @@ class Planner:
         over = _BASELINE_ROWS[self._rules.baseline_over]
         if self.history:
             over = f"{over} union all by name {_HISTORY_ROWS}"
-        table = run_advantage(self._con, self._advantage, self._advantage.bind(values), over=over)
+        run = partial(make_table, name="estimated")
+        table = run_advantage(self._con, self._advantage, self._advantage.bind(values), over=over, run=run)
         source = self._advantage.source
         if pc.count_distinct(table["rollout_id"]).as_py() < table.num_rows:
             raise QueryError(f"{source}: returns a rollout_id more than once, wanted one row per rollout")
@@ -455,16 +473,28 @@ class Planner:
             raise QueryError(
                 f"{source}: returns no pair_id, which objectives of pairs (dpo, ipo, orpo) need; best_worst makes pairs"
             )
+        if "token_advantages" in table.column_names:
+            with self._registered("estimated_tokens", table):
+                means = run_query(self._con, read_packaged("plan", "mean_advantages"))
+            table = table.append_column("advantage", means["advantage"])
         missing = _ADVANTAGE_COLUMNS.keys() - set(table.column_names)
         for name in missing:
             table = table.append_column(name, pa.nulls(table.num_rows, _ADVANTAGE_COLUMNS[name]))
         return table
 
-    def _write_ledger(self, values: Mapping[str, Any], attempt_id: int) -> pa.Table:
-        params = {name: values[name] for name in ("step", "trainer_version")}
-        params |= {"attempt_id": attempt_id, "max_seq_len": self._rules.max_seq_len, "loss_unit": self._rules.loss_unit}
-        with self._registered("estimated", self._estimate(values)), self._registered("weights", self._weights()):
-            ledger = conform(run_query(self._con, self._ledger_sql, params), "batches")
+    def _make_ledger(self, rows: pa.Table, chosen: pa.Table, values: Mapping[str, Any], attempt_id: int) -> pa.Table:
+        estimated = self._estimate(values)
+        ledger = ledger_rows(
+            rows,
+            chosen,
+            estimated,
+            self._weights(),
+            step=values["step"],
+            trainer_version=values["trainer_version"],
+            attempt_id=attempt_id,
+            max_seq_len=self._rules.max_seq_len,
+            pairs=whole_pairs(estimated, self._judged) if self._rules.loss_unit == "pair" else None,
+        )
         used = ledger.filter(ledger["used"])
         check_advantages(self._advantage.source, used)
         if self._rules.loss_unit == "pair":
