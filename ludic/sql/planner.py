@@ -175,11 +175,9 @@ from arrived
 _ADD_ARRIVED = """
 insert into {table} by name
 select
-    arrived.* replace (case when isfinite(episode_reward) then episode_reward end as episode_reward),
-    coalesce(uses.num_uses, 0) as num_uses,
+    * replace (case when isfinite(episode_reward) then episode_reward end as episode_reward),
     {num_trained_tokens} as num_trained_tokens
 from arrived
-left join uses on uses.group_id = arrived.group_id
 where {fits}
 """
 _HAS_A_ROW_THAT_FITS = """arrived.group_id in (
@@ -272,8 +270,8 @@ class Planner:
         with self._registered("arrived", self._schema.empty_table()):
             self._con.execute(_CREATE_ROLLOUTS)
         self._con.execute("create table history as select *, 0::bigint as trained_step from rollouts")
-        self._con.execute("create table uses (group_id varchar, num_uses integer)")
         self._con.execute("create table untrainable (rollout_id varchar)")
+        self.recall_uses({})
         self._gate = open_gate(
             self._con, rules.scorers, rules.reward_scorer, mixed=rules.mixed_scorers, wait_s=rules.wait_for_scores_s
         )
@@ -281,9 +279,7 @@ class Planner:
 
     def recall_uses(self, num_uses: Mapping[str, int]) -> None:
         """Set how often groups were used before this planner began, by group_id; `add` delivers those groups again."""
-        uses = pa.table({"group_id": list(num_uses), "num_uses": pa.array(num_uses.values(), pa.int32())})
-        with self._registered("recalled", uses.cast(pa.schema([("group_id", pa.string()), ("num_uses", pa.int32())]))):
-            self._con.execute("create or replace table uses as from recalled")
+        self._num_uses = pa.array(list(num_uses), pa.string()), pa.array(num_uses.values(), pa.int32())
 
     @property
     def history(self) -> int:
@@ -300,7 +296,9 @@ class Planner:
         where = None if self._gate is not None and self._gate.is_read_by(self._where) else self._where
         fits = "true" if where is None else _HAS_A_ROW_THAT_FITS.format(where=where.text)
         params = {} if where is None else where.bind(self._values(1, 0, None))
-        with self._registered("arrived", rows.select(self._schema.names)):
+        used, num_uses = self._num_uses
+        uses_of_row = pc.fill_null(num_uses.take(pc.index_in(rows["group_id"].combine_chunks(), used)), 0)
+        with self._registered("arrived", rows.select(self._schema.names).append_column("num_uses", uses_of_row)):
             table = "rollouts" if self._gate is None else "waiting"
             sql = _ADD_ARRIVED.format(table=table, fits=fits, num_trained_tokens=self._num_trained_tokens)
             self._con.execute(sql, params)
