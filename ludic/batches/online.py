@@ -84,7 +84,7 @@ class OnlineSource:
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
         """Wait until enough groups are pending; see PlanSource."""
         self._is_fresh = False
-        self._count_pending()
+        self._num_ready_groups = self._num_pending_groups
         wait, shortage, is_first = self._wait, None, True
         wait.begin()
         while not (self._stop.is_set() or self._is_closed):

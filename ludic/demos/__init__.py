@@ -26,10 +26,11 @@ def demo(*, agents: bool = False, root: str | None = None, num_steps: Count | No
 
         teach_a_tool(root or "runs/demo-agents", num_steps or 50)
     else:
+        from ludic.engines.config import EngineConfig
         from ludic.launch.config import LaunchConfig
         from ludic.launch.start_server import started_early
 
-        with started_early(LaunchConfig(), NUM_WORKERS):
+        with started_early(LaunchConfig(), EngineConfig(), NUM_WORKERS):
             from ludic.demos.words import teach_words  # imports torch, and meanwhile so does the server
 
             teach_words(root or "runs/demo", num_steps or 60)

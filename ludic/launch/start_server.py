@@ -64,13 +64,10 @@ def start_server(start: Start) -> Iterator["StartServer | None"]:
     Gives None if none of the processes can be forked, or this system has no descriptors of processes. Raises
     ConfigError.
     """
-    processes = start.processes
-    num_engines = processes.engines_of(start.run.num_workers)
-    has_forks = forks_trainer(processes) or (num_engines > 0 and forks_engine(start.engine))
-    if processes.launcher != "local" or not has_forks or not is_supported():
+    if not _has_forks(start.processes, start.engine, start.run.num_workers):
         yield None
         return
-    environment = _variables_of(processes, start.run.num_workers)
+    environment = _variables_of(start.processes, start.run.num_workers)
     early = next((server for server in _early if server.fits(environment)), None)
     with StartServer(environment) if early is None else nullcontext(early) as server:
         yield server
@@ -80,12 +77,13 @@ _early: list["StartServer"] = []
 
 
 @contextmanager
-def started_early(processes: LaunchConfig, num_workers: int) -> Iterator[None]:
+def started_early(processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> Iterator[None]:
     """Start the server of the run that the block launches: it imports while the block makes that run.
 
-    num_workers: of the run's schedule. A run with another environment starts a server of its own.
+    num_workers: of the run's schedule. A run with another environment starts a server of its own. Does nothing where
+    `start_server` gives None. Raises ConfigError.
     """
-    if not is_supported():
+    if not _has_forks(processes, engine, num_workers):
         yield
         return
     with StartServer(_variables_of(processes, num_workers)) as server:
@@ -94,6 +92,13 @@ def started_early(processes: LaunchConfig, num_workers: int) -> Iterator[None]:
             yield
         finally:
             _early.remove(server)
+
+
+def _has_forks(processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> bool:
+    """Return whether a run of num_workers has processes that may be forked here."""
+    has_engines = processes.engines_of(num_workers) > 0
+    forks = forks_trainer(processes) or (has_engines and forks_engine(engine))
+    return processes.launcher == "local" and forks and is_supported()
 
 
 def _variables_of(processes: LaunchConfig, num_workers: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial, wraps
 from os import PathLike, fspath
@@ -233,16 +233,19 @@ def _fit_sampled(
     *,
     wait: bool,
 ) -> "Run":
-    from ludic.launch.before import check_start
-    from ludic.launch.local import launch as launch_all
-    from ludic.launch.start_server import start_server
-    from ludic.operations.fit_inputs import Inputs
-    from ludic.run import Run
-    from ludic.show.watch import log_shown
-    from ludic.training.inherited_settings import next_config
-
-    inputs = Inputs.of(url)
     with ExitStack() as stack:
+        if wait:
+            stack.enter_context(_server_started_early(parts))
+        # Now, since they take as long as what the server imports meanwhile.
+        from ludic.launch.before import check_start
+        from ludic.launch.local import launch as launch_all
+        from ludic.launch.start_server import start_server
+        from ludic.operations.fit_inputs import Inputs
+        from ludic.run import Run
+        from ludic.show.watch import log_shown
+        from ludic.training.inherited_settings import next_config
+
+        inputs = Inputs.of(url)
         with inputs.kept_if_run():
             existing = _opened(url)
             own: dict[str, Any] = {"model": model} | _environment(
@@ -272,6 +275,20 @@ def _fit_sampled(
             launch_all(root, train, processes, engine, model=model, code=agreed, server=server)
             _tell_results(Run(root))
     return Run(root)
+
+
+def _server_started_early(parts: Mapping[str, dict[str, Any]]) -> AbstractContextManager[None]:
+    """Start the server from which the run's processes are forked, before it is known which run that is.
+
+    If the run turns out to have another environment, it starts another server. parts: settings as they were given.
+    """
+    from ludic.launch.start_server import started_early
+
+    launching, num_workers = dict(parts["launch"]), parts["run"].get("num_workers", 1)
+    if launching.get("launcher", "local") != "local" or not isinstance(num_workers, int):
+        return nullcontext()
+    launching.setdefault("eval_every", 1)  # most data sets have questions to evaluate on
+    return started_early(convert(LaunchConfig, launching), convert(EngineConfig, parts["engine"]), num_workers)
 
 
 def _environment(

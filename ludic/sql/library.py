@@ -159,6 +159,20 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any
         raise QueryError(reason_of(error)) from error
 
 
+def make_table(
+    con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any] | None = None, *, name: str
+) -> pa.Table:
+    """Keep the rows of a SELECT as the temporary table `name`, and return them. Raises QueryError as `run_query`.
+
+    For few rows: DuckDB plans the SELECT once, and in `run_query`, which asks for its columns first, twice.
+    """
+    try:
+        con.execute(f"create or replace temp table {name} as\n{sql}", dict(params) if params else None)
+        return con.table(name).to_arrow_table()
+    except duckdb.Error as error:
+        raise QueryError(reason_of(error)) from error
+
+
 def has_rows(con: duckdb.DuckDBPyConnection, sql: str) -> bool:
     """Return whether a SELECT finds any row. If not, it takes half the time of `run_query`, which binds views twice.
 
@@ -310,13 +324,17 @@ def run_advantage(
     params: Mapping[str, Any],
     *,
     over: str = _ALL_ROLLOUTS,
+    run: Callable[[duckdb.DuckDBPyConnection, str, Mapping[str, Any]], pa.Table] = run_query,
 ) -> pa.Table:
-    """Compute advantages as `advantages` does, over the SELECT `over`. params: for the advantage and for `over`."""
+    """Compute advantages as `advantages` does, over the SELECT `over`.
+
+    params: for the advantage and for `over`. run: runs SQL, such as `make_table`.
+    """
     if text.function is not None:
         return _conform_advantages(_call_function(con, text, params, over), text.source, FUNCTION_WANTED)
     sql = f"with rollouts as (\n{over}\n),\n{_trajectories()},\n{_THEIR_SCORES}\n{_SELECT_ALL.format(text.text)}"
     try:
-        table = run_query(con, sql, params)
+        table = run(con, sql, params)
     except QueryError as error:
         raise QueryError(f"{text.source}: {error}; {_ADVANTAGE_WANTED}") from error
     return _conform_advantages(table, text.source, _ADVANTAGE_WANTED)

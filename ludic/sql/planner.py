@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from string import Template
 from typing import Any, Literal
 
@@ -19,14 +20,23 @@ from ludic.code.consent import CodeUse
 from ludic.code.files import Files
 from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION, read_packaged
 from ludic.errors import ConfigError, QueryError
-from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, conform, rollouts_schema
+from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, rollouts_schema
 from ludic.sql.connect import open_duckdb, seal
+from ludic.sql.ledger_rows import (
+    FOR_LEDGER,
+    ledger_rows,
+    planned_groups,
+    rows_to_train_on,
+    whole_pairs,
+    with_reason,
+)
 from ludic.sql.library import (
     check_filter,
     check_parameters,
     load_advantage,
     load_filter,
     load_selection,
+    make_table,
     required_columns,
     run_advantage,
     run_query,
@@ -150,6 +160,8 @@ order by trained_step desc, request_index desc, rollout_id desc
 limit $num_rows
 """
 
+_PLANNED_ROWS = f"select {', '.join(FOR_LEDGER)} from rollouts"  # noqa: S608
+
 _CREATE_ROLLOUTS = """
 create table rollouts as
 select
@@ -163,11 +175,9 @@ from arrived
 _ADD_ARRIVED = """
 insert into {table} by name
 select
-    arrived.* replace (case when isfinite(episode_reward) then episode_reward end as episode_reward),
-    coalesce(uses.num_uses, 0) as num_uses,
+    * replace (case when isfinite(episode_reward) then episode_reward end as episode_reward),
     {num_trained_tokens} as num_trained_tokens
 from arrived
-left join uses on uses.group_id = arrived.group_id
 where {fits}
 """
 _HAS_A_ROW_THAT_FITS = """arrived.group_id in (
@@ -177,6 +187,9 @@ _HAS_A_ROW_THAT_FITS = """arrived.group_id in (
 {where}
     )
 )"""
+
+# Where groups are used once, half of the time of plan/unplanned.sql.
+_FORGET_PLANNED = "create or replace table rollouts as from rollouts anti join planned using (group_id)"
 
 _MASK = "action_mask"
 _TOKENS_WITHIN = """
@@ -253,7 +266,6 @@ class Planner:
         self._schema = pa.schema([*map(schema.field, self.columns), *ADDED])
         predicates = ", ".join(f"coalesce((\n{text.text}\n), false)" for text in self._filters)
         self._judge_sql = Template(read_packaged("plan", "judge")).safe_substitute(predicates=predicates)
-        self._ledger_sql = read_packaged("plan", "ledger")
         self._con = open_duckdb()
         # On a few thousand rows threads do not pay: a plan takes 27 ms on two threads, 17 ms on one.
         self._con.execute("set threads = 1")
@@ -261,8 +273,8 @@ class Planner:
         with self._registered("arrived", self._schema.empty_table()):
             self._con.execute(_CREATE_ROLLOUTS)
         self._con.execute("create table history as select *, 0::bigint as trained_step from rollouts")
-        self._con.execute("create table uses (group_id varchar, num_uses integer)")
         self._con.execute("create table untrainable (rollout_id varchar)")
+        self.recall_uses({})
         self._gate = open_gate(
             self._con, rules.scorers, rules.reward_scorer, mixed=rules.mixed_scorers, wait_s=rules.wait_for_scores_s
         )
@@ -270,9 +282,7 @@ class Planner:
 
     def recall_uses(self, num_uses: Mapping[str, int]) -> None:
         """Set how often groups were used before this planner began, by group_id; `add` delivers those groups again."""
-        uses = pa.table({"group_id": list(num_uses), "num_uses": pa.array(num_uses.values(), pa.int32())})
-        with self._registered("recalled", uses.cast(pa.schema([("group_id", pa.string()), ("num_uses", pa.int32())]))):
-            self._con.execute("create or replace table uses as from recalled")
+        self._num_uses = pa.array(list(num_uses), pa.string()), pa.array(num_uses.values(), pa.int32())
 
     @property
     def history(self) -> int:
@@ -289,7 +299,9 @@ class Planner:
         where = None if self._gate is not None and self._gate.is_read_by(self._where) else self._where
         fits = "true" if where is None else _HAS_A_ROW_THAT_FITS.format(where=where.text)
         params = {} if where is None else where.bind(self._values(1, 0, None))
-        with self._registered("arrived", rows.select(self._schema.names)):
+        used, num_uses = self._num_uses
+        uses_of_row = pc.fill_null(num_uses.take(pc.index_in(rows["group_id"].combine_chunks(), used)), 0)
+        with self._registered("arrived", rows.select(self._schema.names).append_column("num_uses", uses_of_row)):
             table = "rollouts" if self._gate is None else "waiting"
             sql = _ADD_ARRIVED.format(table=table, fits=fits, num_trained_tokens=self._num_trained_tokens)
             self._con.execute(sql, params)
@@ -348,26 +360,36 @@ class Planner:
         fewest = self._rules.groups_per_batch if at_least is None else at_least
         while (chosen := self._choose_batch(values, fewest)) is not None:
             with self._registered("chosen", chosen):
-                refused = self._find_untrainable(find_untrainable)
+                rows = self._planned_rows(chosen)
+                refused = () if find_untrainable is None else find_untrainable(rows_to_train_on(rows, chosen))
                 if not refused:
-                    ledger = self._write_ledger(values, attempt_id)
+                    ledger = self._make_ledger(rows, chosen, values, attempt_id)
                     self._keep_history(step)
                     self._forget_planned(ledger)
                     return ledger
             self.drop_untrainable(refused)
         return None
 
-    def _find_untrainable(self, find: FindUntrainable | None) -> Sequence[str]:
-        return () if find is None else find(run_query(self._con, read_packaged("plan", "chosen_rows")))
+    def _planned_rows(self, chosen: pa.Table) -> pa.Table:
+        """Return FOR_LEDGER and `reason` of the rows that a plan of the chosen groups uses or drops."""
+        groups = planned_groups(self._judged, chosen)
+        if len(groups) == pc.count_distinct(self._judged["group_id"]).as_py():
+            return with_reason(run_query(self._con, _PLANNED_ROWS), self._judged)
+        with self._registered("planned", pa.table({"group_id": groups})):
+            rows = run_query(self._con, f"{_PLANNED_ROWS} where group_id in (select group_id from planned)")  # noqa: S608
+        return with_reason(rows, self._judged)
 
     def _forget_planned(self, ledger: pa.Table) -> None:
         """Keep only the rows that are still pending after a plan."""
-        num_rows = self._fetch("select count(*) from rollouts")[0][0]
-        if self._rules.max_uses == 1 and num_rows == ledger.num_rows:
+        if self._rules.max_uses > 1:
+            unplanned = f"create or replace table rollouts as\n{read_packaged('plan', 'unplanned')}"
+            self._con.execute(unplanned, {"max_uses": self._rules.max_uses})
+        elif self._judged.num_rows == ledger.num_rows:
             self.forget()  # all of them are in the plan: a quarter of the time that it takes to find the others
             return
-        unplanned = f"create or replace table rollouts as\n{read_packaged('plan', 'unplanned')}"
-        self._con.execute(unplanned, {"max_uses": self._rules.max_uses})
+        else:
+            with self._registered("planned", pa.table({"group_id": ledger["group_id"].unique()})):
+                self._con.execute(_FORGET_PLANNED)
         if self._gate is not None:
             self._gate.forget_planned()
 
@@ -426,12 +448,12 @@ class Planner:
         params["max_uses"] = self._rules.max_uses
         for text in self._filters:
             params |= text.bind(values)
-        run_query(self._con, f"create or replace temp table judged as\n{self._judge_sql}", params)
+        self._judged = make_table(self._con, self._judge_sql, params, name="judged")
 
     def _choose(self, values: Mapping[str, Any]) -> pa.Table:
         """Return group_id and queue_position of all groups that the selection returns, in its order."""
         # Do not read `groups` here: DuckDB needs 8 ms to bind that view, for any of its columns.
-        candidates = run_query(self._con, "select distinct group_id from judged where reason is null")["group_id"]
+        candidates = self._judged.filter(pc.is_null(self._judged["reason"]))["group_id"]
         group_ids = run_selection(self._con, self._selection, self._selection.bind(values), candidates)
         positions = pa.array(range(len(group_ids)), pa.int64())
         return pa.table({"group_id": group_ids, "queue_position": positions})
@@ -447,7 +469,8 @@ class Planner:
         over = _BASELINE_ROWS[self._rules.baseline_over]
         if self.history:
             over = f"{over} union all by name {_HISTORY_ROWS}"
-        table = run_advantage(self._con, self._advantage, self._advantage.bind(values), over=over)
+        run = partial(make_table, name="estimated")
+        table = run_advantage(self._con, self._advantage, self._advantage.bind(values), over=over, run=run)
         source = self._advantage.source
         if pc.count_distinct(table["rollout_id"]).as_py() < table.num_rows:
             raise QueryError(f"{source}: returns a rollout_id more than once, wanted one row per rollout")
@@ -455,16 +478,28 @@ class Planner:
             raise QueryError(
                 f"{source}: returns no pair_id, which objectives of pairs (dpo, ipo, orpo) need; best_worst makes pairs"
             )
+        if "token_advantages" in table.column_names:
+            with self._registered("estimated_tokens", table):
+                means = run_query(self._con, read_packaged("plan", "mean_advantages"))
+            table = table.append_column("advantage", means["advantage"])
         missing = _ADVANTAGE_COLUMNS.keys() - set(table.column_names)
         for name in missing:
             table = table.append_column(name, pa.nulls(table.num_rows, _ADVANTAGE_COLUMNS[name]))
         return table
 
-    def _write_ledger(self, values: Mapping[str, Any], attempt_id: int) -> pa.Table:
-        params = {name: values[name] for name in ("step", "trainer_version")}
-        params |= {"attempt_id": attempt_id, "max_seq_len": self._rules.max_seq_len, "loss_unit": self._rules.loss_unit}
-        with self._registered("estimated", self._estimate(values)), self._registered("weights", self._weights()):
-            ledger = conform(run_query(self._con, self._ledger_sql, params), "batches")
+    def _make_ledger(self, rows: pa.Table, chosen: pa.Table, values: Mapping[str, Any], attempt_id: int) -> pa.Table:
+        estimated = self._estimate(values)
+        ledger = ledger_rows(
+            rows,
+            chosen,
+            estimated,
+            self._weights(),
+            step=values["step"],
+            trainer_version=values["trainer_version"],
+            attempt_id=attempt_id,
+            max_seq_len=self._rules.max_seq_len,
+            pairs=whole_pairs(estimated, self._judged) if self._rules.loss_unit == "pair" else None,
+        )
         used = ledger.filter(ledger["used"])
         check_advantages(self._advantage.source, used)
         if self._rules.loss_unit == "pair":

@@ -207,7 +207,7 @@ def test_a_run_takes_the_server_that_was_started_early_if_it_fits(
         return {child.pid for child in children if "ludic.launch.start_server" in child.cmdline()}
 
     before = servers()
-    with started_early(processes, num_workers), start_server(start) as server:
+    with started_early(processes, EngineConfig(), num_workers), start_server(start) as server:
         assert server is not None
         assert server.pid in servers() - before
         assert len(servers() - before) == num_servers

@@ -7,16 +7,42 @@
 -- peers: trajectories with equal peers share a baseline: 'environment' for all agents of the environment, such as the
 -- players of a game; for sub-agents their agent_id and depth
 -- NULL: episode_reward of a rollout that was not scored
+-- known names its columns: a star of 50 of them, twice, costs DuckDB half a millisecond in each query
 with known as (
-    select * from rollouts where trajectory_id is not null
+    select
+        rollout_id,
+        group_id,
+        episode_id,
+        agent_id,
+        depth,
+        segment_index,
+        env_name,
+        request_index,
+        episode_reward,
+        correct,
+        response_length,
+        action_length,
+        trajectory_id
+    from rollouts
+    where trajectory_id is not null
     union all
     select
-        * replace (
-            case
-                when segment_index = first_value(segment_index) over alike then rollout_id
-                else first_value(rollout_id) over alike
-            end as trajectory_id
-        )
+        rollout_id,
+        group_id,
+        episode_id,
+        agent_id,
+        depth,
+        segment_index,
+        env_name,
+        request_index,
+        episode_reward,
+        correct,
+        response_length,
+        action_length,
+        case
+            when segment_index = first_value(segment_index) over alike then rollout_id
+            else first_value(rollout_id) over alike
+        end as trajectory_id
     from rollouts
     where trajectory_id is null
     -- a hash, since 64 bits compare faster than text
