@@ -32,6 +32,7 @@ from ludic.paths import cache_folder, is_url
 from ludic.store.catalogue import INPUTS
 from ludic.store.filesystem import Storage
 from ludic.store.local import SCRATCH
+from ludic.store.root import check_scheme
 
 Row = Mapping[str, Any]
 Rewards = Mapping[str, tuple[Callable[..., Any] | str, float]]
@@ -55,6 +56,7 @@ class Inputs:
 
         Raises SchemaError if the folder of a local root is a link that leads out of it.
         """
+        check_scheme(url)
         storage = Storage.connect(url)
         if not storage.is_local or is_url(url):
             digest = sha256(storage.url.encode()).hexdigest()[:16]
