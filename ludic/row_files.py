@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, LudicError
 from ludic.printable import CONTROL
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def open_sink(target: Path | BinaryIO | None) -> Iterator[BinaryIO]:
             yield file
         if not is_device:
             partial.replace(target)
+    except LudicError:  # of the block; some are OSErrors, too
+        raise
     except OSError as error:
         raise ConfigError(f"{target} can't be written: {error.strerror or error}") from error
     finally:
