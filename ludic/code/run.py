@@ -174,12 +174,14 @@ def describe_failure(path: Path, error: Exception) -> str:
 def describe_at(error: Exception) -> str:
     """Describe an error with the file and the line that raised it, such as: KeyError: 'reward' (mine.py, line 7).
 
-    The line is that of `failure_of`, unless an installed package has it.
+    The line is that of `failure_of`, unless an installed package has it. Where nobody can open the file, as for a cell
+    of a notebook, it is shown: IndexError: list index out of range (notebook, line 5: return words[3]).
     """
     place = _trim(_traceback_of(error))
     if place is None or _is_installed(place.filename):
         return describe(error)
-    return f"{describe(error)} ({place.filename}, line {place.lineno})"
+    shown = f": {mask(place.line)}" if place.line and not Path(place.filename).is_file() else ""
+    return f"{describe(error)} ({place.filename}, line {place.lineno}{shown})"
 
 
 def describe(error: Exception) -> str:
