@@ -154,6 +154,12 @@ class AllFailedError(StalledError):
     is_lasting = True
 
 
+class AllDroppedError(StalledError):
+    """Rollouts arrived and filters dropped them for longer than the time limit."""
+
+    is_lasting = True
+
+
 class Interruption(BaseException):
     """A timer interrupted a user's code; not an Exception, so that code that catches Exception does not continue."""
 
