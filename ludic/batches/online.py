@@ -197,7 +197,6 @@ class OnlineSource:
         if wait.should_report():
             logger.warning("step %d waits for rollouts: %s", step, self._failure or shortage.describe())
 
-
     def _stalled(self, step: int, shortage: Shortage, wait: "_Wait") -> StalledError:
         """Return the error by which a wait ends: of the store, of filters that drop what comes, or of workers."""
         waited = f"{self._root.url}: step {step} waited {wait.stuck_s:.0f} s"

@@ -6,6 +6,7 @@ answered in one line, with exit code 2; a bad file raises ConfigError.
 
 import inspect
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -89,6 +90,7 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     and holds what `ludic run` takes.
     Raises ConfigError if the file can't be read, or holds an unknown setting or a value that does not fit one.
     """
+    text = ""
     try:
         text = path.read_text()
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -97,7 +99,7 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}{_other_format(path, text) or f': {error}'}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: wanted a JSON object of settings")
     table = {each.name: each for each in settings if each.has_flag}
@@ -106,6 +108,7 @@ def _read_file(path: Path, settings: Sequence[Setting]) -> dict[str, Any]:
         of_others = {each.name: each for each in settings_of(COMMANDS["run"].load()) if each.has_flag}
     all_settings = {**of_others, **table}
     _check_tables(values, all_settings, path)
+    _check_depth(values, all_settings, path)
     found = {}
     for name, value in without_tables(values, all_settings, where=f"{path}: ").items():
         if name == "algorithm" and of_others:
@@ -128,6 +131,43 @@ def _check_tables(values: Mapping[str, Any], settings: Mapping[str, Setting], pa
         for dotted in dotted_names(name, value):
             if dotted != name and (foreign := answer(dotted, settings)):
                 raise ConfigError(f"{path}: {dotted} is {foreign}")
+
+
+def _check_depth(values: Mapping[str, Any], settings: Mapping[str, Setting], path: Path) -> None:
+    """Raise ConfigError for tables in which others keep their settings, such as [trainer]."""
+    tables = [name for name, each in values.items() if name not in settings and _is_table(each)]
+    if not tables:
+        return
+    inside = [dotted.rpartition(".")[2] for name in tables for dotted in dotted_names(name, values[name])]
+    known = next((name for name in inside if name in settings), "learning_rate")
+    names = ", ".join(map(repr, tables))
+    raise ConfigError(
+        f"{path}: setting{'s' * (len(tables) > 1)} {names} {'is' if len(tables) == 1 else 'are'} unknown, and a table; "
+        f"settings of ludic stand above all tables: write {known} = ... at the top (docs/coming_from.md has the names "
+        "of other trainers' settings)"
+    )
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
+    )
+
+
+_YAML_LINE = re.compile(r"(?P<name>[\w.\"'-]+):(?:[ \t]+(?P<value>[^#\n]*\S))?[ \t]*(?:#.*)?")
+
+
+def _other_format(path: Path, text: str) -> str:
+    """Say that a text which could not be read is YAML or JSON; "" if it is neither."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "---"))]
+    if lines and lines[0].lstrip().startswith("{") and path.suffix != ".json":
+        return " is JSON, and its name does not end with .json; rename it, or write TOML"
+    found = [match for line in lines if (match := _YAML_LINE.fullmatch(line.strip()))]
+    if not found or (path.suffix not in (".yaml", ".yml") and not _YAML_LINE.fullmatch(lines[0])):
+        return ""
+    # The first line with a plain value shows the change; a deeper one loses the tables around it.
+    name, value = next(((each["name"], each["value"]) for each in found if each["value"]), ("learning_rate", "1e-6"))
+    return f" is YAML, wanted TOML; write `{name}: {value}` as `{name} = {value}`, and all settings at the top"
 
 
 def _no_file(path: Path) -> str:

@@ -59,6 +59,10 @@ FILES = {
     "unknown.toml": 'env = ["moar_cats"]\nlerning_rate = 2\n',
     "type.toml": 'env = ["moar_cats"]\nnum_steps = "many"\n',
     "list.json": "[1, 2]",
+    "verl.yaml": "actor_rollout_ref:\n  actor:\n    optim:\n      lr: 1e-6  # of AdamW\ntrainer:\n  n_gpus_per_node: 8\n",
+    "yaml.txt": "# mine\nlearning_rate: 1e-6\nenv:\n  - moar_cats\n",
+    "json.toml": '{"learning_rate": 1e-6}',
+    "tables.toml": "num_steps = 2\n[trainer]\nlearning_rate = 1e-6\n[logging]\nsteps = 3\n",
     "nan.sql": f"select rollout_id, (episode_reward - avg(episode_reward) over g) / stddev_pop(episode_reward) over g as advantage {_GROUP}",  # noqa: E501
     "drops.sql": "select rollout_id, episode_reward as advantage from rollouts where episode_reward < 0.4",
     "column.sql": "select rollout_id, episode_rewrad as advantage from rollouts",
