@@ -236,6 +236,26 @@ def place_of_function(function: Callable[..., Any]) -> str:
     return _place(code.co_filename, code.co_firstlineno, code.co_name)
 
 
+def misfit_of_call(function: Callable[..., Any], names: Sequence[str], *, by_name: bool = False) -> str | None:
+    """Return why a user's function can't be called with these arguments, and where it is; None if it can.
+
+    Such as: takes (prompt, answer, label), wanted (example, answer) (rewards.py:12, in ratio). by_name: it is called
+    with keywords. A function whose parameters Python can't tell may be called with any.
+    """
+    if not callable(function):
+        return f"is {function!r}, wanted a function of ({', '.join(names)})"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(**dict.fromkeys(names)) if by_name else signature.bind(*names)
+    except TypeError:
+        taken = ", ".join(str(each.replace(annotation=each.empty)) for each in signature.parameters.values())
+        return f"takes ({taken}), wanted ({', '.join(names)}){place_of_function(function)}"
+    return None
+
+
 def _place(file: str, line: int | None, name: str) -> str:
     return f" ({Path(file).name}:{line}, in {name})"
 

@@ -38,6 +38,8 @@ FILES = {
     "dict_message.py": _EXAMPLE.replace(
         'Message(role="user", content="hello")', '{"role": "user", "content": "hello"}'
     ),
+    "one_argument.py": _EXAMPLE.replace("(self, index, split)", "(self, index)").replace("{split}", "train"),
+    "trl_score.py": _EXAMPLE.replace("(self, example, answer)", "(self, prompt, completion, answer)"),
     "index_error.py": _EXAMPLE.replace("float(len(answer))", "float(answer.split()[7])"),
     "nan.py": _EXAMPLE.replace("float(len(answer))", 'float("nan")'),
     "text_score.py": _EXAMPLE.replace("Score(reward=float(len(answer)))", '"good"'),
