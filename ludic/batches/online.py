@@ -1,7 +1,7 @@
 """Online source: poll the store for the rollouts that workers deliver, and plan batches by SQL.
 
-Reads rollouts/, and scores/ if the settings name scorers. If the store can't be listed or read, or if filters drop all that
-comes, polling goes on for up to rollout_timeout_s.
+Reads rollouts/, and scores/ if the settings name scorers. If the store can't be listed or read, or if filters drop all
+that comes, polling goes on for up to rollout_timeout_s.
 """
 
 import logging

@@ -72,7 +72,8 @@ class Root(Storage):
 
         ludic.code.kept.create_root stores users' files as well. run_id: of the run if it is new; None draws one.
         is_copy: the settings come from another root. Raises ConfigError that names each setting that differs from the
-        existing run, or, of a new one, for a URL with a secret or an option that JSON can't hold; and as `check_scheme`.
+        existing run, or, of a new one, for a URL with a secret or an option that JSON can't hold; and as
+        `check_scheme`.
         """
         if fs is None:
             check_scheme(url)

@@ -61,7 +61,7 @@ FILES = {
     "unknown.toml": 'env = ["moar_cats"]\nlerning_rate = 2\n',
     "type.toml": 'env = ["moar_cats"]\nnum_steps = "many"\n',
     "list.json": "[1, 2]",
-    "verl.yaml": "actor_rollout_ref:\n  actor:\n    optim:\n      lr: 1e-6  # of AdamW\ntrainer:\n  n_gpus_per_node: 8\n",
+    "verl.yaml": "actor_rollout_ref:\n  actor:\n    optim:\n      lr: 1e-6  # of AdamW\ntrainer:\n  nnodes: 1\n",
     "yaml.txt": "# mine\nlearning_rate: 1e-6\nenv:\n  - moar_cats\n",
     "json.toml": '{"learning_rate": 1e-6}',
     "tables.toml": "num_steps = 2\n[trainer]\nlearning_rate = 1e-6\n[logging]\nsteps = 3\n",
