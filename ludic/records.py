@@ -73,11 +73,16 @@ class ToolCall:
     error: str | None = None
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles of messages. A developer is a system under OpenAI's newer name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One turn of the conversation as text."""
 
     role: str
+    """One of ROLES."""
     content: str
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()

@@ -12,7 +12,7 @@ from ludic.environments.environment import Example, GroupAnswer, SpanReward, Spl
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
 from ludic.environments.single_turn import transition_of
 from ludic.printable import storable
-from ludic.records import LARGEST_REWARD, Message, ToolCall
+from ludic.records import LARGEST_REWARD, ROLES, Message, ToolCall
 
 
 async def make(make_environment: LimitedEnvironments | Callable[[], Any]) -> HeldEnvironment:
@@ -233,6 +233,8 @@ def checked_messages(where: str, messages: Iterable[Message]) -> tuple[Message, 
                 "Message(role='user', content='...')"
             )
         check_text(f"the role of a message of {where}", message.role)
+        if message.role not in ROLES:
+            raise ValueError(f"a message of {where} has the role {message.role!r}, wanted one of {', '.join(ROLES)}")
         check_text(f"a message of {where}", message.content)
         check_text(f"the name in a message of {where}", message.name or "")
     return messages
