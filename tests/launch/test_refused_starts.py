@@ -311,7 +311,7 @@ def test_a_prompt_and_max_tokens_above_the_models_positions_are_told_with_what_f
     at_desk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     positions = json.loads(Path("all/config.json").read_text())["max_position_embeddings"]
-    # The tokenizer of words splits at punctuation: < | im _ start | > twice, < | im _ end | >, user, how, many, assistant.
+    # The tokenizer splits at punctuation: twice < | im _ start | >, once < | im _ end | >; user, how, many, assistant.
     length = 7 + 7 + 7 + 4
     fits = positions - length
     found = doubts(caplog, max_tokens=fits + 1)
