@@ -279,7 +279,9 @@ class _Model:
         reference = self._start.train.loss.reference
         if reference is None:
             return "none"
-        if reference == self._start.run.model and self._start.root is None:
+        root = self._start.root
+        # Of a run that is there, the trainer finds its first model wherever it is.
+        if reference in (self._start.run.model, None if root is None else root.run.model):
             return "the run's model"
         try:
             folder = self._stack.enter_context(local_folder(reference, with_weights=False))

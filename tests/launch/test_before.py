@@ -125,6 +125,17 @@ def test_a_method_checks_an_opened_run(folder: Path) -> None:
     assert {row["check"]: row["found"] for row in checked.rows}["adapters"] == "on 2 layers"
 
 
+def test_a_reference_that_is_the_runs_own_model_may_have_moved(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ludic.create("run", model="model", env="moar_cats")
+    shutil.move("model", "elsewhere")
+    reference = ["--kl-weight", "0.1", "--reference"]
+    assert check(capsys, *reference, "model")[1]["reference"] == ("ok", "the run's model")
+    assert check(capsys, *reference, "elsewhere")[1]["reference"] == ("ok", "elsewhere")
+    assert check(capsys, *reference, "nowhere")[1]["reference"][0] == "wrong"
+
+
 def test_experts_of_a_dense_model_can_not_be_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found, _ = check(capsys, "--model", "model", "--env", "moar_cats", "--keep-experts")
     assert (code, found["experts"]) == (
