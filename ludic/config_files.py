@@ -5,6 +5,7 @@ Raises ConfigError, which names the file.
 """
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,23 @@ def parse_config(data: bytes, name: str) -> dict[str, Any]:
     try:
         values = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{name}: {error}") from error
+        raise ConfigError(f"{name}{_other_format(Path(name), text) or f': {error}'}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{name}: wanted a JSON object of settings")
     return values
+
+
+_YAML_LINE = re.compile(r"(?P<name>[\w.\"'-]+):(?:[ \t]+(?P<value>[^#\n]*\S))?[ \t]*(?:#.*)?")
+
+
+def _other_format(path: Path, text: str) -> str:
+    """Say that a text which could not be read is YAML or JSON; "" if it is neither."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "---"))]
+    if lines and lines[0].lstrip().startswith("{") and path.suffix != ".json":
+        return " is JSON, and its name does not end with .json; rename it, or write TOML"
+    found = [match for line in lines if (match := _YAML_LINE.fullmatch(line.strip()))]
+    if not found or (path.suffix not in (".yaml", ".yml") and not _YAML_LINE.fullmatch(lines[0])):
+        return ""
+    # The first line with a plain value shows the change; a deeper one loses the tables around it.
+    name, value = next(((each["name"], each["value"]) for each in found if each["value"]), ("learning_rate", "1e-6"))
+    return f" is YAML, wanted TOML; write `{name}: {value}` as `{name} = {value}`, and all settings at the top"

@@ -27,8 +27,6 @@ class LudicError(Exception):
     """Lines that the command line prints after the message, such as the traceback of a user's code."""
     is_lasting = False
     """Whether a new start would meet the same error, as with a mistake in the settings or in the user's code."""
-    is_for_users = False
-    """Whether its message says all that a user needs, so that an operation raises it without ludic's own frames."""
 
 
 LASTING_EXIT_CODE = 78
@@ -87,7 +85,7 @@ class OwnedError(LudicError, RuntimeError):
 class ConfigError(LudicError, ValueError):
     """A setting is out of range, unknown, or contradicts another."""
 
-    is_lasting = is_for_users = True
+    is_lasting = True
 
 
 class ConsentError(LudicError, PermissionError):
@@ -156,6 +154,12 @@ class StalledError(LudicError, TimeoutError):
 
 class AllFailedError(StalledError):
     """Every rollout of the last batches failed, such as by a mistake in a user's code."""
+
+    is_lasting = True
+
+
+class AllDroppedError(StalledError):
+    """Rollouts arrived and filters dropped them for longer than the time limit."""
 
     is_lasting = True
 

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, LudicError
 from ludic.printable import CONTROL
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def open_sink(target: Path | BinaryIO | None) -> Iterator[BinaryIO]:
             yield file
         if not is_device:
             partial.replace(target)
+    except LudicError:  # of the block; some are OSErrors, too
+        raise
     except OSError as error:
         raise ConfigError(f"{target} can't be written: {error.strerror or error}") from error
     finally:

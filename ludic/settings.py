@@ -711,10 +711,9 @@ def operation(**groups: type) -> Callable[[F], F]:
                         check_utf8(given.arguments[each.field], each.name)
                 return function(*given.args, **given.kwargs)
             except LudicError as error:
-                if not error.is_for_users:
-                    raise
                 told = error
-            # Frames of ludic would hide the message, and the line of the user's program above it.
+            # Frames of ludic, and those of the causes that the message names, would hide it and the line of the user's
+            # program above it.
             if told.detail and told.detail not in getattr(told, "__notes__", ()):
                 told.add_note(told.detail)
             raise told.with_traceback(None) from None

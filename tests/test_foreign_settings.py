@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import yaml
 from command_settings import parsed
 from peft import LoraConfig
 from transformers import TrainingArguments
@@ -169,7 +170,8 @@ def test_what_only_looks_like_a_setting_is_a_value(where: str):
             "orchestrator.train.source.name is prime-rl's; in ludic it is env: ",
         ),
         ("seq_len = 2048", "setting 'seq_len' is prime-rl's; in ludic it is max_seq_len: of the trainer"),
-        ("[made_up]\nlr = 1", "setting 'made_up' is unknown"),
+        ("[made_up]\nlr = 1", "setting 'made_up' is unknown, and a table; settings of ludic stand above all tables"),
+        ("[a]\nlr = 1\n[[b]]\nx = 2", "2 settings are unknown"),
     ],
 )
 def test_a_file_of_another_program_is_answered_with_ours(tmp_path: Path, text: str, message: str):
@@ -204,6 +206,18 @@ def test_tables_in_a_file_have_dotted_names():
     tables = {"train": {"source": [{"name": "a"}, {"ratio": 1}], "x": [1, 2]}}
     assert [*dotted_names("o", tables)] == ["o.train.source.name", "o.train.source.ratio", "o.train.x"]
     assert PRIME_RL in PROGRAMS
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".yml", ".toml", ""])
+def test_yaml_with_any_setting_of_another_program_is_told_as_yaml(tmp_path: Path, suffix: str):
+    file = tmp_path / f"theirs{suffix}"
+    for name in (name for _, row in ROWS for name in row.names.split()):
+        value: object = 1e-6
+        for part in reversed(name.split(".")):
+            value = {part: value}
+        file.write_text(yaml.safe_dump(value))
+        with pytest.raises(ConfigError, match=rf"{file.name} is YAML, wanted TOML; write `[^`]*: [^`]*` as `"):
+            parsed(run, "runs/mine", "--config", str(file))
 
 
 # --- TRL's names by algorithm ----------------------------------------------------------------------------------------

@@ -162,6 +162,7 @@ ALLOWED = {
         training/model.py save_weights save_pretrained save_pretrained
         training/model.py _set_config_dtype write_text
         training/model.py _known_names symlink_to
+        models/weight_files.py save_pretrained save_pretrained write_bytes
         models/lora.py save_adapter save_pretrained save_file
         models/tiny.py write_model save_pretrained save_pretrained
         what_if/cut.py _copy_model mkdir shutil.copyfile

@@ -14,7 +14,7 @@ from typing import Any, SupportsFloat
 
 from ludic.code.files import Files
 from ludic.code.kinds import SCORER, find_own, own_code_of, unknown
-from ludic.code.run import place_of_function
+from ludic.code.run import misfit_of_call, place_of_function
 from ludic.environments.environment import Example, GroupAnswer, Score
 from ludic.environments.qa_rows import value_in
 from ludic.environments.rewards import Part
@@ -155,6 +155,9 @@ class Verl:
         """name: path/to/file.py:function. answer: column of the ground truth. Raises ConfigError."""
         self._name, self._truth = f"verl:{name}", answer or self.answer
         self.function = _find(self._name, name, files)
+        names = ["data_source", "solution_str", "ground_truth", "extra_info"]
+        if problem := misfit_of_call(self.function, names, by_name=True):
+            raise ConfigError(f"scorer {self._name} {problem}")
 
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
         """Return the score of one answer. Raises ScorerError."""

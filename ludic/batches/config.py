@@ -76,7 +76,8 @@ class BatchConfig:
     """Quantity that is even over ranks and micro-batches: tokens, or the cost of sequences, in which attention grows
     with the square of the length. None is cost on CUDA, tokens on the CPU."""
     rollout_timeout_s: Seconds | None = 1800.0
-    """Seconds without new rollouts before the trainer stops with an error; None waits forever."""
+    """Seconds without new rollouts that a step can use, since none come or filters drop them, before the trainer stops
+    with an error; None waits forever."""
     max_failed_batches: Count | None = 2
     """Batches' worth of groups after which the trainer, and with it `ludic run`, stops with the traceback if every
     rollout of them failed; None never stops for that. Not used offline."""

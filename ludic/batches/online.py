@@ -1,7 +1,7 @@
 """Online source: poll the store for the rollouts that workers deliver, and plan batches by SQL.
 
-Reads rollouts/, and scores/ if the settings name scorers. If the store can't be listed or read, polling is retried for
-up to rollout_timeout_s.
+Reads rollouts/, and scores/ if the settings name scorers. If the store can't be listed or read, or if filters drop all
+that comes, polling goes on for up to rollout_timeout_s.
 """
 
 import logging
@@ -18,7 +18,7 @@ from ludic.batches.config import BatchConfig
 from ludic.batches.reading import Vetting
 from ludic.batches.source import Demand, Plan, own_rules, recall_history
 from ludic.code.kept import keep_code
-from ludic.errors import AllFailedError, StalledError, StoreError
+from ludic.errors import AllDroppedError, AllFailedError, StalledError, StoreError
 from ludic.schema import TRACEBACK
 from ludic.sql.planner import LossUnit, Planner, Shortage
 from ludic.store import Cursor, RolloutReader, Root, count_uses
@@ -91,12 +91,12 @@ class OnlineSource:
             has_new = wait.poll(partial(self._poll, trainer_version))
             self._check_failures(step)
             if has_new or is_first:
-                wait.heard_something()
+                wait.heard_something(is_arrival=not is_first)
                 rows = self._choose_rows(step, attempt_id=attempt_id, trainer_version=trainer_version)
                 if rows is not None:
                     return self._consume(step, rows, window_of(self._config, trainer_version))
                 shortage, is_first = None, False
-            if not has_new:  # else the next poll comes first, which may find the rest
+            if not has_new or wait.is_over:  # else the next poll comes first, which may find the rest
                 shortage = shortage or self._planner.shortage(step, trainer_version)
                 self._wait_for_groups(step, trainer_version, shortage, wait)
             self._stop.wait(wait.next_pause_s())
@@ -188,20 +188,30 @@ class OnlineSource:
 
     def _wait_for_groups(self, step: int, trainer_version: int, shortage: Shortage, wait: "_Wait") -> None:
         self._num_ready_groups = shortage.ready_groups + shortage.num_waiting_groups
+        wait.note_groups(shortage.ready_groups, self._num_ready_groups)
         num_missing_groups = shortage.wanted_groups - self._num_ready_groups
         if num_missing_groups > 0:
             self._demand.note_wait(self._num_ready_groups, num_missing_groups, wait.idle_s, version=trainer_version)
         if wait.is_over:
-            if self._failure is not None:
-                raise StalledError(
-                    f"step {step} waited {wait.idle_s:.0f} s for new rollouts, and the store fails: {self._failure}"
-                ) from self._failure
-            raise StalledError(
-                f"{self._root.url}: step {step} waited {wait.idle_s:.0f} s without new rollouts; "
-                f"{shortage.describe()}; see that workers run, or raise rollout_timeout_s"
-            )
+            raise self._stalled(step, shortage, wait) from self._failure
         if wait.should_report():
             logger.warning("step %d waits for rollouts: %s", step, self._failure or shortage.describe())
+
+    def _stalled(self, step: int, shortage: Shortage, wait: "_Wait") -> StalledError:
+        """Return the error by which a wait ends: of the store, of filters that drop what comes, or of workers."""
+        waited = f"{self._root.url}: step {step} waited {wait.stuck_s:.0f} s"
+        if self._failure is not None:
+            return StalledError(f"{waited} for new rollouts, and the store fails: {self._failure}")
+        if not wait.has_arrivals:
+            advice = "see that workers run, or raise rollout_timeout_s"
+            return StalledError(f"{waited} without new rollouts; {shortage.describe()}; {advice}")
+        where = self._config.where
+        # The planner passes over groups without a row that fits before any filter counts them.
+        by_where = "" if where is None else f"; where ({where}) takes only groups with a row for which it is true"
+        return (AllDroppedError if shortage.drops or by_where else StalledError)(
+            f"{waited}, and of the groups that came none made a batch fuller: {shortage.describe()}{by_where}; look at "
+            "that rule and at the rewards in the view rollouts, or raise rollout_timeout_s"
+        )
 
 
 def window_of(config: BatchConfig, trainer_version: int) -> range | None:
@@ -240,18 +250,21 @@ class FailedGroups:
 
 
 class _Wait:
-    """Pauses between polls, and the time since the last arrival."""
+    """Pauses between polls, the time since the last arrival, and since the last one that a batch could use."""
 
     def __init__(self, root: Root, limit_s: float | None) -> None:
         self._root, self._limit_s = root, limit_s
         self._poll_s: float | None = None
         """Seconds of the last poll that found nothing; of the first one, whatever it found, until then."""
+        self.has_arrivals = False
+        """Whether groups have come, beside those that were there, that no batch could use."""
         self.begin()
 
     def begin(self) -> None:
         """Begin the wait for a plan."""
         self._reported = time.monotonic()
         self.heard_something()
+        self._most_groups, self._useful, self.has_arrivals = (0, 0), self._since, False
 
     def poll(self, poll: Callable[[], bool]) -> bool:
         """Return what a poll returns: whether it found something."""
@@ -261,17 +274,30 @@ class _Wait:
             self._poll_s = time.monotonic() - began
         return found
 
-    def heard_something(self) -> None:
+    def heard_something(self, *, is_arrival: bool = False) -> None:
         self._since = time.monotonic()
+        self.has_arrivals |= is_arrival
         self._pauses = self._root.pauses(_SHORTEST_WAIT_S, _LONGEST_WAIT_S)
 
     @property
     def idle_s(self) -> float:
         return time.monotonic() - self._since
 
+    def note_groups(self, num_ready: int, num_usable: int) -> None:
+        """Note the groups that a batch could take, and those with groups that wait for scores."""
+        ready, usable = self._most_groups
+        if num_ready > ready or num_usable > usable:
+            self._most_groups = max(ready, num_ready), max(usable, num_usable)
+            self._useful, self.has_arrivals = time.monotonic(), False
+
+    @property
+    def stuck_s(self) -> float:
+        """Seconds since the number of groups that a batch could take has grown."""
+        return time.monotonic() - self._useful
+
     @property
     def is_over(self) -> bool:
-        return self._limit_s is not None and self.idle_s >= self._limit_s
+        return self._limit_s is not None and self.stuck_s >= self._limit_s
 
     def next_pause_s(self) -> float:
         share = _LOCAL_PAUSE_SHARE if self._root.is_local else _PAUSE_SHARE

@@ -126,8 +126,22 @@ def _unknown_in(
         answers = {dotted: answer(dotted, settings, str, algorithm) for dotted in inner}
         if any(answers.values()):
             yield from (f"{dotted} is {foreign or 'unknown'}" for dotted, foreign in answers.items())
+        elif each is None and _is_table(value):
+            known = next(
+                (inside for dotted in inner if (inside := dotted.rpartition(".")[2]) in settings), "learning_rate"
+            )
+            yield (
+                f"setting {name!r} is unknown, and a table; settings of ludic stand above all tables: write {known} = "
+                "... at the top (docs/coming_from.md has the names of other trainers' settings)"
+            )
         elif each is None and not (name == "algorithm" and len(settings) > len(own)):
             yield unknown(name, own, algorithm=algorithm)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
+    )
 
 
 def _no_file(path: Path) -> str:

@@ -174,12 +174,14 @@ def describe_failure(path: Path, error: Exception) -> str:
 def describe_at(error: Exception) -> str:
     """Describe an error with the file and the line that raised it, such as: KeyError: 'reward' (mine.py, line 7).
 
-    The line is that of `failure_of`, unless an installed package has it.
+    The line is that of `failure_of`, unless an installed package has it. Where nobody can open the file, as for a cell
+    of a notebook, it is shown: IndexError: list index out of range (notebook, line 5: return words[3]).
     """
     place = _trim(_traceback_of(error))
     if place is None or _is_installed(place.filename):
         return describe(error)
-    return f"{describe(error)} ({place.filename}, line {place.lineno})"
+    shown = f": {mask(place.line)}" if place.line and not Path(place.filename).is_file() else ""
+    return f"{describe(error)} ({place.filename}, line {place.lineno}{shown})"
 
 
 def describe(error: Exception) -> str:
@@ -232,6 +234,26 @@ def place_of_function(function: Callable[..., Any]) -> str:
     if code is None or _is_of_ludic_or_python(code.co_filename):
         return ""
     return _place(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def misfit_of_call(function: Callable[..., Any], names: Sequence[str], *, by_name: bool = False) -> str | None:
+    """Return why a user's function can't be called with these arguments, and where it is; None if it can.
+
+    Such as: takes (prompt, answer, label), wanted (example, answer) (rewards.py:12, in ratio). by_name: it is called
+    with keywords. A function whose parameters Python can't tell may be called with any.
+    """
+    if not callable(function):
+        return f"is {function!r}, wanted a function of ({', '.join(names)})"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(**dict.fromkeys(names)) if by_name else signature.bind(*names)
+    except TypeError:
+        taken = ", ".join(str(each.replace(annotation=each.empty)) for each in signature.parameters.values())
+        return f"takes ({taken}), wanted ({', '.join(names)}){place_of_function(function)}"
+    return None
 
 
 def _place(file: str, line: int | None, name: str) -> str:

@@ -10,6 +10,7 @@ environment is made and called; or "process", in which the scores of an environm
 in other processes.
 """
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any, Literal, Protocol, SupportsFloat, TypeVar, runtime_check
 
 import numpy as np
 
+from ludic.code.run import misfit_of_call
 from ludic.records import ExtraValue, Message, ToolCall
 
 RUN_IN = ("auto", "loop", "thread", "process")
@@ -269,3 +271,32 @@ class Family:
     """Returns whether there is such a NAME. Raises ConfigError if the package is missing."""
     source: Callable[[str], tuple[str | None, str | None]]
     """Returns the source file of a NAME, and the package with version that it belongs to; None for what has none."""
+
+
+# --- The arguments that each method gets -----------------------------------------------------------------
+
+_OPTIONAL = (ToolRunner, TaskScorer, GroupScorer)
+
+
+def methods_of(protocol: type) -> list[str]:
+    """Return the names of a protocol's methods."""
+    return [name for name, found in vars(protocol).items() if inspect.isfunction(found) and not name.startswith("_")]
+
+
+def arguments_of(protocol: type, method: str) -> list[str]:
+    """Return the names of the arguments that a method of a protocol gets, by position."""
+    return [*inspect.signature(getattr(protocol, method)).parameters][1:]
+
+
+def misfit_of_methods(environment: Any, protocol: type) -> str | None:
+    """Return which method of an environment can't be called as a protocol does, and where it is; None if all can.
+
+    protocol: the one that the environment is used as. Methods of the others that it has are looked at, too.
+    """
+    for each in (protocol, *_OPTIONAL):
+        for method in methods_of(each):
+            names = arguments_of(each, method)
+            problem = misfit_of_call(getattr(environment, method), names) if hasattr(environment, method) else None
+            if problem is not None:
+                return f"its {method} {problem}; write def {method}({', '.join(['self', *names])})"
+    return None

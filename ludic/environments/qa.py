@@ -22,9 +22,10 @@ import pyarrow as pa
 
 from ludic.code.files import Files
 from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names, takes_settings
-from ludic.code.run import place_of_function
+from ludic.code.run import misfit_of_call, place_of_function
 from ludic.defaults import EXAMPLE_IDS, ExampleIds
-from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split
+from ludic.environments import environment
+from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split, arguments_of
 from ludic.environments.limits import TimeLimit
 from ludic.environments.qa_rows import Columns, Rows, Source, choose_identity
 from ludic.environments.rewards import Part, Rubric, rubric_of, score_of
@@ -372,6 +373,9 @@ class QuestionScorers:
                 if of_group is None
                 else of_group(files, self.question, self.answer).score_group
             )
+            names = arguments_of(environment.GroupScorer, "score_group")
+            if is_own(GROUP_SCORER, group_scorer) and (problem := misfit_of_call(score_group, names)):
+                raise ConfigError(f"group_scorer {group_scorer} {problem}")
             is_part = rubric_of(score_group) is not None and any(part.score_group for part in rubric.parts)
             self.score_group = rubric.score_group if is_part else score_group
 
@@ -385,6 +389,10 @@ class QuestionScorers:
 def _own_scorer(name: str, tolerance: float, files: Files) -> Scorer:
     """Return a scorer of ludic or of the user by its name. Raises ConfigError."""
     score: Callable[..., Any] = find(SCORER, name, files)
+    if is_own(SCORER, name) and (
+        problem := misfit_of_call(score, arguments_of(environment.SingleTurnEnvironment, "score"))
+    ):
+        raise ConfigError(f"scorer {name} {problem}")
     if name == "math":
         require("math_verify", "math", "scorer math")
         _quiet_math_verify()

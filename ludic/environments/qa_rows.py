@@ -65,13 +65,14 @@ class Columns:
     """Whether rows are identified, for which all columns are read."""
 
     @property
+    def needed(self) -> list[str]:
+        """Columns that each row must have, each once."""
+        return list(dict.fromkeys(name for name in (self.question, self.answer, *self.others) if name is not None))
+
+    @property
     def names(self) -> list[str]:
         """Every column that is named, each once."""
-        return list(
-            dict.fromkeys(
-                name for name in (self.question, self.answer, *self.others, *self.optional) if name is not None
-            )
-        )
+        return list(dict.fromkeys((*self.needed, *self.optional)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +305,7 @@ class Source:
     def _rows(self, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield each row, and where it is. columns: those to read; None reads all."""
         if self.kind == "file":
-            return _file_rows(Path(self.path), columns)
+            return _file_rows(self.label, Path(self.path), columns)
         return self._dataset_rows(columns)
 
     def _check_options(self) -> None:
@@ -320,7 +321,7 @@ class Source:
     def _dataset_rows(self, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         require("datasets", "datasets", f"questions of {self.name}")
         dataset = _choose_split(self._load_dataset(), self.split, self.name)
-        present = _roots(columns, dataset.column_names)
+        present = _roots(columns, dataset.column_names, self.label)
         table = dataset.select_columns(present).with_format("arrow")
         for start in range(0, len(dataset), _ROWS_PER_READ):
             rows = table_rows(table[start : start + _ROWS_PER_READ])
@@ -360,19 +361,30 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _file_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _file_rows(label: str, path: Path, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with path.open("rb") as file:
-        for found in read_rows(file, str(path), columns=lambda present: _roots(columns, present)):
+        for found in read_rows(file, str(path), columns=lambda present: _roots(columns, present, label)):
             if isinstance(found.value, str):
                 raise ConfigError(f"{path}, {found.where} {found.value}")
             yield found.where, found.value
 
 
-def _roots(columns: Columns | None, present: Sequence[str]) -> list[str]:
-    """Return those columns of a table that the names need, by name or by the begin of a dotted name; or all."""
-    if columns is None or columns.with_row or columns.with_ids:
+def _roots(columns: Columns | None, present: Sequence[str], where: str) -> list[str]:
+    """Return those columns of a table that the names need, by name or by the begin of a dotted name; or all.
+
+    Raises ConfigError for a name that the table lacks: its rows are read without the other columns.
+    """
+    if columns is None:
         return [*present]
-    return [name for name in present if any(each == name or each.startswith(f"{name}.") for each in columns.names)]
+
+    def leads_to(name: str, wanted: str) -> bool:
+        return wanted == name or wanted.startswith(f"{name}.")
+
+    for wanted in columns.needed:
+        if not any(leads_to(name, wanted) for name in present):
+            raise ConfigError(f"{where}: {unknown_name('column', wanted, present)}")
+    is_all = columns.with_row or columns.with_ids
+    return [name for name in present if is_all or any(leads_to(name, wanted) for wanted in columns.names)]
 
 
 def _choose_split(loaded: Any, split: str | None, name: str) -> Any:
@@ -415,10 +427,13 @@ def value_in(row: Mapping[str, Any], name: str, where: str) -> Any:
     if name in row:
         return row[name]
     value: Any = row
+    path = ""
     for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            raise ConfigError(f"{where}: {unknown_name('column', name, [*row])}")
-        value = value[part]
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: column {name!r} is unknown; {path.rstrip('.')} is {_show(value)}")
+        if part not in value:
+            raise ConfigError(f"{where}: {unknown_name('column', name, [f'{path}{each}' for each in value])}")
+        value, path = value[part], f"{path}{part}."
     return value
 
 

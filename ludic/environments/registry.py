@@ -18,7 +18,14 @@ from ludic.by_name import find_by_name
 from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kinds import ENVIRONMENT, QUESTIONS, find, unknown
 from ludic.code.run import describe, only_exceptions
-from ludic.environments.environment import RUN_IN, Environment, Family, MultiAgentEnvironment, SingleTurnEnvironment
+from ludic.environments.environment import (
+    RUN_IN,
+    Environment,
+    Family,
+    MultiAgentEnvironment,
+    SingleTurnEnvironment,
+    misfit_of_methods,
+)
 from ludic.environments.qa import Questions, QuestionScorers, heldout_sha256
 from ludic.environments.qa_rows import Source
 from ludic.environments.single_turn import ScorerProcesses, SingleTurn
@@ -64,6 +71,10 @@ def make_environment(
     if where not in RUN_IN:
         raise ConfigError(f"environment {name}: its run_in is {where!r}, wanted {' or '.join(map(repr, RUN_IN))}")
     # A class with the methods of both protocols is used as Environment, the more general one.
+    protocols = (MultiAgentEnvironment, Environment, SingleTurnEnvironment)
+    fitting = next((each for each in protocols if isinstance(environment, each)), None)
+    if fitting is not None and (problem := misfit_of_methods(environment, fitting)):
+        raise ConfigError(f"environment {name}: {problem}")
     if isinstance(environment, Environment | MultiAgentEnvironment):
         if where == "process":
             raise ConfigError(f"environment {name}: run_in 'process' is for environments with a question and a score")

@@ -13,60 +13,43 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from ludic.agents import environment_calls as calls
-from ludic.agents.requests import EpisodeFailedError
 from ludic.code.consent import CodeSettings
 from ludic.code.files import NO_FILES, Files
 from ludic.code.kept import files_to_check
 from ludic.code.kinds import QUESTIONS
-from ludic.code.run import describe_at
 from ludic.devices import visible_gpus
 from ludic.environments import event_loops
-from ludic.environments.environment import Example, GroupAnswer, MultiAgentEnvironment, Transition
-from ludic.environments.limits import HeldEnvironment, LimitedEnvironments, TimeLimit
-from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
 from ludic.installed import require
 from ludic.launch.config import Start
 from ludic.launch.local import check_launch, gpu_plan
-from ludic.launch.roots import check_option_names, rules_of, uses_of
+from ludic.launch.roots import check_option_names, uses_of
+from ludic.launch.trial import Found, Trial
 from ludic.models.first_model import first_config, first_tokenizer, local_folder, write_files
 from ludic.paths import is_url
 from ludic.records import Message
 from ludic.results import size
-from ludic.rollouts.sampler import check_sampling_code
 from ludic.settings import to_flags
-from ludic.sql.made_up import try_rules
 from ludic.store import latest_policy
-from ludic.store.filesystem import Storage
-from ludic.store.inputs import located
 from ludic.store.weights import read_identity, weight_files
-from ludic.training.config import OffPolicy
 from ludic.training.tracking import require_account, require_tracker
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a check found that is no error."""
-
-    text: str
-    is_doubtful: bool = False
-    """Whether a person should look at it: the run starts, and is logged a warning."""
-
-
 Check = Callable[[], Found | str]
 
 
-def check_start(start: Start) -> None:
-    """Run all checks that run no users' code; log what is doubtful. Raises LudicError at the first mistake."""
-    with checks(start) as found:
+def check_start(start: Start, *, has_workers: bool = True) -> None:
+    """Run all checks that run no users' code; log what is doubtful. Raises LudicError at the first mistake.
+
+    has_workers: false for a trainer of stored rollouts alone.
+    """
+    with checks(start, has_workers=has_workers) as found:
         _run(found)
 
 
@@ -93,11 +76,11 @@ def try_all(checks: Mapping[str, Check], rows: Sequence[Mapping[str, str]] = ())
         try:
             found = check()
         except LudicError as error:
-            text, state = one_line(error), "wrong"
+            text, state = one_line(error).removeprefix(f"{name}: "), "wrong"
             if any(row["found"] == text for row in tried):
                 text, state = "the same mistake as above", "left out"
         else:
-            text = found.text if isinstance(found, Found) else found
+            text = (found.text if isinstance(found, Found) else found).removeprefix(f"{name}: ")
             state = "look" if isinstance(found, Found) and found.is_doubtful else "ok"
         tried.append({"check": name, "state": state, "found": text})
     return tried
@@ -111,38 +94,63 @@ def _run(checks: Mapping[str, Check]) -> None:
 
 
 @contextmanager
-def checks(start: Start) -> Iterator[Mapping[str, Check]]:
-    """Give the checks that run no users' code, by name, in order; a copy of a remote model lasts for the block."""
+def checks(start: Start, *, has_workers: bool = True) -> Iterator[Mapping[str, Check]]:
+    """Give the checks that run no users' code, by name, in order; a copy of a remote model lasts for the block.
+
+    has_workers: as in `check_start`.
+    """
     with ExitStack() as stack:
         model = _Model(start, stack)
-        yield {
-            "settings": partial(_check_settings, start),
+        found: dict[str, Check] = {
+            "settings": partial(_check_settings, start, has_workers=has_workers),
             "packages": partial(_check_packages, start),
             "model": model.check,
             "chat template": model.check_template,
             "tool calls": model.check_tool_format,
+            "reference": model.check_reference,
             "adapters": model.check_adapters,
             "experts": model.check_experts,
             "server": partial(_check_server, start),
             "disk": model.check_disk,
             "memory": model.check_memory,
         }
+        yield {name: check for name, check in found.items() if has_workers or name not in ("server", "memory")}
 
 
 def code_checks(start: Start, files: Files = NO_FILES) -> Mapping[str, Check]:
     """Return the checks that run users' code, by name, in order. files: contents that replace those on disk."""
-    limit = TimeLimit(timeout_s=start.processes.env_timeout_s)
-    code = _Code(start, files, limit)
+    trial = Trial(start, files)
     of_environments = {
-        f"environment {name}": partial(code.check_environment, name) for name in dict.fromkeys(start.run.env)
+        f"environment {name}": partial(trial.check_environment, name) for name in dict.fromkeys(start.run.env)
     }
-    return {"code": code.check, **of_environments, "SQL": code.check_sql}
+
+    def check_prompts() -> Found | str:
+        with ExitStack() as stack:
+            return trial.check_prompts(_Model(start, stack).folder)
+
+    return {"code": trial.check, **of_environments, "prompts": check_prompts, "SQL": trial.check_sql}
 
 
 # --- Settings, packages, servers ---------------------------------------------------------------------------------
 
 
-def _check_settings(start: Start) -> str:
+_HIGHEST_LEARNING_RATE = 1.0
+"""AdamW moves a weight by up to the learning rate in a step, and the weights of language models are below 1."""
+
+
+def _check_settings(start: Start, *, has_workers: bool) -> Found | str:
+    text = _check_processes(start) if has_workers else "a trainer on stored rollouts"
+    rate = start.train.optimizer.learning_rate
+    if rate <= _HIGHEST_LEARNING_RATE:
+        return text
+    return Found(
+        f"{text}; learning_rate is {rate:g}, by which AdamW moves each weight in a step, and most weights are far "
+        "below 1; usual are 1e-6 to 1e-3",
+        is_doubtful=True,
+    )
+
+
+def _check_processes(start: Start) -> str:
     check_launch(start.train, start.processes, start.engine, start.run.num_workers)
     check_option_names(start.run)
     _check_steps(start)
@@ -278,6 +286,23 @@ class _Model:
         name, doubt = told_format(load_tokenizer(str(self.folder)))
         return name if doubt is None else Found(f"read as {name}: {doubt}", is_doubtful=True)
 
+    def check_reference(self) -> str:
+        """Look for the reference model, which the trainer loads when it has begun."""
+        reference = self._start.train.loss.reference
+        if reference is None:
+            return "none"
+        root = self._start.root
+        # Of a run that is there, the trainer finds its first model wherever it is.
+        if reference in (self._start.run.model, None if root is None else root.run.model):
+            return "the run's model"
+        try:
+            folder = self._stack.enter_context(local_folder(reference, with_weights=False))
+            if not (folder / "config.json").is_file():
+                raise ModelError(f"{reference}: holds no config.json; wanted a Hugging Face folder of a model")
+        except ModelError as error:
+            raise ModelError(f"reference {error}") from error
+        return reference
+
     def check_adapters(self) -> str:
         """Add the adapters to the model without its weights; only targets that the user names may be wrong."""
         settings = self._start.train.model
@@ -366,132 +391,3 @@ class _Model:
         place = "GPU" if machine.gpus else "host"
         needs = [f"{need.process} {size(need.total)}" for need in found.needs if need.place == place]
         return f"{', '.join(needs)} of {'a GPU' if machine.gpus else 'this machine'}; `ludic plan` shows the parts"
-
-
-# --- Users' code -------------------------------------------------------------------------------------------------
-
-_MADE_UP_ANSWERS = ("42", "This is a made-up answer.")
-
-
-class _Code:
-    """Environments, the agent's parts and SQL, as a worker and a trainer load them."""
-
-    def __init__(self, start: Start, files: Files, limit: TimeLimit) -> None:
-        self._start, self._files, self._limit = start, files, limit
-        self._has_agents = bool(start.run.sub_agents)
-        """Whether an episode may have rows of several agents, who are compared with each other."""
-
-    @cached_property
-    def _environments(self) -> Mapping[str, LimitedEnvironments]:
-        start = self._start
-        here = located(start.run, start.root or Storage.connect(start.url))
-        return check_sampling_code(here, self._files, self._limit)
-
-    def check(self) -> str:
-        run = self._start.run
-        return f"{', '.join(self._environments)} and the parser {run.parser} load"
-
-    def check_environment(self, name: str) -> Found | str:
-        """Ask for an example, and if it is a question for the scores of made-up answers."""
-        found: list[Found | str] = []
-
-        async def look() -> None:
-            found.append(await self._look(name, self._environments[name]))
-
-        event_loops.run(look())
-        return found[0]
-
-    async def _look(self, name: str, environments: LimitedEnvironments) -> Found | str:
-        with _told(f"environment {name}"):
-            held = await calls.make(environments)
-            example = calls.example(environments, 0, "train")
-        try:
-            self._has_agents |= isinstance(held.environment, MultiAgentEnvironment)
-            if not isinstance(held.environment, SingleTurn):
-                return f"gives example {example.example_id!r}"
-            errors: dict[str, str] = {}
-            rewards: list[float] = []
-            for answer in _answers(example):
-                try:
-                    with _told(f"environment {name}"):
-                        await calls.reset(held, example)
-                        rewards.append((await calls.step(held, answer)).reward)
-                except ConfigError as error:
-                    errors[answer] = str(error)
-            if rewards and hasattr(held.environment, "score_group"):
-                rewards = await self._score_groups(name, held, example, errors)
-        finally:
-            held.close()
-        if not rewards:
-            answer, why = next(iter(errors.items()))
-            raise ConfigError(f"{why}, for the made-up answer {answer!r}; correct it, then start again")
-        said = f"gives example {example.example_id!r}, whose made-up answer scores {rewards[0]:g}"
-        doubts = [f"but for the made-up answer {answer!r}: {why}" for answer, why in [*errors.items()][:1]]
-        doubts += getattr(held.environment, "notes", ())
-        return Found("; ".join([said, *doubts]), is_doubtful=True) if doubts else said
-
-    async def _score_groups(
-        self, name: str, held: HeldEnvironment, example: Example, errors: dict[str, str]
-    ) -> list[float]:
-        """Score made-up answers as groups, all together and then twice each; return the rewards of the first group
-        that is scored, none if none is. Adds to the errors by answer."""
-        answers = [answer for answer in _answers(example) if answer not in errors]
-        found: dict[str, str] = {}
-        for group in [answers, *([answer] * 2 for answer in answers)]:
-            try:
-                with _told(f"environment {name}"):
-                    scored = []
-                    for index, text in enumerate(group):
-                        await calls.reset(held, example)
-                        scored.append(_group_answer(example, text, index, await calls.step(held, text)))
-                    rewards = [each.reward for each in await calls.score_group(held, example, scored)]
-            except ConfigError as error:
-                found[group[0] if len({*group}) == 1 else ", ".join(group)] = str(error)
-            else:
-                errors |= found
-                return rewards
-        errors |= found
-        return []
-
-    def check_sql(self) -> str:
-        start = self._start
-        rules = replace(rules_of(start.run, start.train), files=self._files)
-        return try_rules(
-            rules,
-            start.run.extra_columns,
-            group_size=start.run.group_size,
-            env_name=start.run.env[0],
-            is_weighted=isinstance(start.train.loss.objective, OffPolicy) and not self._has_agents,
-        )
-
-
-def _group_answer(example: Example, text: str, index: int, transition: Transition) -> GroupAnswer:
-    return GroupAnswer(
-        text=text,
-        reward=transition.reward,
-        components=transition.reward_components,
-        messages=(*example.messages, Message(role="assistant", content=text)),
-        group_index=index,
-        agent_id="agent",
-        correct=transition.correct,
-    )
-
-
-def _answers(example: Example) -> list[str]:
-    """Return made-up answers, the right one first if the example has one."""
-    if example.wanted:
-        return [example.wanted, *_MADE_UP_ANSWERS]
-    return list(_MADE_UP_ANSWERS)
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Raise ConfigError, with file and line of a user's mistake, for what fails an episode."""
-    try:
-        yield
-    except EpisodeFailedError as error:
-        cause = error.__cause__
-        text = describe_at(cause) if isinstance(cause, Exception) and not isinstance(cause, LudicError) else str(error)
-        raise ConfigError(f"{what}: {text}") from error
-    except (TypeError, ValueError) as error:  # of `checked`: the reward is no number
-        raise ConfigError(f"{what}: {error}") from error

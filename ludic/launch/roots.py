@@ -20,6 +20,7 @@ from ludic.sql.planner import BatchRules, Planner
 from ludic.store import Root, RunConfig
 from ludic.store.filesystem import Storage
 from ludic.store.inputs import located
+from ludic.store.root import check_scheme
 from ludic.store.weights import copy_kept, keep_model
 from ludic.training.config import TrainConfig
 
@@ -37,6 +38,7 @@ def create_run(
     runs the code that was consented to, from these files instead of those on disk; None loads it.
     Raises ConfigError, QueryError, ModelError or ConsentError; then no root is made.
     """
+    check_scheme(url)
     is_new = not is_there(url)
     if is_new:
         check_option_names(run)

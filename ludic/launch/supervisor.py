@@ -49,8 +49,6 @@ _LOOK_EVERY_S = 2.0
 class ChildError(LudicError, RuntimeError):
     """A process died repeatedly, or of a mistake that a new start would meet again."""
 
-    is_for_users = True
-
 
 @dataclass(slots=True, kw_only=True)
 class Child:

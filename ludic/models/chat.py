@@ -49,6 +49,22 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
         ) from error
 
 
+def load_template(folder: str) -> "PreTrainedTokenizerBase":
+    """Load a tokenizer to look at its chat template: without torch, which takes seconds, where that can be.
+
+    The class of the model's family may tokenise a text otherwise; the template and the special tokens are the same.
+    """
+    if not Path(folder, "tokenizer.json").is_file():
+        return load_tokenizer(folder)
+    from transformers import PreTrainedTokenizerFast
+
+    check_model_folder(folder)
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder, **without_files(folder))
+    except Exception:  # as above; load_tokenizer says what is wrong
+        return load_tokenizer(folder)
+
+
 def render_prompt(
     tokenizer: "PreTrainedTokenizerBase",
     messages: Sequence[Message],

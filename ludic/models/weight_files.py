@@ -35,6 +35,7 @@ tied weights."""
 
 _BUFFER_BYTES = 4 << 20
 """735 MB take 0.13 s with this buffer, 0.19 s with 256 KiB or 16 MiB."""
+GENERATION_FILE = "generation_config.json"
 _FLOATS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -108,6 +109,8 @@ def load_pretrained(
     # Loaded weights are the memory-mapped file: if the file shrank later, the process would be killed (SIGBUS).
     for weight in model.parameters():
         weight.data = weight.data.clone()
+    if model.can_generate() and (generation := load_generation_config(folder)) is not None:
+        model.generation_config = generation
     return mended(model, longrope)
 
 
@@ -408,11 +411,27 @@ def eos_token_ids(config: PretrainedConfig, generation: GenerationConfig | None)
     return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
 
-def load_generation_config(folder: str) -> GenerationConfig | None:
+class StoredGenerationConfig(GenerationConfig):
+    """A generation_config.json that can be written again: transformers reads some that it refuses to write."""
+
+    __slots__ = ("text",)  # no part of the configuration, which is the object's __dict__
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+        """Write what transformers would, and the file as it was read where that refuses."""
+        try:
+            super().save_pretrained(save_directory, *args, **options)
+        except ValueError:  # such as a temperature beside do_sample: false, in files of well-known models
+            Path(save_directory, GENERATION_FILE).write_bytes(self.text)
+
+
+def load_generation_config(folder: str) -> StoredGenerationConfig | None:
     """Return a folder's generation_config.json; None if it has none."""
-    if not Path(folder, "generation_config.json").exists():
+    path = Path(folder, GENERATION_FILE)
+    if not path.exists():
         return None
     try:
-        return GenerationConfig.from_pretrained(folder)
+        found = StoredGenerationConfig.from_pretrained(folder)
+        found.text = path.read_bytes()
+        return found
     except Exception as error:  # OSError, ValueError, ...: depends on what is broken
         raise ModelError(f"{folder}: no generation_config.json that transformers can use: {one_line(error)}") from error

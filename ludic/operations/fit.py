@@ -64,8 +64,6 @@ def _answering_names(algorithm: str | None = None) -> Callable[[F], F]:
                 _check_names(given, algorithm or given.get("algorithm"))
                 return function(*args, **given)
             except LudicError as error:
-                if not error.is_for_users:
-                    raise
                 told = error
             raise told.with_traceback(None) from None  # without frames of ludic, as `operation` does
 
@@ -559,6 +557,7 @@ def _fit_stored(
 ) -> "Run":
     """Import the data set as rollouts, and train on them without workers."""
     from ludic.adapters.imports.importing import import_files
+    from ludic.launch.before import check_start
     from ludic.launch.roots import open_or_start
     from ludic.operations.fit_inputs import Inputs
     from ludic.operations.start import train as train_here
@@ -585,6 +584,8 @@ def _fit_stored(
         if algorithm in ("dpo", "ipo"):
             own = {"reference": model} | own
         train = next_config(url, own, algorithm)
+        here = Start(url=url, run=run, train=train, processes=LaunchConfig(), engine=EngineConfig(), root=existing)
+        check_start(here, has_workers=False)
         file, rows = _write_records(inputs, algorithm, dataset, options, is_sft=algorithm == "sft")
         if existing is not None:
             _refuse_other_rows(existing, file)

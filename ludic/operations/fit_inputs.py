@@ -36,6 +36,7 @@ from ludic.store.catalogue import DATA, INPUTS, DataName
 from ludic.store.filesystem import Storage
 from ludic.store.inputs import STORED, cache_name
 from ludic.store.local import SCRATCH
+from ludic.store.root import check_scheme
 
 Row = Mapping[str, Any]
 Rewards = Mapping[str, tuple[Callable[..., Any] | str, float]]
@@ -59,6 +60,7 @@ class Inputs:
 
         Raises SchemaError if the folder of a local root is a link that leads out of it.
         """
+        check_scheme(url)
         storage = Storage.connect(url)
         if not storage.is_local:
             return cls(url=url, storage=Storage.connect(str(cache_folder())), folder=cache_name(storage))

@@ -166,8 +166,10 @@ def check(
 def _start_of(url: str, algorithm: str | None, settings: Mapping[str, Any]) -> "tuple[Start, CodeSettings]":
     """Return what is to start; settings that are not given are those that the root holds. Raises ConfigError."""
     from ludic.store import Root
+    from ludic.store.root import check_scheme
     from ludic.training.inherited_settings import next_config
 
+    check_scheme(url)
     parts = split(
         settings, run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
     )

@@ -22,9 +22,9 @@ import pyarrow as pa
 from ludic.by_name import find_by_name
 from ludic.code.consent import CodeUse
 from ludic.code.kinds import ROLLOUT_SCORER, find, find_own, takes_settings
-from ludic.code.run import describe_failure, only_exceptions
+from ludic.code.run import describe_failure, misfit_of_call, only_exceptions
 from ludic.defaults import Track, untracked
-from ludic.errors import TimeLimitError
+from ludic.errors import ConfigError, TimeLimitError
 from ludic.records import Rollout
 from ludic.results import Part, Result, number, plural
 from ludic.schema import from_table
@@ -247,6 +247,8 @@ class UsersScorer:
         path, _, self.name = source.rpartition(":")
         self._path: Path = own.file.path
         self._function: Callable[[Rollout], Any] = own.value
+        if problem := misfit_of_call(own.value, ["rollout"]):
+            raise ConfigError(f"scorer {source} {problem}")
         self.version = CodeUse(role="scorer", setting=source).key({path: own.file})
         # All calls share an event loop, so that the function may keep a client open between calls.
         self._loop = SideLoop()

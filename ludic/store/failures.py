@@ -54,7 +54,10 @@ _TRANSIENT_NAMES = re.compile(
     r"|ServiceRequestError|ServiceResponseError|TransportError|ClientOSError"
 )
 """Names of HTTP clients' error classes for lost connections that are not TimeoutError or ConnectionError."""
-_CLIENTS = {"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "obstore", "requests", "urllib3"}
+_CLIENTS = {
+    "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "httpcore", "httpcore2", "httpx", "httpx2",
+    "huggingface_hub", "obstore", "requests", "urllib3",
+}  # fmt: skip
 
 _STATUS_TEXT = re.compile(r"status code: (\d{3})")
 _CODE_TEXT = re.compile(r"<Code>(\w+)</Code>")

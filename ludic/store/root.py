@@ -7,9 +7,12 @@ from pathlib import Path, PurePosixPath
 from typing import cast
 
 import fsspec
+from fsspec.registry import known_implementations
 
 from ludic.defaults import EXAMPLE_IDS, ExampleIds
 from ludic.errors import ConfigError, MissingRootError, ReplacedRootError
+from ludic.masking import public_url
+from ludic.paths import is_url
 from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
@@ -36,9 +39,11 @@ class Root(Storage):
 
         writable: also check that the filesystem refuses to overwrite, by creating run.json a second time.
         fs: filesystem to use instead of the URL's own.
-        Raises MissingRootError if there is no run.json, StoreError if the filesystem fails, SchemaError if a folder of
-        a writable root is a link that leads out of it, or no folder.
+        Raises MissingRootError if there is no run.json, StoreError if the filesystem fails, and for a writable root
+        SchemaError if a folder is a link that leads out of it, or no folder, and ConfigError as `check_scheme`.
         """
+        if writable and fs is None:
+            check_scheme(url)
         storage = Storage.connect(url, fs)
         try:
             data = storage.read(RUN.template)
@@ -74,8 +79,10 @@ class Root(Storage):
         ludic.code.kept.create_root stores users' files as well. run_id: of the run if it is new; None draws one.
         is_copy: the settings come from another root. example_ids: of a new run. Raises ConfigError that names each
         setting that differs from the existing run, or, of a new one, for a URL with a secret or an option that JSON
-        can't hold.
+        can't hold; and as `check_scheme`.
         """
+        if fs is None:
+            check_scheme(url)
         storage = Storage.connect(url, fs)
         run_id = run_id or new_id()
         data = to_json(run, run_id, example_ids)
@@ -129,6 +136,25 @@ class Root(Storage):
             self.folder_for_others(name)
         names = {file: PurePosixPath(file).relative_to(name) for file in self.list(name)}
         self.copy_all({file: path for file, path in names.items() if path.name not in leave_out}, Path(folder))
+
+
+SCHEMES = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
+"""Beginnings of URLs at which a run can be; docs/storage.md says what each guarantees."""
+
+
+def check_scheme(url: str) -> None:
+    """Raise ConfigError for a URL at which no run can be, before anything is connected.
+
+    A filesystem that the user's program has registered with fsspec is tried.
+    """
+    scheme = url.partition("://")[0]
+    is_users = scheme in fsspec.registry and scheme not in known_implementations
+    if not is_url(url) or scheme in SCHEMES or is_users:
+        return
+    raise ConfigError(
+        f"{public_url(url)}: no run can be at {scheme}://, where files can't be created only if absent; wanted a "
+        "folder, s3://, gs:// or az:// (docs/storage.md)"
+    )
 
 
 # --- run.json -------------------------------------------------------------------------------------------------

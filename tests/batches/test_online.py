@@ -1,12 +1,14 @@
 """The online source: which delivered rollouts it plans, how a wait for them ends, and what it asks of workers."""
 
 import errno
+import itertools
 import json
 import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
@@ -15,7 +17,7 @@ from tiny_runs import create_root, cursor_of_ledger, fill, groups_left, query, t
 
 from ludic.batches.online import OnlineSource
 from ludic.batches.source import batch_rules
-from ludic.errors import AllFailedError, ConfigError, StalledError
+from ludic.errors import AllDroppedError, AllFailedError, ConfigError, StalledError
 from ludic.maintenance.compact import compact
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, RolloutWriter, latest_policy, local, read_attempt, start_attempt, write_ledger
@@ -223,6 +225,53 @@ def test_a_wait_over_the_stall_limit_names_the_filter_that_drops_most(new_root, 
         StalledError, match=r"1 of 2 groups are ready; filters drop 9 of 12 .* drop_zero_variance_groups"
     ):
         next_plan(source, 1)
+
+
+@pytest.fixture
+def keep_filling():
+    """keep_filling(root, every_s, rewards=...): another thread appends a file again and again, until the test ends."""
+    stop = threading.Event()
+
+    def fill_again(root, every_s, **options):
+        for number in itertools.count():
+            fill(root, num_files=1, seed=number, worker_id=f"w0-{number}", **options)
+            if stop.wait(every_s):
+                return
+
+    with ThreadPoolExecutor(1) as thread:
+        filling = []
+        yield lambda root, every_s, **options: filling.append(thread.submit(fill_again, root, every_s, **options))
+        stop.set()
+    assert [each.result() for each in filling] == [None]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"filters": ("drop_zero_variance_groups",)}, "filters drop .*, drop_zero_variance_groups most"),
+        ({"filters": ("own.sql",)}, "filters drop .*, own most"),
+        ({"where": "response_length < 0"}, r"where \(response_length < 0\) takes only groups"),
+        ({"max_age_s": 1.0}, "filters drop .*, max_age most"),  # the rows of make_batch are of 2026-01
+    ],
+)
+def test_a_run_whose_every_group_is_dropped_ends_with_the_filters_name(
+    new_root, open_source, keep_filling, tmp_path, monkeypatch, settings, name
+):
+    monkeypatch.chdir(tmp_path)
+    Path("own.sql").write_text("response_length > 0")
+    root = new_root()
+    source, _ = open_source(root, rollout_timeout_s=0.6, **settings)
+    keep_filling(root, 0.1, rewards=[[1.0] * 4])
+    message = rf"step 1 waited 1 s, and of the groups that came none .*: 0 of 2 .*; {name}"
+    with pytest.raises(AllDroppedError, match=message):
+        next_plan(source, 1)
+
+
+def test_groups_that_a_batch_can_use_let_a_wait_go_on(new_root, open_source, keep_filling):
+    root = new_root(groups_per_batch=5)
+    source, _ = open_source(root, rollout_timeout_s=0.5)
+    keep_filling(root, 0.25, rewards=[[0.1, 0.2, 0.3, 0.4]])
+    assert len(groups_of(next_plan(source, 1))) == 5  # after about a second
 
 
 def test_workers_may_start_others_for_the_groups_that_filters_drop(new_root, open_source):

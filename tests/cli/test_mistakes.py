@@ -38,6 +38,8 @@ FILES = {
     "dict_message.py": _EXAMPLE.replace(
         'Message(role="user", content="hello")', '{"role": "user", "content": "hello"}'
     ),
+    "one_argument.py": _EXAMPLE.replace("(self, index, split)", "(self, index)").replace("{split}", "train"),
+    "trl_score.py": _EXAMPLE.replace("(self, example, answer)", "(self, prompt, completion, answer)"),
     "index_error.py": _EXAMPLE.replace("float(len(answer))", "float(answer.split()[7])"),
     "nan.py": _EXAMPLE.replace("float(len(answer))", 'float("nan")'),
     "text_score.py": _EXAMPLE.replace("Score(reward=float(len(answer)))", '"good"'),
@@ -59,6 +61,10 @@ FILES = {
     "unknown.toml": 'env = ["moar_cats"]\nlerning_rate = 2\n',
     "type.toml": 'env = ["moar_cats"]\nnum_steps = "many"\n',
     "list.json": "[1, 2]",
+    "verl.yaml": "actor_rollout_ref:\n  actor:\n    optim:\n      lr: 1e-6  # of AdamW\ntrainer:\n  nnodes: 1\n",
+    "yaml.txt": "# mine\nlearning_rate: 1e-6\nenv:\n  - moar_cats\n",
+    "json.toml": '{"learning_rate": 1e-6}',
+    "tables.toml": "num_steps = 2\n[trainer]\nlearning_rate = 1e-6\n",
     "nan.sql": f"select rollout_id, (episode_reward - avg(episode_reward) over g) / stddev_pop(episode_reward) over g as advantage {_GROUP}",  # noqa: E501
     "drops.sql": "select rollout_id, episode_reward as advantage from rollouts where episode_reward < 0.4",
     "column.sql": "select rollout_id, episode_rewrad as advantage from rollouts",

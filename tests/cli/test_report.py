@@ -50,18 +50,24 @@ def test_what_is_wrong_is_one_line(
     assert not file.exists()
 
 
-@pytest.mark.slow
-def test_a_folder_that_takes_no_file_is_one_line(ludic: Any, started: Root, tmp_path: Path) -> None:
-    occupied = tmp_path / "file"
-    occupied.write_text("")
-    result = ludic("report", started.url, "--output", occupied / "report.html")
-    assert result.err == f"ludic: {occupied / 'report.html'} can't be written: Not a directory\n"
-    result = ludic("report", started.url, "--output", tmp_path / "none" / "report.html")
-    assert result.err == f"ludic: {tmp_path / 'none' / 'report.html'} can't be written: No such file or directory\n"
-    assert ludic("report", started.url, "--output", tmp_path).err.startswith(f"ludic: {tmp_path} is a folder, wanted")
-
-
-def test_a_root_that_is_not_there_is_one_line(ludic: Any, tmp_path: Path) -> None:
-    result = ludic("report", tmp_path / "none", "--output", tmp_path / "report.html")
-    assert result.code == 1
-    assert result.err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("none/report.html", "can't be written: No such file or directory"),
+        ("occupied/report.html", "can't be written: Not a directory"),
+        (".", "is a folder, wanted a file such as"),
+        ("occupied", "exists; choose another output"),
+        ("s3://bucket/report.html", "a URL; wanted a path"),
+    ],
+)
+def test_a_wrong_output_is_told_before_anything_is_computed(
+    ludic: Any, started: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, message: str
+) -> None:
+    desk = tmp_path / "desk"
+    desk.mkdir()
+    monkeypatch.chdir(desk)
+    Path("occupied").write_text("")
+    result = ludic("report", started.url, "--output", output, "--versions", "7")  # which has no evaluation
+    assert result.err == f"ludic: {result.err.removeprefix('ludic: ').strip()}\n"
+    assert message in result.err
+    assert [each.name for each in desk.iterdir()] == ["occupied"]

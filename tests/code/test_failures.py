@@ -9,7 +9,7 @@ import pytest
 
 from ludic.agents.requests import EpisodeFailedError, fails_the_episode
 from ludic.code.files import UserFile
-from ludic.code.run import Failure, load_file
+from ludic.code.run import Failure, describe_at, load_file
 from ludic.environments.limits import TimeLimit
 
 OWN = """\
@@ -101,3 +101,20 @@ def test_secrets_are_masked(own: Any) -> None:
     found = failure(lambda: own.password(""))
     assert "secret-word" not in f"{found.error}{found.traceback}"
     assert "***@host" in (found.traceback or "")
+
+
+def test_the_line_of_a_notebook_is_shown_and_that_of_a_file_is_named(tmp_path: Path):
+    text = "def reward(completion):\n    words = completion.split()\n    return words[3]"
+    (tmp_path / "rewards.py").write_text(text)
+    places = {}
+    for origin in ("notebook", "<ipython-input-3-77>", str(tmp_path / "rewards.py")):
+        source = f"{text}\n# Lines of: {origin}\n".encode()
+        with pytest.raises(IndexError) as caught:
+            load_file(UserFile(path=tmp_path / "inputs.py", source=source)).reward("dogs")
+        places[origin] = describe_at(caught.value)
+    index_error = "IndexError: list index out of range"
+    assert places == {
+        "notebook": f"{index_error} (notebook, line 3: return words[3])",
+        "<ipython-input-3-77>": f"{index_error} (<ipython-input-3-77>, line 3: return words[3])",
+        str(tmp_path / "rewards.py"): f"{index_error} ({tmp_path}/rewards.py, line 3)",
+    }

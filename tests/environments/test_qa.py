@@ -448,6 +448,26 @@ def test_wrong_options_are_refused(jsonl, options, message):
         make(name, **options)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "there_are"),
+    [
+        ({"question": "text"}, "question, answer, level, info"),
+        ({"answer": "zzz"}, "question, answer, level, info"),
+        ({"columns": ["zzz"]}, "question, answer, level, info"),
+        ({"answer": "zzz.y"}, "question, answer, level, info"),
+        ({"answer": "info.y"}, "info.x, info.z"),
+        ({"answer": "level.y"}, "level is 3"),
+    ],
+)
+def test_a_wrong_column_lists_all_columns_of_every_format(write, wrong, there_are):
+    row = {"question": "one", "answer": "1", "level": 3, "info": {"x": 1, "z": 2}}
+    with pytest.raises(ConfigError) as raised:
+        make(write([row, row]), **wrong)
+    (name,) = wrong["columns"] if "columns" in wrong else wrong.values()
+    told = str(raised.value).partition(f": column {name!r} is unknown; ")[2]
+    assert told.lower().endswith(there_are)
+
+
 @pytest.mark.parametrize("name", ["rows.tsv", "../nowhere/rows", "", "a b/c", "/nowhere"])
 def test_what_is_no_source_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

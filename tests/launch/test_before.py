@@ -59,8 +59,9 @@ def test_each_check_is_a_line_and_no_root_is_made(folder: Path, capsys: pytest.C
     assert (code, err) == (0, "")
     assert {state for state, _ in found.values()} == {"ok"}
     environments = ["environment moar_cats", "environment addition"]
-    of_settings = ["settings", "packages", "model", "chat template", "adapters", "experts", "server", "disk", "memory"]
-    assert list(found) == [*of_settings, "code", *environments, "SQL"]
+    of_model = ["model", "chat template", "reference", "adapters", "experts"]
+    of_settings = ["settings", "packages", *of_model, "server", "disk", "memory"]
+    assert list(found) == [*of_settings, "code", *environments, "prompts", "SQL"]
     assert found["settings"][1].startswith("10 steps on ")
     # Six groups of eight; an episode failed, and another one's reward was NaN.
     assert found["SQL"][1] == "advantage rloo gives 46 of 48 made-up rollouts a finite number"
@@ -71,8 +72,13 @@ def test_every_mistake_is_told_at_once_and_each_only_once(folder: Path, capsys: 
     code, found, err = check(capsys, "--model", "./none", "--env", "moar_cats", "--group-size", "1", "--engine", "vllm")
     wrong = [name for name, (state, _) in found.items() if state == "wrong"]
     assert (code, wrong) == (1, ["packages", "model", "SQL"])
-    assert [name for name, (state, _) in found.items() if state == "left out"] == ["chat template", "disk", "memory"]
-    assert err == "ludic: 3 of 12 checks found a mistake\n"
+    assert [name for name, (state, _) in found.items() if state == "left out"] == [
+        "chat template",
+        "disk",
+        "memory",
+        "prompts",
+    ]
+    assert err == "ludic: 3 of 14 checks found a mistake\n"
 
 
 def test_a_score_that_fails_for_some_answers_only_is_no_mistake(
@@ -118,6 +124,17 @@ def test_a_method_checks_an_opened_run(folder: Path) -> None:
     checked = ludic.Run(create_root("run", "model")).check(lora_rank=2, lora_targets=["q_proj"])
     assert checked.failure is None
     assert {row["check"]: row["found"] for row in checked.rows}["adapters"] == "on 2 layers"
+
+
+def test_a_reference_that_is_the_runs_own_model_may_have_moved(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ludic.create("run", model="model", env="moar_cats")
+    shutil.move("model", "elsewhere")
+    reference = ["--kl-weight", "0.1", "--reference"]
+    assert check(capsys, *reference, "model")[1]["reference"] == ("ok", "the run's model")
+    assert check(capsys, *reference, "elsewhere")[1]["reference"] == ("ok", "elsewhere")
+    assert check(capsys, *reference, "nowhere")[1]["reference"][0] == "wrong"
 
 
 def test_experts_of_a_dense_model_can_not_be_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

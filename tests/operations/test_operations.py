@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import ludic
 from ludic.cli import commands, docs, main
 from ludic.cli.commands import COMMANDS, Command
 from ludic.defaults import Track, untracked
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, LudicError, ModelError
 from ludic.operations import keep
 from ludic.results import FORMATS, Frame, Part, Result
 from ludic.row_files import to_plain
@@ -205,3 +206,45 @@ def test_rows_need_a_file_where_stdout_takes_no_bytes(root: str, monkeypatch: py
 def test_a_text_in_a_column_of_numbers_gets_no_escape_code_through() -> None:
     for name in ("version", "num_rows", "share", "size_bytes", "interval"):
         assert "\x1b" not in FORMATS[name].text("a\x1b[31mX").plain
+
+
+def _kinds_of_errors(kind: type[LudicError] = LudicError) -> list[type[LudicError]]:
+    return [kind, *(each for inner in kind.__subclasses__() for each in _kinds_of_errors(inner))]
+
+
+@pytest.mark.parametrize("kind", _kinds_of_errors(), ids=lambda kind: kind.__name__)
+def test_every_error_is_told_without_frames_of_ludic_and_causes(kind: type[LudicError]) -> None:
+    @operation()
+    def fetch(name: str) -> None:
+        try:
+            try:
+                raise OSError(f"no route to {name}")
+            except OSError as error:
+                raise ConnectionError(f"{name} does not answer") from error
+        except ConnectionError as error:
+            raise kind(f"{name}: there is no such folder") from error
+
+    with pytest.raises(kind) as caught:
+        fetch("model")
+    lines = "".join(traceback.format_exception(caught.value)).splitlines()
+    # The line of this file, as Python shows it in three lines, then that of the wrapper, and the message.
+    assert [line for line in lines if "no route" in line or "does not answer" in line or "During" in line] == []
+    assert 'fetch("model")' in "".join(lines)
+    assert (len(lines) < 10, lines[-1].startswith(kind.__qualname__) or kind.__name__ in lines[-1]) == (True, True)
+
+
+@pytest.mark.parametrize("call", ["grpo", "sft", "dpo"])
+def test_a_model_that_is_not_there_is_a_few_lines_in_python(tmp_path: Path, call: str) -> None:
+    rows: dict[str, list[dict[str, str]]] = {
+        "grpo": [{"question": str(number), "answer": "1"} for number in range(8)],
+        "sft": [{"prompt": "how many", "completion": "9"}],
+        "dpo": [{"prompt": "how many", "chosen": "9", "rejected": "8"}],
+    }
+    options = {"reward": "exact"} if call == "grpo" else {}
+    root = tmp_path / "run"
+    with pytest.raises(ModelError) as caught:
+        getattr(ludic, call)(model="nobody/nothing", root=root, dataset=rows[call], **options)
+    lines = "".join(traceback.format_exception(caught.value)).splitlines()
+    assert "nobody/nothing: there is no such folder" in lines[-1]
+    assert len(lines) < 20
+    assert not root.exists()

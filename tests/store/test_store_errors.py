@@ -9,11 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import known_implementations
 from s3_proxy import Refuse, Reply, S3Proxy
 
 from ludic.errors import ConfigError, StoreError
 from ludic.store import RolloutWriter, Root
+from ludic.store.filesystem import Storage
+from ludic.store.root import SCHEMES, check_scheme
 
 SECRET = "sesame-open-up"
 
@@ -52,19 +57,32 @@ def test_a_folder_that_became_a_file_stops_no_worker_silently(tmp_path, run_conf
     assert root.list("rollouts") == ["rollouts/version=0/env=moar_cats/w0-0.parquet"]
 
 
-def test_an_unknown_protocol_is_named(run_config):
-    with pytest.raises(StoreError, match="nosuch://bucket/run: Protocol not known: nosuch"):
-        Root.create("nosuch://bucket/run", run_config)
+@pytest.mark.parametrize("scheme", sorted({*known_implementations, "nosuch", "abfss"}))
+def test_a_run_is_at_the_schemes_of_the_documentation_and_all_others_are_refused_by_name(run_config, scheme):
+    table = Path(__file__, "../../../docs/storage.md").resolve().read_text()
+    url = f"{scheme}://bucket/run"
+    if scheme in SCHEMES:
+        check_scheme(url)
+        assert f"`{scheme}://" in table or scheme in ("local", "s3a", "gcs", "abfss")  # other names of the same
+        return
+    for call in (lambda: Root.create(url, run_config), lambda: Root.open(url, writable=True)):
+        with pytest.raises(ConfigError, match=rf"^{url}: no run can be at {scheme}://, .*; wanted a folder, s3://, gs"):
+            call()
 
 
-def test_a_filesystem_that_cannot_be_reached_is_named(run_config):
+def test_a_filesystem_that_the_program_has_registered_is_tried(run_config):
+    fsspec.register_implementation("mine", MemoryFileSystem, clobber=True)
+    assert Root.create("mine://registered/run", run_config).url == "mine://registered/run"
+
+
+def test_a_filesystem_that_cannot_be_reached_is_named():
     with pytest.raises(StoreError, match=r"ftp://127\.0\.0\.1:1/run: .*refused"):
-        Root.create("ftp://127.0.0.1:1/run", run_config)
+        Storage.connect("ftp://127.0.0.1:1/run")
 
 
 def test_a_password_in_the_url_is_refused_and_not_shown(run_config):
-    with pytest.raises(ConfigError, match=r"ftp://host/run was given with a user, a password or a key") as caught:
-        Root.create(f"ftp://me:{SECRET}@host/run", run_config)
+    with pytest.raises(ConfigError, match=r"gs://host/run was given with a user, a password or a key") as caught:
+        Root.create(f"gs://me:{SECRET}@host/run", run_config)
     assert SECRET not in str(caught.value)
 
 

@@ -6,6 +6,7 @@ sides without samples, and for an output that exists or can't be written.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -78,9 +79,9 @@ def make_report(
         raise ConfigError(f"{path} is a folder, wanted a file such as {path / 'report.html'}")
     if path is not None and path.exists() and not overwrite:
         raise ConfigError(f"{path} exists; choose another output, or replace it with --overwrite")
-    html = render(gather(root, versions, sides, measure))
-    if path is not None:
-        with open_sink(path) as file:
+    with nullcontext() if path is None else open_sink(path) as file:  # first: to gather a large run takes minutes
+        html = render(gather(root, versions, sides, measure))
+        if file is not None:
             file.write(html.encode())
     return Report(html=html, location=None if path is None else str(path))
 
