@@ -14,6 +14,7 @@ from containers import ENCODERS, arrow_stream, write_rows
 
 from ludic import data_files
 from ludic.data_files import SUFFIXES, Found, is_data_file, is_lines, read_rows
+from ludic.environments.qa_rows import Source
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
 
@@ -51,6 +52,7 @@ def test_questions_of_every_container_are_the_same_examples(suffix: str, tmp_pat
     rows = [{"question": f"{n} + {n}?", "answer": str(n + n)} for n in range(20)]
     path = write_rows(tmp_path / f"sums{suffix}", rows)
     plain = write_rows(tmp_path / "plain.jsonl", rows)
+    assert Source(name=str(path)).first_row() == rows[0]
     made, wanted = (make_environment(f"qa/{each}", {}, 0)() for each in (path, plain))
     assert [made.example(i, "train") for i in range(15)] == [wanted.example(i, "train") for i in range(15)]
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from chat_models import chat_tokenizer
 from containers import ENCODERS, arrow_stream, write_rows
@@ -52,7 +53,7 @@ def plain(name: str) -> Iterator[dict[str, Any]]:
             yield {"messages": [*asked, *said], "episode_reward": reward, **shared}
 
 
-def bring_in(path: Path, name: str = "jsonl") -> tuple[list[Rollout], ImportReport]:
+def bring_in(path: Path | str, name: str = "jsonl") -> tuple[list[Rollout], ImportReport]:
     root, tokenizer = Root.create(f"memory://{new_id()}", RunConfig(model="none", env=("cats",))), chat_tokenizer()
     before, tokenizer.chat_template = tokenizer.chat_template, TOOL_TEMPLATE
     try:
@@ -121,7 +122,23 @@ def test_ludic_import_reads_every_form_too(
         assert {row.group_size for row in rollouts} == {2}
     (said,) = Imported(root="r", files=[report]).parts()
     form = FIXTURES[name]["form"]
-    assert (f"read as {form}" in said) == (name != "messages")
+    assert (f"read as {form}" in said) == (form not in ("messages", "prompt and completion"))
+
+
+def test_rows_of_messages_with_and_without_a_system_column_are_one_form(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    rows = [{"messages": messages}, {"messages": messages, "system": "s"}, {"conversation": messages}]
+    rows += [{"prompt": "q", "completion": "a"}, {"prompt": "q", "completion": messages[1:]}]
+    rollouts, report = bring_in(write_rows(tmp_path / "rows.jsonl", rows))
+    assert report.refused == []
+    assert [row.messages[0].content for row in rollouts] == ["q", "s", "q", "q", "q"]
+
+
+def test_a_packed_file_may_be_at_a_url(wanted: Mapping[str, list[Tokens]]) -> None:
+    url = f"memory://{new_id()}/rows.jsonl.gz"
+    with fsspec.open(url, "wb") as file:
+        file.write(ENCODERS[".jsonl.gz"](FIXTURES["sharegpt"]["rows"]))
+    assert [row[:3] for row in tokens(bring_in(url)[0])] == [row[:3] for row in wanted["sharegpt"]]
 
 
 def test_results_of_verifiers_keep_their_rewards(tmp_path: Path) -> None:
