@@ -87,11 +87,6 @@ def read_messages(values: Any, name: str = "messages", *, has_tokens: bool = Fal
     )
 
 
-def to_messages(values: Any, name: str = "messages") -> tuple[Message, ...]:
-    """Return the messages of a list."""
-    return read_messages(values, name).messages
-
-
 def to_message(value: Any) -> Message:
     """Return a message. Raises RefusedRecordError also if it would become several."""
     found = read_messages([value]).messages
@@ -100,17 +95,15 @@ def to_message(value: Any) -> Message:
     return found[0]
 
 
-def marked(messages: Iterable[Mapping[str, Any]], *, trained: bool) -> list[dict[str, Any]]:
-    """Return messages with one mark, `trainable`: turns of the assistant that have no mark of their own get `trained`.
+def marked(messages: Sequence[Mapping[str, Any]], *, trained: bool) -> list[dict[str, Any]]:
+    """Return messages with one mark, `trainable`, which is true for the turns that their own marks let be trained on.
 
-    Without `trained` none is trained on. The messages must be readable.
+    Without `trained` it is true for none. Raises RefusedRecordError as `read_messages` does.
     """
-    found = []
-    for message in messages:
-        marks = [message[name] for name in MARKS if message.get(name) is not None]
-        is_trained = trained and message["role"] == "assistant" and all(marks)
-        found.append({name: value for name, value in message.items() if name not in MARKS} | {"trainable": is_trained})
-    return found
+    read = read_messages(messages)
+    turns = {source for source, is_trained in zip(read.sources, read.trained, strict=True) if is_trained and trained}
+    unmarked = ({name: value for name, value in each.items() if name not in MARKS} for each in messages)
+    return [{**each, "trainable": number in turns} for number, each in enumerate(unmarked)]
 
 
 def read_tools(value: Any) -> list[dict[str, Any]]:

@@ -159,13 +159,13 @@ def _is_user(message: Message) -> bool:
 def _pinned(messages: Sequence[Message]) -> set[int]:
     """Return the indexes of system messages and of the first user message."""
     first_user = [i for i, message in enumerate(messages) if _is_user(message)][:1]
-    return {*(i for i, message in enumerate(messages) if message.role == "system"), *first_user}
+    return {*(i for i, message in enumerate(messages) if message.role in ("system", "developer")), *first_user}
 
 
 def _without_thinking(message: Message) -> Message:
     if message.role != "assistant":
         return message
-    return replace(message, content=text_without_thinking(message.content))
+    return replace(message, content=text_without_thinking(message.content), reasoning=None)
 
 
 def text_without_thinking(text: str) -> str:

@@ -448,7 +448,8 @@ class ImportReport:
     kept_as_metadata: Mapping[str, int]
     """Number of episodes by field, for fields that no column holds and that are kept in metadata."""
     not_kept: Mapping[str, int]
-    """Number of episodes by field, for fields that no column holds and that are too large for metadata."""
+    """Number of episodes by field, for fields that no column holds and that are too large for metadata; number of
+    messages by field, such as messages[].cache_control, for fields of messages that are not used."""
     refused: Sequence[Refusal]
     was_there: bool = False
     """True if the file had been imported before; then nothing was written."""

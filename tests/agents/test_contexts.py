@@ -13,7 +13,7 @@ from ludic.records import Message, ToolCall
 SUMMARISED = "U1\n\nSummary of the dialogue so far:\n"
 """The first user message, before a summary."""
 
-ROLES = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
+ROLES = {"S": "system", "D": "developer", "U": "user", "A": "assistant", "T": "tool"}
 
 
 def dialogue(*texts: str) -> list[Message]:
@@ -53,7 +53,7 @@ def test_thinking_is_removed_before_the_last_user_message_only() -> None:
         Message(role="user", content="<think>of a user</think> U1"),
         Message(role="assistant", content="<think>\na\n</think>\n\nA1", tool_calls=(call,)),
         Message(role="tool", content="<think>of a tool</think> T1"),
-        Message(role="assistant", content="b</think>A2"),
+        Message(role="assistant", content="b</think>A2", reasoning="b"),
         Message(role="assistant", content="<think>cut off"),
         Message(role="user", content="U2"),
         Message(role="assistant", content="<think>c</think>A3"),
@@ -65,6 +65,7 @@ def test_thinking_is_removed_before_the_last_user_message_only() -> None:
     found = view(make_context("no_thinking")(), messages)
     assert [message.content for message in found] == expected
     assert found[1].tool_calls == (call,)
+    assert {message.reasoning for message in found} == {None}
 
 
 def test_thinking_stays_where_there_is_no_user() -> None:
@@ -92,6 +93,7 @@ def test_thinking_stays_where_there_is_no_user() -> None:
         (3, "S U1 A1 T1 A2 T2", "S U1 A1 T1 A2 T2"),
         (2, "S U1 A1 T1 A2 T2", "S U1 A2 T2"),
         (1, "S A1 U1", "S A1 U1"),
+        (2, "D U1 A1 U2 A2 U3", "D U1 A2 U3"),
     ],
 )
 def test_a_window_has_the_system_the_task_and_the_newest_messages(size: int, texts: str, expected: str) -> None:
