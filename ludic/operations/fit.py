@@ -28,7 +28,7 @@ from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from ludic.code.files import Files
-    from ludic.operations.fit_inputs import Inputs
+    from ludic.operations.fit_inputs import Inputs, Questions
     from ludic.operations.typed import FitSettings
     from ludic.run import Run
     from ludic.store import Root
@@ -323,30 +323,31 @@ def _environment(
     options = {name: each for name, each in options.items() if (name, each) not in _DEFAULTS}
     env, stored = questions.env, questions.stored
     if existing is not None:
-        env, stored = _begun_data(existing, env, stored, own_name)
+        env, stored = _begun_data(inputs, existing, questions, own_name)
         options = _begun_rewards(existing.run.env_options.get(env, {}), options)
     others = dict(run.get("env_options", {}))
     return {"env": (env,), "env_options": others | {env: {**options, **stored}}}
 
 
 def _begun_data(
-    root: "Root", env: str, stored: Mapping[str, str], own_name: str | None
+    inputs: "Inputs", root: "Root", questions: "Questions", own_name: str | None
 ) -> tuple[str, Mapping[str, str]]:
     """Return the name and the options that a run has for the rows that a call gives. Raises ConfigError for others."""
     from ludic.store.inputs import data_of, stored_options
 
-    wanted = data_of(env, stored)
+    wanted = data_of(questions.env, questions.stored)
     begun = {name: data_of(name, root.run.env_options.get(name)) for name in root.run.env}
     held = [name for name, data in begun.items() if data is not None]
     found = next((name for name in held if begun[name] == wanted), None)
     if found is None:
         if wanted is not None and held:
+            inputs.delete_questions(questions.stored)
             raise ConfigError(
                 f"{root.url} began with other rows ({', '.join(held)}), and a run keeps its data set: give those rows, "
                 "or choose another root"
             )
-        return env, stored
-    if own_name is not None and found != env:
+        return questions.env, questions.stored
+    if own_name is not None and found != questions.env:
         raise ConfigError(f"{root.url} calls this data set {found}, which stays; leave out name={own_name!r}")
     return found, stored_options(root.run.env_options.get(found))
 

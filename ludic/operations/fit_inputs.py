@@ -123,6 +123,12 @@ class Inputs:
             root.put_if_absent(name, data)
         return dict(zip(STORED, (stored, digest), strict=True))
 
+    def delete_questions(self, options: Mapping[str, str]) -> None:
+        """Delete questions that `put_questions` has written, and that the run refuses."""
+        if name := options.get("stored"):
+            self.storage.delete(f"{self.folder}/{name}")
+            Storage.connect(self.url).delete(f"{INPUTS.folder}/{name}")
+
     def _lines(self, rows: Iterable[Row], what: str) -> bytes:
         lines = []
         for number, row in enumerate(rows):

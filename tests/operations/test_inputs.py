@@ -3,10 +3,9 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -35,19 +34,11 @@ ENV = f"qa/questions-{DIGEST[:8]}"
 STORED = {"stored": f"questions-{DIGEST[:16]}.jsonl", "sha256": DIGEST}
 
 
-@dataclass
-class Dataset:
-    """What a datasets.Dataset says of itself."""
-
-    info: Any
-    split: Any = None
-
-    def to_list(self) -> list[dict[str, Any]]:
-        return ROWS
-
-
-def named(name: str | None, builder: str | None = "parquet", split: str | None = None) -> Dataset:
-    return Dataset(info=SimpleNamespace(dataset_name=name, builder_name=builder), split=split)
+def named(name: str | None, builder: str | None = "parquet", split: str | None = None) -> Any:
+    """The rows as a datasets.Dataset that says of itself what one of load_dataset says."""
+    datasets = pytest.importorskip("datasets", reason="datasets is in the extra datasets")
+    info = datasets.DatasetInfo(dataset_name=name, builder_name=builder)
+    return datasets.Dataset.from_list(ROWS, info=info, split=split)
 
 
 @pytest.mark.parametrize(
@@ -57,16 +48,17 @@ def named(name: str | None, builder: str | None = "parquet", split: str | None =
         (pl.DataFrame(ROWS), {}, ENV),
         (pa.Table.from_pylist(ROWS), {}, ENV),
         (ROWS, {"name": "words"}, "qa/words"),
-        (named("gsm8k"), {}, f"qa/gsm8k-{DIGEST[:8]}"),
-        (named("gsm8k", split="train[:10%]"), {}, f"qa/gsm8k-train-{DIGEST[:8]}"),
-        (named("gsm8k"), {"name": "mine"}, "qa/mine"),
+        (partial(named, "gsm8k"), {}, f"qa/gsm8k-{DIGEST[:8]}"),
+        (partial(named, "gsm8k", split="train"), {}, f"qa/gsm8k-train-{DIGEST[:8]}"),
+        (partial(named, "gsm8k"), {"name": "mine"}, "qa/mine"),
         # The name of a file's format is no name of the data.
-        (named("json", "json"), {}, ENV),
-        (named(None, None), {}, ENV),
-        (named("a/b"), {}, ENV),
+        (partial(named, "json", "json"), {}, ENV),
+        (partial(named, None, None), {}, ENV),
+        (partial(named, "a/b"), {}, ENV),
     ],
 )
 def test_data_has_its_own_name_in_every_root(tmp_path: Path, dataset: Any, options: dict, env: str) -> None:
+    dataset = dataset() if callable(dataset) else dataset
     for root in ("lr1", "lr2"):
         found = write_questions(Inputs.of(str(tmp_path / root)), dataset, options)
         assert (found.env, found.stored) == (env, STORED)
@@ -167,6 +159,7 @@ def test_other_rows_and_another_name_are_no_continuation(tmp_path: Path) -> None
     root = make_root(inputs.url)
     with pytest.raises(ConfigError, match=rf"run began with other rows \({ENV}\), and a run keeps its data set"):
         settings(inputs, root, ROWS[1:])
+    assert root.list("inputs") == [f"inputs/{STORED['stored']}"]
     with pytest.raises(ConfigError, match=rf"calls this data set {ENV}, which stays; leave out name='words'"):
         settings(inputs, root, name="words")
 
