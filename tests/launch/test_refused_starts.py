@@ -360,7 +360,5 @@ def test_what_a_slow_score_waits_for_is_told(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_a_score_that_does_not_return_is_refused_after_the_first_one(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"Slow: score .* did not return within 2 s; --env-timeout-s sets the limit"
-    ):
+    with pytest.raises(ConfigError, match=r"Slow: score .* did not return within 2 s; --env-timeout-s sets the limit"):
         try_slow(tmp_path, 60.0, 2.0)
