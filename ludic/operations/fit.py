@@ -585,9 +585,9 @@ def _fit_stored(
         if algorithm in ("dpo", "ipo"):
             own = {"reference": model} | own
         train = next_config(url, own, algorithm)
+        file, rows = _write_records(inputs, algorithm, dataset, options, is_sft=algorithm == "sft")
         here = Start(url=url, run=run, train=train, processes=LaunchConfig(), engine=EngineConfig(), root=existing)
         check_start(here, has_workers=False)
-        file, rows = _write_records(inputs, algorithm, dataset, options, is_sft=algorithm == "sft")
         if existing is not None:
             _refuse_other_rows(existing, file)
         root = open_or_start(url, run)
