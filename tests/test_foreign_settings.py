@@ -282,7 +282,7 @@ def test_flags_and_a_file_know_the_algorithm_that_they_name(tmp_path: Path, caps
 
 
 def test_ppo_is_answered_with_what_clips_as_it_does():
-    with pytest.raises(
+    with pytest.raises(ConfigError, match="algorithm .ppo. is unknown: ludic has no critic; grpo and reinforce_pp clip"):
         ConfigError, match="algorithm 'ppo' is unknown: ludic has no critic; grpo and reinforce_pp clip"
     ):
         ludic.fit(algorithm="ppo", model="m", root="runs/mine", dataset=[])  # type: ignore[arg-type]
