@@ -282,7 +282,7 @@ def test_flags_and_a_file_know_the_algorithm_that_they_name(tmp_path: Path, caps
 
 
 def test_ppo_is_answered_with_what_clips_as_it_does():
-    with pytest.raises(ConfigError, match="algorithm 'ppo' is unknown: .* grpo and reinforce_pp clip ratios"):
+    with pytest.raises(ConfigError, match=r"algorithm 'ppo' is unknown: .* grpo and reinforce_pp clip ratios"):
         ludic.fit(algorithm="ppo", model="m", root="runs/mine", dataset=[])  # type: ignore[arg-type]
     assert all(load_algorithm(name)["objective"] == "ppo_clip" for name in ("grpo", "reinforce_pp"))
 
