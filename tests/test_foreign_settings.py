@@ -24,7 +24,7 @@ from ludic.operations.start import run, train, worker
 from ludic.run_config import RunConfig
 from ludic.settings import convert, settings_of
 from ludic.training.config import TrainConfig
-from ludic.training.presets import algorithm_names
+from ludic.training.presets import algorithm_names, load_algorithm
 
 ALL = {each.name: each for owner in (RunConfig, TrainConfig, EngineConfig, LaunchConfig) for each in settings_of(owner)}
 ROWS = [(program.config, row) for program in (*PROGRAMS, SHORT) for row in program.settings]
@@ -293,6 +293,12 @@ def test_flags_and_a_file_know_the_algorithm_that_they_name(tmp_path: Path, caps
     file.write_text("beta = 0.1")
     with pytest.raises(ConfigError, match=r"theirs\.toml: setting 'beta' is TRL's; in ludic it is dpo_beta"):
         parsed(train, "runs/mine", "--config", str(file), "--algorithm", "dpo")
+
+
+def test_ppo_is_answered_with_what_clips_as_it_does():
+    with pytest.raises(ConfigError, match=r"algorithm 'ppo' is unknown: .* grpo and reinforce_pp clip ratios"):
+        ludic.fit(algorithm="ppo", model="m", root="runs/mine", dataset=[])  # type: ignore[arg-type]
+    assert all(load_algorithm(name)["objective"] == "ppo_clip" for name in ("grpo", "reinforce_pp"))
 
 
 def test_max_steps_of_a_trainer_is_not_taken_for_that_of_an_episode():

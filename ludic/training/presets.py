@@ -34,6 +34,11 @@ def algorithm_names() -> list[str]:
 def load_algorithm(name: str) -> dict[str, Any]:
     """Return the values of all DIALS: `TrainConfig.of(**load_algorithm("grpo"))`."""
     names = algorithm_names()
+    if name == "ppo":
+        raise ConfigError(
+            "algorithm 'ppo' is unknown: ludic has no critic; grpo and reinforce_pp clip ratios as PPO does "
+            "(docs/algorithms.md)"
+        )
     if name not in names:
         raise ConfigError(unknown_name("algorithm", name, names))
     file = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml")
