@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from chat_templates import QWEN3_CODER, tokenizer_with
 from tiny_runs import create_root, make_model
 
 import ludic
@@ -58,7 +59,18 @@ def test_each_check_is_a_line_and_no_root_is_made(folder: Path, capsys: pytest.C
     assert (code, err) == (0, "")
     assert {state for state, _ in found.values()} == {"ok"}
     environments = ["environment moar_cats", "environment addition"]
-    of_settings = ["settings", "packages", "model", "chat template", "adapters", "experts", "server", "disk", "memory"]
+    of_settings = [
+        "settings",
+        "packages",
+        "model",
+        "chat template",
+        "tool calls",
+        "adapters",
+        "experts",
+        "server",
+        "disk",
+        "memory",
+    ]
     assert list(found) == [*of_settings, "code", *environments, "SQL"]
     assert found["settings"][1].startswith("10 steps on ")
     # Six groups of eight; an episode failed, and another one's reward was NaN.
@@ -66,12 +78,28 @@ def test_each_check_is_a_line_and_no_root_is_made(folder: Path, capsys: pytest.C
     assert not (folder / "run").exists()
 
 
+def test_the_format_of_tool_calls_is_what_the_template_writes_or_is_looked_at(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("--model", "model", "--env", "moar_cats", "--tools", "calculator")
+    _, found, _ = check(capsys, *args)
+    assert found["tool calls"] == (
+        "look",
+        "read as hermes: the chat template shows no tool call in a format that ludic knows; --tool-format sets it",
+    )
+    tokenizer_with(QWEN3_CODER).save_pretrained("model")
+    _, found, _ = check(capsys, *args)
+    assert found["tool calls"] == ("ok", "qwen3_coder")
+    _, found, _ = check(capsys, *args, "--tool-format", "llama")
+    assert found["tool calls"] == ("ok", "llama")
+
+
 def test_every_mistake_is_told_at_once_and_each_only_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found, err = check(capsys, "--model", "./none", "--env", "moar_cats", "--group-size", "1", "--engine", "vllm")
     wrong = [name for name, (state, _) in found.items() if state == "wrong"]
     assert (code, wrong) == (1, ["packages", "model", "SQL"])
     assert [name for name, (state, _) in found.items() if state == "left out"] == ["chat template", "disk", "memory"]
-    assert err == "ludic: 3 of 12 checks found a mistake\n"
+    assert err == "ludic: 3 of 13 checks found a mistake\n"
 
 
 def test_a_score_that_fails_for_some_answers_only_is_no_mistake(
