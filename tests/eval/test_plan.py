@@ -65,6 +65,7 @@ RUN = RunConfig(
     temperature=0.7,
     top_k=5,
     max_tokens=32,
+    tool_format="hermes",  # the default of before, which run.json of then holds
     parser="boxed",
     tools=("calculator",),
     max_steps=4,

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from call_templates import QWEN3_CODER, tokenizer_with
 from tiny_runs import create_root, make_model
 
 import ludic
@@ -59,13 +60,29 @@ def test_each_check_is_a_line_and_no_root_is_made(folder: Path, capsys: pytest.C
     assert (code, err) == (0, "")
     assert {state for state, _ in found.values()} == {"ok"}
     environments = ["environment moar_cats", "environment addition"]
-    of_model = ["model", "chat template", "reference", "adapters", "experts"]
+    of_model = ["model", "chat template", "tool calls", "reference", "adapters", "experts"]
     of_settings = ["settings", "packages", *of_model, "server", "disk", "memory"]
     assert list(found) == [*of_settings, "code", *environments, "prompts", "SQL"]
     assert found["settings"][1].startswith("10 steps on ")
     # Six groups of eight; an episode failed, and another one's reward was NaN.
     assert found["SQL"][1] == "advantage rloo gives 46 of 48 made-up rollouts a finite number"
     assert not (folder / "run").exists()
+
+
+def test_the_format_of_tool_calls_is_what_the_template_writes_or_is_looked_at(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("--model", "model", "--env", "moar_cats", "--tools", "calculator")
+    _, found, _ = check(capsys, *args)
+    assert found["tool calls"] == (
+        "look",
+        "read as hermes: the chat template shows no tool call in a format that ludic knows; --tool-format sets it",
+    )
+    tokenizer_with(QWEN3_CODER).save_pretrained("model")
+    _, found, _ = check(capsys, *args)
+    assert found["tool calls"] == ("ok", "qwen3_coder")
+    _, found, _ = check(capsys, *args, "--tool-format", "llama")
+    assert found["tool calls"] == ("ok", "llama")
 
 
 def test_every_mistake_is_told_at_once_and_each_only_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +95,7 @@ def test_every_mistake_is_told_at_once_and_each_only_once(folder: Path, capsys: 
         "memory",
         "prompts",
     ]
-    assert err == "ludic: 3 of 14 checks found a mistake\n"
+    assert err == "ludic: 3 of 15 checks found a mistake\n"
 
 
 def test_a_score_that_fails_for_some_answers_only_is_no_mistake(

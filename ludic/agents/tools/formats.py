@@ -145,10 +145,13 @@ def format_of_template(tokenizer: Any) -> str | None:
     except ModelError:
         return None
     shown = text.rpartition(question.content)[2].partition(result.content)[0]
+    is_marked = False
     for name, each in _FORMATS.items():
         calls = each.parse(shown, [_PROBE_SCHEMA]).calls
-        if [(found.name, read_json(found.arguments)) for found in calls] == [(call.name, _PROBE)]:
+        is_it = [(found.name, read_json(found.arguments)) for found in calls] == [(call.name, _PROBE)]
+        if is_it and not (is_marked and name == _WITHOUT_MARKUP):
             return name
+        is_marked |= each.start.search(shown) is not None
     return None
 
 
@@ -219,12 +222,14 @@ _MISTRAL_NAME = re.compile(r"\s*(?P<name>[\w./-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
 # Looks ahead, so that the tag or the brace is read again. Llama begins with any key of a call.
 _LLAMA_START = re.compile(rf'(?={re.escape(_PYTHON_TAG)}|\{{\s*"(?:name|parameters|arguments|type)"\s*:)')
 _XML_START = re.compile(f"(?={CALL}|{FUNCTION})")
-_FORMATS: Mapping[str, ToolFormat] = {
+_WITHOUT_MARKUP = "llama"
+"""The last format: it would read JSON in the markup of the others, too."""
+_FORMATS: Mapping[str, _Markup] = {
     "hermes": _tag_format("tool_call"),
     "qwen3_coder": _Markup(_XML_START, _read_xml, EXAMPLE),
-    "llama": _Markup(_LLAMA_START, _read_llama, '{"name": "TOOL", "parameters": {...}}'),
     "mistral": _Markup(re.compile(r"\[TOOL_CALLS\]"), _read_mistral, f"[TOOL_CALLS][{_WRITTEN}]", calls_apart=True),
     "json": _Markup(re.compile(r"```json\b"), partial(_read_until, "```", False), f"```json\n{_WRITTEN}\n```"),
+    "llama": _Markup(_LLAMA_START, _read_llama, '{"name": "TOOL", "parameters": {...}}'),
 }
 
 

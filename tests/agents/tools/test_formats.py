@@ -1,6 +1,7 @@
 """Calls in the formats of the model families, read out of completions."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,8 +16,11 @@ from ludic.errors import ConfigError
 Calls = Sequence[tuple[str, dict[str, Any]]]
 
 
-def parse(name: str, text: str) -> ParsedCalls:
-    return make_tool_format(name).parse(text)
+def parse(name: str, text: str, *others: str) -> ParsedCalls:
+    """The calls in a text. others: names of tools beside go, stop and find; all take any arguments, and a number n."""
+    parameters = {"properties": {"n": {"type": "number"}}, "additionalProperties": {}}
+    about = [{"name": each, "parameters": parameters} for each in ("go", "stop", "find", *others)]
+    return make_tool_format(name).parse(text, [{"type": "function", "function": each} for each in about])
 
 
 def found(parsed: ParsedCalls) -> list[tuple[str, Any]]:
@@ -47,7 +51,17 @@ def in_tags(calls: Calls) -> str:
     return f"<act>{json.dumps([{'name': n, 'arguments': a} for n, a in calls])}</act>"
 
 
+def in_xml(calls: Calls) -> str:
+    return "\n".join(
+        f"<tool_call>\n<function={n}>\n"
+        + "".join(f"<parameter={key}>\n{json.dumps(value)}\n</parameter>\n" for key, value in a.items())
+        + "</function>\n</tool_call>"
+        for n, a in calls
+    )
+
+
 WRITERS = [
+    ("qwen3_coder", in_xml),
     ("hermes", in_hermes),
     ("llama", in_llama),
     ("llama", lambda calls: "<|python_tag|>" + in_llama(calls)),
@@ -56,7 +70,7 @@ WRITERS = [
     ("json", in_json),
     ("json:act", in_tags),
 ]
-NAMES = ["hermes", "llama", "mistral", "json", "json:act"]
+NAMES = ["qwen3_coder", "hermes", "llama", "mistral", "json", "json:act"]
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -73,7 +87,9 @@ a_call = st.tuples(
 @settings(max_examples=40)
 @given(calls=st.lists(a_call, min_size=1, max_size=4))
 def test_calls_as_a_family_writes_them_are_found(name: str, write: Callable[[Calls], str], calls: Calls) -> None:
-    parsed = parse(name, write(calls))
+    if name == "qwen3_coder":  # which has no way to write other names
+        calls = [(n, {key: v for key, v in a.items() if re.fullmatch(r"[^<>\s]+", key)}) for n, a in calls]
+    parsed = parse(name, write(calls), *(called for called, _ in calls))
     assert found(parsed) == [(called, arguments) for called, arguments in calls]
     assert parsed.feedback is None
     assert len({call.id for call in parsed.calls}) == len(calls)
@@ -82,6 +98,7 @@ def test_calls_as_a_family_writes_them_are_found(name: str, write: Callable[[Cal
 PIECES = [
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "```json", "```"),
     *('{"name": "a", "arguments": {"b": "c"}}', '{"name": "a", "parameters": {}}', '{"name": ', "[", "]", "{", "}"),
+    *("<function=a>", "</function>", "<parameter=b>", "</parameter>", "<function=", "<parameter=", ">", "7"),
     *("<act>", "</act>", "a", '"', "\\", "\n", " ", ";", "\ud800", r'"\ud800"', "NaN", "[" * 2000, '{"name":' * 500),
 ]
 
@@ -135,6 +152,34 @@ def test_arguments_in_a_string_are_taken_out_of_it() -> None:
         ("hermes", '<tool_call>{"name": "go"}</call>', "comes '</call>' instead of </tool_call>"),
         ("hermes", '<tool_call>{"name": "go", "arguments": {"x": NaN}}</tool_call>', "NaN is not a JSON number"),
         ("hermes", "<tool_call>" + '{"name":' * 5000, "JSON of the call"),
+        ("qwen3_coder", "<tool_call>", "after <tool_call> comes the end of the text instead of <function=TOOL>"),
+        ("qwen3_coder", '<tool_call>{"name": "go"}', 'comes \'{"name": "go"}\' instead of <function=TOOL>'),
+        ("qwen3_coder", "<function=go", "a name and > are missing in '<function=go'"),
+        ("qwen3_coder", "<function=>", "a name and > are missing in '<function=>'"),
+        ("qwen3_coder", "<function=go>", "in the call of go comes the end of the text instead of <parameter=NAME>"),
+        ("qwen3_coder", "<function=go>\nnow</function>", "in the call of go comes 'now</function>' instead of"),
+        ("qwen3_coder", "<function=go>\n<parameter=>\n1", "a name and > are missing in '<parameter=>"),
+        ("qwen3_coder", "<function=go>\n<parameter=x>\n1", "parameter x of go has no </parameter>"),
+        (
+            "qwen3_coder",
+            "<function=go>\n<parameter=x>\n1\n<parameter=y>\n2\n</parameter>\n</function>",
+            "parameter x of go has no </parameter> before '<parameter=y>",
+        ),
+        (
+            "qwen3_coder",
+            "<function=go>\n<parameter=x>\n1\n</function>\n</tool_call>",
+            "parameter x of go has no </parameter> before '</function>",
+        ),
+        (
+            "qwen3_coder",
+            "<function=go>\n<parameter=x>\n1\n</parameter>\n<parameter=x>\n2\n</parameter>\n</function>",
+            "parameter x of go is given twice",
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=go>\n</function>\n</call>",
+            "after the call of go comes '</call>' instead of </tool_call>",
+        ),
         ("llama", '{"name": "go", "parameters": {', "broken: Expecting property name"),
         ("llama", "<|python_tag|>go.call(1)", "broken: Expecting value at 'go.call(1)'"),
         ("mistral", "[TOOL_CALLS]go{}", "after [TOOL_CALLS] comes 'go{}'"),
@@ -152,6 +197,7 @@ def test_markup_that_cant_be_read_gives_feedback(name: str, text: str, feedback:
 
 
 BROKEN_ONES = {
+    "qwen3_coder": ("<tool_call>\n<function=go>\n<parameter=x>\n7\n", "has no </parameter>"),
     "hermes": ('<tool_call>{"name": </tool_call>', "Expecting value"),
     "llama": ('{"name": } ', "Expecting value"),
     "mistral": ("[TOOL_CALLS]go{} ", "after [TOOL_CALLS] comes"),
@@ -184,7 +230,7 @@ def test_a_call_of_any_depth_is_read_or_gives_feedback(name: str, write: Callabl
 def test_a_number_that_json_cant_hold_is_a_problem_of_its_call(
     name: str, write: Callable[[Calls], str], number: str
 ) -> None:
-    parsed = parse(name, write([("go", {"x": "HERE"})]).replace('"HERE"', number) + "\n" + write([("stop", {})]))
+    parsed = parse(name, write([("go", {"n": "HERE"})]).replace('"HERE"', number) + "\n" + write([("stop", {})]))
     assert found(parsed) == [("stop", {})]
     assert number in (parsed.feedback or "")
 
@@ -222,7 +268,9 @@ def test_a_long_hostile_text_is_read_in_a_moment(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hermess", "json:", "json:a b", "xml:act", ""])
 def test_an_unknown_format_is_refused_with_those_that_exist(name: str) -> None:
-    with pytest.raises(ConfigError, match="is unknown; there are hermes, llama, mistral, json, and json:TAG"):
+    with pytest.raises(
+        ConfigError, match="is unknown; there are hermes, qwen3_coder, mistral, json, llama, and json:TAG"
+    ):
         make_tool_format(name)
 
 

@@ -38,7 +38,7 @@ def test_every_built_in_tool_and_default_is_in_the_guide() -> None:
     assert f"| {interpreter.file_limit_bytes // 10**6} MB |" in TOOLS
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "llama", "mistral"])
 def test_the_calls_in_the_guide_are_found(name: str) -> None:
     (cell,) = re.findall(rf"^\| `{name}` \| (.*) \| .* \|$", TOOLS, re.MULTILINE)
     for example in re.findall(r"`([^`]*cats[^`]*)`", cell):
