@@ -171,7 +171,7 @@ OTHERS: dict[str, Read] = {
     "place_of": place_of,
     "without_place": without_place,
     "kind of a failure": partial(_VARYING.sub, ""),
-    "error of a bucket": lambda text: diagnose(OSError(f"Error performing GET http://a/ {text}")),
+    "error of a bucket": lambda text: diagnose(OSError(f"Error performing GET http://a/ {text}")).cause,
     "judge's number": lambda text: judge._parse(text, None),
     "judge's number by a pattern": lambda text: judge._parse(text, re.compile(r"(?s).+")),
     "exact": partial(score_exact, EXAMPLE),

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tenacity import (
@@ -73,12 +73,21 @@ _REDIRECT = "Received redirect without LOCATION"
 class Failure:
     """A filesystem's error, in terms common to all filesystems."""
 
-    cause: str
-    """The error's message on one line, without secrets."""
+    said: str = field(repr=False)
+    """The error's message, which may hold secrets."""
     code: str
     """S3's or Azure's error code, a name from errno, or the name of the error's class."""
     status: int | None = None
     """HTTP status; None if there is none."""
+
+    @property
+    def cause(self) -> str:
+        """The message on one line, without secrets.
+
+        Made when it is asked for: most failures are files that are not there yet, and nobody reads what they say.
+        """
+        text = " ".join(mask(self.said).split("\n\n")[0].split()).rstrip(".")
+        return text if len(text) <= 400 else f"{text[:400]}..."
 
     @property
     def is_missing_bucket(self) -> bool:
@@ -92,7 +101,7 @@ def diagnose(error: BaseException) -> Failure:
         if failure is not None:
             return failure
     code = errno.errorcode.get(getattr(error, "errno", None) or 0, type(error).__name__)
-    return Failure(_one_line(f"{type(error).__name__}: {_ERRNO.sub('', str(error))}"), code)
+    return Failure(f"{type(error).__name__}: {_ERRNO.sub('', str(error))}", code)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -215,7 +224,7 @@ def _from_text(error: BaseException) -> Failure | None:
     if request and (unanswered := _UNANSWERED.search(text, request.end())):
         reason = _REASON.search(text)
         said = reason[1] if reason else {"Timeout": "time-out"}.get(unanswered[1], "connection lost")
-        return Failure(_one_line(f"no answer from {request[1]}: {said}"), _UNREACHABLE)
+        return Failure(f"no answer from {request[1]}: {said}", _UNREACHABLE)
     return None
 
 
@@ -235,7 +244,7 @@ def _failure(code: str, message: str, status: int | None) -> Failure:
     if code.isdecimal():  # the answer to a HEAD has no body, so botocore's code is the status
         status, code, message = int(code), "", message if message != "Forbidden" else ""
     known = f"{code} (HTTP {status})" if code and status else code or f"HTTP {status}"
-    return Failure(_one_line(f"{known}: {message}" if message else known), code, status)
+    return Failure(f"{known}: {message}" if message else known, code, status)
 
 
 def _is_lost_connection(error: BaseException) -> bool:
@@ -244,12 +253,6 @@ def _is_lost_connection(error: BaseException) -> bool:
     if type(error).__module__.split(".")[0] not in _CLIENTS:
         return False
     return bool(_TRANSIENT_NAMES.search(type(error).__name__))
-
-
-def _one_line(text: str) -> str:
-    """Return the first paragraph on one line, without secrets, cut at 400 characters."""
-    text = " ".join(mask(text).split("\n\n")[0].split()).rstrip(".")
-    return text if len(text) <= 400 else f"{text[:400]}..."
 
 
 _ADVICE: Mapping[frozenset[str], str] = {

@@ -25,7 +25,9 @@ from ludic.adapters.imports.forms import conversations, pairs
 from ludic.defaults import Track
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, LudicError, SchemaError
+from ludic.launch.start_server import StartServer
 from ludic.models.tiny import make_tiny_model
+from ludic.operations import fit_inputs
 from ludic.operations.fit import _has_heldout, _keep_columns
 from ludic.operations.fit_inputs import (
     Inputs,
@@ -697,3 +699,25 @@ def test_a_data_set_without_held_out_questions_is_not_evaluated(folder: Path, ca
     assert "questions, none of them held out" in caplog.text
     assert "heldout=0.5 holds out half of the questions" in caplog.text
     assert _has_heldout(ludic.RunConfig(model="x", env=("addition",)), inputs)
+
+
+def test_the_server_that_forks_processes_imports_while_the_inputs_are_made_and_is_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+    start, write = StartServer.__init__, fit_inputs.write_questions
+
+    def noted_start(*args: Any) -> None:
+        done.append("server")
+        start(*args)
+
+    def noted_write(*args: Any, **options: Any) -> Any:
+        done.append("questions")
+        return write(*args, **options)
+
+    monkeypatch.setattr(StartServer, "__init__", noted_start)
+    monkeypatch.setattr(fit_inputs, "write_questions", noted_write)
+    rows = [{"prompt": f"{number} + 1", "answer": f"{number + 1}"} for number in range(8)]
+    with pytest.raises(LudicError, match="nothing-here"):
+        ludic.grpo(model=tmp_path / "nothing-here", dataset=rows, reward="exact", root=tmp_path / "run", num_steps=1)
+    assert done == ["server", "questions"]

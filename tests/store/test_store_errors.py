@@ -16,7 +16,7 @@ from fsspec.registry import known_implementations
 from s3_proxy import Refuse, Reply, S3Proxy
 
 from ludic.errors import ConfigError, StoreError
-from ludic.store import RolloutWriter, Root
+from ludic.store import RolloutWriter, Root, failures
 from ludic.store.filesystem import Storage
 from ludic.store.root import SCHEMES, check_scheme
 
@@ -43,6 +43,21 @@ def test_a_path_below_a_file_is_refused(tmp_path, run_config):
     url = str(tmp_path / "file" / "run")
     with pytest.raises(StoreError, match=rf"^{url}/run\.json: NotADirectoryError: "):
         Root.create(url, run_config)
+
+
+def test_a_file_that_is_not_there_yet_is_not_looked_through_for_secrets(tmp_path, run_config, monkeypatch):
+    root, searched = Root.create(str(tmp_path / "run"), run_config), []
+    monkeypatch.setattr(failures, "mask", searched.append)
+    with pytest.raises(FileNotFoundError):
+        root.read("policies/LATEST")
+    assert searched == []
+
+
+def test_a_failure_that_is_shown_whole_has_no_secret(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    failure = failures.diagnose(OSError(f"refused {SECRET}"))
+    assert SECRET not in repr(failure)
+    assert failure.cause == "OSError: refused ***"
 
 
 def test_a_folder_that_became_a_file_stops_no_worker_silently(tmp_path, run_config, next_batch):
