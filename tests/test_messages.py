@@ -32,7 +32,13 @@ READ: dict[str, tuple[dict[str, Any], list[Message]]] = {
     "empty text": ({"content": ""}, [said("")]),
     "NUL": ({"content": "a\0b"}, [said("a\0b")]),
     "text parts": (
-        {"content": [{"type": "text", "text": "sun"}, {"type": "output_text", "text": "warm"}, {"text": "dry"}]},
+        {
+            "content": [
+                {"type": "text", "text": "sun"},
+                {"type": "output_text", "text": "warm"},
+                {"type": None, "text": "dry"},
+            ]
+        },
         [said("sun\nwarm\ndry")],
     ),
     "reasoning_content": ({"content": "sun", "reasoning_content": "hm"}, [said("sun", reasoning="hm")]),
