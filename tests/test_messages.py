@@ -384,6 +384,8 @@ def test_an_environment_may_use_the_known_roles_alone() -> None:
         RefusedRecordError, match=r"messages\[0\].role is 'human', wanted one of system, developer, user"
     ):
         read_messages([Message(role="human", content="q")])
+    with pytest.raises(RefusedRecordError, match=r"messages\[0\].content is None, wanted a text"):
+        read_messages([Message(role="user", content=None)])  # type: ignore[arg-type]
 
 
 # --- Texts are stored as they are ------------------------------------------------------------------------------------
