@@ -496,6 +496,7 @@ HARMONY = Family(
 {{- '<|start|>assistant to=functions.' + called.name + '<|channel|>commentary <|constrain|>json<|message|>' }}
 {{- m.tool_calls[0].function.arguments | tojson + '<|call|>' }}
 {%- elif m.role == 'assistant' %}
+{%- if '<|channel|>' in m.content %}{{ raise_exception('channels in the content') }}{% endif %}
 {%- if m.thinking and loop.last and not add_generation_prompt %}
 {{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}
 {%- endif %}

@@ -86,11 +86,6 @@ REASONING = {name: re.compile(rf"[.'\"]{name}\b") for name in ("reasoning_conten
 """Names under which chat templates read the thinking of a message apart from its content, and how to find that."""
 
 
-def reads_reasoning(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Return whether the chat template reads the thinking of a message, which it may still leave out of past turns."""
-    return any(read.search(str(tokenizer.chat_template)) for read in REASONING.values())
-
-
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """How answers that were recorded elsewhere are prepared for a template."""
@@ -102,10 +97,20 @@ class Recorded:
 
     def prepared(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return an answer without its end token, with a QUOTE in the names that are text."""
-        content = message["content"]
-        while (end := next((each for each in self.ends if content.rstrip().endswith(each)), None)) is not None:
-            content = content.rstrip().removesuffix(end)
+        content = message["content"][: self._end_of(message["content"])]
         return {name: _broken_up(value, self.quoted, QUOTE) for name, value in {**message, "content": content}.items()}
+
+    def _end_of(self, content: str) -> int:
+        """Return where a text ends without the end tokens behind it, and the blanks around these."""
+        end = stop = len(content)
+        while stop:
+            if content[stop - 1].isspace():
+                stop -= 1
+            elif (name := next((each for each in self.ends if content.endswith(each, 0, stop)), None)) is not None:
+                end = stop = stop - len(name)
+            else:
+                break
+        return end
 
 
 class ChatRenderer:

@@ -11,6 +11,7 @@ told; ModelError if the template fails or refuses a conversation.
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ class Turn:
     """Token that is sampled behind `said`, whose text the template does not write; None if `said` is all."""
     trained: Sequence[tuple[int, int]]
     """Where the parts of `said` to train on begin and end: those in {% generation %}, all without such marks."""
+    hides_reasoning: bool
+    """Whether `said` lacks the thinking that the message has apart from its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +67,15 @@ class Turns:
     """Finds turns with one tokenizer; conversations share what is known of its template."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop_tokens: Collection[int] = ()) -> None:
-        """stop_tokens: of the model's generation_config.json, at which a sampler stops; tokenizer.eos_token is one."""
+        """stop_tokens: those of the model's generation_config.json, besides the tokenizer's eos_token."""
         self.tokenizer, self.eos_token_id = tokenizer, tokenizer.eos_token_id
-        known = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
-        self.stop_tokens = {*stop_tokens, *([] if self.eos_token_id is None else [self.eos_token_id])}
-        self._ids = {name: token for token, name in known.items()}
+        added = tokenizer.added_tokens_decoder
+        self._special = {str(each) for each in added.values() if each.special} | {*tokenizer.all_special_tokens}
+        self._ids: dict[str, int] = {name: tokenizer.convert_tokens_to_ids(name) for name in self._special}
+        self._ids |= {str(each): token for token, each in added.items()}
         self._added = Names(self._ids)
-        self._stops = {name for name, token in self._ids.items() if token in self.stop_tokens}
-        self._special = {str(added) for added in tokenizer.added_tokens_decoder.values() if added.special}
+        stops = {*stop_tokens, self.eos_token_id}
+        self._stops = {name for name, token in self._ids.items() if token in stops}
         self._endings: dict[tuple[str, bool], _Ending] = {}
         self._recorded: Recorded | None = None
 
@@ -138,9 +142,7 @@ class Turns:
     def _tail(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         text = ChatRenderer(self.tokenizer, messages, tools=tools).text(len(messages), add_generation_prompt=False)
         _, found, tail = text.rpartition(_MADE_UP)
-        if not found:
-            raise RefusedRecordError("the chat template leaves out the text of an answer")
-        return tail
+        return tail if found else ""
 
     def _end_of(self, texts: Sequence[str]) -> str | None:
         """Return the text that ends with the token of an end: the first with a stop token, else the first."""
@@ -208,7 +210,9 @@ class TurnsOfConversation:
             is_marked = any(until > _num_common(prompt, text) for _, until in self._marks(end, text))
             trained = [(0, len(said))] if is_marked else []
         end_token = None if is_cut or sampled else token
-        return Turn(prompt=prompt, said=said, end_token=end_token, trained=trained)
+        reasoning = self._renderer.prepared(end)[index].get("reasoning_content") or ""
+        hides = reasoning.strip() not in said
+        return Turn(prompt=prompt, said=said, end_token=end_token, trained=trained, hides_reasoning=hides)
 
     def _text(self, end: int) -> str:
         if self._renderer.has_marks and end == len(self._messages):
@@ -263,7 +267,7 @@ class TurnsOfConversation:
             return len(head), "", text
         if shown and (opening := _OPENING.search(prefilled)):
             return self._after_thinking(index, before, head, opening[1])
-        at = text.rfind(asking, 0, _num_common(made_up, text))
+        at = text.rfind(asking, 0, _num_common(made_up, text)) if asking.strip() else -1
         if not shown and at >= 0:  # the answer changes how the messages before it are shown
             return at + len(asking), "", text
         raise RefusedRecordError(
@@ -302,22 +306,31 @@ class TurnsOfConversation:
         return len(head), lead, text
 
     def _check_shown(self, index: int, said: str) -> None:
-        """Refuse an answer of which the template shows no text, or not all tool calls."""
+        """Refuse an answer of which the template shows no text or not all tool calls, or whose text it refuses."""
         message, prepared, text = self._messages[index], self._renderer.prepared(index + 1), said.replace(QUOTE, "")
-        shown = tuple(call for call in message.tool_calls if call.name in text)
-        if len(shown) < len(message.tool_calls):
-            variant = self._renderer.prepare(as_template_input(replace(message, tool_calls=shown)))
-            if self._is_same(prepared, variant):
-                raise RefusedRecordError(
-                    f"the chat template does not show tool calls of message {index}, so they can't be trained on; take "
-                    "a model whose template shows them"
-                )
-        content = prepared[index]["content"].replace(QUOTE, "").rpartition(_CLOSING)[2].strip()
-        if content and content not in text and self._is_same(prepared, {**prepared[index], "content": ""}):
+        calls, spoken = message.tool_calls, message.content + (message.reasoning or "")
+        names = Counter(call.name for call in calls)
+        if any(name in spoken or text.count(name) < number for name, number in names.items()):
+            for left_out in range(len(calls)):
+                others = as_template_input(replace(message, tool_calls=(*calls[:left_out], *calls[left_out + 1 :])))
+                if self._is_same(prepared, self._renderer.prepare(others)):
+                    raise RefusedRecordError(
+                        f"the chat template does not show the call of {calls[left_out].name} in message {index}, so it "
+                        "can't be trained on; take a model whose template shows all tool calls"
+                    )
+        answer = prepared[index]
+        content = answer["content"].rpartition(_CLOSING)[2].strip()
+        if content and content not in said and self._is_same(prepared, {**answer, "content": ""}):
             raise RefusedRecordError(
-                f"the chat template leaves out the text of message {index}, {content[:40]!r}, beside its tool calls; "
-                "leave it out, or take a model whose template shows both"
+                f"the chat template leaves out the text of message {index}, {content[:40]!r}"
+                + (", beside its tool calls; leave it out, or" if calls else ";")
+                + " take a model whose template shows it"
             )
+        if QUOTE in answer["content"]:
+            try:
+                self._renderer.text_of([*prepared[:-1], {**answer, "content": answer["content"].replace(QUOTE, "")}])
+            except ModelError as error:  # a template may refuse names of tokens in an answer
+                raise RefusedRecordError(f"message {index}: {error}") from error
 
     def _is_same(self, prepared: Sequence[dict[str, Any]], variant: dict[str, Any]) -> bool:
         """Return whether the template shows a variant of the last message like the message itself."""

@@ -19,7 +19,6 @@ import numpy as np
 from ludic.agents.transcript import Transcript, TranscriptBuilder
 from ludic.errors import LudicError, RefusedRecordError
 from ludic.messages import ReadMessages, check_text, read_messages
-from ludic.models.chat import reads_reasoning
 from ludic.models.encoding import encode, encode_all
 from ludic.models.turns import Turn, Turns
 from ludic.records import AgentStep, FinishReason, Message
@@ -253,8 +252,7 @@ def _conversation_rows(conversation: Conversation, turns: Turns, is_open: bool) 
         )
     transcripts = enumerate(builder.transcripts())
     rows = [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
-    thoughts = sum(bool(message.reasoning) for message in messages)
-    hidden = {HIDDEN_REASONING: thoughts} if thoughts and not reads_reasoning(turns.tokenizer) else {}
+    hidden = {HIDDEN_REASONING: calls.num_without_reasoning} if calls.num_without_reasoning else {}
     return [replace(rows[0], unread={**read.unread, **hidden}), *rows[1:]]
 
 
@@ -291,6 +289,8 @@ class _Calls:
 
     def __init__(self, turns: Turns, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         self._turns = turns.of(messages, tools)
+        self.num_without_reasoning = 0
+        """Number of calls so far whose thinking the template leaves out."""
         self._text = ""
         """Text of the last call's prompt and completion, without an end token that the template does not write."""
         self._tokens = np.zeros(0, np.int32)
@@ -303,6 +303,7 @@ class _Calls:
         whether it was cut off, so that it has no end token.
         """
         turn = self._turns.of_last(end, is_cut=is_cut)
+        self.num_without_reasoning += turn.hides_reasoning
         prompt, whole = yield [turn.prompt, turn.prompt + turn.said]
         if turn.prompt.startswith(self._text) and not _begins(prompt, self._tokens):
             (rest,) = yield [turn.prompt[len(self._text) :]]

@@ -29,17 +29,22 @@ from ludic.store.records import ImportReport
 STORED = Path(__file__).with_name("conversations.json")
 """What ludic stored of RECORDS with each template when it took them one by one; made by `stored`."""
 
-_TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+_CALLS = "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}"
+_TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}" + _CALLS + "<|im_end|>\n"
 TEMPLATES = {
     # Shows tools, and leaves out the thinking of answers before the last question.
     "rewrites history": TOOL_TEMPLATE,
     "strips blanks": (
         "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{{ m.content | trim }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "{{ m.content | trim }}"
+        + _CALLS
+        + "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
     "adds blanks": (
         "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}<|im_start|> {{ m.role }} "
-        "  {{ m.content }}  <|im_end|> {% endfor %}{% if add_generation_prompt %}<|im_start|> assistant   {% endif %}"
+        "  {{ m.content }}"
+        + _CALLS
+        + "  <|im_end|> {% endfor %}{% if add_generation_prompt %}<|im_start|> assistant   {% endif %}"
     ),
     # A past answer is no continuation of its prompt, which ends with a mark that answers lack.
     "opens thinking": (
@@ -47,7 +52,9 @@ TEMPLATES = {
         "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
     ),
     "ends without a token": (
-        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n"
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        + _CALLS
+        + "\n"
         "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     ),
 }

@@ -339,6 +339,7 @@ def test_names_of_tokens_that_an_answer_quotes_are_text(name: str):
     plain = tokenizer.apply_chat_template([*asked("yes"), *asked("")[:1]], tokenize=False)
     quoted = [each for each in {*family.special, family.eos, family.bos, *family.stops} if each and each in plain]
     quoted += [each for each in (family.eos, *family.stops) if each not in quoted]
+    quoted = [each for each in quoted if f"'{each}' in m.content" not in family.template]  # which it refuses
     content = f"A turn of {name} has {', '.join(sorted(quoted))} in it, and goes on."
     before, after = family.write(Said(content="ANSWER")).split("ANSWER")
     if name == "alpaca":
@@ -445,13 +446,24 @@ CHATML_TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+NO_CALL = "the chat template does not show the call of add in message 1, so it can't be trained on; take a model"
+SECOND_CALL = [{"id": "c2", "function": {"name": "add", "arguments": {"a": 2}}}]
 CALLING = asked("", tool_calls=[{"id": "c1", "function": {"name": "add", "arguments": {"a": 1}}}])
 
 
 @pytest.mark.parametrize(
     ("template", "messages", "reason"),
     [
-        (CHATML_TURNS, CALLING, "the chat template does not show tool calls of message 1, so they can't be trained on"),
+        (
+            CHATML_TURNS,
+            CALLING,
+            NO_CALL,
+        ),
+        (
+            CHATML_TURNS,
+            [CALLING[0], {**CALLING[1], "content": "I add them."}],
+            NO_CALL,
+        ),
         (
             FAMILIES["llama3"].template,
             [CALLING[0], {**CALLING[1], "content": "Let me see."}],
@@ -470,7 +482,7 @@ CALLING = asked("", tool_calls=[{"id": "c1", "function": {"name": "add", "argume
         (
             CHATML_TURNS.replace("{{ m.content }}", "..."),
             asked("3"),
-            "the chat template leaves out the text of an answer",
+            "the chat template leaves out the text of message 1, '3'",
         ),
         (
             CHATML_TURNS,
@@ -485,7 +497,8 @@ CALLING = asked("", tool_calls=[{"id": "c1", "function": {"name": "add", "argume
     ],
 )
 def test_an_answer_that_the_template_does_not_tell_is_refused_in_one_line(template: str, messages: Any, reason: str):
-    tokenizer = FAMILIES["llama3"].tokenizer() if "begin" in template else FAMILIES["chatml"].tokenizer()
+    families = [family for family in FAMILIES.values() if family.template == template]
+    tokenizer = (families or [FAMILIES["chatml"]])[0].tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(RefusedRecordError, match=reason) as refused:
         imported(FAMILIES["chatml"], tokenizer, messages)
