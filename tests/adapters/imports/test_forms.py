@@ -255,6 +255,15 @@ def test_a_file_has_one_form_and_one_that_fits_none_is_refused_with_its_fields(t
         conversations([{"question": "a", "answer": "b", "empty": None}], "x")
 
 
+def test_an_image_that_the_text_does_not_show_is_a_column_like_others() -> None:
+    row = {"messages": [{"role": "user", "content": "fix it"}, {"role": "assistant", "content": "done"}]}
+    said = conversations([{**row, "image": "docker.io/library/python:3.11", "images": []}], "x").said
+    assert said == "x: read as messages: 1 conversation; columns that are not read: image, images"
+    shown = {"conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]}
+    with pytest.raises(ConfigError, match="x, row 0 has image, and ludic reads texts alone"):
+        conversations([{**shown, "image": "coco/1.jpg"}], "x")
+
+
 def test_every_row_of_a_fixture_fits_one_form() -> None:
     for name, form in FIXTURES.items():
         forms = CONVERSATIONS if form["use"] == "conversations" else PAIRS
