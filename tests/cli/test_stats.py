@@ -27,7 +27,7 @@ def test_answers_cut_at_max_tokens_are_counted_under_this_name(ludic, started: R
     (row,) = collect_stats(started).facts["environments"]
     assert (row["truncated_fraction"], row["incomplete_fraction"]) == (0.0, 0.75)
     lines = [line.split() for line in ludic("stats", started.url).out.splitlines()]
-    assert ["env", "rollouts", "reward", "tokens", "max_tokens", "unparsed", "other", "limits", "failed"] in lines
+    assert ["env", "rollouts", "reward", "tokens", "max_tokens", "unparsed", "limits", "failed"] in lines
     assert ["moar_cats", "4", "0.25", "16.0", "75.0%", "0.0%", "0.0%", "0.0%"] in lines
 
 
