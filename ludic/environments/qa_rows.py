@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ludic.environments.column_values import MARK, read_back, spelled
 from ludic.errors import ConfigError, one_line, unknown_name
 from ludic.installed import require
 from ludic.paths import local_path
@@ -100,7 +101,7 @@ class Rows:
 
     def __getitem__(self, number: int) -> Row:
         messages = _decoded(self._questions[number].as_py())
-        columns = {**dict.fromkeys(self._names), **msgspec.json.decode(self._columns[number].as_py())}
+        columns = {**dict.fromkeys(self._names), **read_back(msgspec.json.decode(self._columns[number].as_py()))}
         return Row(messages=messages, answer=self._answers[number].as_py(), columns=columns)
 
     def questions(self) -> Iterator[str]:
@@ -271,7 +272,7 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 raise ConfigError(f"{where} is not JSON: {one_line(error)}") from error
             if not isinstance(row, dict):
                 raise ConfigError(f"{where} is {_show(row)}, wanted an object with the columns as keys")
-            yield f"line {number}", row
+            yield f"line {number}", read_back(row) if MARK.encode() in line else row
 
 
 def _parquet_rows(path: Path, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -318,7 +319,7 @@ def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, s
         if name is None and columns.with_row and str(row.get(ANSWER_COLUMN) or "").strip():
             name = ANSWER_COLUMN  # no scorer needs it, and people want to see it
         answer = "" if name is None else _answer(value_in(row, name, where), columns, f"{where}, column {name!r}")
-        return _encoded(messages), answer, _encoded(others)
+        return _encoded(messages), answer, _encoded(spelled(others))
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -2,7 +2,8 @@
 
 The files are in inputs/ of a local root, else in a folder of this user's cache:
 
-    questions-{digest}.jsonl    the data set, if it was given as values: questions for the environment qa/FILE
+    questions-{digest}.jsonl    the data set, if it was given as values: questions for the environment qa/FILE; values
+                                that JSON does not have are spelled (ludic.environments.column_values)
     rows-{digest}.jsonl         conversations or pairs, in the format jsonl of `ludic import`
     reward.py                   the rewards as a scorer, with the modules beside it that they import
     settings.json               the settings of processes in the background
@@ -24,6 +25,7 @@ import msgspec
 from ludic.code.files import ORIGIN
 from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
+from ludic.environments.column_values import spelled
 from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
 from ludic.environments.rewards import columns_of, is_of_trl, sees_group
 from ludic.errors import ConfigError, LudicError, one_line
@@ -98,7 +100,7 @@ class Inputs:
         lines = []
         for number, row in enumerate(rows):
             try:
-                lines.append(msgspec.json.encode(row))
+                lines.append(msgspec.json.encode(spelled(row) if kind == "questions" else row))
             except (msgspec.MsgspecError, TypeError, ValueError) as error:
                 raise ConfigError(f"{what}, row {number}: {one_line(error)}; wanted what JSON can hold") from error
         data = b"\n".join([*lines, b""])
