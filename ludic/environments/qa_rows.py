@@ -22,6 +22,7 @@ import pyarrow as pa
 from ludic.arrow_rows import table_rows
 from ludic.data_files import LISTED as DATA_FILES
 from ludic.data_files import is_data_file, read_rows
+from ludic.environments.column_values import read_back, spelled
 from ludic.errors import ConfigError, RefusedRecordError, one_line, unknown_name
 from ludic.installed import require
 from ludic.messages import read_messages
@@ -195,7 +196,7 @@ class Rows:
 
     def __getitem__(self, number: int) -> Row:
         messages = _decoded(self._questions[number].as_py())
-        columns = {**dict.fromkeys(self._names), **msgspec.json.decode(self._columns[number].as_py())}
+        columns = {**dict.fromkeys(self._names), **read_back(msgspec.json.decode(self._columns[number].as_py()))}
         own_id = None if self.ids is None else self.ids[number].as_py()
         return Row(messages=messages, answer=self._answers[number].as_py(), columns=columns, id=own_id)
 
@@ -305,7 +306,8 @@ class Source:
     def _rows(self, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield each row, and where it is. columns: those to read; None reads all."""
         if self.kind == "file":
-            return _file_rows(self.label, Path(self.path), columns)
+            rows = _file_rows(self.label, Path(self.path), columns)
+            return rows if self.stored is None else ((where, read_back(row)) for where, row in rows)
         return self._dataset_rows(columns)
 
     def _check_options(self) -> None:
@@ -412,7 +414,7 @@ def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, s
         if name is None and columns.with_row and str(row.get(ANSWER_COLUMN) or "").strip():
             name = ANSWER_COLUMN  # no scorer needs it, and people want to see it
         answer = "" if name is None else _answer(value_in(row, name, where), columns, f"{where}, column {name!r}")
-        return _encoded(messages), answer, _encoded(others)
+        return _encoded(messages), answer, _encoded(spelled(others))
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

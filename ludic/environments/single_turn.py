@@ -27,6 +27,7 @@ import numpy as np
 from ludic.children import describe_end, end_with_parent, start_python
 from ludic.code.files import Files, UserFile
 from ludic.code.run import failure_of, only_exceptions
+from ludic.environments.column_values import read_back, spelled
 from ludic.environments.environment import (
     Example,
     GroupAnswer,
@@ -185,7 +186,11 @@ class ScorerProcesses:
         return await self._call(_Call(example, answers=list(answers)))
 
     async def _call(self, call: _Call) -> list[Score]:
-        message = _encode(call, f"example {call.example.example_id!r} of environment {self._name}")
+        sent = replace(call.example, data=spelled(call.example.data))
+        message = _encode(
+            msgspec.structs.replace(call, example=sent),
+            f"example {call.example.example_id!r} of environment {self._name}",
+        )
         process: _Process | None = None
 
         async def start() -> None:
@@ -392,6 +397,7 @@ def main() -> None:
                     result = msgspec.msgpack.encode(_Result())
                 else:
                     call = msgspec.msgpack.decode(message, type=_Call)
+                    call.example = replace(call.example, data=read_back(call.example.data))
                     result = _encode(_Result(_scores(environment, call, loop)), "score")
         except Exception as error:
             failure = failure_of(error)

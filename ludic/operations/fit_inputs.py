@@ -2,7 +2,8 @@
 
 The files are in inputs/ of a local root, else in a folder of this user's cache, and questions then also in the root:
 
-    questions-{digest}.jsonl    the data set, if it was given as values: questions for the environment qa/FILE
+    questions-{digest}.jsonl    the data set, if it was given as values: questions for the environment qa/FILE; values
+                                that JSON does not have are spelled (ludic.environments.column_values)
     rows-{digest}.jsonl         conversations or pairs, in the format jsonl of `ludic import`
     reward.py                   the rewards as a scorer, with the modules beside it that they import
     settings.json               the settings of processes in the background
@@ -27,6 +28,7 @@ from ludic.code.files import ORIGIN
 from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
 from ludic.data_files import LISTED as DATA_FILES
+from ludic.environments.column_values import spelled
 from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
 from ludic.environments.rewards import columns_of, is_of_trl, sees_group
 from ludic.errors import ConfigError, LudicError, one_line
@@ -113,7 +115,7 @@ class Inputs:
 
         Raises ConfigError for values that JSON can't hold, StoreError.
         """
-        data = self._lines(rows, what)
+        data = self._lines(map(spelled, rows), what)
         digest = sha256(data).hexdigest()
         name = DATA.name(DataName(digest[:16]))
         stored = name.removeprefix(f"{DATA.folder}/")

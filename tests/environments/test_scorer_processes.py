@@ -42,6 +42,7 @@ class Own:
 
     def example(self, index, split):
         data = {"level": 3, "day": datetime.date(2026, 1, 1), "parts": ("a", {"b": b"c"}), "count": np.int64(4)}
+        data["nothing"] = float("nan")
         return Example(example_id=f"{split}-{index}", messages=(Message(role="user", content="?"),), data=data)
 
     def score(self, example, answer):
@@ -57,10 +58,11 @@ class Own:
         if answer == "quit":
             raise SystemExit(4)
         print("printed by a scorer", flush=True)
-        assert example.data["parts"] == ["a", {"b": b"c"}] and example.data["count"] == 4.0, example.data
+        assert example.data["parts"] == ("a", {"b": b"c"}) and example.data["count"] == 4.0, example.data
+        assert example.data["nothing"] != example.data["nothing"], "NaN"
         return Score(
             reward=np.float32(self.weight * len(answer)),
-            components={"level": example.data["level"], "day": float(str(example.data["day"])[:4])},
+            components={"level": example.data["level"], "day": float(example.data["day"].year)},
             span_rewards=(SpanReward(start=0, end=1, reward=0.5),),
             info={"pid": os.getpid(), "word": own_words.WORD, "calls": self.num_calls},
             extra={"x_tags": ["a", "b"]},

@@ -1,0 +1,100 @@
+"""Spell values of columns for JSON and MessagePack such that they come back the same: NaN, dates, decimals, bytes, ...
+
+What neither can hold, or would hold as something else, becomes {MARK: [kind, text]}. Other values stay as they are, so
+what JSON holds is spelled as JSON spells it. Raises nothing: a value of an unknown type is left for the encoder.
+"""
+
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+MARK = "__ludic__"
+"""Key of an object that stands for a value."""
+
+
+def spelled(value: Any) -> Any:
+    """Return a value as JSON and MessagePack can hold it."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {MARK: ["float", str(float(value))]}
+    if isinstance(value, Mapping):
+        if MARK not in value and all(isinstance(key, str) for key in value):
+            return {key: spelled(each) for key, each in value.items()}
+        return {MARK: ["mapping", [[spelled(key), spelled(each)] for key, each in value.items()]]}
+    if isinstance(value, list):
+        return [spelled(each) for each in value]
+    if isinstance(value, tuple):
+        return {MARK: ["tuple", [spelled(each) for each in value]]}
+    return next(({MARK: [kind, write(value)]} for kind, (own, write) in _WRITERS.items() if own(value)), value)
+
+
+def read_back(value: Any) -> Any:
+    """Return the value that was spelled."""
+    if isinstance(value, list):
+        return [read_back(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    told = value.get(MARK) if len(value) == 1 else None
+    if isinstance(told, list) and len(told) == 2 and told[0] in [*_READERS]:
+        with suppress(ValueError, TypeError, ArithmeticError, AttributeError):  # an object that a person wrote
+            return _READERS[told[0]](told[1])
+    return {key: read_back(each) for key, each in value.items()}
+
+
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+def _is_of_pandas(name: str) -> Callable[[Any], bool]:
+    """Arrow gives values of pandas for nanoseconds, if it is installed."""
+    return lambda value: type(value).__name__ == name and type(value).__module__.startswith("pandas")
+
+
+def _write_time(value: Any) -> list[str | None]:
+    zone = getattr(value.tzinfo, "key", None) or getattr(value.tzinfo, "zone", None)
+    return [value.isoformat(), zone]
+
+
+def _in_zone(value: Any, zone: str | None) -> Any:
+    return value if zone is None else value.astimezone(ZoneInfo(zone))
+
+
+def _of_pandas(name: str, text: str) -> Any:
+    import pandas as pd
+
+    return getattr(pd, name)(text)
+
+
+# In this order: values of pandas are also those of datetime, and a datetime is a date.
+_WRITERS: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
+    "Timestamp": (_is_of_pandas("Timestamp"), _write_time),
+    "Timedelta": (_is_of_pandas("Timedelta"), lambda value: value.isoformat()),
+    "datetime": (_is(datetime), _write_time),
+    "date": (_is(date), date.isoformat),
+    "time": (_is(time), time.isoformat),
+    "timedelta": (_is(timedelta), lambda value: [value.days, value.seconds, value.microseconds]),
+    "Decimal": (_is(Decimal), str),
+    "bytes": (_is(bytes), lambda value: b64encode(value).decode()),
+    "UUID": (_is(UUID), str),
+}
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "float": float,
+    "mapping": lambda pairs: {read_back(key): read_back(each) for key, each in pairs},
+    "tuple": lambda items: tuple(map(read_back, items)),
+    "Timestamp": lambda told: _in_zone(_of_pandas("Timestamp", told[0]), told[1]),
+    "Timedelta": lambda told: _of_pandas("Timedelta", told),
+    "datetime": lambda told: _in_zone(datetime.fromisoformat(told[0]), told[1]),
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": lambda told: timedelta(*told),
+    "Decimal": Decimal,
+    "bytes": b64decode,
+    "UUID": UUID,
+}
