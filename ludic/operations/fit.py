@@ -286,7 +286,10 @@ def _server_started_early(parts: Mapping[str, dict[str, Any]]) -> AbstractContex
     if launching.get("launcher", "local") != "local" or not isinstance(num_workers, int):
         return nullcontext()
     launching.setdefault("eval_every", 1)  # most data sets have questions to evaluate on
-    return started_early(convert(LaunchConfig, launching), convert(EngineConfig, parts["engine"]), num_workers)
+    processes = convert(LaunchConfig, launching)
+    # A run that is there may have more workers than this call names.
+    num_workers = max(num_workers, processes.local_workers or 0)
+    return started_early(processes, convert(EngineConfig, parts["engine"]), num_workers)
 
 
 def _environment(

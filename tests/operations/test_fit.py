@@ -28,7 +28,7 @@ from ludic.errors import ConfigError, LudicError, SchemaError
 from ludic.launch.start_server import StartServer
 from ludic.models.tiny import make_tiny_model
 from ludic.operations import fit_inputs
-from ludic.operations.fit import _has_heldout, _keep_columns
+from ludic.operations.fit import _has_heldout, _keep_columns, _server_started_early
 from ludic.operations.fit_inputs import (
     Inputs,
     Questions,
@@ -721,3 +721,8 @@ def test_the_server_that_forks_processes_imports_while_the_inputs_are_made_and_i
     with pytest.raises(LudicError, match="nothing-here"):
         ludic.grpo(model=tmp_path / "nothing-here", dataset=rows, reward="exact", root=tmp_path / "run", num_steps=1)
     assert done == ["server", "questions"]
+
+
+def test_a_call_that_starts_some_workers_need_not_name_all_workers_of_the_run() -> None:
+    with _server_started_early({"launch": {"local_workers": 2}, "run": {}, "engine": {}}):
+        pass  # num_workers is in run.json, which is read later
