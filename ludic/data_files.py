@@ -203,32 +203,32 @@ def _row(line: bytes) -> dict[str, Any] | str:
         value = msgspec.json.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):  # it is stricter than json, which also takes NaN
         try:
-            value = _decoded(line.decode())
+            text = line.decode()
+            value = json.loads(text)
         except UnicodeDecodeError as error:
             return f"is not UTF-8 text: byte {line[error.start]:#04x} at {error.start + 1}"
         except json.JSONDecodeError as error:
             return f"is not JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}"
         except (ValueError, RecursionError) as error:  # a number of too many digits, brackets in brackets
             return f"is not JSON: {one_line(error)}"
-    return value if isinstance(value, dict) else _no_object(value)
-
-
-def _no_object(value: Any) -> str:
-    return f"is {reprlib.repr(value)}, wanted a JSON object with the columns as keys"
+        return _object(value, text)
+    return _object(value, "")
 
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""A half of a surrogate pair, which alone is no character."""
+"""A half of a surrogate pair in JSON."""
 
 
-def _decoded(text: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError, also for a half of a surrogate pair."""
-    value = json.loads(text)
+def _object(value: Any, text: str) -> dict[str, Any] | str:
+    """Return a value, or why it can't be a row. text: its JSON; empty if it has no half of a surrogate pair."""
+    if not isinstance(value, dict):
+        return f"is {reprlib.repr(value)}, wanted a JSON object with the columns as keys"
     if _HALF.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("half of a surrogate pair, which is no character") from None
+        except UnicodeEncodeError as error:  # no tokenizer takes it
+            half = error.object[error.start].encode("unicode_escape").decode()
+            return f"holds half a character, {half}; wanted both halves, or the character itself"
     return value
 
 
@@ -239,21 +239,14 @@ def _array_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
     while text.next_character(where := f"row {number}") != "]":
         if number:
             text.skip(",", where)
-        value = _item(text, decoder, where)
+        yield Found(number + 1, where, _item(text, decoder, where))
         number += 1
-        yield Found(number, where, value if isinstance(value, dict | _Reason) else _no_object(value))
     text.skip("]", where)
     if rest := text.next_character(where):
         raise ConfigError(f"{name} goes on after its array with {rest!r}, wanted one array of rows")
 
 
-class _Reason(str):
-    """Why an item can't be read."""
-
-    __slots__ = ()
-
-
-def _item(text: "_Text", decoder: json.JSONDecoder, where: str) -> Any:
+def _item(text: "_Text", decoder: json.JSONDecoder, where: str) -> dict[str, Any] | str:
     text.next_character(where)
     while True:
         try:
@@ -265,12 +258,7 @@ def _item(text: "_Text", decoder: json.JSONDecoder, where: str) -> Any:
         if end == len(text.buffer) and text.more(where):  # a number may go on
             continue
         item, text.at = text.buffer[text.at : end], end
-        if _HALF.search(item):
-            try:
-                _decoded(item)
-            except ValueError as error:
-                return _Reason(f"is not JSON: {error}")
-        return value
+        return _object(value, item)
 
 
 def _brief(error: Exception) -> str:

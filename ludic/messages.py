@@ -113,7 +113,7 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
     """
     try:
         tools = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         tools = value
     if tools is None:
         return []
@@ -181,6 +181,7 @@ def _turns(value: Any, at: str, has_tokens: bool, unread: set[str]) -> Iterator[
     calls = (*content.calls, *_read_calls(value, at, unread))
     reasoning = _read_reasoning(value, content, at)
     _check_role(role, at, {"tool_calls": calls, "reasoning": reasoning, "refusal": refused}, content.results)
+    mark = _read_mark(value, at, role)
     yield from map(_Turn, content.results)
     if text is None and content.results:
         return
@@ -191,10 +192,10 @@ def _turns(value: Any, at: str, has_tokens: bool, unread: set[str]) -> Iterator[
         content=text or "",
         name=_text(value, "name", at),
         tool_calls=calls,
-        reasoning=reasoning,
+        reasoning=reasoning if role == "assistant" else None,
         tool_call_id=_text(value, "tool_call_id", at) if of_role else None,
     )
-    yield _Turn(_checked(message, at), *_read_mark(value, at, role))
+    yield _Turn(_checked(message, at), *mark)
 
 
 def _checked(message: Message, at: str) -> Message:
@@ -205,7 +206,7 @@ def _checked(message: Message, at: str) -> Message:
     for number, call in enumerate(message.tool_calls):
         texts |= {f"tool_calls[{number}].{name}": getattr(call, name) for name in ("id", "name", "arguments")}
     for name, text in texts.items():
-        if text is not None:
+        if text is not None or name == "content":
             check_text(f"{at}.{name}", text)
     return message
 
@@ -270,7 +271,9 @@ def _read_content(value: Any, at: str, unread: set[str]) -> _Content:
 def _read_part(part: Any, at: str, content: _Content, unread: set[str]) -> None:
     if not isinstance(part, Mapping):
         raise refusal(at, part, "an object with type and text")
-    kind = part.get("type", "text" if "text" in part else None)
+    kind = part.get("type")
+    if kind is None and part.get("text") is not None:
+        kind = "text"
     if not isinstance(kind, str) or kind not in _PARTS:
         raise refusal(f"{at}.type", kind, f"one of {', '.join(_PARTS)}; ludic trains on text")
     _note_unknown(part, _PARTS[kind] | {"type"}, "content[].", unread)
@@ -314,7 +317,7 @@ def _read_calls(value: Mapping[str, Any], at: str, unread: set[str]) -> Iterator
     calls, old, at_calls = value.get("tool_calls"), value.get("function_call"), f"{at}.tool_calls"
     try:
         listed = json.loads(calls) if isinstance(calls, str) else calls
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise refusal(at_calls, calls, f"a list of tool calls; as JSON text it is broken: {error}") from None
     if not isinstance(listed, list | tuple | None):
         raise refusal(at_calls, calls, "a list of tool calls")
@@ -355,7 +358,7 @@ def _tool_call(call: Mapping[str, Any], arguments: Any, at: str, name: str) -> T
         raise RefusedRecordError(f"{at} has no name, wanted that of the tool")
     try:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise refusal(f"{at}.{name}", arguments, "what JSON can hold") from None
     return ToolCall(
         id=_text(call, "id", at) or "",

@@ -14,6 +14,7 @@ from containers import ENCODERS, arrow_stream, write_rows
 
 from ludic import data_files
 from ludic.data_files import SUFFIXES, Found, is_data_file, is_lines, read_rows
+from ludic.environments.qa_rows import Source
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
 
@@ -51,6 +52,7 @@ def test_questions_of_every_container_are_the_same_examples(suffix: str, tmp_pat
     rows = [{"question": f"{n} + {n}?", "answer": str(n + n)} for n in range(20)]
     path = write_rows(tmp_path / f"sums{suffix}", rows)
     plain = write_rows(tmp_path / "plain.jsonl", rows)
+    assert Source(name=str(path)).first_row() == rows[0]
     made, wanted = (make_environment(f"qa/{each}", {}, 0)() for each in (path, plain))
     assert [made.example(i, "train") for i in range(15)] == [wanted.example(i, "train") for i in range(15)]
 
@@ -88,15 +90,26 @@ def test_messages_in_a_cell_are_messages_and_other_texts_stay() -> None:
     assert [*row.values()] == [messages, messages[0], *cells[2:]]
 
 
+HALF = r"holds half a character, \ud83e; wanted both halves, or the character itself"
 REASONS = [
     ("x.jsonl", b'{"a": 1}\n{"a": \xff}\n', "line 2", "is not UTF-8 text: byte 0xff at 7"),
     ("x.jsonl", b'{"a": 1}\n{"a": 1,}\n', "line 2", "is not JSON: "),
     ("x.jsonl", b'{"a": 1}\n"a"\n', "line 2", "is 'a', wanted a JSON object with the columns as keys"),
-    ("x.jsonl", b'{"a": 1}\n{"a": "\\ud83e"}\n', "line 2", "is not JSON: half of a surrogate pair"),
+    (
+        "x.jsonl",
+        b'{"a": 1}\n{"a": "\\ud83e"}\n',
+        "line 2",
+        HALF,
+    ),
     ("x.jsonl", b'{"a": 1}\n' + b"[" * 100_000, "line 2", "is not JSON: "),
     ("x.jsonl", b'{"a": 1}\n{"a": ' + b"1" * 5000 + b"}", "line 2", "is not JSON: "),
     ("x.json", b'[{"a": 1}, [3]]', "row 1", "is [3], wanted a JSON object with the columns as keys"),
-    ("x.json", b'[{"a": 1}, {"a": "\\ud83e"}]', "row 1", "is not JSON: half of a surrogate pair"),
+    (
+        "x.json",
+        b'[{"a": 1}, {"a": "\\ud83e"}]',
+        "row 1",
+        HALF,
+    ),
     ("x.csv", b"a,b\n1,2\n3\n", "line 3", "has 1 cells, wanted 2, as the first line"),
     ("x.csv", b"a,b\n1,2\n3,4,5\n", "line 3", "has 3 cells, wanted 2, as the first line"),
 ]

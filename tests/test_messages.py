@@ -32,7 +32,13 @@ READ: dict[str, tuple[dict[str, Any], list[Message]]] = {
     "empty text": ({"content": ""}, [said("")]),
     "NUL": ({"content": "a\0b"}, [said("a\0b")]),
     "text parts": (
-        {"content": [{"type": "text", "text": "sun"}, {"type": "output_text", "text": "warm"}, {"text": "dry"}]},
+        {
+            "content": [
+                {"type": "text", "text": "sun"},
+                {"type": "output_text", "text": "warm"},
+                {"type": None, "text": "dry"},
+            ]
+        },
         [said("sun\nwarm\ndry")],
     ),
     "reasoning_content": ({"content": "sun", "reasoning_content": "hm"}, [said("sun", reasoning="hm")]),
@@ -378,6 +384,8 @@ def test_an_environment_may_use_the_known_roles_alone() -> None:
         RefusedRecordError, match=r"messages\[0\].role is 'human', wanted one of system, developer, user"
     ):
         read_messages([Message(role="human", content="q")])
+    with pytest.raises(RefusedRecordError, match=r"messages\[0\].content is None, wanted a text"):
+        read_messages([Message(role="user", content=None)])  # type: ignore[arg-type]
 
 
 # --- Texts are stored as they are ------------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ def import_(
     Args:
         run: Folder or URL of the run; created if it does not exist and --model is given.
         files: Files to import, paths or URLs.
-        from_: Format of the files: jsonl, verl, trl, prime-rl, art, inspect, lm-eval, lighteval, or
-            path/to/file.py:function (docs/interop.md).
+        from_: Format of the files: jsonl (also for the forms of conversations and pairs in docs/fit.md), verl, trl,
+            prime-rl, art, inspect, lm-eval, lighteval, or path/to/file.py:function (docs/interop.md).
         env: Environment name for records without one, and for all samples of inspect, lm-eval and lighteval instead of
             their task; None uses the task, or the name of the format or function.
         tokenizer: Folder, Hugging Face id or URL of the tokenizer for texts; None uses the tokenizer of the run's

@@ -398,7 +398,7 @@ def test_a_list_or_weights_that_can_not_be_used_are_refused(jsonl, tmp_path, sco
         (b'{"question": " ", "answer": "b"}', r"line 1, column 'question' is empty"),
         (b'{"question": "a", "answer": null}', r"line 1, column 'answer' is None, wanted a text or a number"),
         (b'{"question": "a", "answer": true}', r"line 1, column 'answer' is True, wanted a text or a number"),
-        (b'{"question": "\\ud83d", "answer": "b"}', r"line 1 is not JSON: "),
+        (b'{"question": "\\ud83d", "answer": "b"}', r"line 1 holds half a character, \\ud83d"),
         (
             b'{"question": [{"role": "human", "content": "b"}], "answer": 1}',
             r"messages\[0\].role is 'human', wanted one of system, developer, user, assistant, tool",

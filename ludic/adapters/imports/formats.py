@@ -1,6 +1,6 @@
 """Formats of other programs: one function each, from a record to an episode, named in ludic.code.kinds.
 
-A function takes a Record, which is a line of JSON or a row of Parquet, and returns an Episode, or several. A user's own
+A function takes a Record, which is a row of a data file, and returns an Episode, or several. A user's own
 function, in a file, is named as path/to/file.py:function. Pure, except for loading that file. Raises ConfigError if
 there is no such format, RefusedRecordError if a record can't be used.
 """

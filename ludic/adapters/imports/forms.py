@@ -574,32 +574,36 @@ def _record(number: int, messages: Messages, found: Row, reward: float) -> Row:
 # --- Records of `ludic import` ---------------------------------------------------------------------------------------
 
 OWN = "ludic"
-"""The form of records under ludic's own names."""
+"""The form of records under ludic's own names: tokens, `messages`, or `prompt` and `completion`."""
+_OWN_FORMS = ("messages", "prompt and completion")
 
 
 def import_form(record: Row) -> tuple[str, tuple[str, ...], list[Row]]:
     """Return the name of a record's form, the fields that it read, and its records under the names of the format jsonl.
 
-    Tokens, messages, and a prompt with a completion that is a text are ludic's own names. A pair becomes two records,
-    a group.
+    A pair becomes two records, a group. A prompt and a completion that are texts stay raw texts.
     """
     if record.get("prompt_tokens") is not None and record.get("response_tokens") is not None:
         return OWN, (), [record]
     is_chat = any(form.fits(record) for form in CONVERSATIONS) and not _is_pair_of(record, "conversations")
     is_pair = _has_pair(record) and not is_chat  # whole conversations may have pairs beside them, as in UltraFeedback
     form = form_of(record, PAIRS if is_pair else CONVERSATIONS)
-    is_own = isinstance(record.get("messages"), list) and not record.get("system") and not record.get("functions")
-    if form.name == "messages" and is_own:
+    if form.name in _OWN_FORMS and _is_plain(record):
         return OWN, (), [record]
-    if form.name == "prompt and completion" and isinstance(record["completion"], str):
-        return OWN, (), [record]
+    name = OWN if form.name in _OWN_FORMS else form.name
     found = form.read(record)
     rest = {name: value for name, value in record.items() if name not in form.reads}
     if is_pair:
-        group = json.dumps(record, sort_keys=True, default=str)
-        sides = zip(_pair(record, found.pop("prompt")), (1.0, 0.0), strict=True)
-        pair = {**rest, **found, "group_id": group}
-        return form.name, form.reads, [{**pair, "messages": each, "episode_reward": reward} for each, reward in sides]
+        pair = {**rest, **found, "group_id": json.dumps(record, sort_keys=True, default=str)}
+        sides = zip(_pair(record, pair.pop("prompt")), (1.0, 0.0), strict=True)
+        return name, form.reads, [{**pair, "messages": each, "episode_reward": reward} for each, reward in sides]
     if not isinstance(found.get("completion"), str):
         found = conversation_of(found)
-    return form.name, form.reads, [{**rest, **found}]
+    return name, form.reads, [{**rest, **found}]
+
+
+def _is_plain(record: Row) -> bool:
+    """Return whether the format jsonl reads a record as it is."""
+    if record.get("messages") is None:
+        return isinstance(record.get("completion"), str)
+    return isinstance(record["messages"], list) and not record.get("system") and not record.get("functions")

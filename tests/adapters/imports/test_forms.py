@@ -9,9 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from chat_models import chat_tokenizer
 from containers import ENCODERS, arrow_stream, write_rows
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ludic
 from ludic.adapters.imports.formats import load_format
@@ -50,7 +53,7 @@ def plain(name: str) -> Iterator[dict[str, Any]]:
             yield {"messages": [*asked, *said], "episode_reward": reward, **shared}
 
 
-def bring_in(path: Path, name: str = "jsonl") -> tuple[list[Rollout], ImportReport]:
+def bring_in(path: Path | str, name: str = "jsonl") -> tuple[list[Rollout], ImportReport]:
     root, tokenizer = Root.create(f"memory://{new_id()}", RunConfig(model="none", env=("cats",))), chat_tokenizer()
     before, tokenizer.chat_template = tokenizer.chat_template, TOOL_TEMPLATE
     try:
@@ -119,7 +122,23 @@ def test_ludic_import_reads_every_form_too(
         assert {row.group_size for row in rollouts} == {2}
     (said,) = Imported(root="r", files=[report]).parts()
     form = FIXTURES[name]["form"]
-    assert (f"read as {form}" in said) == (name != "messages")
+    assert (f"read as {form}" in said) == (form not in ("messages", "prompt and completion"))
+
+
+def test_rows_of_messages_with_and_without_a_system_column_are_one_form(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    rows = [{"messages": messages}, {"messages": messages, "system": "s"}, {"conversation": messages}]
+    rows += [{"prompt": "q", "completion": "a"}, {"prompt": "q", "completion": messages[1:]}]
+    rollouts, report = bring_in(write_rows(tmp_path / "rows.jsonl", rows))
+    assert report.refused == []
+    assert [row.messages[0].content for row in rollouts] == ["q", "s", "q", "q", "q"]
+
+
+def test_a_packed_file_may_be_at_a_url(wanted: Mapping[str, list[Tokens]]) -> None:
+    url = f"memory://{new_id()}/rows.jsonl.gz"
+    with fsspec.open(url, "wb") as file:
+        file.write(ENCODERS[".jsonl.gz"](FIXTURES["sharegpt"]["rows"]))
+    assert [row[:3] for row in tokens(bring_in(url)[0])] == [row[:3] for row in wanted["sharegpt"]]
 
 
 def test_results_of_verifiers_keep_their_rewards(tmp_path: Path) -> None:
@@ -131,6 +150,81 @@ def test_results_of_verifiers_keep_their_rewards(tmp_path: Path) -> None:
     assert [(row.env_name, row.env_example_id) for row in rollouts] == [("weather", "0"), ("weather", "1")]
     assert [(refusal.line, refusal.reason) for refusal in report.refused] == [(3, "without a completion")]
     assert report.kept_as_metadata == {"info": 2}
+
+
+# --- Pairs -----------------------------------------------------------------------------------------------------------
+
+SYSTEM, ASKED = {"role": "system", "content": "s"}, [{"role": "user", "content": "q"}]
+BEFORE = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "o"}, *ASKED]
+GOOD, POOR = ([{"role": "assistant", "content": text}] for text in ("good", "poor"))
+WHOLE = [SYSTEM, *BEFORE]
+WAYS: list[tuple[Any, list[dict[str, Any]], list[dict[str, Any]]]] = [
+    # prompt, beginning of both answers, the prompt that it is
+    (None, WHOLE, WHOLE),
+    (None, BEFORE, BEFORE),
+    (WHOLE, WHOLE, WHOLE),
+    (WHOLE, BEFORE, WHOLE),
+    (WHOLE, [], WHOLE),
+    (BEFORE, WHOLE, WHOLE),
+    (BEFORE, BEFORE, BEFORE),
+    (BEFORE, [], BEFORE),
+    *((question, WHOLE, WHOLE) for question in ("q", "\n q ", ASKED)),
+    *((question, BEFORE, BEFORE) for question in ("q", "\n q ", ASKED)),
+    *((question, [], ASKED) for question in ("q", ASKED)),
+]
+
+
+def check_pair(row: Mapping[str, Any], wanted: list[dict[str, Any]]) -> None:
+    for record, answer in zip(pairs([row], "x").records, (GOOD, POOR), strict=True):
+        found = [(each["role"], each["content"], each["trainable"]) for each in record["messages"]]
+        asked = [(each["role"], each["content"], False) for each in wanted]
+        assert found == [*asked, ("assistant", answer[0]["content"], True)]
+
+
+@pytest.mark.parametrize(("prompt", "begun", "wanted"), WAYS, ids=range(len(WAYS)))
+def test_a_prompt_may_be_given_in_many_ways_and_the_question_stands_once(
+    prompt: Any, begun: list[dict[str, Any]], wanted: list[dict[str, Any]]
+) -> None:
+    check_pair({"prompt": prompt, "chosen": [*begun, *GOOD], "rejected": [*begun, *POOR]}, wanted)
+    completion = [*begun, *GOOD] if begun else "good"
+    if prompt is not None:
+        (record,) = conversations([{"prompt": prompt, "completion": completion}], "x").records
+        assert [each["content"] for each in record["messages"]] == [each["content"] for each in [*wanted, *GOOD]]
+        assert [each["trainable"] for each in record["messages"]] == [False] * len(wanted) + [True]
+
+
+@pytest.mark.parametrize("chosen", [WHOLE, BEFORE, []])
+@pytest.mark.parametrize("rejected", [WHOLE, BEFORE, []])
+def test_with_the_whole_prompt_each_answer_may_repeat_it_or_not(
+    chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]
+) -> None:
+    check_pair({"prompt": WHOLE, "chosen": [*chosen, *GOOD], "rejected": [*rejected, *POOR]}, WHOLE)
+
+
+turns = st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=4)
+
+
+@given(shared=turns, good=turns, poor=turns)
+def test_the_prompt_is_the_longest_common_beginning_as_trl_finds_it(
+    shared: list[str], good: list[str], poor: list[str]
+) -> None:
+    def conversation(texts: Sequence[str]) -> list[dict[str, str]]:
+        return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+
+    sides = [conversation([*shared, *own]) for own in (good, poor)]
+    sides = [side[: len(side) // 2 * 2] for side in sides]
+    first = next((n for n, (one, other) in enumerate(zip(*sides, strict=False)) if one != other), None)
+    same = min(map(len, sides)) - 1 if first is None else first
+    row = {"chosen": sides[0], "rejected": sides[1]}
+    if sides[0] == sides[1] or not same or same % 2 == 0:  # equal, nothing shared, or different questions
+        with pytest.raises(ConfigError):
+            pairs([row], "x")
+        return
+    for record, side in zip(pairs([row], "x").records, sides, strict=True):
+        assert [each["content"] for each in record["messages"]] == [each["content"] for each in side]
+        assert [each["trainable"] for each in record["messages"]] == [
+            n >= same and each["role"] == "assistant" for n, each in enumerate(side)
+        ]
 
 
 REFUSED = [
@@ -159,6 +253,15 @@ def test_a_file_has_one_form_and_one_that_fits_none_is_refused_with_its_fields(t
     assert report.refused[0].reason == "is Alpaca, and the records before it are ShareGPT"
     with pytest.raises(ConfigError, match=r"x, row 0 fits no form; its fields are question, answer; the forms"):
         conversations([{"question": "a", "answer": "b", "empty": None}], "x")
+
+
+def test_an_image_that_the_text_does_not_show_is_a_column_like_others() -> None:
+    row = {"messages": [{"role": "user", "content": "fix it"}, {"role": "assistant", "content": "done"}]}
+    said = conversations([{**row, "image": "docker.io/library/python:3.11", "images": []}], "x").said
+    assert said == "x: read as messages: 1 conversation; columns that are not read: image, images"
+    shown = {"conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]}
+    with pytest.raises(ConfigError, match="x, row 0 has image, and ludic reads texts alone"):
+        conversations([{**shown, "image": "coco/1.jpg"}], "x")
 
 
 def test_every_row_of_a_fixture_fits_one_form() -> None:
