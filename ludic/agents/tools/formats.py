@@ -13,7 +13,7 @@ decode a completion with its special tokens before it is parsed as llama or mist
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -147,12 +147,18 @@ def format_of_template(tokenizer: Any) -> str | None:
     shown = text.rpartition(question.content)[2].partition(result.content)[0]
     is_marked = False
     for name, each in _FORMATS.items():
-        calls = each.parse(shown, [_PROBE_SCHEMA]).calls
-        is_it = [(found.name, read_json(found.arguments)) for found in calls] == [(call.name, _PROBE)]
+        is_it = _is_probe(each.parse(shown, [_PROBE_SCHEMA]).calls)
         if is_it and not (is_marked and name == _WITHOUT_MARKUP):
             return name
         is_marked |= each.start.search(shown) is not None
     return None
+
+
+def _is_probe(calls: Sequence[ToolCall]) -> bool:
+    try:
+        return [(call.name, read_json(call.arguments)) for call in calls] == [("probe", _PROBE)]
+    except (ValueError, RecursionError):  # arguments in a text that is no JSON
+        return False
 
 
 def told_format(tokenizer: Any) -> tuple[str, str | None]:
