@@ -357,7 +357,11 @@ def _tool_call(call: Mapping[str, Any], arguments: Any, at: str, name: str) -> T
     if not called:
         raise RefusedRecordError(f"{at} has no name, wanted that of the tool")
     try:
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+        text = (
+            arguments
+            if isinstance(arguments, str)
+            else json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)
+        )
     except (TypeError, ValueError, RecursionError):
         raise refusal(f"{at}.{name}", arguments, "what JSON can hold") from None
     return ToolCall(

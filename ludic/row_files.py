@@ -87,7 +87,7 @@ def _csv_field(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool | int | float):
-        return json.dumps(value)
+        return json_text(value)
     text = value if isinstance(value, str) else json_text(value)
     return '"' + text.replace('"', '""') + '"'
 

@@ -244,6 +244,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"content": "a", "reasoning": "\ud83e"},
         "messages[0].reasoning is '\\ud83e', wanted te",
     ),
+    "an infinite argument": (
+        {"tool_calls": [call(arguments={"x": float("inf")})]},
+        "messages[0].tool_calls[0].function.arguments is {'x': inf}, wanted what JSON can hold",
+    ),
     "half a pair in arguments": (
         {"tool_calls": [call(arguments={"x": "\ud83e"})]},
         "messages[0].tool_calls[0].arguments is",

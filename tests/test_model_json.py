@@ -26,16 +26,16 @@ NUMBERS = ("1e308", "-0.0", "1e-999", "123456789012345678901234567890")
 READERS_OF_OTHER_TEXTS = {
     "files of models": """
         engines/vllm_engine.py models/weight_files.py models/folder_check.py models/families.py models/first_model.py
-        models/lora.py training/model.py launch/before.py maintenance/verify/records.py store/weights.py
+        models/lora.py training/model.py launch/before.py launch/trial.py maintenance/verify/records.py store/weights.py
     """,
     "records and values of ludic's own": """
         schema/tables.py sql/library.py sql/snapshot.py store/records.py store/files.py training/inherited_settings.py
-        training/numerics.py run_config.py what_if/cut.py operations/fit.py batches/source.py launch/vllm_server.py
-        launch/start_server.py adapters/environments/verifiers.py adapters/exports/tables.py
+        training/numerics.py run_config.py cli/docs.py what_if/cut.py operations/fit.py batches/source.py
+        launch/vllm_server.py launch/start_server.py adapters/environments/verifiers.py adapters/exports/tables.py
     """,
     "what a user gives": """
-        values.py config_files.py adapters/imports/evaluations.py adapters/imports/records.py
-        adapters/imports/episodes.py adapters/imports/formats.py
+        values.py config_files.py data_files.py arrow_rows.py messages.py adapters/imports/evaluations.py
+        adapters/imports/records.py adapters/imports/forms.py
     """,
     "where JSON ends, which msgspec then reads": "agents/parsers.py",
     "this function": "model_json.py",
@@ -69,7 +69,7 @@ def test_no_reader_takes_it(number: str) -> None:
     arguments = f'{{"x": {number}}}'
     call = {"id": "1", "name": "delegate", "arguments": arguments}
     read: dict[str, Callable[[], Any]] = {
-        "a template": lambda: _as_function_call(ToolCall(**call))["function"]["arguments"],
+        "a template": lambda: _as_function_call(0, ToolCall(**call))["function"]["arguments"],
         "a transcript": lambda: transcript._task({**call, "arguments": f'{{"task": {number}}}'}) or arguments,
         "a parser": lambda: Json().parse(arguments).action or arguments,
         "a judge": lambda: judge._parse(number, None) or arguments,

@@ -98,6 +98,7 @@ READS |= {
     "connect",
     "open",
     "check_same_run",
+    "example_ids",
     "writable",
     "pauses",
     "refuse_lost_folders",

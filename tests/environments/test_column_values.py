@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ludic.arrow_rows import table_rows
 from ludic.environments.column_values import MARK, read_back, spelled
 from ludic.environments.qa_rows import Columns, Source
 from ludic.operations.fit_inputs import Inputs
@@ -124,23 +125,24 @@ def test_an_object_of_a_file_that_stands_for_nothing_stays(value: Any) -> None:
     assert read_back(value) == value
 
 
-def rows_of(path: Path) -> Any:
+def rows_of(path: Path | str, *, stored: str | None = None) -> Any:
     names = tuple(name for name, _ in of_parquet())
     columns = Columns(
         question="question", answer=None, answer_pattern=None, problem_of=lambda answer: None, others=names
     )
-    return Source(name=str(path)).read(columns)[0].columns
+    return Source(name=str(path), stored=stored).read(columns)[0].columns
 
 
 def test_columns_of_a_file_and_of_a_table_in_memory_reach_a_scorer_the_same(tmp_path: Path) -> None:
     table = pa.table({"question": ["1 + 1?"], **dict(of_parquet())})
     assert table.num_columns > 50
     pq.write_table(table, tmp_path / "rows.parquet")
-    (wanted,) = pq.read_table(tmp_path / "rows.parquet").drop_columns("question").to_pylist()
+    (wanted,) = table_rows(pq.read_table(tmp_path / "rows.parquet").drop_columns("question"))
     assert same(dict(rows_of(tmp_path / "rows.parquet")), wanted)
-    in_memory = Inputs.of(str(tmp_path / "run")).put_rows("questions", table.to_pylist(), "dataset")
-    (wanted,) = table.drop_columns("question").to_pylist()
-    assert same(dict(rows_of(in_memory)), wanted)
+    inputs = Inputs.of(str(tmp_path / "run"))
+    stored = inputs.path_of(inputs.put_questions(table_rows(table), "dataset")["stored"])
+    (wanted,) = table_rows(table.drop_columns("question"))
+    assert same(dict(rows_of("questions", stored=str(stored))), wanted)
 
 
 def test_the_guide_says_what_each_type_becomes() -> None:

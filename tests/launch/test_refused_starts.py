@@ -146,9 +146,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "base" / "chat_template.jinja").unlink()
     with (folder / "big" / "model.safetensors").open("r+b") as file:
         file.truncate(shutil.disk_usage(folder).free // 4)  # sparse; a checkpoint takes three times as much
-    classes = (
-        prompts("Human", "human") + prompts("Answered", "user", "assistant") + prompts("Developer", "developer", "user")
-    )
+    classes = prompts("Human", "human") + prompts("Answered", "user", "assistant") + prompts("Result", "tool", "user")
     (folder / "env.py").write_text(ENVIRONMENT + classes)
     (folder / "tools.py").write_text(TOOLS)
     (folder / "drops.sql").write_text(
@@ -207,8 +205,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         for name in ("Answered", "AnsweredSteps", "AnsweredAgents")
     ),
     *(
-        ("prompts", {"env": [f"env.py:{name}"], "model": "known"}, "does not show messages of role 'developer'")
-        for name in ("Developer", "DeveloperSteps", "DeveloperAgents")
+        ("prompts", {"env": [f"env.py:{name}"], "model": "known"}, "does not show messages of role 'tool'")
+        for name in ("Result", "ResultSteps", "ResultAgents")
     ),
     *(
         ("prompts", {"env": [f"env.py:{name}"], "model": "no_tools"}, "no_tools: the chat template does not show tools")
@@ -225,7 +223,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         )
     ),
 ]
-ANSWERED_OTHERWISE = {"memory"}
+ANSWERED_OTHERWISE = {"memory", "tool calls"}
 """Checks that find what is doubtful, and no mistake."""
 BASE = {"model": "all", "env": ["env.py:Env"]}
 IDS = [f"{name}-{json.dumps(settings)}" for name, settings, _ in MISTAKES]

@@ -35,8 +35,9 @@ PLACES: dict[tuple[str, str, str], set[str]] = {
     ("weight_files.py", "make_config", "AutoConfig.for_model"): set(),
     ("weight_files.py", "_read_config", "AutoConfig.from_pretrained"): {"trust_remote_code"},
     ("weight_files.py", "_check_files", "PretrainedConfig.get_config_dict"): set(),
-    ("weight_files.py", "load_generation_config", "GenerationConfig.from_pretrained"): set(),
+    ("weight_files.py", "load_generation_config", "StoredGenerationConfig.from_pretrained"): set(),
     ("chat.py", "load_tokenizer", "AutoTokenizer.from_pretrained"): {"trust_remote_code"},
+    ("chat.py", "load_template", "PreTrainedTokenizerFast.from_pretrained"): set(),
     ("lora.py", "load_adapter", "LoraConfig.from_pretrained"): set(),
     ("lora.py", "merge_adapter", "PeftModel.from_pretrained"): set(),
 }

@@ -70,6 +70,7 @@ TEXTS = {
     "ImportBegun.created_at": "for people",
     "ImportBegun.code_sha256": "compared",
     "ImportReport.file": "for people",
+    "ImportReport.form": "for people",
     "ImportReport.kept_as_metadata key": "for people",
     "ImportReport.not_kept key": "for people",
     "ImportReport.refused.reason": "for people",

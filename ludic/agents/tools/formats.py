@@ -136,7 +136,7 @@ def format_of_template(tokenizer: Any) -> str | None:
 
     The template renders a call, which the format reads back.
     """
-    call = ToolCall(id="call00000", name="probe", arguments=json.dumps(_PROBE))
+    call = ToolCall(id="call00000", name="probe", arguments=_json_text(_PROBE))
     question = Message(role="user", content="LUDIC ASKS")
     answer = Message(role="assistant", content="", tool_calls=(call,))
     result = Message(role="tool", content="LUDIC ANSWERS", name="probe")  # some templates want one after a call

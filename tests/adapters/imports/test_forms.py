@@ -300,7 +300,7 @@ def test_records_of_forms_that_older_runs_hold_have_the_same_bytes(tmp_path: Pat
         ),
     }
     for text, found in wanted.items():
-        assert inputs.put_rows("rows", found.records, "x").read_text(encoding="utf-8") == text
+        assert inputs.put_rows(found.records, "x").read_text(encoding="utf-8") == text
 
 
 def test_the_page_has_the_table_of_these_fixtures() -> None:

@@ -4,7 +4,7 @@ The worker plays an episode whose engine says what a model of each family would;
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class SaidCalls:
     engine: SaidEngine
     calls_apart = True
 
-    def parse(self, text: str) -> ParsedCalls:
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedCalls:
         return ParsedCalls(calls=self.engine.script[self.engine.num_asked - 1].calls)
 
 
