@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ludic.operations.typed import FitSettings
     from ludic.run import Run
     from ludic.store import Root
+    from ludic.store.records import ImportReport
 
 logger = logging.getLogger("ludic.run")
 
@@ -596,6 +597,17 @@ def _fit_stored(
         root = open_or_start(url, run)
     with progress_bar() as track:
         reports = import_files(root, [str(file)], "jsonl", env=algorithm, track=track)
+    _tell_unused(reports, rows)
+    _tell_changes(root, train)
+    if not wait:
+        _start_in_background("train", root, inputs, flat(train))
+    else:
+        train_here(Run(root), train, **parts["code"])
+    return Run(root)
+
+
+def _tell_unused(reports: "Iterable[ImportReport]", rows: Sequence[int]) -> None:
+    """Log what an import did not use. rows: number of the row that each record was made of."""
     for report in reports:
         if report.refused:
             first = report.refused[0]
@@ -607,12 +619,6 @@ def _fit_stored(
         if unread := {name: number for name, number in report.not_kept.items() if "[]." in name}:
             named = ", ".join(f"{name} ({number:,})" for name, number in unread.items())
             logger.warning("fields of messages that are not used: %s", named)
-    _tell_changes(root, train)
-    if not wait:
-        _start_in_background("train", root, inputs, flat(train))
-    else:
-        train_here(Run(root), train, **parts["code"])
-    return Run(root)
 
 
 def _write_records(
