@@ -9,14 +9,20 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from ludic.errors import ConfigError
+
 
 def table_rows(
     table: pa.Table | pa.RecordBatch, *, maps_as_pydicts: Literal["lossy", "strict"] | None = None
 ) -> list[dict[str, Any]]:
     """Return each row with all columns, null or not, and structs without the fields that are null.
 
-    maps_as_pydicts: as in pyarrow's to_pylist.
+    maps_as_pydicts: as in pyarrow's to_pylist. Raises ConfigError if two columns have one name.
     """
+    names = table.schema.names
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"the table has two columns {twice!r}; give each column a name of its own")
     nested = [field for field in table.schema if pa.types.is_nested(field.type) or _is_json(field.type)]
     rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts=maps_as_pydicts)
     for row in rows if nested else ():

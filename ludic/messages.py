@@ -14,13 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ludic.errors import RefusedRecordError
+from ludic.model_json import read_json
 from ludic.printable import storable
 from ludic.records import ROLES, Message, ToolCall
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the model's thinking in a message; it is a text."""
-MARKS = ("weight", "train", "trainable")
+MARKS = ("weight", "train", "trainable", "loss", "train_on_turn")
 """Names of the mark that says whether a turn of the assistant is trained on: true, false, 1 or 0."""
+
+MEDIA = frozenset({"image", "images", "image_url", "audio", "input_audio", "audios", "video", "videos"})
+"""Names of what ludic can't train on; a message or a part of its content that has one is refused."""
 
 _FIELDS = frozenset({"role", "content", "name", "tool_calls", "function_call", "refusal"})
 _PARTS: Mapping[str, frozenset[str]] = {
@@ -31,6 +35,8 @@ _PARTS: Mapping[str, frozenset[str]] = {
     "tool_result": frozenset({"tool_use_id", "content"}),
 }
 """Types of parts of content that are read, with their fields."""
+_PLACES = {"thinking": 0, "reasoning": 0, "tool_result": 0, "tool_use": 2}
+"""Places of parts in a message: thinking and results, then texts, then calls. Templates show them in this order."""
 _CALL = frozenset({"id", "type", "function", "name", "arguments", "result", "error"})
 _FUNCTION = frozenset({"name", "arguments"})
 
@@ -172,6 +178,7 @@ def _turns(value: Any, at: str, has_tokens: bool, unread: set[str]) -> Iterator[
     if not isinstance(role, str) or role not in (*ROLES, "function"):
         raise refusal(f"{at}.role", role, f"one of {', '.join(ROLES)}")
     of_role = {"tool_call_id"} if role in ("tool", "function") else set()
+    _refuse_media(value, at)
     _note_unknown(value, _FIELDS.union(REASONING, MARKS, of_role), "", unread)
     content = _read_content(value.get("content"), f"{at}.content", unread)
     refused = _text(value, "refusal", at) or None
@@ -179,6 +186,8 @@ def _turns(value: Any, at: str, has_tokens: bool, unread: set[str]) -> Iterator[
         raise RefusedRecordError(f"{at} has content and a refusal, wanted one of them")
     text = content.text if refused is None else refused
     calls = (*content.calls, *_read_calls(value, at, unread))
+    if not has_tokens:
+        _check_arguments(calls, at)
     reasoning = _read_reasoning(value, content, at)
     _check_role(role, at, {"tool_calls": calls, "reasoning": reasoning, "refusal": refused}, content.results)
     mark = _read_mark(value, at, role)
@@ -217,6 +226,12 @@ def _check_role(role: str, at: str, of_assistant: Mapping[str, Any], results: Se
             raise RefusedRecordError(f"{at} has {name} and the role {role}; only the assistant has {name}")
     if results and role != "user":
         raise RefusedRecordError(f"{at}.content has a tool_result and the role {role}, wanted the role user")
+
+
+def _refuse_media(value: Mapping[str, Any], at: str) -> None:
+    for name in MEDIA & value.keys():
+        if value[name] not in (None, [], {}, ""):
+            raise refusal(f"{at}.{name}", value[name], "none; ludic trains on text")
 
 
 def _note_unknown(value: Mapping[str, Any], known: Iterable[str], prefix: str, unread: set[str]) -> None:
@@ -261,14 +276,20 @@ def _read_content(value: Any, at: str, unread: set[str]) -> _Content:
     if isinstance(value, str):
         content.texts.append(value)
     elif isinstance(value, list | tuple):
+        place = 0
         for number, part in enumerate(value):
-            _read_part(part, f"{at}[{number}]", content, unread)
+            kind = _read_part(part, f"{at}[{number}]", content, unread)
+            if _PLACES.get(kind, 1) < place:
+                wanted = "thinking and results of tools first, then texts, then calls"
+                raise RefusedRecordError(f"{at}[{number}] is {kind} behind other parts, wanted {wanted}")
+            place = _PLACES.get(kind, 1)
     elif value is not None:
         raise refusal(at, value, "a text, or a list of parts")
     return content
 
 
-def _read_part(part: Any, at: str, content: _Content, unread: set[str]) -> None:
+def _read_part(part: Any, at: str, content: _Content, unread: set[str]) -> str:
+    """Add a part to what the content holds, and return its type."""
     if not isinstance(part, Mapping):
         raise refusal(at, part, "an object with type and text")
     kind = part.get("type")
@@ -276,6 +297,7 @@ def _read_part(part: Any, at: str, content: _Content, unread: set[str]) -> None:
         kind = "text"
     if not isinstance(kind, str) or kind not in _PARTS:
         raise refusal(f"{at}.type", kind, f"one of {', '.join(_PARTS)}; ludic trains on text")
+    _refuse_media(part, at)
     _note_unknown(part, _PARTS[kind] | {"type"}, "content[].", unread)
     match kind:
         case "thinking" | "reasoning":
@@ -292,6 +314,7 @@ def _read_part(part: Any, at: str, content: _Content, unread: set[str]) -> None:
             content.texts.append(_first_text(part, ("refusal",), kind, at))
         case _:
             content.texts.append(_first_text(part, ("text",), "text", at))
+    return kind
 
 
 def _first_text(part: Mapping[str, Any], names: Sequence[str], wanted: str, at: str) -> str:
@@ -373,11 +396,23 @@ def _tool_call(call: Mapping[str, Any], arguments: Any, at: str, name: str) -> T
     )
 
 
+def _check_arguments(calls: Iterable[ToolCall], at: str) -> None:
+    """Raise RefusedRecordError for arguments that are no object: a template would show them as a text."""
+    for number, call in enumerate(calls):
+        try:
+            is_object = isinstance(read_json(call.arguments), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
+            wanted = "an object, or its JSON text"
+            raise refusal(f"{at}.tool_calls[{number}].function.arguments", call.arguments, wanted)
+
+
 def _in_order_of_calls(turns: Sequence[_Turn], name: str) -> Iterator[_Turn]:
     """Yield turns with the results of tools in the order of their calls, as a worker has them.
 
-    Templates show results without ids, so a model tells them apart by their order. Raises RefusedRecordError for a
-    result of a call that was not made.
+    Templates show results without ids, so a model tells them apart by their order. A result without an id is that of
+    the next call that has none. Raises RefusedRecordError for a result of a call that was not made.
     """
     start = 0
     while start < len(turns):
@@ -385,14 +420,34 @@ def _in_order_of_calls(turns: Sequence[_Turn], name: str) -> Iterator[_Turn]:
         end = start + 1
         while calls and end < len(turns) and turns[end].message.role == "tool":
             end += 1
-        results = turns[start + 1 : end]
-        ids = [turn.message.tool_call_id for turn in results]
-        for turn, of_call in zip(results, ids, strict=True):
-            if all(calls) and of_call is not None and of_call not in calls:
-                wanted = f"the id of a call of {name}[{turns[start].source}]: {', '.join(calls)}"
-                raise refusal(f"{name}[{turn.source}].tool_call_id", of_call, wanted)
-        if all(of_call in calls for of_call in ids):
-            results = sorted(results, key=lambda turn: calls.index(str(turn.message.tool_call_id)))
+        # Behind an answer without calls it is the result of one that the answer's text holds.
+        before = turns[start - 1].message.role if start else "tool"
+        if turns[start].message.role == "tool" and before not in ("assistant", "tool"):
+            at = f"{name}[{turns[start].source}]"
+            raise RefusedRecordError(f"{at} is the result of a tool behind {before}, wanted it behind the call")
         yield turns[start]
-        yield from results
+        yield from _placed(turns[start + 1 : end], calls, f"{name}[{turns[start].source}]", name)
         start = end
+
+
+def _placed(results: Sequence[_Turn], calls: Sequence[str], caller: str, name: str) -> list[_Turn]:
+    """Return results in the order of the calls. caller: the message of the calls, for errors."""
+    places: dict[int, _Turn] = {}
+    without: list[_Turn] = []
+    for turn in results:
+        of_call, at = turn.message.tool_call_id, f"{name}[{turn.source}].tool_call_id"
+        if of_call is None or (of_call not in calls and not all(calls)):
+            without.append(turn)
+            continue
+        place = next((each for each, id_ in enumerate(calls) if id_ == of_call and each not in places), None)
+        if place is None:
+            wanted = f"the id of a call of {caller} that has no result before it: {', '.join(calls)}"
+            raise refusal(at, of_call, wanted)
+        places[place] = turn
+    free = (place for place in range(len(calls)) if place not in places)
+    for turn in without:
+        place = next(free, None)
+        if place is None:
+            raise RefusedRecordError(f"{name}[{turn.source}] is one more result than {caller} has calls")
+        places[place] = turn
+    return [places[place] for place in sorted(places)]

@@ -117,9 +117,9 @@ READ: dict[str, tuple[dict[str, Any], list[Message]]] = {
         {
             "role": "user",
             "content": [
-                {"type": "text", "text": "go on"},
                 {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "7"}]},
                 {"type": "tool_result", "tool_use_id": "c2"},
+                {"type": "text", "text": "go on"},
             ],
         },
         [
@@ -231,6 +231,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "weight 0.5": ({"content": "a", "weight": 0.5}, "messages[0].weight is 0.5, wanted 0 or 1"),
     "train yes": ({"content": "a", "train": "yes"}, "messages[0].train is 'yes', wanted true or false"),
+    "loss": ({"content": "a", "loss": 0.5}, "messages[0].loss is 0.5, wanted true or false"),
+    "images beside content": ({"content": "a", "images": ["x"]}, "messages[0].images is ['x'], wanted none"),
+    "an image in a text": (
+        {"content": [{"type": "text", "text": "a", "image": "x"}]},
+        "messages[0].content[0].image is 'x', wanted none",
+    ),
+    "a text behind a call": (
+        {"content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}, {"type": "text", "text": "a"}]},
+        "messages[0].content[1] is text behind other parts, wanted thinking and results of tools first",
+    ),
+    **{
+        f"arguments {text}": (
+            {"tool_calls": [call(arguments=text)]},
+            "messages[0].tool_calls[0].function.arguments is ",
+        )
+        for text in ("{'a': 1}", '{"a": NaN}', '"{}"', "[1]", "{", "1")
+    },
     "marks": ({"content": "a", "weight": 0, "train": True}, "messages[0] has weight 0 and train True"),
     "a user to learn": (
         {"role": "user", "content": "q", "weight": 1},
@@ -325,6 +342,27 @@ def test_results_of_tools_are_in_the_order_of_their_calls() -> None:
         each.content for each in read_messages([asked_for("a", "b"), result(None, "2"), result(None, "1")]).messages
     ][1:] == ["2", "1"]
     assert to_message(result("x", "of a call in the text")).tool_call_id == "x"
+
+
+def test_a_result_without_an_id_is_that_of_the_next_call_that_has_none() -> None:
+    read = read_messages([asked_for("a", "b", "c"), result("b", "2"), result(None, "1"), result(None, "3")])
+    assert [each.content for each in read.messages[1:]] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([ASKED, result("a", "1")], r"messages\[1\] is the result of a tool behind user"),
+        (
+            [asked_for("a", "b"), result("a", "1"), result("a", "2")],
+            r"messages\[2\].tool_call_id is 'a', wanted the id of a call of messages\[0\] that has no result before it",
+        ),
+        ([asked_for("a"), result("a", "1"), result(None, "2")], r"messages\[2\] is one more result than messages"),
+    ],
+)
+def test_a_result_that_belongs_to_no_call_is_refused(messages: list[dict[str, Any]], reason: str) -> None:
+    with pytest.raises(RefusedRecordError, match=reason):
+        read_messages(messages)
 
 
 def test_a_result_of_no_call_is_refused() -> None:

@@ -149,19 +149,32 @@ def named_source(dataset: Any) -> str | None:
     return fspath(dataset) if isinstance(dataset, str | PathLike) else None
 
 
+def _as_table(dataset: Any) -> Any:
+    """Return a table of Arrow, Polars or pandas, without the index of pandas. Raises ConfigError."""
+    import pyarrow as pa
+
+    try:
+        if hasattr(dataset, "iloc"):
+            return pa.Table.from_pandas(dataset, preserve_index=False)
+        return pa.table(dataset)
+    except (pa.ArrowException, ValueError, TypeError) as error:  # values of several types, names that come twice
+        reason = f"dataset is no table that Arrow can hold ({one_line(error)})"
+        raise ConfigError(f'{reason}; give a list of dicts, as of DataFrame.to_dict("records")') from error
+
+
 def rows_of(dataset: Any) -> list[Row]:
     """Return the rows of a data set: a list of dicts, a table of pandas, Polars or Arrow, or a datasets.Dataset.
 
     Every row gets all columns, None where it has none.
     """
     if hasattr(dataset, "__arrow_c_stream__"):
-        import pyarrow as pa
-
-        rows = table_rows(pa.table(dataset))
+        rows = table_rows(_as_table(dataset))
     elif isinstance(dataset, Mapping) and all(hasattr(each, "to_list") for each in dataset.values()):
         raise ConfigError(
             f"dataset has the splits {', '.join(map(str, dataset))}; give one, such as dataset[{next(iter(dataset))!r}]"
         )
+    elif hasattr(dataset, "with_format") and not hasattr(dataset, "__len__"):
+        raise ConfigError("dataset is streamed, and its length is not known; load it without streaming")
     elif hasattr(dataset, "to_list") and hasattr(dataset, "with_format"):
         rows = table_rows(dataset.with_format("arrow")[:])
     elif hasattr(dataset, "to_list"):

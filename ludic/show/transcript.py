@@ -268,10 +268,15 @@ def _conversation(messages: list[dict[str, Any]], look: Look) -> Iterator[Text]:
             yield Text(f"  {_call_text(call, look)}", style="magenta")
 
 
-def _call_text(call: dict[str, Any], look: Look) -> str:
+def _call_text(call: Row, look: Look) -> str:
+    return _with_answer(call, lambda text: _shorten(text, look))
+
+
+def _with_answer(call: Row, shorten: Callable[[str], str]) -> str:
+    """Return a call with its answer; a call of a file has none, but messages of role tool behind it."""
     answer = f"error: {call['error']}" if call["error"] else call["result"]
-    arguments, answer = (_shorten(str(text), look) for text in (call["arguments"], answer))
-    return printable(f"{call['name']}({arguments}) -> {answer}")
+    shown = "" if answer is None else f" -> {shorten(str(answer))}"
+    return printable(f"{call['name']}({shorten(call['arguments'])}){shown}")
 
 
 def _agent_steps(steps: list[dict[str, Any]], look: Look) -> Table:
@@ -477,9 +482,7 @@ def _end_of(row: Row) -> str:
 
 
 def _short_call(call: Row) -> str:
-    answer = f"error: {call['error']}" if call["error"] else call["result"]
-    shown = "no answer" if answer is None else _excerpt(str(answer))
-    return printable(f"{call['name']}({_excerpt(call['arguments'])}) -> {shown}")
+    return _with_answer(call, _excerpt)
 
 
 def _excerpt(text: str) -> str:

@@ -372,6 +372,20 @@ def test_rows_of_lists_and_tables_have_all_columns(dataset: Any) -> None:
     assert rows_of(dataset) == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
 
 
+def test_what_is_no_table_is_refused_and_the_index_of_pandas_is_no_column() -> None:
+    pd, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
+    frame = pd.DataFrame({"a": [1, 2]}, index=[5, 3])
+    assert rows_of(frame) == [{"a": 1}, {"a": 2}]
+    for wrong, reason in (
+        (pd.DataFrame({"a": ["x", ["y"]]}), r"no table that Arrow can hold .* give a list of dicts, as of DataFrame"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "no table that Arrow can hold"),
+        (pa.table([[1], [2]], names=["a", "a"]), "two columns 'a'"),
+        (datasets.Dataset.from_list([{"a": 1}]).to_iterable_dataset(), "is streamed"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            rows_of(wrong)
+
+
 def test_rows_of_pandas_and_datasets() -> None:
     pd = pytest.importorskip("pandas")
     assert rows_of(pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]

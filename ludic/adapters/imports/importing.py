@@ -615,7 +615,9 @@ def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase"
             return load_tokenizer(str(folder))
     with temporary_folder("tokenizer") as folder:
         write_files(first_tokenizer(root), folder)
-        return load_tokenizer(str(folder))
+        tokenizer = load_tokenizer(str(folder))
+    tokenizer.name_or_path = root.run.model  # for errors
+    return tokenizer
 
 
 def _stop_tokens(root: Root, source: str | None) -> tuple[int, ...]:
