@@ -125,7 +125,7 @@ class Questions:
             if heldout is None
             else _join(here.read(chosen), _heldout_source(here, heldout, heldout_share).read(chosen))
         )
-        self.notes = _identify({id(rows): rows for rows, _ in self._rows.values()}.values())
+        self.notes = _notes([*{id(rows): rows for rows, _ in self._rows.values()}.values()])
         """What a person should know of the rows, as sentences: copies, and columns that do not identify them."""
         if heldout_share != 1:  # who holds out every question only evaluates
             self._numbers_of("train")
@@ -161,6 +161,16 @@ def question_id(question: str, answer: str) -> str:
     Roots of before example_ids was in run.json have no other, and two sides with other identities share this one.
     """
     return sha256_of(f"{question}\0{answer}".encode()).hexdigest()[:16]
+
+
+def _notes(sources: Sequence[Rows]) -> list[str]:
+    """Set the ids of the rows of one or two sources; return what a person should know of them, as sentences."""
+    notes = _identify(sources)
+    for rows in sources:
+        if rows.unread:
+            named = ", ".join(f"{name} ({number:,})" for name, number in rows.unread.items())
+            notes.append(f"{rows.name}: fields of messages that are not used: {named}")
+    return notes
 
 
 def _identify(sources: Iterable[Rows]) -> list[str]:

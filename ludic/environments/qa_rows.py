@@ -175,13 +175,15 @@ class Rows:
         texts: Sequence[tuple[str, str, str]],
         columns: Sequence[str] = (),
         identities: Identities | None = None,
+        unread: Mapping[str, int] | None = None,
     ) -> None:
         """texts: of each row its messages and its columns for a scorer as JSON, and its answer between them.
 
         columns: those of any row, which are None in a row that lacks them, as a dataset has it. identities: of the
-        rows, if they are to be identified.
+        rows, if they are to be identified. unread: number of messages with a field that is not known, by its name.
         """
         self.name = name
+        self.unread = unread or {}
         self.identities = identities
         self.ids: pa.Array | None = None
         """What identifies each row, chosen from `identities`."""
@@ -273,15 +275,16 @@ class Source:
         texts = []
         present: dict[str, None] = {}
         identities = Identities() if columns.with_ids else None
+        unread: Counter[str] = Counter()
         with _readable(self.path):
             for where, row in self._rows(columns):
-                texts.append(_texts(row, columns, f"{self.label}, {where}"))
+                texts.append(_texts(row, columns, f"{self.label}, {where}", unread))
                 if identities is not None:
                     identities.add(row, where)
                 present.update(dict.fromkeys(row) if columns.with_row else ())
         if not texts:
             raise ConfigError(f"{self.label} has no rows, wanted at least one question")
-        return Rows(self.label, texts, [*present], None if identities is None else identities.end())
+        return Rows(self.label, texts, [*present], None if identities is None else identities.end(), unread)
 
     def first_row(self) -> Mapping[str, Any]:
         """Return the first row with all its columns. Raises ConfigError if there is none, or as `read`."""
@@ -403,9 +406,12 @@ def _choose_split(loaded: Any, split: str | None, name: str) -> Any:
     return loaded[wanted]
 
 
-def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, str, str]:
-    """Check a row; return its messages as JSON, its answer, and its columns for a scorer as JSON."""
-    messages = _messages(value_in(row, columns.question, where), f"{where}, column {columns.question!r}")
+def _texts(row: Mapping[str, Any], columns: Columns, where: str, unread: Counter[str]) -> tuple[str, str, str]:
+    """Check a row; return its messages as JSON, its answer, and its columns for a scorer as JSON.
+
+    unread: counts fields of messages that are not known.
+    """
+    messages = _messages(value_in(row, columns.question, where), f"{where}, column {columns.question!r}", unread)
     others = {name: value_in(row, name, where) for name in columns.others}
     others |= {name: row[name] for name in columns.optional if name in row}
     others |= row if columns.with_row else {}
@@ -439,23 +445,24 @@ def value_in(row: Mapping[str, Any], name: str, where: str) -> Any:
     return value
 
 
-def _messages(value: Any, where: str) -> list[list[Any]]:
+def _messages(value: Any, where: str, unread: Counter[str]) -> list[list[Any]]:
     """Return a question, which is a text or a list of messages, as [[role, content], ...].
 
-    Other fields of a message are a third element, by their names.
+    Other fields of a message are a third element, by their names. unread: counts those that are not known.
     """
     if isinstance(value, str):
         return [["user", _checked_text(value, where)]]
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{where} is {_show(value)}, wanted a text, or a list of messages with role and content")
     try:
-        found = read_messages(value, "messages").messages
+        read = read_messages(value, "messages")
     except RefusedRecordError as error:
         raise ConfigError(f"{where}: {error}") from error
-    for number, message in enumerate(found):
+    unread.update(read.unread)
+    for number, message in enumerate(read.messages):
         if not message.content.strip() and not (message.tool_calls or message.reasoning):
             raise ConfigError(f"{where}: messages[{number}].content is empty, wanted a text")
-    return [_listed(message) for message in found]
+    return [_listed(message) for message in read.messages]
 
 
 def _listed(message: Message) -> list[Any]:

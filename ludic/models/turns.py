@@ -311,7 +311,10 @@ class TurnsOfConversation:
         calls, spoken = message.tool_calls, message.content + (message.reasoning or "")
         names = Counter(call.name for call in calls)
         if any(name in spoken or text.count(name) < number for name, number in names.items()):
-            for left_out in range(len(calls)):
+            # The first and the last call of each tool: which of them a template leaves out, it does for all.
+            first = {call.name: number for number, call in reversed([*enumerate(calls)])}
+            last = {call.name: number for number, call in enumerate(calls)}
+            for left_out in sorted({*first.values(), *last.values()}):
                 others = as_template_input(replace(message, tool_calls=(*calls[:left_out], *calls[left_out + 1 :])))
                 if self._is_same(prepared, self._renderer.prepare(others)):
                     raise RefusedRecordError(

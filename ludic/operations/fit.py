@@ -568,6 +568,7 @@ def _fit_stored(
     from ludic.operations.start import train as train_here
     from ludic.results import progress_bar
     from ludic.run import Run
+    from ludic.show.watch import log_shown
     from ludic.training.inherited_settings import next_config
 
     if others := {**parts["launch"], **parts["engine"]}:
@@ -602,7 +603,8 @@ def _fit_stored(
     if not wait:
         _start_in_background("train", root, inputs, flat(train))
     else:
-        train_here(Run(root), train, **parts["code"])
+        with log_shown():
+            train_here(Run(root), train, **parts["code"])
     return Run(root)
 
 

@@ -151,3 +151,10 @@ def test_equal_ids_are_equal_examples(name: str) -> None:
             [example.wanted, dict(example.data)], default=str
         )
         assert before.messages == example.messages
+
+
+def test_fields_of_messages_that_are_not_used_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    asked = [{"role": "user", "content": f"What is {number}?", "mood": "calm"} for number in range(4)]
+    path.write_text("".join(json.dumps({"prompt": [each], "answer": "1"}) + "\n" for each in asked))
+    assert notes(str(path)) == [f"{path}: fields of messages that are not used: messages[].mood (4)"]
