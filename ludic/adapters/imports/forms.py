@@ -166,6 +166,8 @@ def _turn(value: Any, name: str) -> dict[str, Any]:
     """Return a turn of ShareGPT as a message; its other fields stay."""
     if not isinstance(value, Mapping) or not isinstance(value.get("from"), str):
         raise refusal(f"a turn of {name}", value, "an object with from and value")
+    if value.get("role") is not None:
+        raise RefusedRecordError(f"a turn of {name} has from and role, wanted one of them")
     side, text = value["from"], value.get("value")
     others = {key: part for key, part in value.items() if key not in ("from", "value") and part is not None}
     if not isinstance(text, str):
@@ -177,8 +179,7 @@ def _turn(value: Any, name: str) -> dict[str, Any]:
     else:
         raise refusal(f"from of a turn of {name}", side, f"one of {', '.join([*_ROLES, _CALL])}")
     for key in own.keys() & others.keys():
-        given = "from" if key == "role" else "value"
-        raise RefusedRecordError(f"a turn of {name} has {given} and {key}, wanted one of them")
+        raise RefusedRecordError(f"a turn of {name} has value and {key}, wanted one of them")
     return {**own, **others}
 
 
