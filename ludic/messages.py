@@ -115,7 +115,7 @@ def marked(messages: Sequence[Mapping[str, Any]], *, trained: bool) -> list[dict
 def read_tools(value: Any) -> list[dict[str, Any]]:
     """Return schemas of tools, a list or its JSON text, in OpenAI's form; empty for null.
 
-    Schemas of Anthropic, with input_schema, are converted.
+    Schemas of Anthropic, with input_schema, are converted, and those of functions alone (name, parameters) wrapped.
     """
     try:
         tools = json.loads(value) if isinstance(value, str) else value
@@ -129,10 +129,14 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    if "input_schema" not in tool:
+    """Return a schema in OpenAI's form; one that is neither in it nor has name and parameters is unchanged."""
+    found = {name: value for name, value in tool.items() if value is not None}
+    if "function" in found or "name" not in found or found.get("type", "function") not in ("function", "custom"):
         return dict(tool)
-    function = {"parameters" if name == "input_schema" else name: value for name, value in tool.items()}
-    return {"type": "function", "function": function}
+    if "input_schema" in found and "parameters" in found:
+        raise RefusedRecordError(f"tools has {found['name']!r} with input_schema and parameters, wanted one of them")
+    named = (("parameters" if name == "input_schema" else name, value) for name, value in found.items())
+    return {"type": "function", "function": {name: value for name, value in named if name != "type"}}
 
 
 # --- A message -------------------------------------------------------------------------------------------------------

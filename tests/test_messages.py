@@ -398,12 +398,28 @@ def test_unknown_fields_are_counted_by_messages() -> None:
 SCHEMA = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
+_OF_LOOK = {"type": "object"}
+
+
 @pytest.mark.parametrize(
-    "value", [[SCHEMA], json.dumps([SCHEMA]), [{"name": "look", "input_schema": {"type": "object"}}]]
+    "value",
+    [
+        [SCHEMA],
+        json.dumps([SCHEMA]),
+        [{"name": "look", "input_schema": _OF_LOOK}],
+        [{"type": "custom", "name": "look", "input_schema": _OF_LOOK, "parameters": None}],
+        [{"name": "look", "parameters": _OF_LOOK}],
+        [{"type": "function", "name": "look", "parameters": _OF_LOOK}],
+    ],
 )
 def test_schemas_of_tools_are_a_list_or_its_json(value: Any) -> None:
     assert read_tools(value) == [SCHEMA]
     assert read_tools(None) == []
+
+
+def test_a_schema_of_a_tool_has_its_parameters_once() -> None:
+    with pytest.raises(RefusedRecordError, match=r"tools has 'look' with input_schema and parameters, wanted one"):
+        read_tools([{"name": "look", "input_schema": _OF_LOOK, "parameters": _OF_LOOK}])
 
 
 @pytest.mark.parametrize("value", ["none", "[1]", {"name": "look"}, [1], 3, '{"name": "look"}'])

@@ -338,7 +338,9 @@ def test_the_preparation_of_rows_is_shown_and_rows_that_are_left_out_are_named(
     monkeypatch.setattr("ludic.results.progress_bar", progress_bar)
     monkeypatch.setattr("ludic.operations.start.train", lambda *args, **options: None)
     rows = [{"prompt": "say", **{column: f"{word} {column}" for column in columns}} for word in WORDS]
-    rows[5]["tools"] = "none"
+    for column in columns:  # the chat template shows no calls
+        function = {"name": column, "arguments": {}}
+        rows[5][column] = [{"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
     rows[2]["prompt"] = [{"role": "user", "content": "say", "mood": "calm"}]
     train(
         model=hub / f"models--{MODEL.replace('/', '--')}" / "snapshots" / ("0" * 40),
@@ -346,7 +348,7 @@ def test_the_preparation_of_rows_is_shown_and_rows_that_are_left_out_are_named(
         root=tmp_path / "run",
     )
     assert shown == [("files to import", 1), ("records", num_records), ("files", 1)]
-    assert "1 of the rows can't be used; the first is row 5: tools is 'none'" in caplog.text
+    assert "1 of the rows can't be used; the first is row 5: " in caplog.text
     assert f"fields of messages that are not used: messages[].mood ({num_records // 8})" in caplog.text
 
 

@@ -17,7 +17,7 @@ from msgspec import to_builtins
 from ludic.adapters.imports.episodes import wanted_text
 from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import marked, read_messages, read_tools, refusal
-from ludic.records import Message
+from ludic.records import ROLES, Message
 from ludic.results import plural
 
 Row = Mapping[str, Any]
@@ -76,6 +76,22 @@ def _parsed(value: Any) -> Any:
     return value
 
 
+def _listed(value: Any) -> Any:
+    """Return the messages in JSON text, as tables without nested types hold them; other values as they are."""
+    parsed = _parsed(value) if isinstance(value, str) else None
+    return parsed if any(map(_is_message, parsed if isinstance(parsed, list) else [parsed])) else value
+
+
+def _is_message(value: Any) -> bool:
+    """Return whether an object is a message; others are answers in JSON."""
+    if not isinstance(value, Mapping):
+        return False
+    is_turn = "value" in value and value.get("from") in (*_ROLES, _CALL)
+    return is_turn or (value.get("role") in _MESSAGE_ROLES and not value.keys().isdisjoint(_OF_MESSAGES))
+
+
+_MESSAGE_ROLES = (*ROLES, "function")
+_OF_MESSAGES = ("content", "tool_calls", "function_call", "refusal")
 _PYTHON_TEXT = re.compile(r"\s*\[?\s*\{\s*'(role|content|from|value)'")
 """A list of messages as Python shows it, which pandas writes into CSV files."""
 
@@ -84,12 +100,13 @@ def _messages(value: Any, name: str, role: str | None = None) -> Messages:
     """Return messages without nulls; a text is one message of `role`, and a message is a list of one."""
     if isinstance(value, str) and _PYTHON_TEXT.match(value):
         raise refusal(name, value, "messages as JSON; this is Python's text of a list")
+    value = _listed(value)
     if isinstance(value, str) and value.strip() and role is not None:
         return [{"role": role, "content": value}]
     listed = [value] if isinstance(value, Mapping) else value
     if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
         raise refusal(name, value, "messages" if role is None else "a text or messages")
-    if isinstance(listed[0], Mapping) and "from" in listed[0]:
+    if isinstance(listed[0], Mapping) and listed[0].get("from") is not None:
         listed = [_turn(each, name) for each in listed]
     listed = [to_builtins(each) if isinstance(each, Message) else each for each in listed]
     read_messages(listed, name)  # refuses what can't be read
@@ -105,16 +122,20 @@ def _text(row: Row, name: str, *, may_be_absent: bool = False) -> str:
     return value
 
 
+_TOOLS = ("tools", "functions", "tool_defs")
+
+
 def _tools(row: Row) -> dict[str, Any]:
-    """Return the schemas of tools as `tools`; those of other names and without a type become OpenAI's."""
-    if row.get("tools") not in (None, ""):
-        return {"tools": row["tools"]}
-    name = next((each for each in ("functions", "tool_defs") if row.get(each)), None)
-    return {} if name is None else {"tools": _schemas(row[name])}
-
-
-def _schemas(value: Any) -> list[Any]:
-    return [each if "function" in each else {"type": "function", "function": each} for each in read_tools(value)]
+    """Return the schemas of tools as `tools`. Raises RefusedRecordError if they can't be read."""
+    names = [name for name in _TOOLS if row.get(name)]
+    if len(names) > 1:
+        raise RefusedRecordError(f"has {' and '.join(names)}, wanted the schemas of tools once")
+    if names and names[0] != "tools":
+        return {"tools": read_tools(row[names[0]])}
+    if row.get("tools") in (None, ""):
+        return {}
+    read_tools(row["tools"])  # refuses what can't be read
+    return {"tools": row["tools"]}
 
 
 def _with_system(messages: Messages, row: Row) -> Messages:
@@ -138,43 +159,60 @@ _ROLES = {
     "system": "system",
 }
 _CALL = "function_call"
+_ARGUMENTS = ("arguments", "parameters")
 
 
 def _turn(value: Any, name: str) -> dict[str, Any]:
     """Return a turn of ShareGPT as a message; its other fields stay."""
     if not isinstance(value, Mapping) or not isinstance(value.get("from"), str):
         raise refusal(f"a turn of {name}", value, "an object with from and value")
+    if value.get("role") is not None:
+        raise RefusedRecordError(f"a turn of {name} has from and role, wanted one of them")
     side, text = value["from"], value.get("value")
     others = {key: part for key, part in value.items() if key not in ("from", "value") and part is not None}
     if not isinstance(text, str):
         raise refusal(f"the value of a turn of {name}", text, "a text")
     if side == _CALL:
-        return {"role": "assistant", "content": "", "tool_calls": _calls(text), **others}
-    if side not in _ROLES:
+        own: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": _calls(text)}
+    elif side in _ROLES:
+        own = {"role": _ROLES[side], "content": text}
+    else:
         raise refusal(f"from of a turn of {name}", side, f"one of {', '.join([*_ROLES, _CALL])}")
-    return {"role": _ROLES[side], "content": text, **others}
+    for key in own.keys() & others.keys():
+        raise RefusedRecordError(f"a turn of {name} has value and {key}, wanted one of them")
+    return {**own, **others}
 
 
 def _calls(text: str) -> list[dict[str, Any]]:
+    """Return the calls in JSON text as OpenAI's; their other fields stay."""
     found = _parsed(text)
     calls = found if isinstance(found, list) else [found]
     if not calls or not all(isinstance(each, Mapping) and isinstance(each.get("name"), str) for each in calls):
         raise refusal(f"the value of {_CALL}", text, "JSON with name and arguments")
-    return [
-        {"type": "function", "function": {"name": each["name"], "arguments": each.get("arguments")}} for each in calls
-    ]
+    return [_call(each) for each in calls]
+
+
+def _call(value: Row) -> dict[str, Any]:
+    others = {key: part for key, part in value.items() if key not in ("name", *_ARGUMENTS) and part is not None}
+    arguments = [key for key in _ARGUMENTS if value.get(key) is not None]
+    if len(arguments) > 1:
+        raise RefusedRecordError(f"a {_CALL} has {' and '.join(arguments)}, wanted one of them")
+    if "function" in others:
+        raise RefusedRecordError(f"a {_CALL} has name and function, wanted one of them")
+    function = {"name": value["name"], "arguments": value[arguments[0]] if arguments else None}
+    return {"type": "function", **others, "function": function}
 
 
 def _is_sharegpt(row: Row) -> bool:
     names = _chat_columns(row)
     value = _parsed(row[names[0]]) if names else None
     first = value[0] if isinstance(value, Sequence) and value else None
-    return isinstance(first, Mapping) and "from" in first
+    return isinstance(first, Mapping) and first.get("from") is not None
 
 
 def _sharegpt(row: Row) -> dict[str, Any]:
     name, value = _chat(row)
-    tools = {"tools": _schemas(row["tools"])} if row.get("tools") else _tools(row)
+    tools = {name: read_tools(schemas) for name, schemas in _tools(row).items()}
     return {"messages": _with_system(_messages(value, name), row), **tools}
 
 
@@ -190,10 +228,20 @@ def _has_completion(row: Row) -> bool:
     return row.get("prompt") is not None and row.get("completion") is not None
 
 
-def _prompt_completion(row: Row) -> dict[str, Any]:
+def _refuse_label(row: Row) -> None:
+    """Raise RefusedRecordError for a label as of KTO: true and false, or 1 and 0, also as text."""
     label = row.get("label")
-    if isinstance(label, bool) or label in ("True", "False", "true", "false"):
-        raise RefusedRecordError("has a label of good and bad completions, and all would be trained on")
+    if (label.strip().lower() if isinstance(label, str) else label) in _LABELS:
+        raise RefusedRecordError(
+            "has a label of good and bad completions, and all would be trained on; leave bad rows and the column out"
+        )
+
+
+_LABELS = (0, 1, "true", "false", "0", "1", "0.0", "1.0")
+
+
+def _prompt_completion(row: Row) -> dict[str, Any]:
+    _refuse_label(row)
     return {"prompt": row["prompt"], "completion": row["completion"], **_tools(row)}
 
 
@@ -224,12 +272,21 @@ def _verifiers(row: Row) -> dict[str, Any]:
         "error": None if error is None else error if isinstance(error, str) else json.dumps(error, ensure_ascii=False),
         # A single turn always ends with max_turns_reached, so this says nothing of a limit.
         "truncation_reason": "context_length" if row.get("stop_condition") == "prompt_too_long" else None,
-        "finish_reason": "length" if row.get("is_truncated") in (True, "True", "true") else None,
+        "finish_reason": "length" if _is_truncated(row) else None,
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
+def _is_truncated(row: Row) -> bool:
+    value = row.get("is_truncated")
+    for texts, meaning in ((("true", "1"), True), (("false", "0", "none", ""), False)):
+        if str(value).strip().lower() in texts:
+            return meaning
+    raise refusal("is_truncated", value, "true or false")
+
+
 def _with_calls(value: Any) -> Any:
+    value = _listed(value)
     if not isinstance(value, list):
         return value
     return [
@@ -263,8 +320,6 @@ def _instruction(row: Row) -> Messages:
     return _with_system([*before, {"role": "user", "content": asked}], row)
 
 
-_TOOLS = ("tools", "functions")
-
 CONVERSATIONS = (
     Form(
         name="messages",
@@ -285,7 +340,7 @@ CONVERSATIONS = (
         fields="`prompt` and `completion`, texts or messages",
         fits=lambda row: _has_completion(row) and not _is_of_verifiers(row),
         read=_prompt_completion,
-        reads=("prompt", "completion", "label", *_TOOLS),
+        reads=("prompt", "completion", *_TOOLS),
     ),
     Form(
         name="Alpaca",
@@ -301,7 +356,7 @@ CONVERSATIONS = (
         read=_verifiers,
         reads=(
             *("prompt", "completion", "reward", "metrics", "example_id", "task", "answer", "error"),
-            *("is_truncated", "tool_defs", *_TOOLS),
+            *("is_truncated", *_TOOLS),
         ),
         note="all are trained on, whatever their reward",
     ),
@@ -322,17 +377,19 @@ def _joined(prompt: Messages, answer: Messages, name: str) -> tuple[Messages, in
         return [*prompt, *answer], len(prompt)
     system, asked = _parts(prompt)
     own_system, said = _parts(answer)
-    if system and own_system and [*map(_key, system)] != [*map(_key, own_system)]:
+    if system and own_system and _Keys.of(system).keys != _Keys.of(own_system).keys:
         raise RefusedRecordError(f"{name} begins with another system message than the prompt")
     # A prompt of one message may be the last question of several.
-    last = [index for index, each in enumerate(said) if each["role"] == "user"][-1:]
+    wanted, found = _Keys.of(asked), _Keys.of(said)
+    last = [index for index, role in enumerate(found.roles) if role == "user"][-1:]
     starts = [0, *last] if len(asked) == 1 else [0]
-    wanted, found = [*map(_key, asked)], [*map(_key, said)]
-    start = next((start for start in starts if found[start : start + len(wanted)] == wanted), None)
+    num_asked = len(wanted.keys)
+    start = next((start for start in starts if found.keys[start : start + num_asked] == wanted.keys), None)
     if start is None:
         raise RefusedRecordError(f"{name} is a whole conversation, in which the prompt is not found")
     head = own_system or system
-    return [*head, *said], len(head) + start + len(asked)
+    end = found.sources[start + num_asked] if start + num_asked < len(found.keys) else len(said)
+    return [*head, *said], len(head) + end
 
 
 def _parts(messages: Messages) -> tuple[Messages, Messages]:
@@ -341,10 +398,38 @@ def _parts(messages: Messages) -> tuple[Messages, Messages]:
     return messages[:number], [] if number is None else messages[number:]
 
 
-def _key(message: Row) -> Any:
-    """Return what must be equal in two messages that are the same; texts may differ in white space around them."""
-    content = message.get("content")
-    return {**message, "content": content.strip() if isinstance(content, str) else content}
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What must be equal in two messages that are the same, for each message that `read_messages` returns.
+
+    Ids, names, the spelling of arguments, and white space around texts may differ.
+    """
+
+    keys: list[Any]
+    roles: list[str]
+    sources: tuple[int, ...]
+    """Index of each one in the list that was read."""
+    trained: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, messages: Messages) -> "_Keys":
+        read = read_messages(messages)
+        keys = [
+            (
+                *(each.role, each.content.strip(), (each.reasoning or "").strip()),
+                [(call.name, _sorted(call.arguments)) for call in each.tool_calls],
+            )
+            for each in read.messages
+        ]
+        return cls(keys, [each.role for each in read.messages], read.sources, read.trained)
+
+
+def _sorted(arguments: str) -> str:
+    """Return arguments in one spelling; what is no JSON as it is."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _marked(messages: Messages, num_prompt: int) -> Messages:
@@ -372,6 +457,8 @@ def _question(row: Row) -> Any:
 
 
 def _prompt_of_pair(row: Row) -> dict[str, Any]:
+    if row.get("prompt") is not None and row.get("question") not in (None, row["prompt"]):
+        raise RefusedRecordError("has prompt and question, wanted one of them")
     prompt = _question(row)
     messages = None if prompt is None else _with_system(_messages(prompt, "prompt", "user"), row)
     return {"prompt": messages, **_tools(row)}
@@ -430,6 +517,13 @@ def _scores(row: Row) -> Iterator[tuple[float, float]]:
             yield found[0], found[1]
 
 
+def _unpaired_scores(row: Row) -> Iterator[str]:
+    """Yield the columns of scores that are not compared: the other one is absent or no number, or they are not."""
+    for names in _SCORES:
+        if any(_number(row.get(name)) is None for name in names):
+            yield from (name for name in names if row.get(name) is not None)
+
+
 def _number(value: Any) -> float | None:
     try:
         number = None if isinstance(value, bool) else float(value)
@@ -444,25 +538,29 @@ def _pair(row: Row, prompt: Messages | None) -> tuple[Messages, Messages]:
     for side, messages in zip(("chosen", "rejected"), sides, strict=True):
         if messages[-1]["role"] != "assistant":
             raise RefusedRecordError(f"{side} ends with a message of {messages[-1]['role']}, wanted an answer")
-    if sides[0] == sides[1]:
-        raise LeftOutError("whose chosen equals rejected")
     for chosen, rejected in _scores(row):
         if chosen <= rejected:
             raise LeftOutError("with equal scores" if chosen == rejected else "whose scores contradict their order")
     if prompt is not None:
         sides = [_joined(prompt, sides[0], "chosen")[0], _joined(prompt, sides[1], "rejected")[0]]
+    keys = [_Keys.of(messages) for messages in sides]
+    if keys[0].keys == keys[1].keys:
+        raise LeftOutError("whose chosen equals rejected")
     same = 0
-    while same < min(map(len, sides)) - 1 and sides[0][same] == sides[1][same]:
+    while same < min(len(each.keys) for each in keys) - 1 and keys[0].keys[same] == keys[1].keys[same]:
         same += 1
     if not same:
         raise RefusedRecordError("has no prompt, and chosen and rejected do not begin with the same message")
-    for messages in sides:
-        if messages[same]["role"] != "assistant":
+    for each in keys:
+        if each.roles[same] != "assistant":
             raise RefusedRecordError(
-                f"chosen and rejected differ first in message {same}, of {messages[same]['role']}; wanted two answers "
+                f"chosen and rejected differ first in message {same}, of {each.roles[same]}; wanted two answers "
                 "to the same messages"
             )
-    return _marked(sides[0], same), _marked(sides[1], same)
+    both = [_marked(messages, each.sources[same]) for messages, each in zip(sides, keys, strict=True)]
+    if not all(any(message["trainable"] for message in messages) for messages in both):
+        raise LeftOutError("with a side without a turn to train on")
+    return both[0], both[1]
 
 
 # --- Files -----------------------------------------------------------------------------------------------------------
@@ -499,6 +597,8 @@ class Read:
     left_out: Counter[str] = field(default_factory=Counter)
     not_read: dict[str, None] = field(default_factory=dict)
     """Columns that nothing reads."""
+    unpaired: Counter[str] = field(default_factory=Counter)
+    """Rows in which a score is not compared, by its column."""
 
     @property
     def said(self) -> str:
@@ -510,8 +610,9 @@ class Read:
         if self.left_out:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
             parts.append(f"left out: {counts}")
-        if self.not_read:
-            parts.append(f"columns that are not read: {', '.join(self.not_read)}")
+        if self.not_read or self.unpaired:
+            scores = (f"{name} in {plural(number, 'row')}" for name, number in self.unpaired.items())
+            parts.append(f"columns that are not read: {', '.join([*self.not_read, *scores])}")
         return "; ".join(parts)
 
 
@@ -524,6 +625,8 @@ def conversations(rows: Iterable[Row], where: str) -> Read:
 
     def use(number: int, row: Row, form: Form) -> None:
         found = conversation_of(form.read(row))
+        if not any(read_messages(found["messages"]).trained):
+            raise LeftOutError("without a turn to train on")
         read.records.append(_record(number, found["messages"], found, 1.0))
 
     return _read(rows, CONVERSATIONS, read, use)
@@ -551,10 +654,12 @@ def _read(rows: Iterable[Row], forms: Sequence[Form], read: Read, use: Callable[
             form = form_of(row, forms)
             if read.form not in (None, form):
                 raise RefusedRecordError(
-                    f"is {form.name}, and the rows before it are {read.form.name}; wanted one form a file"
+                    f"has the form {form.name}, and the rows before it have {read.form.name}; wanted one form a file"
                 )
             read.form = form
             read.not_read |= {name: None for name in row if name not in form.reads and row[name] is not None}
+            if forms is PAIRS:
+                read.unpaired.update(_unpaired_scores(row))
             use(number, row, form)
             read.num_used += 1
         except LeftOutError as error:
@@ -567,8 +672,9 @@ def _read(rows: Iterable[Row], forms: Sequence[Form], read: Read, use: Callable[
 
 
 def _record(number: int, messages: Messages, found: Row, reward: float) -> Row:
-    tools = {"tools": found["tools"]} if found.get("tools") is not None else {}
-    return {"messages": messages, "group_id": str(number), "episode_reward": reward, **tools}
+    # finish_reason says that the model did not end its last answer.
+    used = {name: found[name] for name in ("tools", "finish_reason") if found.get(name) is not None}
+    return {"messages": messages, "group_id": str(number), "episode_reward": reward, **used}
 
 
 # --- Records of `ludic import` ---------------------------------------------------------------------------------------
@@ -585,25 +691,50 @@ def import_form(record: Row) -> tuple[str, tuple[str, ...], list[Row]]:
     """
     if record.get("prompt_tokens") is not None and record.get("response_tokens") is not None:
         return OWN, (), [record]
-    is_chat = any(form.fits(record) for form in CONVERSATIONS) and not _is_pair_of(record, "conversations")
-    is_pair = _has_pair(record) and not is_chat  # whole conversations may have pairs beside them, as in UltraFeedback
+    is_pair = _has_pair(record)  # also beside messages, as in UltraFeedback
     form = form_of(record, PAIRS if is_pair else CONVERSATIONS)
     if form.name in _OWN_FORMS and _is_plain(record):
+        _tools(record)  # refuses what can't be read
+        if form.name != "messages":
+            _refuse_label(record)
         return OWN, (), [record]
     name = OWN if form.name in _OWN_FORMS else form.name
     found = form.read(record)
-    rest = {name: value for name, value in record.items() if name not in form.reads}
+    unpaired = {*_unpaired_scores(record)} if is_pair else set()
+    reads = tuple(name for name in form.reads if name not in unpaired)
+    rest = {name: value for name, value in record.items() if name not in reads}
     if is_pair:
+        sides = _pair(record, found["prompt"])
+        _refuse_beside_pair(rest, sides[0])
         pair = {**rest, **found, "group_id": json.dumps(record, sort_keys=True, default=str)}
-        sides = zip(_pair(record, pair.pop("prompt")), (1.0, 0.0), strict=True)
-        return name, form.reads, [{**pair, "messages": each, "episode_reward": reward} for each, reward in sides]
-    if not isinstance(found.get("completion"), str):
+        del pair["prompt"]
+        both = zip(sides, (1.0, 0.0), strict=True)
+        return name, reads, [{**pair, "messages": each, "episode_reward": reward} for each, reward in both]
+    if not _is_two_texts(found):
         found = conversation_of(found)
-    return name, form.reads, [{**rest, **found}]
+    return name, reads, [{**rest, **found}]
+
+
+def _refuse_beside_pair(rest: Row, chosen: Messages) -> None:
+    """Raise RefusedRecordError for fields that a pair fills itself, and for messages unlike the chosen side."""
+    for name in ("completion", "episode_reward", "group_id"):
+        if rest.get(name) is not None:
+            raise RefusedRecordError(f"has {name} besides chosen and rejected; leave it out, or give it another name")
+    given = rest.get("messages")
+    if given is not None and _Keys.of(_messages(_parsed(given), "messages")).keys != _Keys.of(chosen).keys:
+        raise RefusedRecordError("has messages besides chosen and rejected, and they are not the chosen conversation")
 
 
 def _is_plain(record: Row) -> bool:
     """Return whether the format jsonl reads a record as it is."""
+    if record.get("functions") or record.get("tool_defs"):
+        return False
     if record.get("messages") is None:
-        return isinstance(record.get("completion"), str)
-    return isinstance(record["messages"], list) and not record.get("system") and not record.get("functions")
+        return _is_two_texts(record)
+    return isinstance(record["messages"], list) and not record.get("system")
+
+
+def _is_two_texts(record: Row) -> bool:
+    """Return whether prompt and completion are texts, and neither is messages as JSON text."""
+    values = [_listed(record.get(name)) for name in ("prompt", "completion")]
+    return all(isinstance(value, str) for value in values)

@@ -4,8 +4,10 @@ forms/ has a file for each: rows as people have them, what they are as plain mes
 table in docs/fit.md is made of the same files.
 """
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,12 @@ from hypothesis import strategies as st
 
 import ludic
 from ludic.adapters.imports.formats import load_format
-from ludic.adapters.imports.forms import CONVERSATIONS, PAIRS, Read, conversations, form_of, pairs
+from ludic.adapters.imports.forms import _ROLES, CONVERSATIONS, PAIRS, Read, conversations, form_of, import_form, pairs
 from ludic.adapters.imports.importing import Imported, import_file
 from ludic.cli.docs import FORMS, forms_table, read_forms
 from ludic.data_files import SUFFIXES
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, RefusedRecordError
+from ludic.messages import read_messages
 from ludic.models.tiny import TOOL_TEMPLATE
 from ludic.operations.fit_inputs import Inputs, read_rows
 from ludic.records import Rollout, new_id
@@ -247,7 +250,9 @@ def test_what_the_documents_say_is_refused_is_refused_with_its_row(name: str, nu
 
 def test_a_file_has_one_form_and_one_that_fits_none_is_refused_with_its_fields(tmp_path: Path) -> None:
     rows = [FIXTURES["sharegpt"]["rows"][0], FIXTURES["alpaca"]["rows"][0]]
-    with pytest.raises(ConfigError, match="x, row 1 is Alpaca, and the rows before it are ShareGPT; wanted one form a"):
+    with pytest.raises(
+        ConfigError, match="row 1 has the form Alpaca, and the rows before it have ShareGPT; wanted one"
+    ):
         conversations(rows, "x")
     _, report = bring_in(write_rows(tmp_path / "mixed.jsonl", rows))
     assert report.refused[0].reason == "is Alpaca, and the records before it are ShareGPT"
@@ -303,12 +308,19 @@ def test_records_of_forms_that_older_runs_hold_have_the_same_bytes(tmp_path: Pat
         assert inputs.put_rows(found.records, "x").read_text(encoding="utf-8") == text
 
 
-def test_the_page_has_the_table_of_these_fixtures() -> None:
+def test_the_page_names_what_the_forms_read() -> None:
+    """The table is made of the fixtures; what the code reads must be in it."""
     table = forms_table(HERE)
     assert table in (HERE / "docs" / "fit.md").read_text(encoding="utf-8")
-    for form in FIXTURES.values():
-        assert all(each["why"] in table for each in form["refused"])
-        assert form["reads"] in table
+    for form in (*CONVERSATIONS, *PAIRS):
+        (line,) = (line for line in table.splitlines() if line.startswith(f"| {form.name} |"))
+        own = set(form.fields.split("`")[1::2]) - {"role", "content", "from", "value"}
+        assert own <= {*form.reads}, form.name
+        read_by_all = {*form.reads} & {"is_truncated", "system", "history", "question", "messages", "conversation"}
+        assert all(name in line or form.name.startswith("preference") for name in read_by_all), form.name
+    (sharegpt,) = (line for line in table.splitlines() if line.startswith("| ShareGPT |"))
+    assert all(f"`{role}`" in sharegpt for role in (*_ROLES, "function_call", "arguments", "parameters"))
+    assert all(f"`{name}`" in table for name in ("tools", "functions", "tool_defs"))
 
 
 def test_results_of_verifiers_are_named_where_traces_are_wanted(tmp_path: Path) -> None:
@@ -332,3 +344,226 @@ def test_what_was_read_is_told_in_one_line(
     ludic.sft(model=model_folder, dataset=path, root=tmp_path / "run")
     told = [record.message for record in caplog.records if "read as" in record.message]
     assert told == [f"{path}: read as ShareGPT: 1 conversation"]
+
+
+# --- What is used, refused by name, or counted -----------------------------------------------------------------------
+
+HUMAN = {"from": "human", "value": "q"}
+
+
+def one(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    (record,) = conversations([row], "x").records
+    return record
+
+
+def refused(row: Mapping[str, Any], use: Any = conversations) -> str:
+    with pytest.raises(ConfigError) as error:
+        use([row], "x")
+    return str(error.value)
+
+
+def called(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    turn = {"from": "function_call", "value": json.dumps(value)}
+    (call,) = one({"conversations": [HUMAN, turn]})["messages"][1]["tool_calls"]
+    return call
+
+
+@pytest.mark.parametrize("field", ["content", "role", "tool_calls"])
+def test_a_turn_of_sharegpt_has_each_thing_once(field: str) -> None:
+    side, value = ("function_call", '{"name": "f"}') if field == "tool_calls" else ("gpt", "a")
+    said = refused({"conversations": [HUMAN, {"from": side, "value": value, field: "assistant"}]})
+    assert f"x, row 0 a turn of conversations has {'from' if field == 'role' else 'value'} and {field}, wanted" in said
+
+
+def test_a_call_of_sharegpt_keeps_its_arguments_its_id_and_its_other_fields() -> None:
+    assert called({"name": "f", "parameters": {"a": 1}})["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert called({"name": "f", "id": "c1", "mood": "calm"}) == {
+        "type": "function",
+        "id": "c1",
+        "mood": "calm",
+        "function": {"name": "f", "arguments": None},
+    }
+
+
+def call(id_: str, arguments: Any) -> dict[str, Any]:
+    return {"id": id_, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+SPELLINGS = [
+    ({"id": "1"}, {"id": "2"}),
+    ({}, {"content": [{"type": "text", "text": "o"}]}),
+    ({}, {"content": " o\n"}),
+    ({"tool_calls": [call("a", {"n": 1, "m": 2})]}, {"tool_calls": [call("b", '{"m":2, "n":1}')]}),
+]
+
+
+@pytest.mark.parametrize(("one_way", "other_way"), SPELLINGS)
+def test_a_shared_answer_is_shared_whatever_its_spelling(one_way: dict[str, Any], other_way: dict[str, Any]) -> None:
+    asked, said = BEFORE[:1], {"role": "assistant", "content": "o"}
+    ways = [{**said, **way} for way in (one_way, other_way)]
+    chosen, rejected = ([*asked, way, *ASKED, *own] for way, own in zip(ways, (GOOD, POOR), strict=True))
+    found = pairs([{"chosen": chosen, "rejected": rejected}], "x").records
+    assert [[each["trainable"] for each in record["messages"]] for record in found] == [[False] * 3 + [True]] * 2
+    equal = {"chosen": [*asked, ways[0]], "rejected": [*asked, ways[1]]}
+    assert "left out: 1 whose chosen equals rejected" in refused(equal, pairs)
+    users = [[{**ASKED[0], "id": name}, *own] for name, own in (("1", GOOD), ("2", POOR))]
+    assert pairs([{"chosen": users[0], "rejected": users[1]}], "x").num_used == 1
+
+
+def test_arguments_of_other_types_are_other_answers() -> None:
+    sides = [[{"role": "assistant", "content": "", "tool_calls": [call("a", {"n": n})]}] for n in (1, True)]
+    assert pairs([{"prompt": "q", "chosen": sides[0], "rejected": sides[1]}], "x").num_used == 1
+
+
+def verifiers_row(**values: Any) -> dict[str, Any]:
+    return {"prompt": ASKED, "completion": GOOD, "reward": 1.0, "example_id": 0, **values}
+
+
+def test_a_truncated_result_of_verifiers_gets_no_end_of_turn(tmp_path: Path) -> None:
+    cut = conversations([verifiers_row(is_truncated=True, stop_condition="prompt_too_long")], "x")
+    assert cut.records[0]["finish_reason"] == "length"
+    assert cut.said.endswith("columns that are not read: stop_condition")
+    assert "finish_reason" not in one(verifiers_row(is_truncated=False))
+    records = Inputs.of(str(tmp_path / "run")).put_rows(cut.records, "x")
+    ours, _ = bring_in(records)
+    theirs, _ = bring_in(write_rows(tmp_path / "rows.jsonl", [verifiers_row(is_truncated=True)]))
+    assert tokens(ours) == tokens(theirs)
+    whole, _ = bring_in(write_rows(tmp_path / "whole.jsonl", [verifiers_row()]))
+    assert whole[0].response_tokens[:-1].tolist() == ours[0].response_tokens.tolist()
+
+
+@pytest.mark.parametrize("label", [True, False, 0, 1, 0.0, 1.0, "0", "1", "True", "false"])
+def test_a_label_of_good_and_bad_completions_is_refused_in_training_and_import(label: Any) -> None:
+    row = {"prompt": "a", "completion": "b", "label": label}
+    assert "x, row 0 has a label of good and bad completions" in refused(row)
+    with pytest.raises(RefusedRecordError, match="has a label of good and bad completions"):
+        import_form(row)
+
+
+def test_another_label_is_named_as_not_read() -> None:
+    said = conversations([{"prompt": "a", "completion": "b", "label": "news"}], "x").said
+    assert said.endswith("columns that are not read: label")
+
+
+def test_messages_may_be_json_text_in_every_field(tmp_path: Path) -> None:
+    asked, good, poor = map(json.dumps, (BEFORE, GOOD, POOR))
+    texts = conversations([{"prompt": asked, "completion": good}], "x").records
+    assert texts == conversations([{"prompt": BEFORE, "completion": GOOD}], "x").records
+    answers = pairs([{"prompt": asked, "chosen": good, "rejected": poor}], "x").records
+    assert answers == pairs([{"prompt": BEFORE, "chosen": GOOD, "rejected": POOR}], "x").records
+    _, _, (record,) = import_form({"prompt": asked, "completion": good})
+    assert record["messages"] == texts[0]["messages"]
+
+
+@pytest.mark.parametrize("text", ['[{"role": "CEO", "name": "Ann"}]', '[{"from": "Oslo", "to": "Rome"}]', "[1]", "{}"])
+def test_an_answer_in_json_that_is_no_message_stays_a_text(text: str) -> None:
+    assert one({"prompt": "a", "completion": text})["messages"][1]["content"] == text
+
+
+def test_what_is_not_used_of_two_of_a_kind_is_named() -> None:
+    row = {"prompt": "a", "chosen": "c", "rejected": "d"}
+    assert "has prompt and question, wanted one" in refused({**row, "question": "b"}, pairs)
+    assert pairs([{**row, "question": "a"}], "x").num_used == 1
+    said = pairs([{**row, "score_chosen": 4, "score_rejected": "N/A"}, row], "x").said
+    assert said.endswith("columns that are not read: score_chosen in 1 row, score_rejected in 1 row")
+
+
+def test_an_import_renders_messages_and_a_text_as_training_does(tmp_path: Path) -> None:
+    row = {"prompt": ASKED, "completion": "a", "tools": [{"name": "f", "parameters": {"type": "object"}}]}
+    ours, _ = bring_in(Inputs.of(str(tmp_path / "run")).put_rows(conversations([row], "x").records, "x"))
+    theirs, report = bring_in(write_rows(tmp_path / "rows.jsonl", [row]))
+    assert [each[:3] for each in tokens(ours)] == [each[:3] for each in tokens(theirs)]
+    assert report.kept_as_metadata == {}
+
+
+def test_a_pair_beside_its_messages_is_a_pair_in_import_and_a_chat_in_sft() -> None:
+    """As in UltraFeedback."""
+    row = {"prompt": "q", "messages": [*ASKED, *GOOD], "chosen": [*ASKED, *GOOD], "rejected": [*ASKED, *POOR]}
+    name, _, records = import_form(row)
+    assert (name, [each["episode_reward"] for each in records]) == ("preference pairs", [1.0, 0.0])
+    assert conversations([row], "x").said.endswith("columns that are not read: prompt, chosen, rejected")
+    with pytest.raises(RefusedRecordError, match="has messages besides chosen and rejected, and they are not the chos"):
+        import_form({**row, "messages": [*ASKED, *POOR]})
+    with pytest.raises(RefusedRecordError, match="has episode_reward besides chosen and rejected"):
+        import_form({**row, "episode_reward": 0.5})
+
+
+def test_rows_without_a_turn_to_train_on_are_left_out_and_counted() -> None:
+    chat, unmarked = {"messages": [*ASKED, *GOOD]}, [{**GOOD[0], "weight": 0}]
+    read = conversations([chat, {"messages": ASKED}, {"messages": [*ASKED, *unmarked]}], "x")
+    assert read.said == "x: read as messages: 1 conversation; left out: 2 without a turn to train on"
+    row = {"prompt": "q", "chosen": GOOD, "rejected": POOR}
+    both = pairs([row, {**row, "chosen": unmarked}], "x")
+    assert both.said.endswith("1 pair; left out: 1 with a side without a turn to train on")
+    assert len(both.records) == 2
+
+
+# --- Rows that are changed -------------------------------------------------------------------------------------------
+
+
+def objects(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of the messages and turns in a row."""
+    if isinstance(value, dict) and ("role" in value or "from" in value):
+        yield path
+    elif isinstance(value, list | dict) and path[:1] not in (("tools",), ("tool_defs",)):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from objects(each, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], change: Any) -> Any:
+    if not path:
+        return change(value)
+    copy = dict(value) if isinstance(value, dict) else [*value]
+    copy[path[0]] = changed(value[path[0]], path[1:], change)
+    return copy
+
+
+def outcome(name: str, row: Mapping[str, Any]) -> tuple[list[Any], str, set[str]]:
+    """What the messages of a row say and whether they are trained on, the refusal, and the fields that are counted."""
+    try:
+        found = read(name, [row]).records
+    except ConfigError as error:
+        return [], str(error), set()
+    reads = [read_messages(record["messages"]) for record in found]
+    shown = [
+        [(replace(message, name=None), mark) for message, mark in zip(each.messages, each.trained, strict=True)]
+        for each in reads
+    ]
+    return shown, "", {field for each in reads for field in each.unread}
+
+
+CHANGES = [
+    pytest.param(name, number, path, id=f"{name}-{number}-{'.'.join(map(str, path))}")
+    for name, form in FIXTURES.items()
+    for number, row in enumerate(form["rows"])
+    for path in objects(row)
+]
+
+
+@pytest.mark.parametrize(("name", "number", "path"), CHANGES)
+def test_a_message_that_is_changed_says_the_same_or_is_refused_or_counted_by_the_field(
+    name: str, number: int, path: tuple[Any, ...]
+) -> None:
+    row = FIXTURES[name]["rows"][number]
+    before = outcome(name, row)
+
+    def check(change: Any, *fields: str) -> None:
+        shown, said, unread = outcome(name, changed(row, path, change))
+        if said != before[1]:
+            assert any(field in said for field in fields), (said, fields)
+        elif not any(f"messages[].{field}" in unread for field in fields):
+            assert shown == before[0], (fields, unread)
+
+    def renamed(message: dict[str, Any], field: str) -> dict[str, Any]:
+        return {key if key != field else f"{field}_x": value for key, value in message.items()}
+
+    for added in ("content", "role", "value", "from", "id", "cache_control", "tool_calls", "function_call", "mood"):
+        for value in ("x", 5, [{"a": 1}]):
+            check(lambda each, a=added, v=value: each if each.get(a) is not None else {**each, a: v}, added)
+    message = row
+    for key in path:
+        message = message[key]
+    for field in [key for key, value in message.items() if value is not None]:
+        check(lambda each, f=field: renamed(each, f), field, f"{field}_x", *(["role"] if field == "from" else []))
+        for value in (5, ["x"], {"a": 1}, True):
+            check(lambda each, f=field, v=value: {**each, f: v}, field)

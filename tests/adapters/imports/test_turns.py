@@ -16,7 +16,7 @@ from episodes import Script, end, go_on, run_episode
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from ludic.adapters.imports.episodes import Row, rows_of
+from ludic.adapters.imports.episodes import Episode, Row, Texts, rows_of
 from ludic.adapters.imports.formats import jsonl
 from ludic.adapters.imports.forms import conversations, pairs
 from ludic.adapters.imports.importing import import_files, start_for_import
@@ -509,7 +509,8 @@ def test_an_answer_that_the_template_does_not_tell_is_refused_in_one_line(templa
 
 
 def text_row(family: Family, tokenizer: PreTrainedTokenizerFast, **values: Any) -> Row:
-    episode = jsonl(Record(values, set()))
+    is_raw = isinstance(values["prompt"], str)
+    episode = jsonl(Record(values, set())) if is_raw else Episode(rows=[Texts(**values)], columns={})
     (rows,) = rows_of([episode], lambda: tokenizer, lambda: family.stop_tokens(tokenizer))
     assert not isinstance(rows, Exception)
     return rows[0]
