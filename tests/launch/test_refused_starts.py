@@ -262,14 +262,20 @@ def test_each_start_refuses_it_in_one_line_and_leaves_no_root(
 OF_TRAINERS = ("model", "chat template", "reference", "adapters", "disk")
 
 
-@pytest.mark.parametrize("call", [ludic.sft, ludic.dpo])
-@pytest.mark.parametrize("case", [each for each in MISTAKES if each[0] in OF_TRAINERS], ids=lambda each: str(each[:2]))
+@pytest.mark.parametrize(
+    ("call", "case"),
+    [
+        (call, each)
+        for call in (ludic.sft, ludic.dpo)
+        for each in MISTAKES
+        if each[0] in OF_TRAINERS and not (call is ludic.sft and "reference" in each[1])  # sft has none
+    ],
+    ids=lambda each: each.__name__ if callable(each) else str(each[:2]),
+)
 def test_a_training_on_stored_rows_refuses_what_it_would_die_of(
     at_desk: Path, call: Callable[..., Any], case: Any
 ) -> None:
     _, settings, said = case
-    if call is ludic.sft and "reference" in settings:
-        return  # sft has none
     row = (
         {"prompt": "how many", "completion": "9"}
         if call is ludic.sft
