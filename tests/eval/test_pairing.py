@@ -234,7 +234,15 @@ def test_examples_that_failed_before_their_first_prompt_are_left_out_and_counted
         whole = asked(questions, wanted)
         return whole | {
             "messages": lambda example, index: () if (example, index) in failed else whole["messages"](example, index),
-            "prompt_tokens": lambda example, index: np.arange(0 if (example, index) in failed else 5, dtype=np.int32),
+            "prompt_tokens": lambda example, index: np.zeros(1 if (example, index) in failed else 5, np.int32),
+            **{
+                name: lambda example, index, kind=kind: np.zeros(0 if (example, index) in failed else 3, kind)
+                for name, kind in (
+                    ("response_tokens", np.int32),
+                    ("response_logprobs", np.float32),
+                    ("token_rewards", np.float32),
+                )
+            },
         }
 
     failed = {("1", 0), ("1", 1), ("2", 0), ("2", 1), ("3", 0)}
@@ -242,7 +250,7 @@ def test_examples_that_failed_before_their_first_prompt_are_left_out_and_counted
         record = evaluated("qa/words", rows)
         put_evaluation(to, record)
         store_samples(
-            {name: [0.0, 1.0] for name in questions},
+            {name: [None if (name, index) in of_failed else 1.0 for index in range(2)] for name in questions},
             to=to,
             worker_id=f"eval-{record.evaluation}-0.9-0.1",
             env_name=record.env_name,

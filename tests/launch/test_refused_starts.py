@@ -302,6 +302,24 @@ def test_each_role_that_the_template_shows_is_taken(at_desk: Path, tmp_path: Pat
         assert call_check(model="all", env=[f"{tmp_path}/own.py:{name}"]) == ""
 
 
+PROTOCOL = """
+async def play(player, environment, example):
+    raise NotImplementedError
+"""
+
+
+@pytest.mark.parametrize("name", ["Steps", "Agents", "Env"])
+def test_a_protocol_of_the_users_own_may_begin_without_the_prompt_of_the_example(
+    at_desk: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "own.py").write_text(PROTOCOL)
+    settings = BASE | {"env": [f"env.py:{name}"], "protocol": f"{tmp_path}/own.py:play"}
+    rows = {row["check"]: row for row in ludic.Run.check("run", **settings).rows}  # type: ignore[arg-type]
+    assert {row["state"] for row in rows.values()} <= {"ok", "look"}
+    wanted = "the longest of the first prompts" if name == "Env" else "none: no environment gives a first prompt by its"
+    assert rows["prompts"]["found"].startswith(wanted)
+
+
 # --- What is doubtful -------------------------------------------------------------------------------------------
 
 
