@@ -420,7 +420,7 @@ _DEFAULTS: Sequence[tuple[str, Any]] = (("question", "question"), ("answer", "an
 """Options that an environment of questions has anyway."""
 
 
-def _has_heldout(run: RunConfig, inputs: "Inputs", existing: "Root | None") -> bool:
+def _has_heldout(run: RunConfig, inputs: "Inputs", existing: "Root | None" = None) -> bool:
     """Return whether each environment has an example to evaluate; log it if not."""
     from ludic.environments.registry import make_environment
     from ludic.store.filesystem import Storage
