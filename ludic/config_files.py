@@ -7,6 +7,7 @@ Raises ConfigError, which names the file.
 import json
 import re
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ MAX_BYTES = 10_000_000
 """A larger file holds no settings, and a parser would take long to say so."""
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the settings of a TOML or a JSON file by name. Raises ConfigError; FileNotFoundError if there is none."""
+def read_config(path: Path, known: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the settings of a TOML or a JSON file by name. Raises ConfigError; FileNotFoundError if there is none.
+
+    known: names that the file may hold, one of which errors show; None: any.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -27,11 +31,14 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path} has more than {MAX_BYTES:,} bytes, wanted a TOML or JSON file of settings")
-    return parse_config(data, str(path))
+    return parse_config(data, str(path), known)
 
 
-def parse_config(data: bytes, name: str) -> dict[str, Any]:
-    """Return the settings in a file's content. name: of the file, for errors; .json says that it is no TOML."""
+def parse_config(data: bytes, name: str, known: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the settings in a file's content. name: of the file, for errors; .json says that it is no TOML.
+
+    known: as in `read_config`.
+    """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -43,7 +50,7 @@ def parse_config(data: bytes, name: str) -> dict[str, Any]:
     try:
         values = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{name}{_other_format(Path(name), text) or f': {error}'}") from error
+        raise ConfigError(f"{name}{_other_format(Path(name), text, known) or f': {error}'}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{name}: wanted a JSON object of settings")
     return values
@@ -52,7 +59,7 @@ def parse_config(data: bytes, name: str) -> dict[str, Any]:
 _YAML_LINE = re.compile(r"(?P<name>[\w.\"'-]+):(?:[ \t]+(?P<value>[^#\n]*\S))?[ \t]*(?:#.*)?")
 
 
-def _other_format(path: Path, text: str) -> str:
+def _other_format(path: Path, text: str, known: Collection[str] | None) -> str:
     """Say that a text which could not be read is YAML or JSON; "" if it is neither."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "---"))]
     if lines and lines[0].lstrip().startswith("{") and path.suffix != ".json":
@@ -60,6 +67,7 @@ def _other_format(path: Path, text: str) -> str:
     found = [match for line in lines if (match := _YAML_LINE.fullmatch(line.strip()))]
     if not found or (path.suffix not in (".yaml", ".yml") and not _YAML_LINE.fullmatch(lines[0])):
         return ""
-    # The first line with a plain value shows the change; a deeper one loses the tables around it.
-    name, value = next(((each["name"], each["value"]) for each in found if each["value"]), ("learning_rate", "1e-6"))
+    # The first line with a known name and a plain value shows the change; a deeper one loses the tables around it.
+    plain = [(each["name"].strip("\"'"), each["value"]) for each in found if each["value"]]
+    name, value = next((each for each in plain if known is None or each[0] in known), ("learning_rate", "1e-6"))
     return f" is YAML, wanted TOML; write `{name}: {value}` as `{name} = {value}`, and all settings at the top"

@@ -170,7 +170,15 @@ def test_what_only_looks_like_a_setting_is_a_value(where: str):
             "orchestrator.train.source.name is prime-rl's; in ludic it is env: ",
         ),
         ("seq_len = 2048", "setting 'seq_len' is prime-rl's; in ludic it is max_seq_len: of the trainer"),
-        ("[made_up]\nlr = 1", "setting 'made_up' is unknown, and a table; settings of ludic stand above all tables"),
+        (
+            "[made_up]\nlr = 1",
+            "setting 'made_up' is unknown, and a table; settings of ludic stand above all tables (docs",
+        ),
+        ("[foo]\nbar = 1", "setting 'foo' is unknown, and a table; settings of ludic stand above all tables (docs"),
+        (
+            "[foo]\nnum_steps = 1",
+            "setting 'foo' is unknown, and a table; settings of ludic stand above all tables: write num_steps = ... at",
+        ),
         ("[a]\nlr = 1\n[[b]]\nx = 2", "2 settings are unknown"),
     ],
 )

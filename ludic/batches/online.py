@@ -209,8 +209,8 @@ class OnlineSource:
         # The planner passes over groups without a row that fits before any filter counts them.
         by_where = "" if where is None else f"; where ({where}) takes only groups with a row for which it is true"
         return (AllDroppedError if shortage.drops or by_where else StalledError)(
-            f"{waited}, and of the groups that came none made a batch fuller: {shortage.describe()}{by_where}; look at "
-            "that rule and at the rewards in the view rollouts, or raise rollout_timeout_s"
+            f"{waited}; groups came, but no step can use them: {shortage.describe()}{by_where}; change the filter, or "
+            f"look at the rewards (ludic view {self._root.url})"
         )
 
 

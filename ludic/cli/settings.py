@@ -89,15 +89,15 @@ def _read_file(path: Path, settings: Sequence[Setting], algorithm: str | None) -
     and holds what `ludic run` takes. algorithm: that of the flags.
     Raises ConfigError if the file can't be read, or holds an unknown setting or a value that does not fit one.
     """
-    try:
-        values = read_config(path)
-    except FileNotFoundError as error:
-        raise ConfigError(_no_file(path)) from error
     table = {each.name: each for each in settings if each.has_flag}
     of_others: dict[str, Setting] = {}
     if table.keys() & _EXPERIMENT:
         of_others = {each.name: each for each in settings_of(COMMANDS["run"].load()) if each.has_flag}
     all_settings = {**of_others, **table}
+    try:
+        values = read_config(path, all_settings)
+    except FileNotFoundError as error:
+        raise ConfigError(_no_file(path)) from error
     refuse(list(_unknown_in(values, table, all_settings, algorithm)), where=f"{path}: ")
     found = {}
     for name, value in without_tables(values, all_settings, where=f"{path}: ").items():
@@ -127,12 +127,11 @@ def _unknown_in(
         if any(answers.values()):
             yield from (f"{dotted} is {foreign or 'unknown'}" for dotted, foreign in answers.items())
         elif each is None and _is_table(value):
-            known = next(
-                (inside for dotted in inner if (inside := dotted.rpartition(".")[2]) in settings), "learning_rate"
-            )
+            known = next((inside for dotted in inner if (inside := dotted.rpartition(".")[2]) in settings), None)
+            example = "" if known is None else f": write {known} = ... at the top"
             yield (
-                f"setting {name!r} is unknown, and a table; settings of ludic stand above all tables: write {known} = "
-                "... at the top (docs/coming_from.md has the names of other trainers' settings)"
+                f"setting {name!r} is unknown, and a table; settings of ludic stand above all tables{example} "
+                "(docs/coming_from.md has the names of other trainers' settings)"
             )
         elif each is None and not (name == "algorithm" and len(settings) > len(own)):
             yield unknown(name, own, algorithm=algorithm)

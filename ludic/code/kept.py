@@ -37,7 +37,7 @@ from ludic.store.claims import owner_name
 from ludic.store.filesystem import Storage
 from ludic.store.inputs import copy_data
 from ludic.store.records import CodeList, CodeRecord, FileEntry, TextEntry, convert, encode_record
-from ludic.store.root import Root, to_json
+from ludic.store.root import Root, check_scheme, to_json
 
 logger = logging.getLogger(__name__)
 
@@ -210,12 +210,18 @@ def create_root(
     run_id = new_id()
     storage = Storage.connect(url, fs)
     # Consent is stored before run.json: if the process is killed in between, the same command can resume.
-    is_new = like is None and not storage.exists(RUN.template)
+    is_there = storage.exists(RUN.template)
+    is_new = like is None and not is_there
     if is_new:
         check_urls(run)
         to_json(run, run_id)  # refuses options that JSON can't hold
     files = _consented_files(run, storage.url, run_id) if is_new else NO_FILES
     example_ids = EXAMPLE_IDS[0] if like is None else like.example_ids
+    if like is not None and not is_there:
+        if fs is None:
+            check_scheme(url)
+        # Before run.json: if the process is killed in between, the same command can resume.
+        copy_data(like, storage, run)
     root = Root.create(url, run, run_id=run_id, is_copy=like is not None, example_ids=example_ids, fs=fs)
     if root.run_id != run_id:  # another process has started it
         return root
@@ -223,7 +229,6 @@ def create_root(
         keep_files(root, files)
     else:
         copy_code(like, root)
-        copy_data(like, root, run)
     return root
 
 

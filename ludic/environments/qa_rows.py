@@ -36,6 +36,9 @@ ANSWER_COLUMN = "answer"
 ID_COLUMNS = ("id", "example_id", "task_id", "uid")
 """Columns that identify a row; the first that is there, with a value in each row and no value twice, counts."""
 
+LONGEST_ID = 256
+"""Most characters of a value that identifies a row."""
+
 Kind = Literal["file", "folder", "hub"]
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -116,6 +119,8 @@ class Identities:
             if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
                 if name in row or first:
                     self._refuse(name, f"{where} has {_show(value)}, wanted a text or a whole number")
+            elif len(str(value)) > LONGEST_ID:
+                self._refuse(name, f"{where} has a value of {len(str(value))} characters, wanted at most {LONGEST_ID}")
             elif len(first) < num_before:
                 self._refuse(name, f"{where} is the first to have it")
             elif (text := str(value)) in first:
@@ -152,9 +157,10 @@ def choose_identity(sources: Sequence[Identities]) -> tuple[str | None, list[str
 
 
 def row_digest(row: Mapping[str, Any]) -> str:
-    """Return a digest of all columns, 16 hexadecimal digits; the same whatever the order of columns and the format.
+    """Return a digest of all columns, 16 hexadecimal digits, whatever their order.
 
-    Null is as an absent column, since tables fill columns up with null.
+    It is the same for formats that hold the same values; CSV holds texts. Null is as an absent column, since tables
+    fill columns up with null.
     """
     text = json.dumps(_without_nulls(row), sort_keys=True, default=str)
     return sha256(text.encode()).hexdigest()[:16]

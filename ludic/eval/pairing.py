@@ -22,6 +22,10 @@ _REWARDS = re.compile(r"(?:.*/)?inputs/(?:[0-9a-f]{16}/)?(?=reward\.py:)")
 """Folder of the rewards that ludic.fit writes, in the names of scorers; each root has its own."""
 
 
+_CHOOSING = ("split", "config", "revision")
+"""Options of questions that choose a part or a version of a data set."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
     """An environment as one side has sampled it."""
@@ -43,6 +47,14 @@ class Sampled:
     def options(self) -> Any:
         """Its options, as `comparable_options` returns them."""
         return None if self.record is None else comparable_options(self.record.settings.get("env_options"))
+
+    @property
+    def selected(self) -> tuple[Any, ...]:
+        """Options that choose other rows of the same files or the same name."""
+        options = self.options if isinstance(self.options, Mapping) else {}
+        # A file of held-out rows is one of the digests of content, whatever its name; a split is not.
+        has_digest = any(name == "heldout" for name, _ in self.content or ())
+        return tuple(options.get(name) for name in (_CHOOSING if has_digest else (*_CHOOSING, "heldout")))
 
     @property
     def example_ids(self) -> str:
@@ -127,19 +139,22 @@ def pair_examples(a: Sampled, b: Sampled, of_a: Samples, of_b: Samples) -> Examp
     """Return how examples are paired: by id, if both sides make ids in the same way from the same rows."""
     if a.record is None or b.record is None or not is_questions(a.name):
         return Examples()
-    has_same_rows = a.content == b.content and (a.content is not None or a.name == b.name)
+    has_same_rows = a.content == b.content and a.selected == b.selected and (a.content is not None or a.name == b.name)
     if a.example_ids == b.example_ids and (has_same_rows or a.example_ids == "question"):
         return Examples()
     rows = [samples.ask(figure("question_keys")).to_pylist() for samples in (of_a, of_b)]
     # Rows of an older schema hold no answers; then the question alone is what both have.
     with_answer = all(any(row["wanted"] is not None for row in each) for each in rows)
-    keys, num_left_out = [], 0
+    keys, num_left_out, num_unasked = [], 0, 0
     for each in rows:
-        by_id = {row["env_example_id"]: f"{row['question']} {row['wanted'] if with_answer else ''}" for row in each}
+        found = [row for row in each if row["question"] is not None]
+        num_unasked += len(each) - len(found)
+        by_id = {row["env_example_id"]: f"{row['question']} {row['wanted'] if with_answer else ''}" for row in found}
         times = Counter(by_id.values())
         keys.append({name: key for name, key in by_id.items() if times[key] == 1})
         num_left_out += len(by_id) - len(keys[-1])
     why = "holds other rows here" if not has_same_rows else "has ids that are made in another way here"
     text = f"the environment {why}, so examples are paired by question{' and answer' if with_answer else ''}"
     ambiguous = f"; {num_left_out} that share them with another one are left out" if num_left_out else ""
-    return Examples(a=keys[0], b=keys[1], warnings=(text + ambiguous,))
+    unasked = f"; {num_unasked} that failed before the first prompt are left out" if num_unasked else ""
+    return Examples(a=keys[0], b=keys[1], warnings=(text + ambiguous + unasked,))

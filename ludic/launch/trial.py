@@ -214,12 +214,15 @@ class Trial:
         tokenizer = load_template(str(folder))
         tokenizer.name_or_path = self._start.run.model
         render_prompt(tokenizer, [Message(role="user", content="made up")])  # refuses a tokenizer without a template
+        if not self._first:
+            return "none, since no environment could be tried"
         lengths = {
-            name: max(self._check_prompt(name, tokenizer, messages, first.tools) for messages in first.prompts.values())
+            name: max(self._check_prompt(name, tokenizer, messages, first.tools) for messages in prompts)
             for name, first in self._first.items()
+            if (prompts := [messages for messages in first.prompts.values() if messages])
         }
         if not lengths:
-            return "none, since no environment could be tried"
+            return "none: no environment gives a first prompt by itself"
         name = max(lengths, key=lambda each: lengths[each])
         return self._compare_with_positions(name, lengths[name], folder)
 

@@ -9,7 +9,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial, wraps
 from os import PathLike, fspath
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ludic.code.consent import CodeSettings, sampling_uses
+from ludic.defaults import EXAMPLE_IDS
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError
 from ludic.foreign_tables import STORED
@@ -244,9 +245,8 @@ def _fit_sampled(
         from ludic.show.watch import log_shown
         from ludic.training.inherited_settings import next_config
 
-        inputs = Inputs.of(url)
-        with inputs.kept_if_run():
-            existing = _opened(url)
+        inputs, existing = Inputs.of(url), _opened(url)
+        with inputs.kept_if_run(existing):
             own: dict[str, Any] = {"model": model} | _environment(
                 inputs, dataset, reward, options, parts["run"], existing
             )
@@ -256,13 +256,14 @@ def _fit_sampled(
             train = next_config(url, parts["train"], algorithm, online=True)
             launching = dict(parts["launch"])
             may_evaluate = "eval_every" not in launching and launching.get("launcher", "local") == "local"
-            if may_evaluate and _has_heldout(run, inputs):
+            if may_evaluate and _has_heldout(run, inputs, existing):
                 launching["eval_every"] = train.num_steps  # the first version and the last one
             processes, engine = convert(LaunchConfig, launching), convert(EngineConfig, parts["engine"])
             start = Start(url=url, run=run, train=train, processes=processes, engine=engine, root=existing)
             server = stack.enter_context(start_server(start)) if wait else None
             check_start(start)
             root = _open(start, convert(CodeSettings, parts["code"]), inputs)
+            inputs.put_data_again()
         _tell_changes(root, train)
         if not wait:
             settings = flat(train) | flat(processes) | asdict(engine) | {"model": model}
@@ -343,9 +344,15 @@ def _begun_data(
     begun = {name: data_of(name, root.run.env_options.get(name)) for name in root.run.env}
     held = [name for name, data in begun.items() if data is not None]
     found = next((name for name in held if begun[name] == wanted), None)
+    if found is None and held and questions.older is not None:
+        with suppress(ConfigError):  # no ludic has written such values
+            path, data = questions.older()
+            found = next((name for name in held if begun[name] == path), None)
+        if found is not None:
+            inputs.put_older(data)
+            inputs.delete_unused(root)
     if found is None:
         if wanted is not None and held:
-            inputs.delete_questions(questions.stored)
             raise ConfigError(
                 f"{root.url} began with other rows ({', '.join(held)}), and a run keeps its data set: give those rows, "
                 "or choose another root"
@@ -413,13 +420,13 @@ _DEFAULTS: Sequence[tuple[str, Any]] = (("question", "question"), ("answer", "an
 """Options that an environment of questions has anyway."""
 
 
-def _has_heldout(run: RunConfig, inputs: "Inputs") -> bool:
+def _has_heldout(run: RunConfig, inputs: "Inputs", existing: "Root | None" = None) -> bool:
     """Return whether each environment has an example to evaluate; log it if not."""
     from ludic.environments.registry import make_environment
     from ludic.store.filesystem import Storage
     from ludic.store.inputs import located
 
-    run = located(run, Storage.connect(inputs.url))
+    run = located(run, existing or Storage.connect(inputs.url))
     for env in run.env:
         make = make_environment(env, run.env_options.get(env), run.seed, _rewards_here(run, inputs))
         try:
@@ -579,9 +586,8 @@ def _fit_stored(
         raise SettingsError(
             f"max_steps does not apply to {algorithm}: ludic's are the most steps of an episode; set num_steps"
         )
-    inputs = Inputs.of(url)
-    with inputs.kept_if_run():
-        existing = _opened(url)
+    inputs, existing = Inputs.of(url), _opened(url)
+    with inputs.kept_if_run(existing):
         run = convert(RunConfig, _earlier(existing) | parts["run"] | {"model": model, "env": (algorithm,)})
         own: dict[str, Any] = {"offline": True} | parts["train"]
         if existing is None:
@@ -596,6 +602,7 @@ def _fit_stored(
         if existing is not None:
             _refuse_other_rows(existing, file)
         root = open_or_start(url, run)
+        inputs.put_data_again()
     with progress_bar() as track:
         reports = import_files(root, [str(file)], "jsonl", env=algorithm, track=track)
     _tell_unused(reports, rows)
@@ -649,7 +656,15 @@ def _refuse_other_rows(root: "Root", file: Path) -> None:
     for name in IMPORTS.listed(root):
         begun = IMPORTS.read(root, *name)
         if begun is not None and Path(begun.file).name != file.name:
-            raise ConfigError(f"{root.url} holds the rows of another data set ({begun.file}); choose another root")
+            changed = (
+                "; if it is the same data set, this ludic makes other records of it than the one that began the run: a "
+                "null field of a table's struct is absent now, and the prompt of a pair is all that chosen and "
+                f"rejected begin with; `ludic train {root.url}` goes on with the rows that the root holds"
+            )
+            raise ConfigError(
+                f"{root.url} holds the rows of another data set ({begun.file}); choose another root"
+                + (changed if root.example_ids != EXAMPLE_IDS[0] else "")
+            )
 
 
 # --- In the background -----------------------------------------------------------------------------------------------

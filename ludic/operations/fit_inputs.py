@@ -15,7 +15,8 @@ ConfigError; StoreError if a file can't be written; SchemaError if a link leads 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from os import PathLike, fspath
 from pathlib import Path
@@ -24,25 +25,44 @@ from typing import Any
 import msgspec
 
 from ludic.arrow_rows import table_rows
-from ludic.code.files import ORIGIN
+from ludic.code.consent import sampling_uses
+from ludic.code.files import ORIGIN, file_of
 from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
 from ludic.data_files import LISTED as DATA_FILES
+from ludic.data_files import is_data_file
 from ludic.environments.column_values import spelled
 from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
 from ludic.environments.rewards import columns_of, is_of_trl, sees_group
-from ludic.errors import ConfigError, LudicError, one_line
-from ludic.launch.roots import is_there
+from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
 from ludic.paths import cache_folder, is_url
+from ludic.store import Root
 from ludic.store.catalogue import DATA, INPUTS, DataName
 from ludic.store.filesystem import Storage
-from ludic.store.inputs import STORED, cache_name
+from ludic.store.inputs import STORED, cache_name, data_of
 from ludic.store.local import SCRATCH
 from ludic.store.root import check_scheme
 
 Row = Mapping[str, Any]
 Rewards = Mapping[str, tuple[Callable[..., Any] | str, float]]
 """Functions, or names of scorers such as exact, with their weights; by the names of the components."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """A file that this call has written."""
+
+    storage: Storage
+    name: str
+    """Path below the storage."""
+    data: bytes
+    is_new: bool
+    """Whether there was no such file before."""
+
+
+REWARDS = "reward.py"
+_OF_CONTENT = ("questions-", "rows-")
+"""Beginnings of the names of data, which are the digest of the content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +75,8 @@ class Inputs:
     """The local root, else the user's cache folder."""
     folder: str
     """Name of the folder there."""
+    written: list[_Written] = field(default_factory=list, compare=False, repr=False)
+    """Files that this call has written."""
 
     @classmethod
     def of(cls, url: str) -> "Inputs":
@@ -70,28 +92,71 @@ class Inputs:
         return cls(url=url, storage=storage, folder=INPUTS.folder)
 
     @contextmanager
-    def kept_if_run(self) -> Iterator[None]:
-        """Delete the files at the end of the block if no run came of it."""
+    def kept_if_run(self, existing: Root | None = None) -> Iterator[None]:
+        """If the block fails, delete the files that this call has created and that the root, if there is one, lacks.
+
+        Files of another call stay, which may be about to start the same root. existing: the root, if it was there
+        before.
+        """
         try:
             yield
         except BaseException:
-            if not is_there(self.url):
-                with suppress(LudicError):
-                    self.storage.delete(self.folder)
-                    Storage.connect(self.url).delete(INPUTS.folder)
-                with suppress(OSError):  # the root's folder, if this made it
-                    Path(self.storage.path, SCRATCH).rmdir()
-                    Path(self.storage.path).rmdir()
+            with suppress(LudicError):
+                self._delete_unused(was_there=existing is not None)
             raise
+
+    def _delete_unused(self, *, was_there: bool) -> None:
+        try:
+            self.delete_unused(Root.open(self.url), was_there=was_there)
+        except MissingRootError:
+            self.delete_unused(None)
+            with suppress(OSError):  # the folders, if this made them
+                Path(self.storage.path, self.folder).rmdir()
+                Path(self.storage.path, SCRATCH).rmdir()
+                Path(self.storage.path).rmdir()
+
+    def delete_unused(self, root: Root | None, *, was_there: bool = True) -> None:
+        """Delete the files that this call has created and that the root does not name.
+
+        was_there: False for a root that another call has made meanwhile, perhaps to import the same rows.
+        """
+        used: set[str] = set()
+        if root is not None:
+            names = (data_of(env, root.run.env_options.get(env)) for env in root.run.env)
+            used = {Path(name).name for name in names if name is not None}
+            codes = {Path(file_of(use.setting) or "").name for use in sampling_uses(root.run)}
+            if REWARDS in codes:
+                used |= {Path(each.name).name for each in self.written if each.name.endswith(".py")}
+            if not was_there:
+                used |= {Path(each.name).name for each in self.written if Path(each.name).name.startswith("rows-")}
+        for each in [*self.written]:
+            if Path(each.name).name in used:
+                continue
+            self.written.remove(each)
+            with suppress(FileNotFoundError):
+                if each.is_new and each.storage.read(each.name) == each.data:
+                    each.storage.delete(each.name)
+
+    def put_data_again(self) -> None:
+        """Write the data that another call, which failed, has deleted; call it once the root is made."""
+        for each in self.written:
+            if Path(each.name).name.startswith(_OF_CONTENT):
+                each.storage.put_if_absent(each.name, each.data)
 
     def put(self, name: str, data: bytes) -> Path:
         """Write a file, whole or not at all. Raises SchemaError for a link that leads out, StoreError."""
         stored = f"{self.folder}/{name}"
-        with suppress(FileNotFoundError):
-            if self.storage.read(stored) == data:
-                return self._path(stored)
-        self.storage.put(stored, data)
+        try:
+            before = self.storage.read(stored)
+        except FileNotFoundError:
+            before = None
+        if before != data:
+            self.storage.put(stored, data)
+        self._note(self.storage, stored, data, is_new=before is None)
         return self._path(stored)
+
+    def _note(self, storage: Storage, name: str, data: bytes, *, is_new: bool) -> None:
+        self.written.append(_Written(storage=storage, name=name, data=data, is_new=is_new))
 
     def delete_code(self) -> None:
         """Delete the modules that an earlier call, or another user, left: rewards would import them."""
@@ -107,7 +172,7 @@ class Inputs:
 
     def put_rows(self, rows: Iterable[Row], what: str) -> Path:
         """Write rows as JSON Lines; the name has the digest of the content. Raises ConfigError for other values."""
-        data = self._lines(rows, what)
+        data = _lines(rows, what)
         return self.put(f"rows-{sha256(data).hexdigest()[:16]}.jsonl", data)
 
     def put_questions(self, rows: Iterable[Row], what: str) -> dict[str, str]:
@@ -115,30 +180,38 @@ class Inputs:
 
         Raises ConfigError for values that JSON can't hold, StoreError.
         """
-        data = self._lines(map(spelled, rows), what)
+        return self._put_questions(_lines(map(spelled, rows), what))
+
+    def put_older(self, data: bytes) -> None:
+        """Write questions as a run of an older ludic has them."""
+        self._put_questions(data)
+
+    def _put_questions(self, data: bytes) -> dict[str, str]:
         digest = sha256(data).hexdigest()
-        name = DATA.name(DataName(digest[:16]))
+        name = _data_name(data)
         stored = name.removeprefix(f"{DATA.folder}/")
         self.put(stored, data)
         root = Storage.connect(self.url)
         if not root.is_local:
+            is_new = not root.exists(name)
             root.put_if_absent(name, data)
+            self._note(root, name, data, is_new=is_new)
         return dict(zip(STORED, (stored, digest), strict=True))
 
-    def delete_questions(self, options: Mapping[str, str]) -> None:
-        """Delete questions that `put_questions` has written, and that the run refuses."""
-        if name := options.get("stored"):
-            self.storage.delete(f"{self.folder}/{name}")
-            Storage.connect(self.url).delete(f"{INPUTS.folder}/{name}")
 
-    def _lines(self, rows: Iterable[Row], what: str) -> bytes:
-        lines = []
-        for number, row in enumerate(rows):
-            try:
-                lines.append(msgspec.json.encode(row))
-            except (msgspec.MsgspecError, TypeError, ValueError) as error:
-                raise ConfigError(f"{what}, row {number}: {one_line(error)}; wanted what JSON can hold") from error
-        return b"\n".join([*lines, b""])
+def _data_name(data: bytes) -> str:
+    """Return the path of questions below a root."""
+    return DATA.name(DataName(sha256(data).hexdigest()[:16]))
+
+
+def _lines(rows: Iterable[Row], what: str) -> bytes:
+    lines = []
+    for number, row in enumerate(rows):
+        try:
+            lines.append(msgspec.json.encode(row))
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise ConfigError(f"{what}, row {number}: {one_line(error)}; wanted what JSON can hold") from error
+    return b"\n".join([*lines, b""])
 
 
 # --- The data set ----------------------------------------------------------------------------------------------------
@@ -219,6 +292,8 @@ class Questions:
     env: str
     stored: Mapping[str, str]
     """Options that name rows given as values, which the root holds; {} for a file or a data set of the Hub."""
+    older: Callable[[], tuple[str, bytes]] | None = None
+    """Returns path and content of the same rows as an older ludic has written them; None for a file or the Hub."""
     columns: tuple[str, ...]
     where: str
     """Names it in errors."""
@@ -231,12 +306,20 @@ def write_questions(inputs: Inputs, dataset: Any, options: Mapping[str, Any]) ->
 
     options: those of the environment that the user gives.
     """
-    source, stored = named_source(dataset), {}
+    source, stored, older = named_source(dataset), {}, None
+    if "stored" in options:
+        raise ConfigError("dataset_options has stored, which ludic sets; give the rows themselves as dataset")
     if source is None:
         rows = rows_of(dataset)
         first, where = rows[0], "the data set"
         question = _question(first, options, where)
         stored = inputs.put_questions(rows, where)
+        if (wanted := options.get("sha256", stored["sha256"])) != stored["sha256"]:
+            raise ConfigError(
+                f"dataset_options has sha256={wanted!r}, and the rows have {stored['sha256']}; leave it out for rows "
+                "given as values, or give the rows that it is of"
+            )
+        older = partial(_older_questions, dataset, rows)
         source = _name_of_data(dataset, options.get("name"), stored["sha256"])
     elif "name" in options:
         raise ConfigError(f"dataset_options has name, which is for rows given as values; {source} is its own name")
@@ -249,12 +332,34 @@ def write_questions(inputs: Inputs, dataset: Any, options: Mapping[str, Any]) ->
     has_answer = named != ANSWER_COLUMN or (isinstance(value, str | int | float) and not isinstance(value, bool))
     answer = named if has_answer else None
     return Questions(
-        env=QUESTIONS + source, stored=stored, columns=tuple(first), where=where, question=question, answer=answer
+        env=QUESTIONS + source,
+        stored=stored,
+        older=older,
+        columns=tuple(first),
+        where=where,
+        question=question,
+        answer=answer,
     )
 
 
+def _older_questions(dataset: Any, rows: Sequence[Row]) -> tuple[str, bytes]:
+    """Return path and content of rows as ludic wrote them before it spelled values that JSON does not have.
+
+    NaN became null, a date its text, bytes Base64, a tuple a list; structs kept fields that are null. Raises
+    ConfigError for values that no ludic could write then.
+    """
+    if hasattr(dataset, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        rows = pa.table(dataset).to_pylist()
+    elif hasattr(dataset, "to_list"):
+        rows = dataset.to_list()
+    names = dict.fromkeys(name for row in rows for name in row)
+    data = _lines(({name: row.get(name) for name in names} for row in rows), "the data set")
+    return _data_name(data), data
+
+
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
-_SUFFIXES = (".jsonl", ".parquet", ".py", ".sql")
 _SHOWN_DIGITS = 8
 
 
@@ -262,7 +367,8 @@ def _name_of_data(dataset: Any, given: Any, digest: str) -> str:
     """Return the name of rows that were given as values: the user's, else their own with their digest."""
     if given is None:
         return f"{_own_name(dataset) or 'questions'}-{digest[:_SHOWN_DIGITS]}"
-    if not isinstance(given, str) or not _NAME.fullmatch(given) or given.endswith(_SUFFIXES):
+    is_file = isinstance(given, str) and (is_data_file(given) or given.endswith((".py", ".sql")))
+    if not isinstance(given, str) or not _NAME.fullmatch(given) or is_file:
         raise ConfigError(
             f"dataset_options has name={given!r}, wanted at most 64 letters, digits, '.', '_' and '-', without the "
             "suffix of a file"
@@ -390,7 +496,7 @@ def _write_functions(
     inputs.delete_code()
     for module, source in text.modules.items():
         inputs.put(f"{module}.py", source)
-    file = inputs.put("reward.py", "\n".join(lines).encode())
+    file = inputs.put(REWARDS, "\n".join(lines).encode())
     has_group = any(sees_group(function) for function, _ in rewards.values())
     return {
         "scorer": f"{file}:{SCORER}",

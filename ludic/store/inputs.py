@@ -9,7 +9,7 @@ an example in this root. Of a root that is not on a disk of this machine, the fi
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,8 @@ def located(run: RunConfig, root: Storage) -> RunConfig:
     """Return settings that name data of the root by a path on this machine, and say what identifies an example.
 
     They are for making environments, not for storing. root: a Root, or the storage of one that is about to be made.
-    Raises ConfigError for a name that is none of the root's data, StoreError if the data is gone, SchemaError for a
-    link that leads out.
+    Raises ConfigError for a name that is none of the root's data, StoreError if the data is gone or damaged,
+    SchemaError for a link that leads out.
     """
     example_ids = root.example_ids if isinstance(root, Root) else EXAMPLE_IDS[0]
     options = dict(run.env_options)
@@ -81,13 +81,17 @@ def _path_here(root: Storage, name: str, *, must_exist: bool) -> Path | None:
     if root.is_local:
         path = Path(root.at(name)).absolute()
         if path.is_file():
+            with path.open("rb") as file:
+                _check(root, name, file_digest(file, "sha256").hexdigest())
             return path
     else:
         cache = Storage.connect(str(cache_folder()))
         copy = f"{cache_name(root)}/{name.rpartition('/')[2]}"
         is_whole = cache.exists(copy) and _holds(cache.read(copy), name)
         if not is_whole and root.exists(name):
-            cache.put(copy, root.read(name))
+            data = root.read(name)
+            _check(root, name, sha256(data).hexdigest())
+            cache.put(copy, data)
             is_whole = True
         if is_whole:
             return Path(cache.at(copy)).absolute()
@@ -96,10 +100,22 @@ def _path_here(root: Storage, name: str, *, must_exist: bool) -> Path | None:
     return None
 
 
+def _check(root: Storage, name: str, digest: str) -> None:
+    if not _is_of(digest, name):
+        raise StoreError(f"{root.url}/{name} {_OTHER_ROWS}")
+
+
+_OTHER_ROWS = "does not hold the rows that its name says; copy it back from where it was"
+
+
 def _holds(data: bytes, name: str) -> bool:
     """Return whether data is what its name says."""
+    return _is_of(sha256(data).hexdigest(), name)
+
+
+def _is_of(digest: str, name: str) -> bool:
     of = DATA.parse(name)
-    return of is not None and sha256(data).hexdigest()[:16] == of.digest
+    return of is not None and digest[:16] == of.digest
 
 
 def cache_name(root: Storage) -> str:
@@ -120,7 +136,7 @@ def check_data(root: Root) -> Iterator[tuple[str, str]]:
     for of in DATA.listed(root):
         name = DATA.name(of)
         if not _holds(root.read(name), name):
-            yield name, "does not hold the rows that its name says; copy it back from where it was"
+            yield name, _OTHER_ROWS
     for env in dict.fromkeys(root.run.env):
         options = root.run.env_options.get(env)
         data = data_of(env, options)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path, PurePosixPath
 from typing import cast
 
@@ -52,7 +53,7 @@ class Root(Storage):
                 f"{storage.url} holds no run: {RUN.template} is missing; `ludic run` starts one"
             ) from None
         run, run_id = from_json(data, f"{storage.url}/{RUN.template}")
-        example_ids = example_ids_of(data)
+        example_ids = example_ids_of(data, f"{storage.url}/{RUN.template}")
         if writable:
             # A listing passes over them: a trainer would miss its checkpoints, and begin with the first weights.
             storage.refuse_lost_folders({row.folder for row in ROWS if row.folder})
@@ -142,13 +143,26 @@ SCHEMES = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "me
 """Beginnings of URLs at which a run can be; docs/storage.md says what each guarantees."""
 
 
+def _own_schemes() -> frozenset[str]:
+    """Return the schemes of fsspec's own table: the one in memory also has those that programs have registered."""
+    spec = find_spec("fsspec.registry")
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    return frozenset(fresh.known_implementations)
+
+
+_OF_FSSPEC = _own_schemes()
+
+
 def check_scheme(url: str) -> None:
     """Raise ConfigError for a URL at which no run can be, before anything is connected.
 
     A filesystem that the user's program has registered with fsspec is tried.
     """
     scheme = url.partition("://")[0]
-    is_users = scheme in fsspec.registry and scheme not in known_implementations
+    is_users = scheme not in _OF_FSSPEC and (scheme in fsspec.registry or scheme in known_implementations)
     if not is_url(url) or scheme in SCHEMES or is_users:
         return
     raise ConfigError(
@@ -194,14 +208,14 @@ def run_id_of(data: bytes) -> str | None:
     return run_id if isinstance(run_id, str) else None
 
 
-def example_ids_of(data: bytes) -> ExampleIds:
+def example_ids_of(data: bytes, where: str) -> ExampleIds:
     """Return what identifies an example in the root of this run.json, which from_json has read.
 
-    Raises ConfigError for a way that this ludic does not know.
+    Raises ConfigError, naming `where`, for a way that this ludic does not know.
     """
     found = decode_json(data).get("example_ids", _OLD_EXAMPLE_IDS)
     if found not in EXAMPLE_IDS:
-        raise ConfigError(f"{RUN.template}: example_ids is {found!r}, wanted {' or '.join(EXAMPLE_IDS)}; upgrade ludic")
+        raise ConfigError(f"{where}: example_ids is {found!r}, wanted {' or '.join(EXAMPLE_IDS)}; upgrade ludic")
     return cast(ExampleIds, found)
 
 

@@ -68,6 +68,7 @@ def test_the_first_of_several_columns_counts_and_one_that_is_not_unique_does_not
         (["a", "b", "  ", "c"], "line 3 has '  ', wanted a text or a whole number"),
         ([1, 2, 3, 4.5], "line 4 has 4.5, wanted a text or a whole number"),
         ([True, False, 1, 2], "line 1 has True, wanted a text or a whole number"),
+        (["a", "b", "x" * 257, "c"], "line 3 has a value of 257 characters, wanted at most 256"),
         ([{"a": 1}, 1, 2, 3], "line 1 has {'a': 1}, wanted a text or a whole number"),
     ],
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from environments.test_qa import make, write_jsonl
 from eval.conftest import StoreSamples
@@ -188,6 +189,76 @@ def test_equal_ids_of_other_rows_are_not_equal_examples(root: Root, store_sample
     assert found.examples.select("env_example_id", "env_example_id_b").rows() == [("2", "1")]
     assert "the environment holds other rows here, so examples are paired by question and answer" in found.warnings[0]
     assert "the environment 'qa/words' held other rows in the baseline" in found.warnings[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "other_options"),
+    [
+        ("a", {"split": "train"}, {"split": "test"}),
+        ("a", {"heldout": "test"}, {"heldout": "validation"}),  # splits of one folder
+        (None, {"config": "main"}, {"config": "socratic"}),
+        (None, {"revision": "1"}, {"revision": "2"}),
+        (None, {}, {"heldout": "more.jsonl"}),
+    ],
+)
+def test_options_that_choose_other_rows_make_other_examples(
+    root: Root, store_samples: StoreSamples, rows: str | None, options: dict, other_options: dict
+) -> None:
+    other = other_root(root)
+    first, second = (evaluated("qa/owner/words", rows, **each) for each in (options, other_options))
+    store(store_samples, root, first, {"1": 0.0, "2": 0.0}, **asked({"1": "a?", "2": "b?"}, {"1": "1", "2": "2"}))
+    store(store_samples, other, second, {"1": 1.0, "2": 1.0}, **asked({"1": "b?", "2": "c?"}, {"1": "2", "2": "3"}))
+    found = ludic.Run(root).compare("latest", f"{other.url}@latest")
+    assert found.examples.select("env_example_id", "env_example_id_b").rows() == [("2", "1")]
+    assert "the environment holds other rows here, so examples are paired by question" in found.warnings[0]
+
+
+def test_a_name_of_a_file_of_held_out_rows_that_are_the_same_chooses_no_other_rows() -> None:
+    code = [CodeRecord(role="environment", name="qa/w", sha256="a" * 64, imports={"heldout": "b" * 64})]
+    one, two = (
+        Sampled(name="qa/w", record=evaluation_of("qa/w", {"env_options": {"heldout": name}}, code))
+        for name in ("x.jsonl", "moved/x.jsonl")
+    )
+    assert one.selected == two.selected
+
+
+def test_examples_that_failed_before_their_first_prompt_are_left_out_and_counted(
+    root: Root, store_samples: StoreSamples
+) -> None:
+    """Of "1" and "2" no sample has a prompt on one side; of "3" the second sample has."""
+    other = other_root(root)
+    wanted = {"1": "1", "2": "2", "3": "3"}
+    questions = {"1": "a?", "2": "b?", "3": "c?"}
+
+    def without(failed: set[tuple[str, int]]) -> dict[str, Any]:
+        whole = asked(questions, wanted)
+        return whole | {
+            "messages": lambda example, index: () if (example, index) in failed else whole["messages"](example, index),
+            "prompt_tokens": lambda example, index: np.zeros(1 if (example, index) in failed else 5, np.int32),
+            **{
+                name: lambda example, index, kind=kind: np.zeros(0 if (example, index) in failed else 3, kind)
+                for name, kind in (
+                    ("response_tokens", np.int32),
+                    ("response_logprobs", np.float32),
+                    ("token_rewards", np.float32),
+                )
+            },
+        }
+
+    failed = {("1", 0), ("1", 1), ("2", 0), ("2", 1), ("3", 0)}
+    for to, rows, of_failed in ((root, "a", failed), (other, "b", set())):
+        record = evaluated("qa/words", rows)
+        put_evaluation(to, record)
+        store_samples(
+            {name: [None if (name, index) in of_failed else 1.0 for index in range(2)] for name in questions},
+            to=to,
+            worker_id=f"eval-{record.evaluation}-0.9-0.1",
+            env_name=record.env_name,
+            **without(of_failed),
+        )
+    found = ludic.Run(root).compare("latest", f"{other.url}@latest")
+    assert found.examples.select("env_example_id", "env_example_id_b").rows() == [("3", "3")]
+    assert found.warnings[0].endswith("; 2 that failed before the first prompt are left out")
 
 
 def test_two_roots_of_before_are_paired_by_their_ids(root: Root, store_samples: StoreSamples) -> None:

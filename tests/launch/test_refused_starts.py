@@ -262,14 +262,20 @@ def test_each_start_refuses_it_in_one_line_and_leaves_no_root(
 OF_TRAINERS = ("model", "chat template", "reference", "adapters", "disk")
 
 
-@pytest.mark.parametrize("call", [ludic.sft, ludic.dpo])
-@pytest.mark.parametrize("case", [each for each in MISTAKES if each[0] in OF_TRAINERS], ids=lambda each: str(each[:2]))
+@pytest.mark.parametrize(
+    ("call", "case"),
+    [
+        (call, each)
+        for call in (ludic.sft, ludic.dpo)
+        for each in MISTAKES
+        if each[0] in OF_TRAINERS and not (call is ludic.sft and "reference" in each[1])  # sft has none
+    ],
+    ids=lambda each: each.__name__ if callable(each) else str(each[:2]),
+)
 def test_a_training_on_stored_rows_refuses_what_it_would_die_of(
     at_desk: Path, call: Callable[..., Any], case: Any
 ) -> None:
     _, settings, said = case
-    if call is ludic.sft and "reference" in settings:
-        return  # sft has none
     row = (
         {"prompt": "how many", "completion": "9"}
         if call is ludic.sft
@@ -294,6 +300,24 @@ def test_each_role_that_the_template_shows_is_taken(at_desk: Path, tmp_path: Pat
     (tmp_path / "own.py").write_text(ENVIRONMENT + prompts("Own", role))
     for name in ("Own", "OwnSteps", "OwnAgents"):
         assert call_check(model="all", env=[f"{tmp_path}/own.py:{name}"]) == ""
+
+
+PROTOCOL = """
+async def play(player, environment, example):
+    raise NotImplementedError
+"""
+
+
+@pytest.mark.parametrize("name", ["Steps", "Agents", "Env"])
+def test_a_protocol_of_the_users_own_may_begin_without_the_prompt_of_the_example(
+    at_desk: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "own.py").write_text(PROTOCOL)
+    settings = BASE | {"env": [f"env.py:{name}"], "protocol": f"{tmp_path}/own.py:play"}
+    rows = {row["check"]: row for row in ludic.Run.check("run", **settings).rows}  # type: ignore[arg-type]
+    assert {row["state"] for row in rows.values()} <= {"ok", "look"}
+    wanted = "the longest of the first prompts" if name == "Env" else "none: no environment gives a first prompt by its"
+    assert rows["prompts"]["found"].startswith(wanted)
 
 
 # --- What is doubtful -------------------------------------------------------------------------------------------

@@ -1,14 +1,19 @@
 """Data given as values: its name is its own, and its root finds it, wherever it is opened from."""
 
 import json
+import math
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -20,12 +25,14 @@ from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.eval.config import EvalConfig
 from ludic.eval.plan import environment_settings
 from ludic.maintenance.verify import check_root
-from ludic.operations.fit import _begun_rewards, _environment
+from ludic.operations.fit import _begun_rewards, _environment, _refuse_other_rows
 from ludic.operations.fit_inputs import Inputs, write_questions
 from ludic.rollouts.sampler import open_code
 from ludic.run_config import RunConfig
 from ludic.store import Root
+from ludic.store.catalogue import IMPORTS, ImportName
 from ludic.store.inputs import data_of, located
+from ludic.store.records import ImportBegun, encode_record
 
 ROWS = [{"question": f"say {word}", "answer": word} for word in ("red", "blue", "green", "pink", "black", "brown")]
 TEXT = "".join(f'{{"question":"say {row["answer"]}","answer":"{row["answer"]}"}}\n' for row in ROWS).encode()
@@ -65,7 +72,9 @@ def test_data_has_its_own_name_in_every_root(tmp_path: Path, dataset: Any, optio
         assert (tmp_path / root / "inputs" / STORED["stored"]).read_bytes() == TEXT
 
 
-@pytest.mark.parametrize("name", ["", "../up", "a b", "words.jsonl", "words.py", "x" * 65, 3])
+@pytest.mark.parametrize(
+    "name", ["", "../up", "a b", "words.jsonl", "words.py", "words.csv", "words.json", "words.jsonl.gz", "x" * 65, 3]
+)
 def test_a_name_that_could_be_a_file_is_refused(tmp_path: Path, name: Any) -> None:
     with pytest.raises(ConfigError, match=r"dataset_options has name=.*, wanted at most 64 letters, digits"):
         write_questions(Inputs.of(str(tmp_path)), ROWS, {"name": name})
@@ -157,11 +166,79 @@ def test_a_root_of_before_finds_its_data_and_goes_on(
 def test_other_rows_and_another_name_are_no_continuation(tmp_path: Path) -> None:
     inputs = Inputs.of(str(tmp_path / "run"))
     root = make_root(inputs.url)
-    with pytest.raises(ConfigError, match=rf"run began with other rows \({ENV}\), and a run keeps its data set"):
+    said = rf"run began with other rows \({ENV}\), and a run keeps its data set"
+    with pytest.raises(ConfigError, match=said), inputs.kept_if_run(root):
         settings(inputs, root, ROWS[1:])
     assert root.list("inputs") == [f"inputs/{STORED['stored']}"]
     with pytest.raises(ConfigError, match=rf"calls this data set {ENV}, which stays; leave out name='words'"):
         settings(inputs, root, name="words")
+
+
+def as_main_wrote_it(rows: Sequence[Any], url: str) -> Root:
+    """A root that ludic has begun when it wrote values as msgspec does: its run.json and its file."""
+    data = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+    name = f"inputs/questions-{sha256(data).hexdigest()[:16]}.jsonl"
+    root = as_old(make_root(url), f"qa/{url}/{name}")
+    root.delete("inputs")
+    root.put(name, data)
+    return root
+
+
+QUESTION = {"question": "say red", "answer": "red"}
+OF_TABLES = [{"a": 1, "b": None}, {"a": None, "b": "x"}]
+VALUES: dict[str, Sequence[Any]] = {
+    "NaN": [math.nan, 1.5],
+    "date": [date(2026, 1, 2)],
+    "datetime": [datetime(2026, 1, 2, 3, 4, 5)],
+    "datetime with a zone": [datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)],
+    "bytes": [b"\x00\xff"],
+    "tuple": [(1, 2)],
+    "Decimal": [Decimal("1.50")],
+    "a null in a struct": OF_TABLES,
+}
+MAKERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "list": (lambda rows: rows, lambda rows: rows),
+    "Arrow": (pa.Table.from_pylist, lambda table: table.to_pylist()),
+    "Polars": (pl.DataFrame, lambda table: pa.table(table).to_pylist()),
+    "pandas": (
+        lambda rows: pytest.importorskip("pandas").DataFrame(rows),
+        lambda table: pa.table(table).to_pylist(),
+    ),
+    "datasets": (
+        lambda rows: pytest.importorskip("datasets").Dataset.from_list(rows),
+        lambda table: table.to_list(),
+    ),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("values", VALUES)
+def test_a_root_of_before_goes_on_with_values_that_are_spelled_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: str, values: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, as_main = MAKERS[maker]
+    rows = make([{**QUESTION, "more": each} for each in VALUES[values]])
+    root = as_main_wrote_it(as_main(rows), "run")
+    before = root.list("inputs")
+    inputs = Inputs.of("run")
+    found = settings(inputs, root, rows)
+    assert found == {"env": root.run.env, "env_options": {root.run.env[0]: {"scorer": "exact"}}}
+    assert root.list("inputs") == before
+    with pytest.raises(ConfigError, match="began with other rows"):
+        settings(inputs, root, [{**QUESTION, "more": "else"}])
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_records_of_an_older_ludic_are_told_from_those_of_another_data_set(tmp_path: Path, is_older: bool) -> None:
+    root = make_root(str(tmp_path / "run"))
+    root = as_old(root, "sft") if is_older else root
+    begun = ImportBegun(format="jsonl", env_name="sft", tokenizer="m", file="rows-0.jsonl", created_at="")
+    root.put(IMPORTS.name(ImportName("0" * 16)), encode_record(begun))
+    _refuse_other_rows(root, Path("rows-0.jsonl"))
+    with pytest.raises(ConfigError, match=r"run holds the rows of another data set \(rows-0.jsonl\); choose") as caught:
+        _refuse_other_rows(root, Path("rows-1.jsonl"))
+    assert (f"`ludic train {root.url}` goes on with the rows that the root holds" in str(caught.value)) == is_older
 
 
 def test_rewards_keep_the_name_that_the_run_began_with() -> None:
@@ -191,8 +268,50 @@ def test_data_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
         (finding,) = check_root(root).findings
         assert (finding.check, finding.where) == ("data", name)
         assert said in finding.problem
-        with pytest.raises((ConfigError, StoreError), match=r"has sha256 .*, wanted|the run's data set, is gone"):
+        with pytest.raises(StoreError, match=r"does not hold the rows that its name says|the run's data set, is gone"):
             asked(root)
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_damaged_data_is_not_read_from_a_root_of_any_kind(root_url: str, is_older: bool) -> None:
+    root = make_root(root_url)
+    root = as_old(root, f"qa/old/inputs/{STORED['stored']}") if is_older else root
+    root.put(f"inputs/{STORED['stored']}", TEXT.replace(b"red", b"rad"))
+    for copy in [] if root.is_local else Path(os.environ["LUDIC_CACHE_DIR"]).rglob(STORED["stored"]):
+        copy.unlink()
+    with pytest.raises(StoreError, match=rf"/inputs/{STORED['stored']} does not hold the rows that its name says"):
+        located(root.run, root)
+
+
+def test_a_copy_that_is_killed_on_the_way_is_repaired_by_the_same_command(
+    root_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    like = make_root(str(tmp_path / "like"))
+
+    def killed(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ludic.code.kept.copy_code", killed)
+        with pytest.raises(KeyboardInterrupt):
+            create_root(root_url, like.run, like=like)
+    other = create_root(root_url, like.run, like=like)
+    shutil.rmtree(like.path)
+    assert asked(other) == ALL
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sha256": "0" * 64}, rf"sha256='0{{64}}', and the rows have {DIGEST}; leave it out"),
+        ({"stored": STORED["stored"]}, "dataset_options has stored, which ludic sets; give the rows themselves"),
+    ],
+)
+def test_options_that_ludic_sets_are_compared_or_refused(tmp_path: Path, options: Any, said: str) -> None:
+    inputs = Inputs.of(str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=said):
+        settings(inputs, **options)
+    assert settings(inputs, sha256=DIGEST)["env_options"] == {ENV: {"scorer": "exact", **STORED}}
 
 
 @pytest.mark.parametrize("stored", ["../../etc/passwd", "/etc/passwd", "reward.py", "questions-1.jsonl", 7])
@@ -241,9 +360,9 @@ def test_other_options_of_an_evaluation_are_of_the_same_data(tmp_path: Path) -> 
     assert [each.sha256 for each in code if each.role == "environment"] == [DIGEST]
 
 
-def fail_to_start(inputs: Inputs) -> None:
-    with inputs.kept_if_run():
-        write_questions(inputs, ROWS, {})
+def fail_to_start(inputs: Inputs, rows: Any = ROWS, existing: Root | None = None) -> None:
+    with inputs.kept_if_run(existing):
+        write_questions(inputs, rows, {})
         raise ValueError("no start")
 
 
@@ -252,3 +371,42 @@ def test_nothing_is_left_of_a_start_that_fails(root_url: str) -> None:
         fail_to_start(Inputs.of(root_url))
     fs, path = fsspec.core.url_to_fs(root_url, use_listings_cache=False)
     assert not fs.exists(path) or not fs.find(path)
+
+
+def test_a_start_that_fails_leaves_the_files_of_another_one(root_url: str) -> None:
+    other = Inputs.of(root_url)
+    found = settings(other)
+    with pytest.raises(ValueError, match="no start"):
+        fail_to_start(Inputs.of(root_url))
+    root = create_root(root_url, RunConfig(model="m", **found))
+    assert asked(root) == ALL
+
+
+def test_data_that_a_failed_start_took_along_is_written_again(root_url: str) -> None:
+    first, other = Inputs.of(root_url), Inputs.of(root_url)
+    settings(first)
+    found = settings(other)  # finds the file of the first call
+    with pytest.raises(ValueError, match="no start"):
+        fail_to_start(first)
+    root = create_root(root_url, RunConfig(model="m", **found))
+    assert not root.exists(f"inputs/{STORED['stored']}")
+    other.put_data_again()
+    assert root.read(f"inputs/{STORED['stored']}") == TEXT
+    assert asked(root) == ALL
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rows_that_a_root_does_not_have_are_deleted_after_any_error(root_url: str, is_known: bool) -> None:
+    root = make_root(root_url)
+    before = root.list("inputs")
+    for rows in (ROWS, ROWS[1:]):
+        with pytest.raises(ValueError, match="no start"):
+            fail_to_start(Inputs.of(root_url), rows, root if is_known else None)
+        assert root.list("inputs") == before
+
+
+def test_a_root_of_another_environment_holds_no_rows_of_a_refused_call(tmp_path: Path) -> None:
+    root = create_root(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
+    with pytest.raises(ConfigError, match="other settings"), (inputs := Inputs.of(root.url)).kept_if_run(root):
+        create_root(root.url, RunConfig(model="m", **settings(inputs, root)))
+    assert root.list("inputs") == []

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ludic.code.kinds import read_packaged
 from ludic.errors import ConfigError, QueryError
 from ludic.schema import SCALAR_COLUMNS, arrow_schema
 from ludic.sql import BatchRules, Planner, advantages, connect
@@ -299,6 +300,17 @@ def test_an_advantage_for_each_token_stands_in_the_ledger_beside_their_mean(plan
     assert used(ledger, "advantage") == [8.5, 7.5]
     assert used(ledger, "token_advantages") == [[1.0 + i for i in range(16)], [float(i) for i in range(16)]]
     assert (dropped(ledger, "advantage"), dropped(ledger, "token_advantages")) == ([8.0], [None])
+
+
+def test_the_mean_is_that_of_the_rollout_whatever_the_order_of_the_query(planner_by_token, arrive, monkeypatch):
+    def turned(name, *rest):
+        text = read_packaged(name, *rest)
+        return f"{text} order by rollout_id desc" if "mean_advantages" in rest else text
+
+    monkeypatch.setattr("ludic.sql.planner.read_packaged", turned)
+    planner = planner_by_token("response_length")
+    planner.add(arrive([[1.0, 0.5, 0.0]]))
+    assert used(plan(planner), "advantage") == [8.5, 8.0, 7.5]
 
 
 def test_a_response_without_tokens_gets_none_and_the_advantage_0(planner_by_token, arrive):

@@ -55,7 +55,9 @@ def test_a_new_run_says_what_identifies_an_example_and_is_asked_for_no_setting(r
     root.put("run.json", edited(run_config, example_ids="question", run_id=root.run_id))
     assert Root.create(root_url, run_config).example_ids == "question"  # the same settings, so it goes on
     root.put("run.json", edited(run_config, example_ids="mood"))
-    with pytest.raises(ConfigError, match="example_ids is 'mood', wanted row or question; upgrade ludic"):
+    with pytest.raises(
+        ConfigError, match=rf"{root_url}/run\.json: example_ids is 'mood', wanted row or question; upgrade"
+    ):
         Root.open(root_url)
 
 

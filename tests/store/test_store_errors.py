@@ -90,6 +90,11 @@ def test_a_filesystem_that_the_program_has_registered_is_tried(run_config):
     assert Root.create("mine://registered/run", run_config).url == "mine://registered/run"
 
 
+def test_a_filesystem_that_is_registered_by_the_name_of_its_class_is_tried(run_config, monkeypatch):
+    monkeypatch.setitem(known_implementations, "named", {"class": "fsspec.implementations.memory.MemoryFileSystem"})
+    assert Root.create("named://registered/run", run_config).url == "named://registered/run"
+
+
 def test_a_filesystem_that_cannot_be_reached_is_named():
     with pytest.raises(StoreError, match=r"ftp://127\.0\.0\.1:1/run: .*refused"):
         Storage.connect("ftp://127.0.0.1:1/run")
