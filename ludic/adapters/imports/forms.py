@@ -97,11 +97,14 @@ _PYTHON_TEXT = re.compile(r"\s*\[?\s*\{\s*'(role|content|from|value)'")
 
 
 def _messages(value: Any, name: str, role: str | None = None) -> Messages:
-    """Return messages without nulls; a text is one message of `role`, and a message is a list of one."""
+    """Return messages without nulls; a text is one message of `role`, and a message is a list of one.
+
+    Only an answer may be an empty text.
+    """
     if isinstance(value, str) and _PYTHON_TEXT.match(value):
         raise refusal(name, value, "messages as JSON; this is Python's text of a list")
     value = _listed(value)
-    if isinstance(value, str) and value.strip() and role is not None:
+    if isinstance(value, str) and (value.strip() or role == "assistant") and role is not None:
         return [{"role": role, "content": value}]
     listed = [value] if isinstance(value, Mapping) else value
     if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
