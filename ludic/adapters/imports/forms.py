@@ -143,7 +143,12 @@ def _tools(row: Row) -> dict[str, Any]:
 
 def _with_system(messages: Messages, row: Row) -> Messages:
     """Return messages that begin with the text of the column system, if there is one."""
-    system = _text(row, "system", may_be_absent=True)
+    system = row.get("system")
+    if isinstance(system, Sequence) and not isinstance(system, str):  # parts of text, as Anthropic has them
+        (read,) = read_messages([{"role": "system", "content": system}], "system").messages
+        system = read.content
+    else:
+        system = _text(row, "system", may_be_absent=True)
     if not system.strip():
         return messages
     if messages and messages[0]["role"] == "system":
@@ -553,7 +558,9 @@ def _pair(row: Row, prompt: Messages | None) -> tuple[Messages, Messages]:
     while same < min(len(each.keys) for each in keys) - 1 and keys[0].keys[same] == keys[1].keys[same]:
         same += 1
     if not same:
-        raise RefusedRecordError("has no prompt, and chosen and rejected do not begin with the same message")
+        raise RefusedRecordError(
+            "has no prompt, and chosen and rejected do not begin with the same message; texts need a column prompt"
+        )
     for each in keys:
         if each.roles[same] != "assistant":
             raise RefusedRecordError(

@@ -567,3 +567,10 @@ def test_a_message_that_is_changed_says_the_same_or_is_refused_or_counted_by_the
         check(lambda each, f=field: renamed(each, f), field, f"{field}_x", *(["role"] if field == "from" else []))
         for value in (5, ["x"], {"a": 1}, True):
             check(lambda each, f=field, v=value: {**each, f: v}, field)
+
+
+def test_a_system_text_may_be_parts() -> None:
+    answered = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]
+    as_parts = conversations([{"system": parts, "messages": answered}], "x").records
+    assert as_parts == conversations([{"system": "Be\nbrief.", "messages": answered}], "x").records
