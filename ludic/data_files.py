@@ -342,7 +342,7 @@ def _decoded_lines(file: io.BufferedReader, name: str) -> Iterator[str]:
             ) from error
 
 
-_MESSAGES = re.compile(r"\s*\[?\s*\{")
+_MESSAGES = re.compile(r"\s*(?:\[\s*)?\{")
 
 
 def _cell(text: str) -> Any:

@@ -18,7 +18,7 @@ from ludic.sql.reports import figure
 from ludic.store.inputs import STORED, is_questions
 from ludic.store.records import Evaluation
 
-_REWARDS = re.compile(r"(?:.*/)?inputs/(?:[0-9a-f]{16}/)?(?=reward\.py:)")
+_REWARDS = re.compile(r"\A(?:.*/)?inputs/(?:[0-9a-f]{16}/)?(?=reward\.py:)")
 """Folder of the rewards that ludic.fit writes, in the names of scorers; each root has its own."""
 
 

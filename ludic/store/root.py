@@ -1,14 +1,15 @@
 """The root of a run: a folder on any fsspec filesystem whose run.json holds the run's settings."""
 
+import inspect
 import re
+import runpy
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
-from importlib.util import find_spec, module_from_spec
 from pathlib import Path, PurePosixPath
 from typing import cast
 
 import fsspec
-from fsspec.registry import known_implementations
+from fsspec.registry import known_implementations, register_implementation
 
 from ludic.defaults import EXAMPLE_IDS, ExampleIds
 from ludic.errors import ConfigError, MissingRootError, ReplacedRootError
@@ -143,17 +144,8 @@ SCHEMES = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "me
 """Beginnings of URLs at which a run can be; docs/storage.md says what each guarantees."""
 
 
-def _own_schemes() -> frozenset[str]:
-    """Return the schemes of fsspec's own table: the one in memory also has those that programs have registered."""
-    spec = find_spec("fsspec.registry")
-    assert spec is not None
-    assert spec.loader is not None
-    fresh = module_from_spec(spec)
-    spec.loader.exec_module(fresh)
-    return frozenset(fresh.known_implementations)
-
-
-_OF_FSSPEC = _own_schemes()
+_OF_FSSPEC = frozenset(runpy.run_path(inspect.getfile(register_implementation))["known_implementations"])
+"""Schemes of fsspec's own table; the one in memory also has those that programs have registered."""
 
 
 def check_scheme(url: str) -> None:

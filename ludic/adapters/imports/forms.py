@@ -92,7 +92,7 @@ def _is_message(value: Any) -> bool:
 
 _MESSAGE_ROLES = (*ROLES, "function")
 _OF_MESSAGES = ("content", "tool_calls", "function_call", "refusal")
-_PYTHON_TEXT = re.compile(r"\s*\[?\s*\{\s*'(role|content|from|value)'")
+_PYTHON_TEXT = re.compile(r"\s*(?:\[\s*)?\{\s*'(role|content|from|value)'")
 """A list of messages as Python shows it, which pandas writes into CSV files."""
 
 

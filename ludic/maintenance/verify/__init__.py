@@ -44,7 +44,7 @@ from ludic.models.first_model import vocabulary_of
 from ludic.sql import connect
 from ludic.store import Root, read_attempt
 from ludic.store.attempts import chain, newest_attempt
-from ludic.store.catalogue import BATCHES, Records, row_of
+from ludic.store.catalogue import BATCHES, DATA, Records, row_of
 from ludic.store.files import parse_file
 from ludic.store.local import leads_out
 from ludic.store.tombstones import list_leftovers, list_quarantined, quarantine
@@ -89,7 +89,7 @@ def _check_strays(root: Root) -> Iterator[Finding]:
     """Find what listings pass over, but for what other programs keep; of these only links that lead out."""
     for name, problem in root.strays().items():
         is_link = root.is_local and leads_out(root.path, name)
-        if is_link or not name.startswith(NOT_OURS):
+        if is_link or not name.startswith(NOT_OURS) or DATA.parse(name) is not None:
             yield Finding(check="link" if is_link else "no_file", where=name, problem=problem)
     for name in folders_for_files(root):
         problem = "is a folder, wanted a file; ludic does not open it: delete it, or move it out of the run"
