@@ -210,7 +210,7 @@ ALLOWED = {
         launch/supervisor.py make_log_folder mkdir
     """,
     "deletes empty folders only": """
-        operations/fit_inputs.py kept_if_run rmdir rmdir
+        operations/fit_inputs.py _delete_unused rmdir rmdir rmdir
     """,
     "a folder of the package itself, in its repository": """
         cli/docs.py write write_text
