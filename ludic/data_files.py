@@ -3,6 +3,9 @@
 The text formats may be packed by gzip. The content says what a file is; the suffix tells only CSV from JSON. Rows are
 read in a stream, and a file that unpacks to far more than its size is refused. Every reader of users' data files in
 ludic is this one. Raises ConfigError, which names the file, its line or row, what was found and what was wanted.
+
+Arrow gives all structs of a column the same fields: one that a row lacks is null there. In a struct of a table null is
+therefore absent. JSON, as text or in a column of Arrow's type for it, keeps its nulls, as lists and maps do.
 """
 
 import codecs
@@ -15,14 +18,13 @@ import reprlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from ludic.arrow_rows import table_rows
 from ludic.errors import ConfigError, one_line
 
 _TEXTS = (".jsonl", ".ndjson", ".json", ".csv")
@@ -46,6 +48,43 @@ MOST_TIMES_UNPACKED = 100
 repetitive ones to a thirtieth."""
 _ROWS_AT_ONCE = 1000
 _CHUNK = 1 << 20
+
+
+def table_rows(
+    table: pa.Table | pa.RecordBatch, *, maps_as_pydicts: Literal["lossy", "strict"] | None = None
+) -> list[dict[str, Any]]:
+    """Return each row with all columns, null or not, and structs without the fields that are null.
+
+    maps_as_pydicts: as in pyarrow's to_pylist. Raises ConfigError if two columns have one name.
+    """
+    names = table.schema.names
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"the table has two columns {twice!r}; give each column a name of its own")
+    nested = [field for field in table.schema if pa.types.is_nested(field.type) or _is_json(field.type)]
+    rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts=maps_as_pydicts)
+    for row in rows if nested else ():
+        for field in nested:
+            row[field.name] = _cleaned(row[field.name], field.type)
+    return rows
+
+
+def _cleaned(value: Any, type_: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_struct(type_):
+        return {field.name: _cleaned(value[field.name], field.type) for field in type_ if value[field.name] is not None}
+    if pa.types.is_map(type_):
+        pairs = value.items() if isinstance(value, dict) else value
+        return type(value)((key, _cleaned(each, type_.item_type)) for key, each in pairs)
+    if pa.types.is_nested(type_) and isinstance(value, list):
+        return [_cleaned(each, type_.value_type) for each in value]
+    return json.loads(value) if _is_json(type_) else value
+
+
+def _is_json(type_: pa.DataType) -> bool:
+    return isinstance(type_, pa.JsonType)
+
 
 Columns = Callable[[Sequence[str]], Sequence[str]]
 """Returns those of a table's columns that are read."""

@@ -19,12 +19,13 @@ from ludic.printable import storable
 from ludic.records import ROLES, Message, ToolCall
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Names of the model's thinking in a message; it is a text."""
+"""Names of the model's thinking in a message, also in chat templates; it is a text."""
 MARKS = ("weight", "train", "trainable", "loss", "train_on_turn")
 """Names of the mark that says whether a turn of the assistant is trained on: true, false, 1 or 0."""
 
-MEDIA = frozenset({"image", "images", "image_url", "audio", "input_audio", "audios", "video", "videos"})
-"""Names of what ludic can't train on; a message or a part of its content that has one is refused."""
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+"""Names of what ludic can't train on, as rows, messages and parts of content have it; what has one is refused."""
+_MEDIA = frozenset({*MEDIA, "image_url", "input_audio"})
 
 _FIELDS = frozenset({"role", "content", "name", "tool_calls", "function_call", "refusal"})
 _PARTS: Mapping[str, frozenset[str]] = {
@@ -233,7 +234,7 @@ def _check_role(role: str, at: str, of_assistant: Mapping[str, Any], results: Se
 
 
 def _refuse_media(value: Mapping[str, Any], at: str) -> None:
-    for name in MEDIA & value.keys():
+    for name in _MEDIA & value.keys():
         if value[name] not in (None, [], {}, ""):
             raise refusal(f"{at}.{name}", value[name], "none; ludic trains on text")
 

@@ -34,7 +34,7 @@ READERS_OF_OTHER_TEXTS = {
         launch/vllm_server.py launch/start_server.py adapters/environments/verifiers.py adapters/exports/tables.py
     """,
     "what a user gives": """
-        values.py config_files.py data_files.py arrow_rows.py messages.py adapters/imports/evaluations.py
+        values.py config_files.py data_files.py messages.py adapters/imports/evaluations.py
         adapters/imports/records.py adapters/imports/forms.py
     """,
     "where JSON ends, which msgspec then reads": "agents/parsers.py",

@@ -132,8 +132,7 @@ class Questions:
 
     def example(self, index: int, split: Split) -> Example:
         rows, numbers = self._numbers_of(split)
-        number = nth(numbers, index, self._seed)
-        row = rows[number]
+        row = rows[nth(numbers, index, self._seed)]
         return Example(
             example_id=question_id(row.question, row.answer) if row.id is None else row.id,
             messages=(*self._system, *row.messages),
@@ -383,9 +382,7 @@ class QuestionScorers:
                 if of_group is None
                 else of_group(files, self.question, self.answer).score_group
             )
-            names = arguments_of(environment.GroupScorer, "score_group")
-            if is_own(GROUP_SCORER, group_scorer) and (problem := misfit_of_call(score_group, names)):
-                raise ConfigError(f"group_scorer {group_scorer} {problem}")
+            _check_arguments(GROUP_SCORER, group_scorer, score_group, environment.GroupScorer, "score_group")
             is_part = rubric_of(score_group) is not None and any(part.score_group for part in rubric.parts)
             self.score_group = rubric.score_group if is_part else score_group
 
@@ -396,13 +393,16 @@ class QuestionScorers:
         return _problem_of_pattern(answer) if "regex" in self._names else None
 
 
+def _check_arguments(kind: Kind, name: str, function: Callable[..., Any], protocol: type, method: str) -> None:
+    """Raise ConfigError if a user's scorer takes other arguments than that method of the protocol."""
+    if is_own(kind, name) and (problem := misfit_of_call(function, arguments_of(protocol, method))):
+        raise ConfigError(f"{kind.role} {name} {problem}")
+
+
 def _own_scorer(name: str, tolerance: float, files: Files) -> Scorer:
     """Return a scorer of ludic or of the user by its name. Raises ConfigError."""
     score: Callable[..., Any] = find(SCORER, name, files)
-    if is_own(SCORER, name) and (
-        problem := misfit_of_call(score, arguments_of(environment.SingleTurnEnvironment, "score"))
-    ):
-        raise ConfigError(f"scorer {name} {problem}")
+    _check_arguments(SCORER, name, score, environment.SingleTurnEnvironment, "score")
     if name == "math":
         require("math_verify", "math", "scorer math")
         _quiet_math_verify()

@@ -19,9 +19,8 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from ludic.arrow_rows import table_rows
 from ludic.data_files import LISTED as DATA_FILES
-from ludic.data_files import is_data_file, read_rows
+from ludic.data_files import is_data_file, read_rows, table_rows
 from ludic.environments.column_values import read_back, spelled
 from ludic.errors import ConfigError, RefusedRecordError, one_line, unknown_name
 from ludic.installed import require

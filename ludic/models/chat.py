@@ -23,6 +23,7 @@ from jinja2 import TemplateError
 
 from ludic.code.run import describe
 from ludic.errors import ModelError, one_line
+from ludic.messages import REASONING
 from ludic.model_json import read_json
 from ludic.models.folder_check import check_model_folder, without_files
 from ludic.records import Message, ToolCall
@@ -98,8 +99,8 @@ QUOTE = "\ufdd0"
 """Mark behind the first character of a special token's name that is text. It is no character of Unicode's."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-REASONING = {name: re.compile(rf"[.'\"]{name}\b") for name in ("reasoning_content", "reasoning", "thinking")}
-"""Names under which chat templates read the thinking of a message apart from its content, and how to find that."""
+_READS_REASONING = {name: re.compile(rf"[.'\"]{name}\b") for name in REASONING}
+"""How to find that a chat template reads the thinking of a message, by the name under which it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,7 @@ def _read_template(template: str) -> _Template:
     return _Template(
         has_marks=_GENERATION.search(template) is not None,
         has_developer="developer" in template,
-        reasoning=[name for name, read in REASONING.items() if read.search(template)],
+        reasoning=[name for name, read in _READS_REASONING.items() if read.search(template)],
     )
 
 

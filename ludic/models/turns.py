@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ludic.errors import ModelError, RefusedRecordError
-from ludic.models.chat import QUOTE, REASONING, ChatRenderer, Names, Recorded, as_template_input
+from ludic.messages import REASONING
+from ludic.models.chat import QUOTE, ChatRenderer, Names, Recorded, as_template_input
 from ludic.records import Message
 
 if TYPE_CHECKING:

@@ -24,13 +24,12 @@ from typing import Any
 
 import msgspec
 
-from ludic.arrow_rows import table_rows
 from ludic.code.consent import sampling_uses
 from ludic.code.files import ORIGIN, file_of
 from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
 from ludic.data_files import LISTED as DATA_FILES
-from ludic.data_files import is_data_file
+from ludic.data_files import is_data_file, table_rows
 from ludic.environments.column_values import spelled
 from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
 from ludic.environments.rewards import columns_of, is_of_trl, sees_group

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ludic.arrow_rows import table_rows
+from ludic.data_files import table_rows
 from ludic.environments.column_values import MARK, read_back, spelled
 from ludic.environments.qa_rows import Columns, Source
 from ludic.operations.fit_inputs import Inputs

@@ -17,8 +17,7 @@ from ludic.adapters.imports.episodes import rows_of
 from ludic.adapters.imports.formats import jsonl
 from ludic.adapters.imports.forms import conversations, pairs
 from ludic.adapters.imports.records import Record, read_records
-from ludic.arrow_rows import table_rows
-from ludic.data_files import SUFFIXES
+from ludic.data_files import SUFFIXES, table_rows
 from ludic.environments.qa_rows import Columns, Source
 from ludic.operations.fit_inputs import read_rows
 

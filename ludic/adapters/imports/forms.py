@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from ludic.adapters.imports.episodes import wanted_text
 from ludic.errors import ConfigError, RefusedRecordError
-from ludic.messages import marked, read_messages, read_tools, refusal
+from ludic.messages import MEDIA, marked, read_messages, read_tools, refusal
 from ludic.records import ROLES, Message
 from ludic.results import plural
 
@@ -50,7 +50,6 @@ class LeftOutError(RefusedRecordError):
 
 _CHATS = ("messages", "conversations", "conversation")
 """Columns of whole conversations."""
-_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 _BEGINNING = ("system", "developer", "user")
 """Roles of the messages that a whole conversation begins with, and an answer does not."""
 
@@ -578,7 +577,7 @@ def _pair(row: Row, prompt: Messages | None) -> tuple[Messages, Messages]:
 
 def form_of(row: Row, forms: Sequence[Form] = CONVERSATIONS) -> Form:
     """Return the one form that a row fits. Raises RefusedRecordError if it fits none or two, or has what none reads."""
-    for name in _MEDIA:  # a text may be the image of a container
+    for name in MEDIA:  # a text may be the image of a container
         value = row.get(name)
         if value and (not isinstance(value, str) or f"<{name}>" in str(row)):
             raise RefusedRecordError(f"has {name}, and ludic reads texts alone; leave such rows out")

@@ -15,8 +15,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 
-from ludic.arrow_rows import table_rows
-from ludic.data_files import read_rows
+from ludic.data_files import read_rows, table_rows
 from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import refusal
 from ludic.settings import check_url

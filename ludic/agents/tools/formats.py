@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from ludic.agents.tools.xml_calls import CALL, EXAMPLE, FUNCTION, Tools, UnreadableError, near, read_calls
+from ludic.agents.tools.xml_calls import CALL, EXAMPLE, FUNCTION, Tools, UnreadableError, near, read_calls, skip_space
 from ludic.errors import ConfigError, ModelError
 from ludic.model_json import find_json, read_json
 from ludic.models.chat import render_text
@@ -32,8 +32,6 @@ MAX_UNREADABLE = 3
 
 _TOO_DEEP = "the JSON of the call is nested too deeply"
 _WRITTEN = '{"name": "TOOL", "arguments": {...}}'
-
-_SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +179,7 @@ def _read_until(close: str, only_calls: bool, text: str, start: int, _: Tools) -
     """
     value, end = _read_json(text, start)
     calls = _calls_of(value, strict=only_calls)
-    end = _skip_space(text, end)
+    end = skip_space(text, end)
     if text.startswith(close, end):
         return calls, end + len(close)
     if end < len(text):
@@ -201,7 +199,7 @@ def _read_llama(text: str, start: int, _: Tools) -> tuple[list[_Call], int]:
 
 def _read_mistral(text: str, start: int, _: Tools) -> tuple[list[_Call], int]:
     """Read a JSON list of calls, or calls of the form name[ARGS]{...} (after mistral-common's tokenizer v11)."""
-    start = _skip_space(text, start)
+    start = skip_space(text, start)
     if text[start : start + 1] in ("[", "{"):
         value, end = _read_json(text, start)
         return _calls_of(value, strict=True), end
@@ -265,7 +263,7 @@ def _call_of(entry: Any) -> _Call:
 
 
 def _read_json(text: str, start: int) -> tuple[Any, int]:
-    start = _skip_space(text, start)
+    start = skip_space(text, start)
     try:
         return find_json(text, start)
     except json.JSONDecodeError as error:
@@ -278,12 +276,6 @@ def _read_json(text: str, start: int) -> tuple[Any, int]:
 def _json_text(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if text == storable(text) else json.dumps(value, ensure_ascii=True)
-
-
-def _skip_space(text: str, start: int) -> int:
-    match = _SPACE.match(text, start)
-    assert match is not None
-    return match.end()
 
 
 def _feedback(problems: Iterable[str], example: str) -> str | None:

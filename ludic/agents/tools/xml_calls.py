@@ -48,12 +48,12 @@ class UnreadableError(Exception):
 def read_calls(text: str, start: int, tools: Tools) -> tuple[list[tuple[str, dict[str, Any]]], int]:
     """Read what begins with <tool_call> or <function= at an index; return names with arguments, and the end's index."""
     is_tagged = text.startswith(CALL, start)
-    at = _skip_space(text, start + len(CALL)) if is_tagged else start
+    at = skip_space(text, start + len(CALL)) if is_tagged else start
     calls = []
     while text.startswith(FUNCTION, at):
         name, arguments, at = _read_function(text, at, tools)
         calls.append((name, arguments))
-        end, at = at, _skip_space(text, at)
+        end, at = at, skip_space(text, at)
         if text.startswith(END_OF_CALL, at):
             return calls, at + len(END_OF_CALL)
         if not is_tagged or at == len(text):  # models leave out tags of the call
@@ -68,7 +68,7 @@ def _read_function(text: str, start: int, tools: Tools) -> tuple[str, dict[str, 
     schema_of = _schemas(name, tools)
     arguments: dict[str, Any] = {}
     while True:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if text.startswith(_END_OF_FUNCTION, at):
             return name, arguments, at + len(_END_OF_FUNCTION)
         if not text.startswith(_PARAMETER, at):
@@ -173,7 +173,8 @@ def _kind_of(value: Any) -> str:
 # --- Texts -----------------------------------------------------------------------------------------------
 
 
-def _skip_space(text: str, start: int) -> int:
+def skip_space(text: str, start: int) -> int:
+    """Return where the white space that begins at an index of a text ends."""
     match = _SPACE.match(text, start)
     assert match is not None
     return match.end()
