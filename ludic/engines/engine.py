@@ -14,6 +14,7 @@ import numpy as np
 
 from ludic.errors import ConfigError, EngineError, ModelError
 from ludic.records import FinishReason, WeightSpan
+from ludic.schema.columns import Columns
 from ludic.schema.validation import LOGPROB_TOLERANCE, LOWEST_LOGPROB, NUM_TOKEN_IDS, reason_against_experts
 from ludic.settings import Count, Temperature, Tokens, TopP, check
 
@@ -64,19 +65,23 @@ class Completion:
 
     tokens: np.ndarray
     """(length,) int32, including the stop token; at least one."""
-    logprobs: np.ndarray
-    """(length,) float32, nats, under the distribution sampled from (after temperature, top_k and top_p)."""
     finish_reason: FinishReason
     weight_versions: tuple[WeightSpan, ...]
     """Versions of the weights, at least one, in the order of the tokens; together the spans cover all tokens."""
-    kept_tokens: tuple[np.ndarray, ...] | None = None
-    """Token ids, (kept,) int32 ascending, that top_k and top_p kept at each token, with the token itself; the logprob
-    is under the softmax over them. None unless params.wants_kept_tokens."""
-    experts: np.ndarray | None = field(default=None, compare=False)
-    """(prompt_length + length - 1, L, K) int16: for each token that the model read, of the prompt too, the K experts
-    that the router of each of L layers chose, ascending. None unless params.return_experts."""
+    columns: Columns
+    """Arrays of the row that the sampler sets, by the name of their column (ludic.schema.columns), for these tokens.
+    Always response_logprobs: (length,) float32, nats, under the distribution sampled from, after temperature, top_k and
+    top_p. kept_tokens with params.wants_kept_tokens: a Ragged of int32, the token ids, ascending, that top_k and top_p
+    kept at each token, with the token itself; the logprob is under the softmax over them. experts with
+    params.return_experts: (prompt_length + length - 1, L, K) int16, for each token that the model read, of the prompt
+    too, the K experts that the router of each of L layers chose, ascending. Any other is stored as it is."""
     first_token_s: float | None = field(default=None, compare=False)
     """Seconds from the request to its first token; None if the engine does not measure it."""
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """(length,) float32, nats."""
+        return self.columns["response_logprobs"]
 
     @property
     def policy_version(self) -> int:

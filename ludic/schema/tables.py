@@ -6,7 +6,7 @@ Raises SchemaError with the file, the column, the found and the wanted type.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +30,8 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
 }
 
+_STORED_KEYS = ("name", "type", "nullable", "doc")
+
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 """Extra columns of a run that has none."""
 
@@ -44,6 +46,8 @@ class Column:
     doc: str
     children: tuple["Column", ...] = ()
     """Fields of the struct, if the column is a struct or a list of structs."""
+    catalogue: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the row, which the stored schema does not have; see ludic.schema.columns.ArrayColumn."""
 
     def to_arrow(self) -> pa.Field:
         return pa.field(self.name, self.type, nullable=self.nullable)
@@ -175,6 +179,7 @@ def _parse_column(spec: Mapping[str, Any]) -> Column:
         nullable=spec["nullable"],
         doc=spec["doc"],
         children=tuple(_parse_column(field) for field in fields),
+        catalogue={key: value for key, value in spec.items() if key not in _STORED_KEYS},
     )
 
 
