@@ -111,7 +111,7 @@ def _make_rollout(
     token_rewards[-1] = reward or 0.0
     logprobs = np.log(rng.uniform(0.05, 1.0, length)).astype(np.float32)
     answers = [f"cat number {number}" for number in rng.integers(0, 100, num_turns)]
-    return Rollout(
+    return Rollout.of(
         rollout_id=_random_id(rng),
         episode_id=_random_id(rng),
         model="tiny-qwen2",
@@ -295,7 +295,7 @@ def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
     agent_steps = draw(st.lists(_agent_steps(length), max_size=2).map(tuple))
     truncation_reason = draw(st.sampled_from([None, "max_steps", "env", "max_seq_len", "context_length"]))
     versions = sorted(draw(st.tuples(*[st.integers(0, 2**63 - 1)] * 2)))
-    return Rollout(
+    return Rollout.of(
         request_index=draw(_INT64),
         agent_id=draw(st.text(min_size=1, max_size=5)),
         parent_rollout_id=draw(st.none() | st.text(min_size=1, max_size=5)),
