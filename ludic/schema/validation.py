@@ -35,8 +35,8 @@ MAX_LISTED = 20
 """Number of problems that an error lists; it counts the rest."""
 
 LOWEST_LOGPROB, LOGPROB_TOLERANCE = array_columns()["response_logprobs"].bounds()
-"""Nats. A float32 log-softmax may round the logprob of a token with probability 1 to slightly above 0. exp(-104) is 0 in
-float32, so no sampler draws such a token; vLLM writes -9999 for NaN and minus infinity."""
+"""Nats. A float32 log-softmax may round the logprob of a token with probability 1 to slightly above 0. exp(-104) is 0
+in float32, so no sampler draws such a token; vLLM writes -9999 for NaN and minus infinity."""
 
 UNKNOWN_EXPERT: int = array_columns()["experts"].null
 """In a batch, in place of experts: the model's router chooses for this token."""

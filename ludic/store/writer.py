@@ -364,10 +364,8 @@ class RolloutWriter:
 
 def _least_bytes(batch: RolloutBatch) -> int:
     """Return the bytes of a batch's arrays; the batch is not validated, so an array may be missing or anything."""
-    rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
-    arrays = itertools.chain.from_iterable(
-        each.columns.values() for each in rollouts if isinstance(each.columns, Mapping)
-    )
+    columns = [rollout.columns for group in batch.groups for rollout in group.rollouts]
+    arrays = (array for each in columns if isinstance(each, Mapping) for array in each.values())
     return sum(getattr(array, "nbytes", 0) for array in arrays)
 
 
