@@ -50,7 +50,7 @@ have it (`Completion.columns`), and it is checked, assembled, stored, cut, packe
 
 | key | meaning |
 | --- | --- |
-| `along` | the tokens with a value each: `prompt`; `response`; `read`, both without the last token; or `row`: one value |
+| `along` | the tokens with a value each: `prompt`; `response`; `read`, all but the last one; or `row`: one value |
 | `ragged` | whether the numbers of a token are a list of any length; without it, all tokens of a row have as many |
 | `ascending` | whether the numbers of a token must rise |
 | `holds_token` | whether the numbers of a sampled token must include its id |
