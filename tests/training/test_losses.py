@@ -8,6 +8,7 @@ import pytest
 import torch
 from losses_by_hand import PAIRED, WIDE, batch_of, loss_and_gradient, with_bound
 
+from ludic.schema.columns import with_columns
 from ludic.settings import convert
 from ludic.training.config import LossConfig
 from ludic.training.logprobs import linear_logprobs
@@ -211,7 +212,8 @@ def test_entropy_is_rewarded_through_its_gradient():
 def test_gradients_agree_with_finite_differences(settings):
     sequences = ([1.1, 0.4], [1.0, -1.0]), ([2.0, 0.9], [0.5, 2.0])
     batch, logprobs = batch_of(*sequences, mask=np.array([True, True]))
-    batch = replace(batch, sampler_logprobs=batch.sampler_logprobs.double(), advantages=batch.advantages.double())
+    batch = with_columns(batch, response_logprobs=batch.sampler_logprobs.double())
+    batch = replace(batch, advantages=batch.advantages.double())
     reference = torch.full((4,), -0.7, dtype=torch.float64)
 
     def loss(x):
@@ -223,7 +225,7 @@ def test_gradients_agree_with_finite_differences(settings):
 
 def test_what_a_sampler_says_of_masked_tokens_reaches_nothing():
     batch, logprobs = batch_of(([2.0, 1.0], [1.0, 1.0]), mask=np.array([True, False]))
-    batch = replace(batch, sampler_logprobs=torch.tensor([-1.0, math.nan]))
+    batch = with_columns(batch, response_logprobs=torch.tensor([-1.0, math.nan]))
     loss, sums = rl_loss(logprobs, batch, LossConfig(), num_action_tokens=1, num_sequences=1)
     assert loss.item() == pytest.approx(-2 * (-1 + math.log(2)))
     assert sums["sampler_kl"].item() == pytest.approx(1 - math.log(2))
