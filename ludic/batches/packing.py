@@ -115,7 +115,7 @@ class Sequences:
                 reason = column.misfit(None)
             else:
                 reason = column.wrong_length(values, len(prompt), len(response))
-                if not is_plain:
+                if not is_plain and (column.along == "row" or len(values)):  # without tokens there is no shape
                     shapes.setdefault(np.shape(values)[0 if column.along == "row" else 1 :], rollout_id)
             if reason is not None:
                 raise InvalidBatchError(f"rollout {rollout_id}: {name} {reason}")
@@ -658,7 +658,7 @@ def _lay_out(
 ) -> dict[int, list[np.ndarray] | list[Ragged]]:
     """Return a column's values, which lie end to end, by the number of the micro-batch; none for one without any."""
     values, prompts, responses = sequences.column(column.name), sequences.prompt_tokens, sequences.response_tokens
-    first = next((each for each in values if each is not None), None)
+    first = next((values[index] for index in chain.from_iterable(plans) if values[index] is not None), None)
     like = None if first is None else np.asarray(first)[None] if column.along == "row" else first
     one = None if column.ragged else column.unknown(1, like)
 
