@@ -8,6 +8,7 @@ I/O; knows no record.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any, Literal, Self, TypeVar, get_args, overload
 
 import numpy as np
@@ -90,6 +91,7 @@ class ArrayColumn:
     name: str
     dtype: np.dtype
     """Of its numbers, in memory and in Arrow."""
+    arrow_type: pa.DataType
     along: Along
     """The tokens that it has a value for: prompt; response; read, which is prompt and response without the last token,
     since the model reads no further; or row, which is one value for all."""
@@ -100,6 +102,8 @@ class ArrayColumn:
     """Whether the numbers of a token are a list of any length."""
     ascending: bool = False
     """Whether the numbers of a token, along the last dimension, must rise."""
+    holds_token: bool = False
+    """Whether the numbers of a sampled token include the token itself; a Ragged along the response."""
     fill: Any = None
     """Value of response tokens that were not sampled; None if any may stand there."""
     null: Any = None
@@ -132,6 +136,7 @@ class ArrayColumn:
         return cls(
             name=column.name,
             dtype=np.dtype(type_.to_pandas_dtype()),
+            arrow_type=column.type,
             num_dimensions=depth,
             is_nullable=column.nullable,
             lowest=lowest,
@@ -199,6 +204,30 @@ class ArrayColumn:
         return lowest, float(limits.max) if self.highest is None else self.highest
 
     # --- Checks --------------------------------------------------------------------------------------------
+
+    def fit_all(self, arrays: Sequence[Any], prompts: Sequence[int | None], responses: Sequence[int | None]) -> bool:
+        """Return whether `misfit` and `wrong_length` find nothing in the arrays of many rows; looks at all at once.
+
+        prompts, responses: lengths of each row's tokens; None where they are not known. May be False for arrays that
+        fit.
+        """
+        rows = [row for row in zip(arrays, prompts, responses, strict=True) if row[0] is not None]
+        if len(rows) < len(arrays) and not self.is_nullable:
+            return False
+        if not rows:
+            return True
+        found, of_prompt, of_response = zip(*rows, strict=True)
+        if self.along == "row" or set(map(type, found)) != {Ragged if self.ragged else np.ndarray}:
+            return False
+        if None in of_prompt or None in of_response:
+            return False
+        if self.ragged:
+            is_of_type = {each.values.dtype for each in found} == {self.dtype}
+        else:
+            is_of_type = set(map(attrgetter("dtype", "ndim"), found)) == {(self.dtype, self.num_dimensions)}
+        if self.along == "read" or (not self.ragged and self.num_dimensions > 1):
+            return is_of_type and not any(map(self.wrong_length, found, of_prompt, of_response))
+        return is_of_type and tuple(map(len, found)) == (of_prompt if self.along == "prompt" else of_response)
 
     def misfit(self, values: Any) -> str | None:
         """Return how values differ from the column in type, dtype or dimensions; None if they do not."""
@@ -302,6 +331,21 @@ class ArrayColumn:
         found = values[int(tokens[0])]
         return f"is {found.tolist() if isinstance(found, np.ndarray) else found} at token {tokens[0]}{others}, {wanted}"
 
+    def lacks_token(self, values: Any, tokens: np.ndarray, is_sampled: np.ndarray) -> str | None:
+        """Return which sampled tokens are not among their own numbers; None if all are, or need not be.
+
+        values: along the response. tokens: (response_length,) int32. is_sampled: (response_length,) bool.
+        """
+        if not self.holds_token:
+            return None
+        owners = np.repeat(np.arange(len(values)), values.counts)
+        has_token = np.bincount(owners[values.values == tokens[owners]], minlength=len(values)) > 0
+        found = np.flatnonzero(is_sampled & ~has_token)
+        if not len(found):
+            return None
+        others = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        return f"at token {found[0]}{others} lacks the sampled token, wanted it among the kept ones"
+
 
 @cache
 def array_columns() -> Mapping[str, ArrayColumn]:
@@ -319,9 +363,10 @@ T = TypeVar("T")
 
 
 def with_columns(value: T, **columns: Any) -> T:
-    """Return a copy of a Rollout, Completion or another value with `columns`, with others in it; None leaves one out."""
-    changed = {**value.columns, **columns}  # type: ignore[attr-defined]
-    return replace(value, columns={name: each for name, each in changed.items() if each is not None})  # type: ignore[type-var]
+    """Return a copy of a Rollout, Completion or another value that has `columns`, with these; None leaves one out."""
+    of_value: Columns = value.columns  # type: ignore[attr-defined]
+    changed = {name: each for name, each in {**of_value, **columns}.items() if each is not None}
+    return replace(value, columns=changed)  # type: ignore[type-var]
 
 
 def reasons_against(

@@ -88,7 +88,7 @@ def rollout(
     if HAS_TRAJECTORIES:
         defaults["trajectory_id"] = values.get("rollout_id", defaults["rollout_id"])
     identity = {"group_id": group_id, "group_index": index, "group_size": group_size, "policy_version": version}
-    return Rollout(**(defaults | identity | {"episode_reward": reward} | values))
+    return Rollout.of(**(defaults | identity | {"episode_reward": reward} | values))
 
 
 def single_turn() -> RolloutGroup:

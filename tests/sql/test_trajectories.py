@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sql.conftest import connection
 from sql.test_agent_advantages import HALF, TINY, child, estimate, row
+from strategies import changed
 
 from ludic.code.kinds import packaged_names
 from ludic.records import GROUP_CLOSED, AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
@@ -64,7 +65,7 @@ def _row_of(trajectory: Rollout, turns: Sequence[Turn], segment: int, first_turn
         )
         for i, turn in enumerate(turns)
     )
-    return replace(
+    return changed(
         trajectory,
         rollout_id=trajectory.rollout_id if segment == 0 else f"{trajectory.rollout_id}+{segment}",
         trajectory_id=trajectory.rollout_id,

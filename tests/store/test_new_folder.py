@@ -47,7 +47,7 @@ import pyarrow as pa
 
 import ludic
 from ludic.schema import arrow_schema
-from ludic.schema.tables import render
+from ludic.schema.docs import render
 from ludic.store import Root, RunConfig
 from ludic.store.catalogue import NAPS, SequenceName, to_markdown
 from ludic.store.tables import put_table, read_table

@@ -14,7 +14,7 @@ from filesystems import num_files
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import as_plain, make_batch, make_group, rollout_batches
+from strategies import as_plain, changed, make_batch, make_group, rollout_batches
 
 from ludic.errors import ConfigError, InvalidBatchError, NameTakenError, StoreError
 from ludic.records import RolloutBatch, RolloutMetadata
@@ -394,7 +394,7 @@ def test_a_bad_row_is_named_and_nothing_of_its_batch_is_written(root, next_batch
     sound, bad = next_batch(num_groups=2), next_batch(num_groups=2)
     logprobs = bad.groups[1].rollouts[0].response_logprobs.copy()
     logprobs[2] = np.nan
-    rollout = replace(bad.groups[1].rollouts[0], response_logprobs=logprobs)
+    rollout = changed(bad.groups[1].rollouts[0], response_logprobs=logprobs)
     group = replace(bad.groups[1], rollouts=(rollout, *bad.groups[1].rollouts[1:]))
     with never_by_itself(root) as writer:
         with pytest.raises(InvalidBatchError) as caught:

@@ -383,7 +383,7 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
             rollout_id=f"{place}/{segment}",
             segment_index=segment,
             trajectory_id=f"{place}/0",
-            metadata=metadata if row.response_logprobs is not None else {**metadata, **LOGPROBS_ABSENT},
+            metadata=metadata if "response_logprobs" in row.columns else {**metadata, **LOGPROBS_ABSENT},
         )
         for segment, row in enumerate(rows)
     ]
@@ -452,21 +452,21 @@ def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[s
 
 def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
     """Return the columns of one row. reward: the episode's, in its last row."""
-    length, steps, mask = len(row.response_tokens), tuple(row.agent_steps or ()), row.action_mask
-    logprobs = np.zeros(length, np.float32) if row.response_logprobs is None else row.response_logprobs
-    rewards = np.zeros(length, np.float32) if row.token_rewards is None else row.token_rewards
-    if row.token_rewards is None and reward is not None:
-        if not abs(reward) <= LARGEST_REWARD:
-            raise RefusedRecordError(f"the reward is {reward}, wanted a finite float32")
-        rewards[-1:] = reward
+    zeros = np.zeros(len(row.response_tokens), np.float32)
+    columns = {"response_logprobs": zeros, **row.columns}
+    steps, mask, logprobs = tuple(row.agent_steps or ()), row.action_mask, columns["response_logprobs"]
+    if mask is not None and len(mask) == len(logprobs):
+        columns["response_logprobs"] = np.where(mask, logprobs, 0)
+    if mask is not None and mask.all():
+        del columns["action_mask"]
+    if "token_rewards" not in columns:
+        columns["token_rewards"] = zeros.copy()
+        if reward is not None:
+            if not abs(reward) <= LARGEST_REWARD:
+                raise RefusedRecordError(f"the reward is {reward}, wanted a finite float32")
+            columns["token_rewards"][-1:] = reward
     return {
-        "prompt_tokens": row.prompt_tokens,
-        "response_tokens": row.response_tokens,
-        "response_logprobs": logprobs if mask is None or len(mask) != len(logprobs) else np.where(mask, logprobs, 0),
-        "token_rewards": rewards,
-        "action_mask": None if mask is None or mask.all() else mask,
-        "kept_tokens": row.kept_tokens,
-        "experts": row.experts,
+        "columns": columns,
         "num_turns": max(1, len(steps)),
         "agent_steps": steps,
         "messages": tuple(row.messages),
