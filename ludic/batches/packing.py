@@ -510,7 +510,7 @@ class MicroBatch:
     def experts(self) -> Tensor | None:
         """(T, L, K) int16: K experts, ascending, in each of L layers, that each token is sent to.
 
-        UNKNOWN_EXPERT leaves a token to the routers; None leaves them all (ludic.models.experts).
+        A token of UNKNOWN_EXPERT is left to the routers; None leaves them all (ludic.models.experts).
         """
         return self.columns.get("experts")  # type: ignore[return-value]
 

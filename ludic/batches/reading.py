@@ -32,8 +32,8 @@ from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.models import sizes
 from ludic.models.first_model import first_config, vocabulary_of
 from ludic.schema.arrays import values_of
-from ludic.schema.columns import array_columns, select, with_columns
-from ludic.schema.validation import Routing, find_untrainable, reason_against_experts
+from ludic.schema.columns import array_columns, with_columns
+from ludic.schema.validation import TRAINED_COLUMNS, Routing, find_untrainable, reason_against_experts
 from ludic.store import Root
 from ludic.store.ledger import read_rollouts
 from ludic.store.parquet import take_rows
@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 _KEYS = ("rollout_id", "prompt_length", "response_length")
 """Ledger columns that `read_trained` adds: the row, and how long the plan took its lists to be."""
-TRAINED_COLUMNS = ("temperature", *(column.name for column in select(lambda column: column.trained == "always")))
-"""Columns of rollouts that training always reads."""
 _PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
 _PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
 """Ledger columns that locate a rollout and say how it is trained on."""

@@ -25,11 +25,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ludic.errors import ModelError
 from ludic.models.sizes import CHOSEN, EXPERTS, first_of
 from ludic.models.weight_files import make_model
-from ludic.schema.columns import array_columns
-from ludic.schema.validation import Routing
-
-UNKNOWN_EXPERT: int = array_columns()["experts"].null
-"""In a batch, in place of experts: the model's router chooses for this token."""
+from ludic.schema.validation import UNKNOWN_EXPERT, Routing
 
 _CHOICE = "_ludic_choice"
 """Attribute of a module with experts: what happens to the choice of its router now, None most of the time."""

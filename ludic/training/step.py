@@ -29,8 +29,9 @@ from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
 from ludic.errors import TrainingError
-from ludic.models.experts import UNKNOWN_EXPERT, Routers
+from ludic.models.experts import Routers
 from ludic.schema.columns import with_columns
+from ludic.schema.validation import UNKNOWN_EXPERT
 from ludic.training.adamw_8bit import adamw_8bit
 from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
 from ludic.training.logprobs import token_logprobs
