@@ -575,7 +575,7 @@ def _choice(setting: Setting, sizes: dict[str, Any], config: TrainConfig) -> Cel
             rollout_id=str(index),
             prompt_tokens=numbers.integers(0, sizes["vocab_size"], 4, dtype=np.int32),
             response_tokens=numbers.integers(0, sizes["vocab_size"], length - 4, dtype=np.int32),
-            sampler_logprobs=np.full(length - 4, -7.0, np.float32),
+            columns={"response_logprobs": np.full(length - 4, -7.0, np.float32)},
             advantage=1.0,
         )
         for index in range(tokens // length)

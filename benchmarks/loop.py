@@ -94,7 +94,7 @@ def to_sequences(group: RolloutGroup) -> list[TrainingSequence]:
             rollout_id=rollout.rollout_id,
             prompt_tokens=rollout.prompt_tokens,
             response_tokens=rollout.response_tokens,
-            sampler_logprobs=rollout.response_logprobs,
+            columns={"response_logprobs": rollout.response_logprobs},
             advantage=advantage,
         )
         for rollout, advantage in zip(group.rollouts, group.rloo_advantages().tolist(), strict=True)

@@ -165,7 +165,7 @@ def _train(
             rollout_id=str(index),
             prompt_tokens=random_tokens.integers(0, vocab_size, 16, dtype=np.int32),
             response_tokens=random_tokens.integers(0, vocab_size, 48, dtype=np.int32),
-            sampler_logprobs=np.full(48, -np.log(vocab_size), np.float32),
+            columns={"response_logprobs": np.full(48, -np.log(vocab_size), np.float32)},
             advantage=1.0 if index % 2 else -1.0,
         )
         for index in range(4)

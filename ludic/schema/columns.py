@@ -170,7 +170,7 @@ class ArrayColumn:
             return values[start:stop]
         if self.along == "read":
             return values[: self.length(prompt_length, stop)]
-        return self.concatenate([values, self.unknown(start)]) if start else values
+        return self.concatenate([values, self.unknown(start, like=values)]) if start else values
 
     def unknown(self, num_tokens: int, like: Any = None) -> Any:
         """Return what stands for the values of tokens that have none: `null`.

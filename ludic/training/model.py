@@ -122,8 +122,8 @@ def packed_logprobs(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> 
             rollout_id=str(index),
             prompt_tokens=tokens[:1],
             response_tokens=tokens[1:],
-            sampler_logprobs=np.zeros(len(tokens) - 1, np.float32),
             advantage=0.0,
+            columns={"response_logprobs": np.zeros(len(tokens) - 1, np.float32)},
         )
         for index, tokens in enumerate(sequences)
     ]

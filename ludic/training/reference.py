@@ -189,7 +189,7 @@ def _sequences(batch: MicroBatch) -> Iterator[_Packed]:
     start = 0
     for rollout_id, length in zip(batch.rollout_ids, lengths.tolist(), strict=False):
         if length:
-            is_cut = batch.kept_tokens is not None and batch.kept_tokens.is_cut[start : start + length].any().item()
+            is_cut = batch.kept_tokens is not None and batch.kept_tokens.has_any[start : start + length].any().item()
             yield _Packed(rollout_id, length, batch.temperatures[start].item(), bool(is_cut))
         start += length
 

@@ -54,8 +54,10 @@ def _random_sequence(rng: np.random.Generator, rollout_id: str, *, plain: bool) 
         rollout_id=rollout_id,
         prompt_tokens=rng.integers(0, VOCAB_SIZE, prompt_length, dtype=np.int32),
         response_tokens=rng.integers(0, VOCAB_SIZE, length, dtype=np.int32),
-        sampler_logprobs=rng.normal(-5.5, 0.2, length).astype(np.float32),
-        action_mask=None if plain else mask,
+        columns={
+            "response_logprobs": rng.normal(-5.5, 0.2, length).astype(np.float32),
+            "action_mask": None if plain else mask,
+        },
         advantage=float(rng.normal()) if plain else rng.normal(size=length).astype(np.float32),
         weight=1.0 if plain else 0.5,
         temperature=1.0 if plain else 0.7,
