@@ -14,17 +14,14 @@ from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
 from ludic.settings import check_urls
-from ludic.store import root as run_root
 from ludic.store.catalogue import RUN
 from ludic.store.filesystem import Storage
 from ludic.store.inputs import copy_data, located_options
-from ludic.store.records import convert, decode_json
-from ludic.store.root import Root, check_scheme, parse_version, reading
+from ludic.store.records import RunRecord, convert, decode_json
+from ludic.store.root import Root, check_scheme, content_of, parse_version, reading
 
 _FIRST_WITH_STEPS = 2
 """Minor version of the schema from which on episodes may have several steps; those of earlier runs have one."""
-_OF_THE_ROOT = ("run_id", "schema_version", "example_ids")
-"""What run.json holds beside the settings."""
 _LEFT_OUT = ("extra_columns", "float32_head", "keep_experts", "longrope")
 """Settings that run.json lacks where they are off, so that a ludic that does not know them can open the run."""
 
@@ -44,16 +41,13 @@ def from_json(data: bytes, where: str) -> RunConfig:
     with reading(where):
         values = decode_json(data)
         minor, own_minor = (parse_version(text)[1] for text in (values["schema_version"], SCHEMA_VERSION))
-        settings = {name: value for name, value in values.items() if name not in _OF_THE_ROOT}
         if minor < _FIRST_WITH_STEPS:
-            settings.setdefault("max_steps", 1)
-        known = {field.name for field in fields(RunConfig)}
-        if minor > own_minor:
-            settings = {name: value for name, value in settings.items() if name in known}
-        unknown = sorted(settings.keys() - known)
-        if unknown:
+            values.setdefault("max_steps", 1)
+        known, of_root = ({field.name for field in fields(each)} for each in (RunConfig, RunRecord))
+        unknown = sorted(values.keys() - known - of_root)
+        if unknown and minor <= own_minor:
             raise ValueError(f"{unknown[0]!r} is no setting of a run")
-        return convert(settings, RunConfig)
+        return convert({name: value for name, value in values.items() if name in known}, RunConfig)
 
 
 def to_json(run: RunConfig, run_id: str, example_ids: ExampleIds = EXAMPLE_IDS[0]) -> bytes:
@@ -64,7 +58,7 @@ def to_json(run: RunConfig, run_id: str, example_ids: ExampleIds = EXAMPLE_IDS[0
             del values[name]
     if values["keep_sampling_mask"] is None:
         del values["keep_sampling_mask"]
-    return run_root.to_json(values, run_id, example_ids)
+    return content_of(values, run_id, example_ids)
 
 
 def located(run: RunConfig, root: Storage) -> RunConfig:

@@ -40,7 +40,7 @@ class Root(Storage):
     """What the root itself reads of it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "record", from_json(self.run_json, f"{self.url}/{RUN.template}"))
+        object.__setattr__(self, "record", record_of(self.run_json, f"{self.url}/{RUN.template}"))
 
     @classmethod
     def open(cls, url: str, *, writable: bool = False, fs: fsspec.AbstractFileSystem | None = None) -> "Root":
@@ -166,7 +166,7 @@ def check_scheme(url: str) -> None:
 # run.json: the settings of a run, as JSON, with what only the root has. Written once, never changed.
 
 
-def to_json(settings: Mapping[str, Any], run_id: str, example_ids: ExampleIds = EXAMPLE_IDS[0]) -> bytes:
+def content_of(settings: Mapping[str, Any], run_id: str, example_ids: ExampleIds = EXAMPLE_IDS[0]) -> bytes:
     """Return the content of run.json with these settings. Raises ConfigError if JSON can't hold an option."""
     values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "example_ids": example_ids, **settings}
     try:
@@ -185,7 +185,7 @@ def run_id_of(data: bytes) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def from_json(data: bytes, where: str) -> RunRecord:
+def record_of(data: bytes, where: str) -> RunRecord:
     """Return what the root reads of run.json.
 
     Raises ConfigError, naming `where`, if the data is not a run.json of this major version, or identifies examples in a
