@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
-from ludic.defaults import MOST_LEASE_S
+from ludic.defaults import MOST_LEASE_S, ExampleIds
 from ludic.errors import SchemaError
 from ludic.extra_columns import check_extra_columns
 from ludic.paths import A_RELATIVE_PATH, RELATIVE_PATH
@@ -87,7 +87,7 @@ class RunRecord:
     """Version of the schema of the ludic that started the run."""
     model: str
     env: tuple[str, ...]
-    example_ids: str = "question"
+    example_ids: ExampleIds = "question"
     """What identifies an example of questions; a root keeps what it began with. Older files do not say."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     extra_columns: Mapping[str, str] = field(default_factory=dict)
