@@ -35,7 +35,6 @@ from benchmarks.measure import print_table
 from ludic.agents.agent import Agent
 from ludic.batches import online
 from ludic.batches.online import OnlineSource
-from ludic.code.kept import create_root
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments import event_loops
 from ludic.environments.environment import Example, Score, Split, Transition
@@ -51,7 +50,9 @@ from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.pump import EngineCalls, Pump
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
 from ludic.rollouts.worker import opened_stream
-from ludic.store import RolloutWriter, Root, RunConfig, start_attempt, write_ledger
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import RolloutWriter, Root, start_attempt, write_ledger
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
 from ludic.waits import SideThread

@@ -114,8 +114,6 @@ GpuMemory = Annotated[float, Range(0, 1, above=True)]
 Port = Annotated[int, Range(1, 65_535)]
 StopWithin = Annotated[int, Range(1, 43_200)]
 FormatReward = Annotated[float, Range(-(10**6), 10**6)]
-LEASE_RANGE = Range(0, 86_400, above=True)
-"""After a trainer dies, the next one waits this long before it takes over."""
 
 
 # --- The table -----------------------------------------------------------------------------------------------------

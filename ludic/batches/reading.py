@@ -31,6 +31,7 @@ from ludic.batches.source import Plan
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.models import sizes
 from ludic.models.first_model import first_config, vocabulary_of
+from ludic.run_json import run_of
 from ludic.schema.arrays import values_of
 from ludic.schema.columns import array_columns, with_columns
 from ludic.schema.validation import TRAINED_COLUMNS, Routing, find_untrainable, reason_against_experts
@@ -89,13 +90,13 @@ def replayed_routing(root: Root, config: BatchConfig) -> Routing | None:
 
     Raises ModelError if the model has no experts, or its configuration can't be read.
     """
-    if not (root.run.keep_experts if config.replay_experts is None else config.replay_experts):
+    if not (run_of(root).keep_experts if config.replay_experts is None else config.replay_experts):
         return None
     from ludic.models.experts import routing_of  # these load transformers
     from ludic.models.weight_files import load_config
 
     with first_config(root) as folder:
-        return routing_of(load_config(str(folder)), root.run.model)
+        return routing_of(load_config(str(folder)), root.record.model)
 
 
 def read_rank_batch(

@@ -187,7 +187,7 @@ class Replanner:
         """root: the run whose steps are planned. Raises QueryError or ConfigError for wrong rules."""
         self._root, self._rules, self._read = root, rules, read
         self._planner = Planner(
-            replace(rules, groups_per_batch=_EVERY_GROUP, wait_for_scores_s=0.0), root.run.extra_columns
+            replace(rules, groups_per_batch=_EVERY_GROUP, wait_for_scores_s=0.0), root.extra_columns
         )
         self._scores: dict[str, pa.Table | None] = {}
         self._is_fresh = True

@@ -19,25 +19,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from ludic.by_name import find_by_name
-from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, has_consent_without_path, sampling_uses
-from ludic.code.files import NO_FILES, Files, UserFile, digest, file_of, files_of, read_user_file
+from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, has_consent_without_path
+from ludic.code.files import Files, UserFile, digest, file_of, files_of, read_user_file
 from ludic.code.kinds import KINDS, read_packaged
-from ludic.defaults import EXAMPLE_IDS
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.installed import LUDIC, name_and_version
 from ludic.paths import local_path
-from ludic.records import new_id
-from ludic.run_config import RunConfig
-from ludic.settings import check_urls
-from ludic.store.catalogue import CODE, RUN, TEXTS, NumberName, TextName
+from ludic.store.catalogue import CODE, TEXTS, NumberName, TextName
 from ludic.store.claims import owner_name
-from ludic.store.filesystem import Storage
-from ludic.store.inputs import copy_data
 from ludic.store.records import CodeList, CodeRecord, FileEntry, TextEntry, convert, encode_record
-from ludic.store.root import Root, check_scheme, to_json
+from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
 
@@ -198,46 +190,11 @@ def keep_code(root: Root, uses: Iterable[CodeUse], files: Files) -> list[CodeRec
     return [record_of(use, files) for use in uses]
 
 
-def create_root(
-    url: str, run: RunConfig, *, like: Root | None = None, fs: fsspec.AbstractFileSystem | None = None
-) -> Root:
-    """Start a run, or open an existing run that has the same settings.
-
-    A new root gets copies of the users' files that `run` names; creating it is consent to run them.
-    like: the run that the settings come from. The files are copied from it, and consent is still needed.
-    Raises ConfigError for a missing file or a URL with a secret, and as Root.create does.
-    """
-    run_id = new_id()
-    storage = Storage.connect(url, fs)
-    # Consent is stored before run.json: if the process is killed in between, the same command can resume.
-    is_there = storage.exists(RUN.template)
-    is_new = like is None and not is_there
-    if is_new:
-        check_urls(run)
-        to_json(run, run_id)  # refuses options that JSON can't hold
-    files = _consented_files(run, storage.url, run_id) if is_new else NO_FILES
-    example_ids = EXAMPLE_IDS[0] if like is None else like.example_ids
-    if like is not None and not is_there:
-        if fs is None:
-            check_scheme(url)
-        # Before run.json: if the process is killed in between, the same command can resume.
-        copy_data(like, storage, run)
-    root = Root.create(url, run, run_id=run_id, is_copy=like is not None, example_ids=example_ids, fs=fs)
-    if root.run_id != run_id:  # another process has started it
-        return root
-    if like is None:
-        keep_files(root, files)
-    else:
-        copy_code(like, root)
-    return root
-
-
-def _consented_files(run: RunConfig, url: str, run_id: str) -> Files:
-    """The files that a new run's settings name, as they are on the disk; who starts the run consents to run them.
+def consented_files(uses: Sequence[CodeUse], url: str, run_id: str) -> Files:
+    """Return the files that a new run's settings name, as they are on disk; starting it is consent to run them.
 
     Raises ConfigError for a file that is not there.
     """
-    uses = sampling_uses(run)
     files = {name: _read_disk(name, None) for name in files_of(use.setting for use in uses)}
     _give_all(uses, files, url, run_id)
     return files

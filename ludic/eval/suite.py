@@ -13,9 +13,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from ludic.code.consent import QUESTIONS, SCORER_OPTIONS
 from ludic.code.files import python_file_of
-from ludic.code.kinds import PARSER, SCORER, own_code_of, parser_stages
+from ludic.code.kinds import PARSER, QUESTIONS, SCORER, SCORER_OPTIONS, own_code_of, parser_stages
 from ludic.config_files import read_config
 from ludic.data_files import is_data_file
 from ludic.errors import ConfigError, QueryError, unknown_name

@@ -239,7 +239,7 @@ class _Model:
     def folder(self) -> Path:
         """Local folder with the configuration and the tokenizer. Raises ModelError if there is no such model."""
         root, run = self._start.root, self._start.run
-        if root is None or run.model != root.run.model:
+        if root is None or run.model != root.record.model:
             return self._stack.enter_context(local_folder(run.model, with_weights=False))
         folder = self._stack.enter_context(first_config(root))
         if read_identity(root) is not None:  # then the folder is a copy, with the configuration alone
@@ -293,7 +293,7 @@ class _Model:
             return "none"
         root = self._start.root
         # Of a run that is there, the trainer finds its first model wherever it is.
-        if reference in (self._start.run.model, None if root is None else root.run.model):
+        if reference in (self._start.run.model, None if root is None else root.record.model):
             return "the run's model"
         try:
             folder = self._stack.enter_context(local_folder(reference, with_weights=False))

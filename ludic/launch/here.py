@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 
 from ludic.batches.source import names_in_root
 from ludic.children import become_python
-from ludic.code.consent import CodeSettings, sampling_uses
-from ludic.code.kept import create_root, gives_consent, prepare_code
+from ludic.code.consent import CodeSettings
+from ludic.code.kept import gives_consent, prepare_code
+from ludic.code.uses import sampling_uses
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
@@ -33,13 +34,14 @@ from ludic.models.folder_check import ADAPTER_CONFIG
 from ludic.records import RolloutBatch
 from ludic.results import number
 from ludic.rollouts.sampler import check_sampling_code
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, located, run_of
 from ludic.show.evaluations import interval_text
 from ludic.show.watch import sampling_progress, training_progress
 from ludic.sql.planner import Planner
-from ludic.store import Root, RunConfig, latest_policy, newest_attempt_id
+from ludic.store import Root, latest_policy, newest_attempt_id
 from ludic.store.attempts import NOTHING_TO_RESUME, begin_from_cut, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.claims import newest_claim
-from ludic.store.inputs import located
 from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
 from ludic.store.weights import keep_model
 from ludic.training.config import TrainConfig
@@ -130,10 +132,10 @@ def last_step(root: Root) -> int:
 
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
     """Store users' files and record consent as `code` says, and to the user's own files that the root holds."""
-    rules = rules_of(root.run, config)
+    rules = rules_of(run_of(root), config)
     uses = rules.uses(names_in_root(root))
     if code.is_given or gives_consent(root, uses):
-        prepare_code(root, uses, code, lambda files: Planner(replace(rules, files=files), root.run.extra_columns))
+        prepare_code(root, uses, code, lambda files: Planner(replace(rules, files=files), root.extra_columns))
 
 
 def open_to_train(url: str, config: TrainConfig, *, model: str | None = None, resume: bool = False) -> Root:
@@ -210,7 +212,7 @@ def start_branch(url: str, root: Root, version: int) -> Root:
     source = f"{root.url}/{policy_folder(version)}"
     if root.exists(f"{policy_folder(version)}/{ADAPTER_CONFIG}"):
         raise ConfigError(f"{source} holds only an adapter; a branch needs whole weights (publish_lora merged)")
-    branch = create_root(url, replace(root.run, model=source), like=root)
+    branch = create_root(url, replace(run_of(root), model=source), like=root)
     with branch.scratch_folder() as folder:
         copy_policy(root, version, folder)
         keep_model(branch, folder, identify_at(folder, source), with_weights=True)
@@ -258,9 +260,8 @@ def evaluate_here(
     first = next(iter(configs.values()))
     with ExitStack() as stack:
         base = stack.enter_context(base_of_run(root, model))
-        setup = partial(
-            EngineSetup, device=device, base=base, float32_head=root.run.float32_head, longrope=root.run.longrope
-        )
+        run = run_of(root)
+        setup = partial(EngineSetup, device=device, base=base, float32_head=run.float32_head, longrope=run.longrope)
         make = as_maker(engine, setup)
         announce = stack.enter_context(guarded(first.env_timeout_s if guard else None))
         progress = sampling_progress(None) if report is None else nullcontext(report)
@@ -312,7 +313,7 @@ def _is_over(root: Root, until_step: int | None) -> bool:
 def _prepare_code(root: Root, config: EvalConfig, code: CodeSettings) -> None:
     """Record consent to users' code that the user names here, and to what `code` gives."""
     for run in environment_settings(root, config):
-        uses = sampling_uses(run, root.run)
+        uses = sampling_uses(run, run_of(root))
         if code.is_given or any(use.is_users and not use.named_by_root for use in uses):
             prepare_code(root, uses, code, partial(check_sampling_code, located(run, root)))
 

@@ -32,9 +32,9 @@ from ludic.launch.roots import rules_of
 from ludic.models.chat import load_template, render_prompt, render_text
 from ludic.records import Message
 from ludic.rollouts.sampler import check_sampling_code
+from ludic.run_json import located
 from ludic.sql.made_up import try_rules
 from ludic.store.filesystem import Storage
-from ludic.store.inputs import located
 from ludic.training.config import OffPolicy
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from ludic.code.consent import CodeSettings, sampling_uses
+from ludic.code.consent import CodeSettings
+from ludic.code.uses import sampling_uses
 from ludic.defaults import EXAMPLE_IDS
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError
@@ -329,7 +330,7 @@ def _environment(
     env, stored = questions.env, questions.stored
     if existing is not None:
         env, stored = _begun_data(inputs, existing, questions, own_name)
-        options = _begun_rewards(existing.run.env_options.get(env, {}), options)
+        options = _begun_rewards(existing.record.env_options.get(env, {}), options)
     others = dict(run.get("env_options", {}))
     return {"env": (env,), "env_options": others | {env: {**options, **stored}}}
 
@@ -341,7 +342,7 @@ def _begun_data(
     from ludic.store.inputs import data_of, stored_options
 
     wanted = data_of(questions.env, questions.stored)
-    begun = {name: data_of(name, root.run.env_options.get(name)) for name in root.run.env}
+    begun = {name: data_of(name, root.record.env_options.get(name)) for name in root.record.env}
     held = [name for name, data in begun.items() if data is not None]
     found = next((name for name in held if begun[name] == wanted), None)
     if found is None and held and questions.older is not None:
@@ -360,7 +361,7 @@ def _begun_data(
         return questions.env, questions.stored
     if own_name is not None and found != questions.env:
         raise ConfigError(f"{root.url} calls this data set {found}, which stays; leave out name={own_name!r}")
-    return found, stored_options(root.run.env_options.get(found))
+    return found, stored_options(root.record.env_options.get(found))
 
 
 def _begun_rewards(begun: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -397,7 +398,7 @@ def _keep_columns(root: "Root", own: Mapping[str, Any]) -> None:
     the reverse: run.json holds both.
     """
     for env, options in own.get("env_options", {}).items():
-        stored = root.run.env_options.get(env)
+        stored = root.record.env_options.get(env)
         if stored is None:
             continue
         if "columns" in stored:
@@ -423,8 +424,8 @@ _DEFAULTS: Sequence[tuple[str, Any]] = (("question", "question"), ("answer", "an
 def _has_heldout(run: RunConfig, inputs: "Inputs", existing: "Root | None" = None) -> bool:
     """Return whether each environment has an example to evaluate; log it if not."""
     from ludic.environments.registry import make_environment
+    from ludic.run_json import located
     from ludic.store.filesystem import Storage
-    from ludic.store.inputs import located
 
     run = located(run, existing or Storage.connect(inputs.url))
     for env in run.env:
@@ -449,7 +450,9 @@ def _opened(url: str) -> "Root | None":
 
 def _earlier(root: "Root | None") -> dict[str, Any]:
     """Return the settings of an existing run; {} if there is none."""
-    return {} if root is None else given(asdict(root.run), f"earlier settings of {root.url}", "stored")
+    from ludic.run_json import run_of
+
+    return {} if root is None else given(asdict(run_of(root)), f"earlier settings of {root.url}", "stored")
 
 
 def _open(start: Start, code: CodeSettings, inputs: "Inputs") -> "Root":
@@ -481,12 +484,14 @@ def _renew_rewards(root: "Root", inputs: "Inputs") -> None:
     from ludic.code.files import file_of
     from ludic.code.kept import find_files, keep_files
     from ludic.code.kinds import KINDS, find
+    from ludic.run_json import run_of
 
-    files = _rewards_here(root.run, inputs)
+    run = run_of(root)
+    files = _rewards_here(run, inputs)
     if not files:
         return
     ((path, file),) = files.items()
-    named = sampling_uses(root.run)
+    named = sampling_uses(run)
     rewards = [use for use in named if _end_of_rewards(use.setting) is not None]
     for use in rewards:
         find(KINDS[use.role], use.setting, {path: file})

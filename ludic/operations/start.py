@@ -165,6 +165,7 @@ def check(
 
 def _start_of(url: str, algorithm: str | None, settings: Mapping[str, Any]) -> "tuple[Start, CodeSettings]":
     """Return what is to start; settings that are not given are those that the root holds. Raises ConfigError."""
+    from ludic.run_json import run_of
     from ludic.store import Root
     from ludic.store.root import check_scheme
     from ludic.training.inherited_settings import next_config
@@ -176,7 +177,7 @@ def _start_of(url: str, algorithm: str | None, settings: Mapping[str, Any]) -> "
     root, earlier = None, {}
     with suppress(MissingRootError):
         root = Root.open(url)
-        earlier = given(asdict(root.run), f"earlier settings of {url}", "stored")
+        earlier = given(asdict(run_of(root)), f"earlier settings of {url}", "stored")
     start = Start(
         url=url,
         run=convert(RunConfig, earlier | parts["run"]),

@@ -87,7 +87,9 @@ def create_views(
         con.execute(f"create macro {_url_of(number)} as {quote(root.url)}")
         sql.append(_sql_of_root(con, root, number, urls[number], without))
     _kept.fill(con, tuple(sql))
-    con.executemany("insert into roots values (?, ?, ?)", [(root.url, root.run_id, root.run.model) for root in roots])
+    con.executemany(
+        "insert into roots values (?, ?, ?)", [(root.url, root.run_id, root.record.model) for root in roots]
+    )
     return urls
 
 
@@ -253,7 +255,7 @@ def _create_functions(
         null_handling=FunctionNullHandling.SPECIAL,
         side_effects=False,
     )
-    reader, schema = ListReader(root), rollouts_schema(root.run.extra_columns)
+    reader, schema = ListReader(root), rollouts_schema(root.extra_columns)
     segments = segment_schema(root)
     address_types = tuple(duckdb_type(segments.field(name).type) for name in ARGUMENTS)
     for column in filter(_is_list, schema):
@@ -281,7 +283,7 @@ def _sql_of_root(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: s
         "columns_by_address": _columns_by_address(root, number),
         "segment_schema": _add_empty_table(con, tables, number, "segments", segment_schema(root))["schema"],
     }
-    rollouts = _add_empty_table(con, tables, number, "rollouts", rollouts_schema(root.run.extra_columns))
+    rollouts = _add_empty_table(con, tables, number, "rollouts", rollouts_schema(root.extra_columns))
     queries = {}
     for view in _VIEWS:
         own = {**values, **rollouts, "folder": view}
@@ -387,7 +389,7 @@ def _columns_by_address(root: Root, number: int) -> str:
     address = ", ".join(f'"{name}"' for name in ARGUMENTS)
     return ", ".join(
         f'read_{column.name}_{number}({address}) as "{column.name}"' if _is_list(column) else f'"{column.name}"'
-        for column in rollouts_schema(root.run.extra_columns)
+        for column in rollouts_schema(root.extra_columns)
     )
 
 

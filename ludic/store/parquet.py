@@ -534,7 +534,7 @@ def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], colum
     addresses: row group, and index of the row in it. Columns that a file of an older schema lacks are null.
     """
     row_groups = sorted({row_group for row_group, _ in addresses})
-    schema = rollouts_schema(root.run.extra_columns)
+    schema = rollouts_schema(root.extra_columns)
     with open_parquet(root, name) as file:
         starts = np.cumsum([0, *(file.metadata.row_group(row_group).num_rows for row_group in row_groups[:-1])])
         table = read_row_groups(file, row_groups, columns, f"{root.url}/{name}", schema)
@@ -551,7 +551,7 @@ def take_rows(table: pa.Table, rows: Sequence[int]) -> pa.Table:
 
 def read_columns(root: Root, name: str, columns: Sequence[str]) -> pa.Table:
     """Return columns of a whole file; columns that a file of an older schema lacks are null."""
-    schema = rollouts_schema(root.run.extra_columns)
+    schema = rollouts_schema(root.extra_columns)
     with open_parquet(root, name) as file:
         return read_row_groups(file, range(file.num_row_groups), columns, f"{root.url}/{name}", schema)
 

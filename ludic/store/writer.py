@@ -307,7 +307,7 @@ class RolloutWriter:
             return
         assert batch.metadata.worker_id == self.worker_id, "a batch of another worker"
         self._appender.wait_for_room(_least_bytes(batch))
-        extra_columns = self._root.run.extra_columns
+        extra_columns = self._root.extra_columns
         tokens = validate(batch, extra_columns)
         rows = to_table(batch, run_id=self._root.run_id, sequence=0, extra_columns=extra_columns, tokens=tokens)
         self._appender.append(_Append(len(batch.groups), rows, rows.get_total_buffer_size(), events))

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.errors import ConfigError, MissingRootError
 from ludic.models.first_model import same_model
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of
 from ludic.settings import given as as_given
 from ludic.settings import in_use, settings_of, without_tables
-from ludic.store import Attempt, Root, RunConfig, newest_attempt_id, read_attempt
+from ludic.store import Attempt, Root, newest_attempt_id, read_attempt
 from ludic.store.attempts import chain, last_checkpoint, newest_attempt, read_cut, read_parent
 from ludic.store.records import CheckpointId
 from ludic.training.config import ON_CPU, TrainConfig
@@ -145,7 +147,7 @@ def open_replay(root: Root, config: TrainConfig, url: str) -> "ReplaySource":
         raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
     last = _end_of(other)
     settings = _settings_of(other, last[0])
-    theirs, mine = (_run_settings(run, config) for run in (other.run, root.run))
+    theirs, mine = (_run_settings(run, config) for run in (run_of(other), run_of(root)))
     _check_same(other.url, settings | theirs, config.flat() | mine, same_model(root, other))
     cut = read_cut(other)
     return ReplaySource(other, last, settings["num_steps"], first_step=cut.first_step if cut else 1)

@@ -26,6 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ludic.batches.packing import TrainingSequence, pack
+from ludic.defaults import Longrope
 from ludic.distributed import from_main, is_main, run_on_main
 from ludic.errors import ModelError, one_line
 from ludic.models.families import (
@@ -46,7 +47,6 @@ from ludic.models.weight_files import (
     make_model,
     without_progress_bars,
 )
-from ludic.run_config import Longrope
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs

@@ -23,7 +23,9 @@ from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.distributed import run_on_main
 from ludic.errors import ConfigError, StoreError
 from ludic.models.first_model import first_tokenizer
-from ludic.store import Attempt, MetricsLog, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of
+from ludic.store import Attempt, MetricsLog, Root
 from ludic.store.attempts import (
     NOTHING_TO_RESUME,
     checkpoint_folder,
@@ -153,12 +155,13 @@ def open_ownership(
     predecessor: the claim to follow. found: the checkpoint from `agree_on_checkpoint`.
     """
     assert source is not None
+    run = run_of(root)
     with ExitStack() as stack:
         # Closed after the lease is released, for which no successor waits.
         tracking = stack.enter_context(Tracking(root, config))
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         code = source.keep_code()
-        for trouble in find_truncated_support(root.run, config.flat()):
+        for trouble in find_truncated_support(run, config.flat()):
             logger.warning(trouble.text)
         tokenizer = first_tokenizer(root)
         lease = claim(root, predecessor, lease_s=config.lease_s)
@@ -178,7 +181,7 @@ def open_ownership(
         source.resume(resumed, publisher)
         tracking.start(resumed.step if resumed else 0)
         log = StepLog(stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id)))), attempt)
-        warn = warn_of_rows(logger, partial(_find_troubles, root.run, config.flat()))
+        warn = warn_of_rows(logger, partial(_find_troubles, run, config.flat()))
 
         def write_metrics(step: int, row: Mapping[str, Any], ledger: pa.Table) -> None:
             log.write(step, row)

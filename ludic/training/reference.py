@@ -26,11 +26,11 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
+from ludic.defaults import Longrope
 from ludic.distributed import broadcast_bytes, bytes_from_main, num_ranks, run_on_all, run_on_main
 from ludic.errors import SchemaError
 from ludic.models.lora import adapters_off, base_weights
 from ludic.models.rope import original_length
-from ludic.run_config import Longrope
 from ludic.schema import arrow_schema
 from ludic.store.root import Root
 from ludic.store.tables import ReferenceRow, read_reference, read_reference_index, write_reference

@@ -18,7 +18,7 @@ from ludic.eval.plan import settings_of
 from ludic.models.chat import decode
 from ludic.records import Message, WeightSpan
 from ludic.rollouts.sampler import limits_of
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
 
 LONG = "cats " * 5000
 

@@ -35,7 +35,7 @@ def test_a_part_has_all_that_came_before_it_in_its_prompt() -> None:
 
 
 def gradient_of(root, batch, mesh, **settings) -> dict[str, torch.Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(root.run.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(root.record.model, dtype=torch.float32)
     shard(model, mesh)
     seen: dict[str, torch.Tensor] = {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

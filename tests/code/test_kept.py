@@ -11,17 +11,11 @@ import pytest
 
 from ludic.code.consent import CodeUse
 from ludic.code.files import UserFile, read_user_file
-from ludic.code.kept import (
-    CodeRecord,
-    create_root,
-    find_files,
-    keep_files,
-    sampling_uses,
-    trusted_files,
-    warn_of_other_code,
-)
+from ludic.code.kept import CodeRecord, find_files, keep_files, sampling_uses, trusted_files, warn_of_other_code
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
+from ludic.store import Root
 
 CATS = "import words\nclass Cats: ...\n"
 ENVIRONMENT = CodeUse(role="environment", setting="cats.py:Cats")
@@ -69,7 +63,7 @@ def test_whoever_creates_a_root_may_run_its_files_from_anywhere(owned, folder, m
     monkeypatch.chdir("/")
     for name in ("cats.py", "words.py"):
         (folder / name).unlink()
-    files = trusted_files(owned, sampling_uses(owned.run))
+    files = trusted_files(owned, sampling_uses(run_of(owned)))
     assert files["cats.py"].source.decode() == CATS
     assert files["cats.py"].imports["words"].source == b"MANY = 3\n"
     assert files["cats.py"].path == folder / "cats.py"
@@ -85,7 +79,7 @@ def test_a_file_that_is_not_there_ends_the_creation_before_it_begins(folder, roo
 def test_another_user_must_agree_first_and_is_told_to_what(owned, folder, monkeypatch):
     be_another_user(monkeypatch, folder)
     with pytest.raises(ConsentError) as caught:
-        trusted_files(owned, sampling_uses(owned.run))
+        trusted_files(owned, sampling_uses(run_of(owned)))
     assert (
         f"environment 'cats.py:Cats', {owned.url}/code/{digest(CATS)}.py, sha256 {digest(CATS)[:12]}, run as "
         f"{folder}/cats.py; read it, and" in str(caught.value)
@@ -143,10 +137,10 @@ def test_files_that_are_kept_at_the_same_time_are_all_kept(folder, root):
 
 def test_a_run_made_after_another_gets_its_files_but_no_consent(owned, folder, monkeypatch, tmp_path):
     be_another_user(monkeypatch, folder)
-    after = create_root(str(tmp_path / "after"), owned.run, like=owned)
+    after = create_root(str(tmp_path / "after"), run_of(owned), like=owned)
     assert names(after) == names(owned)
     with pytest.raises(ConsentError):
-        trusted_files(after, sampling_uses(after.run))
+        trusted_files(after, sampling_uses(run_of(after)))
 
 
 def test_a_damaged_copy_is_named_and_not_run(owned):

@@ -12,9 +12,10 @@ import pytest
 
 import ludic
 from ludic.agents.parsers import make_parser
-from ludic.code.consent import CodeUse, sampling_uses
+from ludic.code.consent import CodeUse
 from ludic.code.files import UserFile, file_of
 from ludic.code.kinds import ENVIRONMENT, KINDS, MEASURE, PARSER, ROLLOUT_SCORER, TOOL, Kind, check, find, find_own
+from ludic.code.uses import sampling_uses
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, LudicError
 from ludic.installed import is_installed

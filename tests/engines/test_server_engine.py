@@ -22,6 +22,7 @@ from fake_vllm import FakeVllm, Fault, listening, logprobs_of_folder
 from tenacity import wait_fixed
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ludic.defaults import Longrope
 from ludic.engines import server_loading, server_pool
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, GenerationRequest, generate_all
@@ -32,7 +33,6 @@ from ludic.engines.server_loading import is_claim
 from ludic.errors import ConfigError, EngineError, ModelError, NoServerError
 from ludic.models.families import shrink, spread
 from ludic.records import WeightSpan
-from ludic.run_config import Longrope
 
 StartEngine = Callable[..., ServerEngine]
 

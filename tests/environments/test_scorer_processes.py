@@ -17,7 +17,7 @@ from ludic.environments.single_turn import ScorerProcesses
 from ludic.errors import ConfigError
 from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
 
 OWN = """\
 import asyncio

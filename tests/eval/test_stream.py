@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import ludic
-from ludic.code.kept import create_root
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.eval import sampling
 from ludic.records import RolloutBatch, WeightSpan
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
 from ludic.store.evaluations import BlockClaims
 from ludic.store.records import Evaluator, encode_record
 

@@ -22,8 +22,9 @@ from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, 
 from ludic.engines.transformers_engine import TransformersEngine, exact_attention
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import ConfigError, ModelError
+from ludic.launch.roots import with_longrope
 from ludic.models.families import logprobs_alone, shrink, spread
-from ludic.models.rope import check_served, max_positions, original_length, with_longrope
+from ludic.models.rope import check_served, max_positions, original_length
 from ludic.models.tiny import make_tiny_model
 from ludic.models.weight_files import load_config, load_pretrained
 from ludic.run_config import RunConfig

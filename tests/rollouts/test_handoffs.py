@@ -16,12 +16,13 @@ import pytest
 from benchmarks.in_flight import Clock, without_threads
 from ludic.batches import online
 from ludic.batches.online import OnlineSource
-from ludic.code.kept import create_root
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.records import WeightSpan
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import opened_stream
-from ludic.store import Root, RunConfig, start_attempt
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import Root, start_attempt
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
 

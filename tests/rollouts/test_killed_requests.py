@@ -15,7 +15,8 @@ from tiny_models import committed_rows, publish
 import ludic
 from ludic.code.consent import CodeSettings
 from ludic.launch.roots import create_run
-from ludic.store import Root, RunConfig, list_files
+from ludic.run_config import RunConfig
+from ludic.store import Root, list_files
 from ludic.training.config import TrainConfig
 
 pytestmark = pytest.mark.slow

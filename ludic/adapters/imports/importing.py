@@ -31,7 +31,6 @@ from ludic.adapters.imports.episodes import Episode, GetStopTokens, GetTokenizer
 from ludic.adapters.imports.formats import Format, load_format
 from ludic.adapters.imports.forms import OWN
 from ludic.adapters.imports.records import Record, as_texts, open_file, read_records
-from ludic.code.kept import create_root
 from ludic.code.run import only_exceptions
 from ludic.data_files import is_lines
 from ludic.defaults import Track, untracked
@@ -57,8 +56,10 @@ from ludic.records import (
     RolloutMetadata,
 )
 from ludic.results import Part, Result, plural
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
 from ludic.schema.validation import find_problems
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.store import RolloutWriter, Root
 from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
 from ludic.store.records import ImportBegun, ImportReport, Refusal, encode_record
@@ -294,7 +295,7 @@ def _use(job: _Import, batch: Sequence[dict[str, Any] | str]) -> dict[int, str]:
         with _refusing(job, refused, index):
             if isinstance(values, str):
                 raise RefusedRecordError(values)
-            record = Record({**job.path, **values}, {*job.path, *job.root.run.extra_columns})
+            record = Record({**job.path, **values}, {*job.path, *job.root.extra_columns})
             drafts += [_Draft(index, record, episode) for episode in _episodes(job, record)]
     made: list[_Made] = []
     found = rows_of([draft.episode for draft in drafts], job.get_tokenizer, job.get_stop_tokens)
@@ -404,7 +405,7 @@ def _reasons(job: _Import, episodes: Sequence[Sequence[Rollout]]) -> list[str | 
     groups = tuple(RolloutGroup(key="", rollouts=tuple(rollouts)) for rollouts in episodes)
     batch = RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=job.worker_id))
     try:
-        problems = find_problems(batch, job.root.run.extra_columns, vocab_size=job.vocab_size)
+        problems = find_problems(batch, job.root.extra_columns, vocab_size=job.vocab_size)
         reason = "; ".join(f"{problem.column} {problem.reason}" for problem in problems[:3])
     except LudicError:
         raise
@@ -420,7 +421,7 @@ def _reasons(job: _Import, episodes: Sequence[Sequence[Rollout]]) -> list[str | 
 
 def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[str, Any]:
     """Return the columns that the rows of an episode share, as if it were a group of one."""
-    run = job.root.run
+    run = run_of(job.root)
     given = {name: value for name, value in episode.columns.items() if value is not None}
     if isinstance(given.get("wanted"), str):
         given["wanted"] = shortened(given["wanted"], MOST_WANTED_CHARACTERS)[0]
@@ -577,7 +578,7 @@ def import_files(
         mapping = replace(mapping, env_field="")
     if not files:
         raise ConfigError("no file to import was named")
-    if model not in (None, root.run.model):
+    if model not in (None, root.record.model):
         remember_model(root, model)
     get_tokenizer = functools.cache(lambda: _load_tokenizer(root, tokenizer))
     get_stop_tokens = functools.cache(lambda: _stop_tokens(root, tokenizer))
@@ -587,7 +588,7 @@ def import_files(
             url,
             mapping,
             env_name=env or mapping.name,
-            tokenizer=tokenizer or root.run.model,
+            tokenizer=tokenizer or root.record.model,
             get_tokenizer=get_tokenizer,
             get_stop_tokens=get_stop_tokens,
             track=track,
@@ -616,7 +617,7 @@ def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase"
     with temporary_folder("tokenizer") as folder:
         write_files(first_tokenizer(root), folder)
         tokenizer = load_tokenizer(str(folder))
-    tokenizer.name_or_path = root.run.model  # for errors
+    tokenizer.name_or_path = root.record.model  # for errors
     return tokenizer
 
 

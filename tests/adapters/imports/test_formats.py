@@ -15,7 +15,6 @@ import ludic
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
 from ludic.agents.agent import PromptBuilder
-from ludic.code.kept import create_root
 from ludic.demos.calculator import make_demonstrations
 from ludic.errors import ConfigError
 from ludic.messages import to_message
@@ -23,8 +22,10 @@ from ludic.models.chat import load_tokenizer, render_text
 from ludic.models.first_model import remember_model, vocabulary_of
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.records import Rollout
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
 from ludic.schema import arrow_schema, from_table
-from ludic.store import Root, RunConfig, list_files, read_columns
+from ludic.store import Root, list_files, read_columns
 from ludic.store.records import ImportReport
 
 Import = Callable[..., ImportReport]
@@ -41,13 +42,13 @@ def bring_in(root: Root) -> Import:
     """bring_in(path, "verl"): as `ludic import` does."""
 
     def with_calls() -> PreTrainedTokenizerBase:
-        tokenizer = load_tokenizer(root.run.model)
+        tokenizer = load_tokenizer(root.record.model)
         tokenizer.chat_template = tokenizer.chat_template.replace(" <eos>", SHOWN_CALLS + " <eos>")
         return tokenizer
 
     def bring_in(path: Path, name: str) -> ImportReport:
         fmt = load_format(name)
-        options = {"env_name": fmt.name, "tokenizer": root.run.model, "get_tokenizer": with_calls}
+        options = {"env_name": fmt.name, "tokenizer": root.record.model, "get_tokenizer": with_calls}
         return import_file(root, str(path), fmt, **options)
 
     return bring_in

@@ -25,8 +25,10 @@ from ludic.maintenance.compact import compact
 from ludic.models.chat import load_tokenizer
 from ludic.records import Rollout, RolloutBatch, new_id
 from ludic.run import Run
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema, from_table
-from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
+from ludic.store import RolloutReader, RolloutWriter, Root, list_files, read_columns
 from ludic.store.records import ImportReport, decode_json, encode_json
 
 pytestmark = pytest.mark.slow
@@ -38,7 +40,7 @@ _NUM_GROUPS = 70
 
 
 def bring_in(root: Root, path: Path, name: str = "verl", env_name: str = "cats") -> ImportReport:
-    model = root.run.model
+    model = root.record.model
     return import_file(
         root,
         str(path),
@@ -50,7 +52,7 @@ def bring_in(root: Root, path: Path, name: str = "verl", env_name: str = "cats")
 
 
 def new_root(url: str, model_folder: str) -> Root:
-    return Root.create(url, RunConfig(model=model_folder, env=("cats",), group_size=2))
+    return put_run(url, RunConfig(model=model_folder, env=("cats",), group_size=2))
 
 
 @pytest.fixture
@@ -236,7 +238,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, model_folder: str):
 
 def test_own_columns_of_the_run_take_the_fields_of_their_names(tmp_path: Path, model_folder: str):
     run = RunConfig(model=model_folder, env=("cats",), extra_columns={"x_judge": "string", "x_spans": "list<int64>"})
-    root = Root.create(str(tmp_path / "run"), run)
+    root = put_run(str(tmp_path / "run"), run)
     records = [
         peers.verl_record("cc", 1.0, x_judge="fine", x_spans=[1, 2]),
         peers.verl_record("dd", 1.0, x_judge=4),
@@ -252,7 +254,7 @@ def test_own_columns_of_the_run_take_the_fields_of_their_names(tmp_path: Path, m
 def test_what_ludic_exports_as_jsonl_comes_back_bit_for_bit(batch: RolloutBatch):
     metadata = replace(batch.metadata, worker_id="w0-test")
     with tempfile.TemporaryDirectory() as folder:
-        origin, root = (Root.create(f"memory://{new_id()}", RunConfig(model="none", env=("cats",))) for _ in range(2))
+        origin, root = (put_run(f"memory://{new_id()}", RunConfig(model="none", env=("cats",))) for _ in range(2))
         with RolloutWriter(origin, "w0-test") as writer:
             writer.append(replace(batch, metadata=metadata))
         lines = Path(folder) / "rows.jsonl"
