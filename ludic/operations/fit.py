@@ -21,7 +21,6 @@ from ludic.code.uses import sampling_uses
 from ludic.defaults import EXAMPLE_IDS
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError
-from ludic.foreign_tables import STORED
 from ludic.launch.config import LaunchConfig, Start
 from ludic.operations.start import Algorithm, RootUrl
 from ludic.run_config import RunConfig
@@ -50,6 +49,8 @@ _GROUPS: Mapping[str, Any] = {
     "engine": EngineConfig,
     "launch": LaunchConfig,
 }
+STORED = ("sft", "dpo", "ipo", "orpo")
+"""Algorithms that train on the answers of a data set."""
 _SFT_LEARNING_RATE = 2e-5
 """Default learning rate of sft: that of full fine-tuning in TRL."""
 
