@@ -20,11 +20,9 @@ from typing import Any
 
 import platformdirs
 
-from ludic.code.files import Files, file_of
 from ludic.code.kinds import (
     KINDS,
     PARSER,
-    QUESTIONS,
     SCORER,
     SCORER_OPTIONS,
     own_code_of,
@@ -34,6 +32,7 @@ from ludic.code.kinds import (
 )
 from ludic.errors import ConfigError
 from ludic.run_config import RunConfig
+from ludic.user_files import QUESTIONS, Files, file_of
 
 CONFIG_VARIABLE = "LUDIC_CONFIG_DIR"
 

@@ -21,10 +21,9 @@ from typing import Any
 
 import fsspec
 
-from ludic.by_name import find_by_name
+from ludic.by_name import find_by_name, read_packaged
 from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, has_consent_without_path, sampling_uses
-from ludic.code.files import NO_FILES, Files, UserFile, digest, file_of, files_of, read_user_file
-from ludic.code.kinds import KINDS, read_packaged
+from ludic.code.kinds import KINDS
 from ludic.defaults import EXAMPLE_IDS
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.installed import LUDIC, name_and_version
@@ -38,6 +37,7 @@ from ludic.store.filesystem import Storage
 from ludic.store.inputs import copy_data
 from ludic.store.records import CodeList, CodeRecord, FileEntry, TextEntry, convert, encode_record
 from ludic.store.root import Root, check_scheme, to_json
+from ludic.user_files import NO_FILES, Files, UserFile, digest, file_of, files_of, read_user_file
 
 logger = logging.getLogger(__name__)
 

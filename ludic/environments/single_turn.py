@@ -25,8 +25,8 @@ import msgspec
 import numpy as np
 
 from ludic.children import describe_end, end_with_parent, start_python
-from ludic.code.files import Files, UserFile
 from ludic.code.run import failure_of, only_exceptions
+from ludic.code.waits import SideThread, Turns
 from ludic.environments.column_values import read_back, spelled
 from ludic.environments.environment import (
     Example,
@@ -40,7 +40,7 @@ from ludic.environments.environment import (
 )
 from ludic.errors import ScorerError
 from ludic.records import Message
-from ludic.waits import SideThread, Turns
+from ludic.user_files import Files, UserFile
 
 
 class SingleTurn:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ludic.batches.source import batch_rules, names_in_root
 from ludic.code.consent import CodeSettings, CodeUse, sampling_uses
-from ludic.code.files import NO_FILES, Files
 from ludic.code.kept import create_root, prepare_code
 from ludic.errors import ConfigError, MissingRootError, unknown_name
 from ludic.models.first_model import identify_at, local_folder, remember_model
@@ -23,6 +22,7 @@ from ludic.store.inputs import located
 from ludic.store.root import check_scheme
 from ludic.store.weights import copy_kept, keep_model
 from ludic.training.config import TrainConfig
+from ludic.user_files import NO_FILES, Files
 
 
 def create_run(

@@ -28,12 +28,12 @@ from ludic.settings import SettingsError, convert, flat, given, operation, refus
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from ludic.code.files import Files
     from ludic.operations.fit_inputs import Inputs, Questions
     from ludic.operations.typed import FitSettings
     from ludic.run import Run
     from ludic.store import Root
     from ludic.store.records import ImportReport
+    from ludic.user_files import Files
 
 logger = logging.getLogger("ludic.run")
 
@@ -468,7 +468,7 @@ def _open(start: Start, code: CodeSettings, inputs: "Inputs") -> "Root":
 
 def _rewards_here(run: RunConfig, inputs: "Inputs") -> "Files":
     """Return the rewards as the call has written them, under the name that the run has for their file; {} for none."""
-    from ludic.code.files import file_of, read_user_file
+    from ludic.user_files import file_of, read_user_file
 
     named = [use.setting for use in sampling_uses(run) if _end_of_rewards(use.setting) is not None]
     path = file_of(named[0]) if named else None
@@ -478,9 +478,9 @@ def _rewards_here(run: RunConfig, inputs: "Inputs") -> "Files":
 def _renew_rewards(root: "Root", inputs: "Inputs") -> None:
     """Give consent to the questions and the rewards that the call named, and store the rewards' text if it is new."""
     from ludic.code.consent import give_consent
-    from ludic.code.files import file_of
     from ludic.code.kept import find_files, keep_files
     from ludic.code.kinds import KINDS, find
+    from ludic.user_files import file_of
 
     files = _rewards_here(root.run, inputs)
     if not files:

@@ -22,7 +22,6 @@ from ludic.agents.tools.formats import DEFAULT_FORMAT, make_tool_format, told_fo
 from ludic.agents.tools.registry import check_tools, make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.code.consent import sampling_uses
-from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kept import keep_code, trusted_files
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example, Split
@@ -34,6 +33,7 @@ from ludic.rollouts.pump import RunEpisode, sample_groups
 from ludic.store import Root, RunConfig
 from ludic.store.inputs import located
 from ludic.store.records import CodeRecord
+from ludic.user_files import NO_FILES, Files, python_file_of
 
 logger = logging.getLogger(__name__)
 

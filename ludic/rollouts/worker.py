@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from ludic.code.kept import to_dicts, warn_of_other_code
+from ludic.code.waits import SideThread
 from ludic.engines.registry import MakeEngine
 from ludic.environments import event_loops
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
@@ -38,7 +39,6 @@ from ludic.store.filesystem import back_off
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile
 from ludic.temporary import temporary_folder
 from ludic.troubles import find_sampling_troubles, warn_of_rows
-from ludic.waits import SideThread
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from duckdb.func import FunctionNullHandling, PythonUDFType
 from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
+from ludic.by_name import read_packaged
 from ludic.code.kept import read_kept_text
-from ludic.code.kinds import read_packaged
 from ludic.errors import QueryError, SchemaError, one_line
 from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.library import escape_glob, quote, quote_list

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ludic.code.consent import CodeUse
-from ludic.code.files import UserFile, read_user_file
 from ludic.code.kept import (
     CodeRecord,
     create_root,
@@ -22,6 +21,7 @@ from ludic.code.kept import (
 )
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.store import Root, RunConfig
+from ludic.user_files import UserFile, read_user_file
 
 CATS = "import words\nclass Cats: ...\n"
 ENVIRONMENT = CodeUse(role="environment", setting="cats.py:Cats")

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
-from ludic.code.files import digest
 from ludic.code.kept import check_list, parse_name
 from ludic.errors import SchemaError, StoreError
 from ludic.maintenance.verify.checks import Finding, reason_of
@@ -43,6 +42,7 @@ from ludic.store.policies import read_delta, versions_with_weights
 from ludic.store.records import ModelIdentity, decode_json
 from ludic.store.tombstones import is_quarantined
 from ludic.store.weights import digest_file, folder_problems, kept_files, read_identity
+from ludic.user_files import digest
 
 # --- Records and code -----------------------------------------------------------------------------------------
 # Check that each record can be read, is as it was written, and stands in its own file; and find foreign names.
