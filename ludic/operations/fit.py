@@ -478,8 +478,9 @@ def _rewards_here(run: RunConfig, inputs: "Inputs") -> "Files":
 def _renew_rewards(root: "Root", inputs: "Inputs") -> None:
     """Give consent to the questions and the rewards that the call named, and store the rewards' text if it is new."""
     from ludic.code.consent import give_consent
-    from ludic.code.kept import find_files, keep_files
+    from ludic.code.kept import find_files
     from ludic.code.kinds import KINDS, find
+    from ludic.store.code import keep_files
     from ludic.user_files import file_of
 
     files = _rewards_here(root.run, inputs)

@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.code.waits import SideThread
 from ludic.engines.registry import MakeEngine
 from ludic.environments import event_loops
@@ -35,6 +34,7 @@ from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root
 from ludic.store.claims import check_holds_slot, code_before, held_slot
+from ludic.store.code import to_dicts, warn_of_other_code
 from ludic.store.filesystem import back_off
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile
 from ludic.temporary import temporary_folder

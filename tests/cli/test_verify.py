@@ -12,7 +12,6 @@ import pytest
 from strategies import make_batch
 from tiny_runs import fill, train_here
 
-from ludic.code.kept import keep_files
 from ludic.maintenance.verify import Finding, Report, check_root, meaning_of
 from ludic.records import GroupEvent
 from ludic.schema import conform, to_table
@@ -20,6 +19,7 @@ from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, RolloutWriter, Root, list_files
 from ludic.store.catalogue import WORKERS
 from ludic.store.claims import claim_slot
+from ludic.store.code import keep_files
 from ludic.store.parquet import encode
 from ludic.store.records import encode_record
 from ludic.store.tables import encode_token_stats

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
-from ludic.code.kept import check_list, parse_name
 from ludic.errors import SchemaError, StoreError
 from ludic.maintenance.verify.checks import Finding, reason_of
 from ludic.maintenance.verify.tables import FOREIGN_NAME, TABLES
@@ -36,6 +35,7 @@ from ludic.store.catalogue import (
     Records,
     row_of,
 )
+from ludic.store.code import check_list, parse_name
 from ludic.store.inputs import check_data
 from ludic.store.ledger import ledger_name
 from ludic.store.policies import read_delta, versions_with_weights
