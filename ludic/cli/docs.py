@@ -24,7 +24,7 @@ from ludic.flags import about, default_text
 from ludic.foreign_settings import PAGE
 from ludic.foreign_tables import PROGRAMS, SHORT, Program
 from ludic.operations.fit import fit
-from ludic.run import Run
+from ludic.operations.run import Run
 from ludic.settings import Setting, describe, groups_in, groups_of, is_operation, settings_of
 
 _INTRODUCTION = """# Settings

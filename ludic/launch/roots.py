@@ -124,8 +124,9 @@ def _with_longrope(run: RunConfig, folder: Path) -> RunConfig:
     if run.longrope is None and b"short_factor" not in (folder / "config.json").read_bytes():
         return run
     from ludic.models.rope import with_longrope
+    from ludic.models.weight_files import load_config
 
-    return with_longrope(run, folder)
+    return with_longrope(run, load_config(str(folder)))
 
 
 def url_anywhere(root: Root) -> str:

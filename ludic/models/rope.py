@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -75,15 +74,12 @@ def check_served(config: PretrainedConfig, longrope: Longrope | None, max_model_
         )
 
 
-def with_longrope(run: RunConfig, folder: Path) -> RunConfig:
+def with_longrope(run: RunConfig, config: PretrainedConfig) -> RunConfig:
     """Return the settings of a new run with the factors of its model, which longrope of run.json records.
 
-    folder: of the model's config.json. Long factors are for rows above original_max_position_embeddings, so they are
+    config: of the model. Long factors are for rows above original_max_position_embeddings, so they are
     taken if max_sequence_tokens lets rows be as long. Raises ConfigError for settings that the model does not fit.
     """
-    from ludic.models.weight_files import load_config
-
-    config = load_config(str(folder))
     original = original_length(config)
     if original is None:
         if run.longrope is not None:

@@ -29,8 +29,8 @@ from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from ludic.operations.fit_inputs import Inputs, Questions
+    from ludic.operations.run import Run
     from ludic.operations.typed import FitSettings
-    from ludic.run import Run
     from ludic.store import Root
     from ludic.store.records import ImportReport
     from ludic.user_files import Files
@@ -241,7 +241,7 @@ def _fit_sampled(
         from ludic.launch.local import launch as launch_all
         from ludic.launch.start_server import start_server
         from ludic.operations.fit_inputs import Inputs
-        from ludic.run import Run
+        from ludic.operations.run import Run
         from ludic.show.watch import log_shown
         from ludic.training.inherited_settings import next_config
 
@@ -573,9 +573,9 @@ def _fit_stored(
     from ludic.launch.before import check_start
     from ludic.launch.roots import open_or_start
     from ludic.operations.fit_inputs import Inputs
+    from ludic.operations.run import Run
     from ludic.operations.start import train as train_here
     from ludic.results import progress_bar
-    from ludic.run import Run
     from ludic.show.watch import log_shown
     from ludic.training.inherited_settings import next_config
 
