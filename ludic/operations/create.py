@@ -1,4 +1,4 @@
-"""Create a run. Above `Run`, which it returns; the modules of its methods stand below."""
+"""Create a run. A module of its own: it imports `Run`, which imports the modules that have its methods."""
 
 from collections.abc import Sequence
 from os import PathLike
