@@ -35,6 +35,7 @@ from benchmarks.measure import print_table
 from ludic.agents.agent import Agent
 from ludic.batches import online
 from ludic.batches.online import OnlineSource
+from ludic.code.waits import SideThread
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments import event_loops
 from ludic.environments.environment import Example, Score, Split, Transition
@@ -55,7 +56,6 @@ from ludic.run_json import create_root
 from ludic.store import RolloutWriter, Root, start_attempt, write_ledger
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
-from ludic.waits import SideThread
 
 TOKENS_EACH = 16
 """Tokens that one simulated token stands for."""

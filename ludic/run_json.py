@@ -5,8 +5,7 @@ from functools import lru_cache
 
 import fsspec
 
-from ludic.code.files import NO_FILES
-from ludic.code.kept import consented_files, copy_code, keep_files
+from ludic.code.kept import consented_files
 from ludic.code.uses import sampling_uses
 from ludic.defaults import EXAMPLE_IDS, ExampleIds
 from ludic.errors import ConfigError
@@ -15,10 +14,12 @@ from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
 from ludic.settings import check_urls
 from ludic.store.catalogue import RUN
+from ludic.store.code import copy_code, keep_files
 from ludic.store.filesystem import Storage
 from ludic.store.inputs import copy_data, located_options
 from ludic.store.records import RunRecord, convert, decode_json
 from ludic.store.root import Root, check_scheme, content_of, parse_version, reading
+from ludic.user_files import NO_FILES
 
 _FIRST_WITH_STEPS = 2
 """Minor version of the schema from which on episodes may have several steps; those of earlier runs have one."""

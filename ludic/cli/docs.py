@@ -23,7 +23,7 @@ from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
 from ludic.operations.fit import fit
-from ludic.run import Run
+from ludic.operations.run import Run
 from ludic.settings import Setting, describe, groups_in, groups_of, is_operation, settings_of
 
 _INTRODUCTION = """# Settings

@@ -20,9 +20,9 @@ from typing import Any
 
 import platformdirs
 
-from ludic.code.files import Files, file_of
 from ludic.code.kinds import KINDS
 from ludic.errors import ConfigError
+from ludic.user_files import Files, file_of
 
 CONFIG_VARIABLE = "LUDIC_CONFIG_DIR"
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from ludic.code.consent import CodeUse
-from ludic.code.files import file_of
 from ludic.code.kinds import (
     PARSER,
     QUESTIONS,
@@ -17,6 +16,7 @@ from ludic.code.kinds import (
     takes_settings,
 )
 from ludic.run_config import RunConfig
+from ludic.user_files import file_of
 
 
 def sampling_uses(run: RunConfig, of_root: RunConfig | None = None) -> list[CodeUse]:

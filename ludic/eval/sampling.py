@@ -22,7 +22,7 @@ from itertools import chain
 
 from ludic.agents.agent import Agent
 from ludic.agents.requests import EpisodeRequest
-from ludic.code.files import Files
+from ludic.code.waits import SideThread
 from ludic.engines.registry import MakeEngine
 from ludic.environments import event_loops
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
@@ -55,7 +55,7 @@ from ludic.store.inputs import is_questions
 from ludic.store.policies import has_weights
 from ludic.store.records import Evaluation
 from ludic.temporary import make_folder
-from ludic.waits import SideThread
+from ludic.user_files import Files
 
 logger = logging.getLogger(__name__)
 

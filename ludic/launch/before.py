@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ludic.code.consent import CodeSettings
-from ludic.code.files import NO_FILES, Files
 from ludic.code.kept import files_to_check
-from ludic.code.kinds import QUESTIONS
 from ludic.devices import visible_gpus
 from ludic.environments import event_loops
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
@@ -37,6 +35,7 @@ from ludic.settings import to_flags
 from ludic.store import latest_policy
 from ludic.store.weights import read_identity, weight_files
 from ludic.training.tracking import require_account, require_tracker
+from ludic.user_files import NO_FILES, QUESTIONS, Files
 
 logger = logging.getLogger(__name__)
 

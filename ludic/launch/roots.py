@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ludic.batches.source import batch_rules, names_in_root
 from ludic.code.consent import CodeSettings, CodeUse
-from ludic.code.files import NO_FILES, Files
 from ludic.code.kept import prepare_code
 from ludic.code.uses import sampling_uses
 from ludic.defaults import Longrope
@@ -26,6 +25,7 @@ from ludic.store.filesystem import Storage
 from ludic.store.root import check_scheme
 from ludic.store.weights import copy_kept, keep_model
 from ludic.training.config import TrainConfig
+from ludic.user_files import NO_FILES, Files
 
 
 def create_run(

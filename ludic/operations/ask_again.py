@@ -9,7 +9,7 @@ from ludic.operations.start import Algorithm
 from ludic.settings import Count, Index, SettingsError, Shown, operation
 
 if TYPE_CHECKING:
-    from ludic.run import Run
+    from ludic.operations.run import Run
     from ludic.show.what_if import Bisection, CutOut, WhatIf
 
 

@@ -28,12 +28,12 @@ from ludic.settings import SettingsError, convert, flat, given, operation, refus
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from ludic.code.files import Files
     from ludic.operations.fit_inputs import Inputs, Questions
+    from ludic.operations.run import Run
     from ludic.operations.typed import FitSettings
-    from ludic.run import Run
     from ludic.store import Root
     from ludic.store.records import ImportReport
+    from ludic.user_files import Files
 
 logger = logging.getLogger("ludic.run")
 
@@ -243,7 +243,7 @@ def _fit_sampled(
         from ludic.launch.local import launch as launch_all
         from ludic.launch.start_server import start_server
         from ludic.operations.fit_inputs import Inputs
-        from ludic.run import Run
+        from ludic.operations.run import Run
         from ludic.show.watch import log_shown
         from ludic.training.inherited_settings import next_config
 
@@ -472,7 +472,7 @@ def _open(start: Start, code: CodeSettings, inputs: "Inputs") -> "Root":
 
 def _rewards_here(run: RunConfig, inputs: "Inputs") -> "Files":
     """Return the rewards as the call has written them, under the name that the run has for their file; {} for none."""
-    from ludic.code.files import file_of, read_user_file
+    from ludic.user_files import file_of, read_user_file
 
     named = [use.setting for use in sampling_uses(run) if _end_of_rewards(use.setting) is not None]
     path = file_of(named[0]) if named else None
@@ -482,10 +482,11 @@ def _rewards_here(run: RunConfig, inputs: "Inputs") -> "Files":
 def _renew_rewards(root: "Root", inputs: "Inputs") -> None:
     """Give consent to the questions and the rewards that the call named, and store the rewards' text if it is new."""
     from ludic.code.consent import give_consent
-    from ludic.code.files import file_of
-    from ludic.code.kept import find_files, keep_files
+    from ludic.code.kept import find_files
     from ludic.code.kinds import KINDS, find
     from ludic.run_json import run_of
+    from ludic.store.code import keep_files
+    from ludic.user_files import file_of
 
     run = run_of(root)
     files = _rewards_here(run, inputs)
@@ -578,9 +579,9 @@ def _fit_stored(
     from ludic.launch.before import check_start
     from ludic.launch.roots import open_or_start
     from ludic.operations.fit_inputs import Inputs
+    from ludic.operations.run import Run
     from ludic.operations.start import train as train_here
     from ludic.results import progress_bar
-    from ludic.run import Run
     from ludic.show.watch import log_shown
     from ludic.training.inherited_settings import next_config
 

@@ -24,8 +24,6 @@ from typing import Any
 
 import msgspec
 
-from ludic.code.files import ORIGIN, file_of
-from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
 from ludic.code.uses import sampling_uses
 from ludic.data_files import LISTED as DATA_FILES
@@ -42,6 +40,7 @@ from ludic.store.filesystem import Storage
 from ludic.store.inputs import STORED, cache_name, data_of
 from ludic.store.local import SCRATCH
 from ludic.store.root import check_scheme
+from ludic.user_files import ORIGIN, QUESTIONS, file_of
 
 Row = Mapping[str, Any]
 Rewards = Mapping[str, tuple[Callable[..., Any] | str, float]]

@@ -17,6 +17,7 @@ import numpy as np
 
 from ludic.agents import environment_calls
 from ludic.agents.requests import Ending, EpisodeFailedError, EpisodeRequest, ending
+from ludic.code.waits import GRACE_S
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.environments import event_loops
@@ -36,7 +37,6 @@ from ludic.records import (
 )
 from ludic.schema.columns import with_columns
 from ludic.schema.type_checks import find_misfits
-from ludic.waits import GRACE_S
 
 RunEpisode = Callable[[LimitedEnvironments, EpisodeRequest], Awaitable[Sequence[Rollout]]]
 """Runs an episode and returns its rows, at least one."""

@@ -21,7 +21,6 @@ from ludic.agents.requests import EpisodeFailedError, EpisodeLimits, EpisodeRequ
 from ludic.agents.tools.formats import DEFAULT_FORMAT, make_tool_format, told_format
 from ludic.agents.tools.registry import check_tools, make_tools
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kept import keep_code, trusted_files
 from ludic.code.uses import sampling_uses
 from ludic.engines.engine import SamplingParams
@@ -35,6 +34,7 @@ from ludic.run_config import RunConfig
 from ludic.run_json import located, run_of
 from ludic.store import Root
 from ludic.store.records import CodeRecord
+from ludic.user_files import NO_FILES, Files, python_file_of
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from ludic.code.kept import to_dicts, warn_of_other_code
+from ludic.code.waits import SideThread
 from ludic.engines.registry import MakeEngine
 from ludic.environments import event_loops
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
@@ -35,11 +35,11 @@ from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earl
 from ludic.run_json import run_of
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root
 from ludic.store.claims import check_holds_slot, code_before, held_slot
+from ludic.store.code import to_dicts, warn_of_other_code
 from ludic.store.filesystem import back_off
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile
 from ludic.temporary import temporary_folder
 from ludic.troubles import find_sampling_troubles, warn_of_rows
-from ludic.waits import SideThread
 
 logger = logging.getLogger(__name__)
 

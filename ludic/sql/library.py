@@ -25,11 +25,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.code.files import NO_FILES, Files, file_of, python_file_of
-from ludic.code.kinds import ADVANTAGE, FILTER, MEASURE, SELECTION, Kind, find, find_own, packaged_names, read_packaged
+from ludic.by_name import packaged_names, read_packaged
+from ludic.code.kinds import ADVANTAGE, FILTER, MEASURE, SELECTION, Kind, find, find_own
 from ludic.code.run import describe_failure, only_exceptions
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.schema import SCALAR_COLUMNS
+from ludic.user_files import NO_FILES, Files, file_of, python_file_of
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)

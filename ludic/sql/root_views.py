@@ -27,14 +27,14 @@ from duckdb.func import FunctionNullHandling, PythonUDFType
 from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
-from ludic.code.kept import read_kept_text
-from ludic.code.kinds import read_packaged
+from ludic.by_name import read_packaged
 from ludic.errors import QueryError, SchemaError, one_line
 from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.library import escape_glob, quote, quote_list
 from ludic.sql.snapshot import ARGUMENTS, ListReader, Snapshot, segment_schema
 from ludic.store import Root
 from ludic.store.catalogue import ROWS, Records, Row, Table
+from ludic.store.code import read_kept_text
 from ludic.store.files import Folder
 from ludic.store.records import AttemptId, Count, Time
 from ludic.temporary import folder_of_object
@@ -45,7 +45,7 @@ _CONCURRENT_READS = 16
 _CODE_RECORDS = (
     "struct(role varchar, name varchar, sha256 varchar, path varchar, package varchar, imports map(varchar, varchar))[]"
 )
-"""DuckDB type of the code records of attempts and workers' lives: ludic.code.kept.CodeRecord."""
+"""DuckDB type of the code records of attempts and workers' lives: ludic.store.records.CodeRecord."""
 _FIELDS = "map(varchar, struct(name varchar, type varchar, default_value varchar))"
 """DuckDB type of the fields by name that read_parquet takes as `schema`."""
 _WITH_SQL = (

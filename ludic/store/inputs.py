@@ -13,14 +13,13 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-from ludic.code.files import python_file_of
-from ludic.code.kinds import QUESTIONS
 from ludic.defaults import EXAMPLE_IDS
 from ludic.errors import ConfigError, StoreError
 from ludic.paths import cache_folder
 from ludic.store.catalogue import DATA, INPUTS, DataName
 from ludic.store.filesystem import Storage
 from ludic.store.root import Root
+from ludic.user_files import QUESTIONS, python_file_of
 
 STORED = ("stored", "sha256")
 """Options of an environment whose data the root holds: the file's name in inputs/, and its SHA-256."""

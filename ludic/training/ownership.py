@@ -19,7 +19,6 @@ from ludic.batches.offline import OfflineSource
 from ludic.batches.online import OnlineSource
 from ludic.batches.replay import ReplanSource
 from ludic.batches.source import PlanSource
-from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.distributed import run_on_main
 from ludic.errors import ConfigError, StoreError
 from ludic.models.first_model import first_tokenizer
@@ -36,6 +35,7 @@ from ludic.store.attempts import (
     record_attempt,
 )
 from ludic.store.claims import await_free, claim, held, newest_claim
+from ludic.store.code import to_dicts, warn_of_other_code
 from ludic.store.records import CheckpointInfo, CodeRecord, Lease
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import open_replay

@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.batches.config import OFFLINE_SETTINGS
-from ludic.code.kept import copy_code
 from ludic.errors import ConfigError, LudicError
 from ludic.masking import SECRET_NAME
 from ludic.models.first_model import first_model, is_hub_id
@@ -40,6 +39,7 @@ from ludic.store.attempts import (
     read_parent,
 )
 from ludic.store.catalogue import ATTEMPTS, CUT, POLICIES, README, REFERENCE, RUN, WEIGHTS
+from ludic.store.code import copy_code
 from ludic.store.files import RolloutFile
 from ludic.store.filesystem import Storage
 from ludic.store.ledger import ledger_name

@@ -17,7 +17,8 @@ from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import parse, settings_of_command
 from ludic.errors import ConfigError
 from ludic.flags import MOST_LISTED, run_script
-from ludic.operations.start import create, run, trainer, worker
+from ludic.operations.create import create
+from ludic.operations.start import run, trainer, worker
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
 from ludic.settings import Range, SettingsError, check, settings_of, to_flags

@@ -15,7 +15,7 @@ from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import settings_of_command
 from ludic.errors import ConfigError
 from ludic.flags import WrongUsageError, read_flags
-from ludic.operations.start import create
+from ludic.operations.create import create
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
 from ludic.settings import Setting

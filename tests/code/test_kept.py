@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from ludic.code.consent import CodeUse
-from ludic.code.files import UserFile, read_user_file
-from ludic.code.kept import CodeRecord, find_files, keep_files, sampling_uses, trusted_files, warn_of_other_code
+from ludic.code.kept import find_files, trusted_files
+from ludic.code.uses import sampling_uses
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root, run_of
 from ludic.store import Root
+from ludic.store.code import keep_files
+from ludic.user_files import UserFile, read_user_file
 
 CATS = "import words\nclass Cats: ...\n"
 ENVIRONMENT = CodeUse(role="environment", setting="cats.py:Cats")
@@ -168,19 +170,6 @@ def test_a_list_that_ludic_does_not_write_is_refused(root, entry):
     root.put("code/1.json", json.dumps({"files": {"cats.py": entry}}).encode())
     with pytest.raises(SchemaError, match=r"code/1\.json is no list of users' files that ludic can read"):
         find_files(root, [ENVIRONMENT])
-
-
-def test_other_code_than_that_of_the_life_before_is_named_in_a_line(folder, caplog):
-    now = CodeRecord(role="advantage", name="rloo", sha256="b" * 64, package="ludic-rl 2")
-    same = {"role": "filter", "name": "drop_errors", "sha256": "c" * 64, "imports": {}}
-    before = {"role": "advantage", "name": "rloo", "sha256": "a" * 64, "package": "ludic-rl 1", "imports": {}}
-    warn_of_other_code([same], [now, CodeRecord(role="filter", name="drop_errors", sha256="c" * 64)], where="attempt 1")
-    assert caplog.messages == []
-    warn_of_other_code([before], [now], where="attempt 1")
-    assert caplog.messages == [
-        "advantage 'rloo' is not what attempt 1 ran: sha256 aaaaaaaaaaaa then, bbbbbbbbbbbb now "
-        "(ludic-rl 1 then, ludic-rl 2 now)"
-    ]
 
 
 def test_a_file_that_can_not_be_kept_twice_is_read_from_where_it_was(owned, folder, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from eval.conftest import StoreSamples, says
 
 import ludic
-from ludic.code.kinds import packaged_names
+from ludic.by_name import packaged_names
 from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import MeasureConfig
 from ludic.eval.numbers import Chosen, Samples, numbers

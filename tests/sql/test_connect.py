@@ -416,7 +416,7 @@ def test_supervising_needs_no_torch():
 
 def test_ludic_has_what_it_says():
     for name in ludic.__all__:
-        assert getattr(ludic, name).__name__ in (name, f"{name}_run")  # ludic.open is ludic.run.open_run
+        assert getattr(ludic, name).__name__ in (name, f"{name}_run")  # ludic.open is ludic.operations.run.open_run
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ludic.nothing  # noqa: B018
 

@@ -15,7 +15,7 @@ from sql.conftest import connection
 from sql.test_agent_advantages import HALF, TINY, child, estimate, row
 from strategies import changed
 
-from ludic.code.kinds import packaged_names
+from ludic.by_name import packaged_names
 from ludic.records import GROUP_CLOSED, AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema import to_table
 from ludic.sql.library import advantages

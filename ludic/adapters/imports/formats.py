@@ -36,12 +36,12 @@ from ludic.adapters.imports.records import (
     to_array,
 )
 from ludic.agents.transcript import RowBuilder, Span
-from ludic.code.files import UserFile, digest, python_file_of
 from ludic.code.kinds import FORMAT, find, find_own
 from ludic.code.run import describe, describe_failure
 from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import read_messages, read_tools, refusal
 from ludic.records import AgentStep, FinishReason, Message, Purpose, WeightSpan, add_rewards
+from ludic.user_files import UserFile, digest, python_file_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from ludic.adapters.imports.importing import import_file
 from ludic.errors import ConfigError
 from ludic.maintenance.compact import compact
 from ludic.models.chat import load_tokenizer
+from ludic.operations.run import Run
 from ludic.records import Rollout, RolloutBatch, new_id
-from ludic.run import Run
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
 from ludic.schema import arrow_schema, from_table
