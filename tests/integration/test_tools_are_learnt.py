@@ -20,8 +20,8 @@ from ludic.code.kept import create_root
 from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
-from ludic.launch.here import train_here
 from ludic.launch.process import interruptible
+from ludic.launch.train import train_here
 from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.sql import connect
