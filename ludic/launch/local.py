@@ -17,12 +17,13 @@ from ludic.engines.config import EngineConfig
 from ludic.engines.registry import check_engine
 from ludic.errors import LudicError, SchemaError, StoreError
 from ludic.launch.config import LaunchConfig
+from ludic.launch.evaluate import log_missed
 from ludic.launch.gpus import GpuPlan, assign_gpus
-from ludic.launch.here import last_step, log_missed, train_args
 from ludic.launch.process import config_args
 from ludic.launch.roots import other_location
 from ludic.launch.start_server import StartServer, environment_of, forks_engine, forks_trainer
 from ludic.launch.supervisor import Child, finish, supervise
+from ludic.launch.train import last_step, train_args
 from ludic.rollouts.config import StreamConfig
 from ludic.run_json import run_of
 from ludic.settings import SettingsError

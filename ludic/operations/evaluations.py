@@ -60,7 +60,7 @@ def evaluate(
     """
     from ludic.eval.numbers import check_measures, numbers_of_entries, try_measures
     from ludic.eval.suite import read_suite
-    from ludic.launch.here import evaluate_here, open_to_evaluate
+    from ludic.launch.evaluate import evaluate_here, open_to_evaluate
     from ludic.launch.process import interruptible_unless, is_supervised
     from ludic.show.evaluations import Evaluation, measure_stored
 

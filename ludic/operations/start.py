@@ -355,8 +355,8 @@ def trainer(
     """
     import os
 
-    from ludic.launch.here import become_ranks, open_to_train, train_here
     from ludic.launch.process import stop_on_signals, stop_variables
+    from ludic.launch.train import become_ranks, open_to_train, train_here
     from ludic.operations.outcomes import Trained
     from ludic.training.inherited_settings import next_config
 
@@ -404,8 +404,8 @@ def train(
         stop: Ends the call when it is set, instead of Ctrl-C.
         report: Called with each step and its metrics, instead of the progress that is shown on stderr.
     """
-    from ludic.launch.here import open_to_train, train_here
     from ludic.launch.process import interruptible_unless
+    from ludic.launch.train import open_to_train, train_here
     from ludic.operations.outcomes import Trained
 
     parts = split(settings, train=TrainConfig, code=CodeSettings)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ludic.batches.offline import OfflineSource
 from ludic.batches.online import OnlineSource
-from ludic.batches.replay import ReplanSource
+from ludic.batches.replay import ReplanSource, ReplaySource
 from ludic.batches.source import PlanSource
 from ludic.distributed import run_on_main
 from ludic.errors import ConfigError, StoreError
@@ -32,13 +32,14 @@ from ludic.store.attempts import (
     folder_of,
     last_checkpoint,
     newest_attempt,
+    read_cut,
     record_attempt,
 )
 from ludic.store.claims import await_free, claim, held, newest_claim
 from ludic.store.code import to_dicts, warn_of_other_code
 from ludic.store.records import CheckpointInfo, CodeRecord, Lease
 from ludic.training.config import TrainConfig
-from ludic.training.inherited_settings import open_replay
+from ludic.training.inherited_settings import check_replay
 from ludic.training.publisher import Publisher
 from ludic.training.tracking import Tracking
 from ludic.troubles import Trouble, find_mismatch, find_training_troubles, find_truncated_support, warn_of_rows
@@ -102,12 +103,19 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> PlanS
         elif batch.replan_from is not None:
             opened.append(ReplanSource(root, batch, loss_unit=loss_unit))
         elif batch.replay_batches is not None:
-            opened.append(open_replay(root, config, batch.replay_batches))
+            opened.append(_open_replay(root, config, batch.replay_batches))
         else:
             opened.append(OnlineSource(root, batch, stop, loss_unit=loss_unit))
 
     run_on_main(open_)
     return next(iter(opened), None)
+
+
+def _open_replay(root: Root, config: TrainConfig, url: str) -> ReplaySource:
+    other = Root.open(url)
+    last, num_steps = check_replay(root, other, config)
+    cut = read_cut(other)
+    return ReplaySource(other, last, num_steps, first_step=cut.first_step if cut else 1)
 
 
 def agree_on_steps(config: TrainConfig, source: PlanSource | None, resumed: CheckpointInfo | None) -> TrainConfig:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ludic.batches.replay import Replanner
+from ludic.batches.replanner import Replanner
 from ludic.batches.source import batch_rules
 from ludic.code.kept import find_files, trusted_files
 from ludic.defaults import Track, untracked

@@ -15,7 +15,7 @@ from tiny_runs import create_root, fill, make_model, train_here
 
 import ludic
 from ludic.demos.words import open_demo
-from ludic.launch.here import start_branch
+from ludic.launch.branch import start_branch
 from ludic.maintenance.compact import compact
 from ludic.run_json import create_root as start_root
 from ludic.run_json import run_of

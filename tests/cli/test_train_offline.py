@@ -7,7 +7,7 @@ from command_settings import parsed
 from tiny_runs import create_root, fill, final_weights, query
 
 from ludic.cli.main import main
-from ludic.launch.here import train_args
+from ludic.launch.train import train_args
 from ludic.operations.start import trainer
 from ludic.run_json import run_of
 from ludic.store import Root

@@ -18,7 +18,7 @@ from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig
 from ludic.eval.plan import missed_versions
 from ludic.eval.sampling import evaluate
-from ludic.launch.here import open_to_evaluate
+from ludic.launch.evaluate import open_to_evaluate
 from ludic.records import RolloutBatch
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root

@@ -17,7 +17,7 @@ from wandb_files import read_offline_run
 
 import ludic
 from ludic.demos.words import open_demo
-from ludic.launch.here import last_step
+from ludic.launch.train import last_step
 from ludic.store import Root
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -16,7 +16,7 @@ from tiny_runs import create_root, cursor_of_ledger, fill, groups_left, make_mod
 
 import ludic
 from ludic.environments.moar_cats import WORDS
-from ludic.launch.here import train_args
+from ludic.launch.train import train_args
 from ludic.models.tiny import make_tiny_model
 from ludic.run_json import run_of
 from ludic.sql import run_checks

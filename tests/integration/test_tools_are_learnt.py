@@ -19,8 +19,8 @@ from ludic.agents.tools.registry import environment_tools
 from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
-from ludic.launch.here import train_here
 from ludic.launch.process import interruptible
+from ludic.launch.train import train_here
 from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.run_config import RunConfig

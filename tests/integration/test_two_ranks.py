@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_runs import create_root, fill, final_weights, ledger, make_model, query, train_config
 
-from ludic.launch.here import train_args
+from ludic.launch.train import train_args
 from ludic.store import Root
 from ludic.store.attempts import complete_checkpoints
 

@@ -18,7 +18,7 @@ from tiny_runs import copied, create_root, fill, make_model, train_here
 
 import ludic
 from ludic.errors import ConfigError, SchemaError
-from ludic.launch.here import open_to_train
+from ludic.launch.train import open_to_train
 from ludic.maintenance.verify import check_root
 from ludic.run_json import run_of, to_json
 from ludic.store import Root

@@ -18,10 +18,10 @@ from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, ModelError, one_line
 from ludic.launch.config import LaunchConfig
-from ludic.launch.here import args_of_ranks
 from ludic.launch.plan import Machine, Settings, plan
 from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
 from ludic.launch.roots import url_anywhere
+from ludic.launch.train import args_of_ranks
 from ludic.masking import secrets_of
 from ludic.models.first_model import first_config
 from ludic.models.weight_files import load_config

@@ -17,9 +17,9 @@ from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.installed import require
 from ludic.launch.config import LaunchConfig
-from ludic.launch.here import last_step
 from ludic.launch.local import check_launch, predecessor, worker_settings
 from ludic.launch.roots import other_location, url_anywhere
+from ludic.launch.train import last_step
 from ludic.run_json import run_of
 from ludic.show.watch import Watcher, open_view
 from ludic.store import Root
