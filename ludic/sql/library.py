@@ -3,8 +3,8 @@
 An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages, or advantage and
 pair_id), or a Python function that returns these (see "Advantages in Python"). A filter is one predicate over a row of
 `rollouts`; a row is dropped if it is true. Both may read `scores`, the scores of these rollouts; an advantage also has
-`trajectory_rows` and `trajectories`, the views of ludic/sql/views/ over its rollouts. A selection is one SELECT over
-`groups` (ludic/sql/plan/groups.sql) that returns group_id, in the order in which groups are wanted.
+the views `trajectory_rows`, `trajectories` and `rewards_of_peers` of ludic/sql/views/ over its rollouts. A selection is
+one SELECT over `groups` (ludic/sql/plan/groups.sql) that returns group_id, in the order in which groups are wanted.
 Parameters are $names; a header line `-- default: NAME = VALUE` (VALUE is JSON) sets a parameter's default; in training,
 `-- history: N` adds the newest N scored rows of earlier batches to the `rollouts` of an advantage. Reads
 ludic/sql/{advantages,filters,selections,measures,checks,notes}/ and users' files. Raises QueryError with the file,
@@ -344,7 +344,7 @@ def run_advantage(
 @cache
 def _trajectories() -> str:
     """Return the views of trajectories as parts of a WITH, over the rollouts that an advantage sees."""
-    views = ("trajectory_rows", "trajectories")
+    views = ("trajectory_rows", "trajectories", "rewards_of_peers")
     return ",\n".join(f"{view} as (\n{read_packaged('views', view)}\n)" for view in views)
 
 

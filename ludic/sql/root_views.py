@@ -52,7 +52,7 @@ _WITH_SQL = (
     *("rollouts", "evals", "metrics", "reference", "policies", "attempts", "attempt_chain", "workers", "code"),
     *("all_batches", "batches", "requests", "request_episodes", "bias_by_length", "bias_by_order"),
     *("all_token_stats", "token_stats", "trained_tokens", "mismatch", "all_scores", "scores", "all_labels", "labels"),
-    *("trajectory_rows", "trajectories", "groups", "steps", "evaluations", "eval_episodes"),
+    *("trajectory_rows", "trajectories", "rewards_of_peers", "groups", "steps", "evaluations", "eval_episodes"),
     *("inspect_samples", "inspect_evals", "quarantine", "expirations", "compactions", "gone"),
 )
 """Views of ludic/sql/views/ in order of their dependencies."""
