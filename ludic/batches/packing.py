@@ -484,27 +484,27 @@ class MicroBatch:
     """rollout_id of each sequence_id; empty in a rank's empty micro-batch."""
     sequence_lengths: tuple[int, ...]
     """Packed tokens of each sequence; the sum is T. Not a tensor, so that reading it never waits for a device."""
-    columns: Mapping[str, Tensor | PackedRagged]
+    columns: Mapping[str, Any]
     """Arrays of the rows by the name of their column. Always response_logprobs and action_mask; of the others, those
-    that at least one row has. One along the response is (A, ...), one along the tokens read (T, ...). One along the row
-    is repeated at each response token, (A, ...). One along the prompt is (T, ...), beside input_ids. What stands for an
-    absent value, and for a prompt's value at response tokens, is the column's `null` (ArrayColumn.unknown). A ragged
-    column is a PackedRagged. Token ids are int64, all else is of the column's dtype."""
+    that at least one row has. Along the response: (A, ...), beside targets; along the row: the same, repeated at each
+    response token. Along the tokens read: (T, ...), beside input_ids; along the prompt: the same, and unknown at
+    response tokens. A row without the column is unknown, too, which is the column's `null` (ArrayColumn.unknown). A
+    ragged column is a PackedRagged, any other a Tensor. Token ids are int64, all else is of the column's dtype."""
 
     @property
     def sampler_logprobs(self) -> Tensor:
         """(A,) float32, nats."""
-        return self.columns["response_logprobs"]  # type: ignore[return-value]
+        return self.columns["response_logprobs"]
 
     @property
     def action_mask(self) -> Tensor:
         """(A,) bool: tokens that the loss is computed over."""
-        return self.columns["action_mask"]  # type: ignore[return-value]
+        return self.columns["action_mask"]
 
     @property
     def kept_tokens(self) -> PackedRagged | None:
         """Tokens that the sampler drew response tokens from; None if it drew all from the whole vocabulary."""
-        return self.columns.get("kept_tokens")  # type: ignore[return-value]
+        return self.columns.get("kept_tokens")
 
     @property
     def experts(self) -> Tensor | None:
@@ -512,7 +512,7 @@ class MicroBatch:
 
         A token of UNKNOWN_EXPERT is left to the routers; None leaves them all (ludic.models.experts).
         """
-        return self.columns.get("experts")  # type: ignore[return-value]
+        return self.columns.get("experts")
 
     def column(self, name: str) -> Any:
         """Return a column, also one that no row has: then one unknown value a token, on the device of the others.
@@ -580,7 +580,7 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
         else torch.from_numpy(array).split(num_targets)
         for name, array in out.items()
     }
-    columns: list[dict[str, Tensor | PackedRagged]] = [{} for _ in plans]
+    columns: list[dict[str, Any]] = [{} for _ in plans]
     for name, parts in laid.items():
         if name in regular:
             of_plans = torch.from_numpy(of_columns[name]).split([sum(map(len, each)) for each in parts.values()])
@@ -653,9 +653,7 @@ def _spread(values: Sequence[Any], lengths: np.ndarray, out: np.ndarray) -> None
         out[:] = np.repeat(np.array(values, out.dtype), lengths)
 
 
-def _lay_out(
-    column: ArrayColumn, sequences: Sequences, plans: Sequence[Sequence[int]]
-) -> dict[int, list[np.ndarray] | list[Ragged]]:
+def _lay_out(column: ArrayColumn, sequences: Sequences, plans: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
     """Return a column's values, which lie end to end, by the number of the micro-batch; none for one without any."""
     values, prompts, responses = sequences.column(column.name), sequences.prompt_tokens, sequences.response_tokens
     first = next((values[index] for index in chain.from_iterable(plans) if values[index] is not None), None)
