@@ -1,14 +1,14 @@
 """The settings of a run in run.json, and what other versions of ludic make of them."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from ludic.errors import ConfigError
 from ludic.run_config import RunConfig
-from ludic.run_json import from_json, put_run, to_json
+from ludic.run_json import from_json, put_run, run_of, to_json
 from ludic.store import Root
 
 COLUMNS = {"x_judge": "string", "x_spans": "list<int64>"}
@@ -81,3 +81,25 @@ def test_a_float32_head_is_in_run_json_only_where_it_is_asked_for(run_config):
     assert "float32_head" not in json.loads(to_json(run_config, "an-id"))
     data = to_json(replace(run_config, float32_head=True), "an-id")
     assert from_json(data, "run.json").float32_head
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"extra_columns": COLUMNS, "float32_head": True, "keep_experts": True, "longrope": "long"},
+        {"keep_sampling_mask": False, "sweep": {"temperature": [0.7, 1.0]}, "tools": ("calculator",)},
+        {"env_options": {"moar_cats": {"size": 3, "words": ("a", "b"), "odds": None}}},
+    ],
+)
+def test_settings_that_are_read_and_put_again_are_the_same_bytes(tmp_path, run_config, changes):
+    root = put_run(str(tmp_path / "run"), replace(run_config, **changes))
+    other = put_run(str(tmp_path / "other"), run_of(Root.open(root.url)), run_id=root.run_id)
+    assert other.read("run.json") == root.read("run.json") == root.run_json
+
+
+def test_run_json_says_what_is_the_roots_first_and_leaves_out_what_is_off(run_config):
+    off = {"extra_columns", "float32_head", "keep_sampling_mask", "keep_experts", "longrope"}
+    settings = [field.name for field in fields(RunConfig) if field.name not in off]
+    wanted = ["run_id", "schema_version", "example_ids", *settings, "digest"]
+    assert list(json.loads(to_json(run_config, "an-id"))) == wanted
