@@ -211,7 +211,7 @@ class SimulatedEngine:
                 self._count(-1)
         return Completion(
             tokens=np.full(length, 5, np.int32),
-            logprobs=np.full(length, -1.0, np.float32),
+            columns={"response_logprobs": np.full(length, -1.0, np.float32)},
             finish_reason="stop",
             weight_versions=self._spans(began_s, length),
         )

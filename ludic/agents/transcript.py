@@ -186,7 +186,8 @@ class RowBuilder:
 
         What an earlier call read was sampled from then; a later call may have read it under other weights.
         """
-        parts, length = [], 0
+        parts: list[Any] = []
+        length = 0
         for values in given:
             parts.append(values[length:])
             length += len(parts[-1])
@@ -194,7 +195,8 @@ class RowBuilder:
 
     def _response(self, column: ArrayColumn, given: list[Any]) -> list[Any]:
         """Return the values of the response's tokens, with `unsampled` ones where none was sampled."""
-        parts, end = [], 0
+        parts: list[Any] = []
+        end = 0
         for completion, values in zip(self._completions, given, strict=True):
             if completion.start > end:
                 parts.append(column.unsampled(completion.start - end, values))

@@ -260,9 +260,9 @@ def why_no_answer(request: GenerationRequest, completion: Completion, vocab_size
 
 
 def _stray_ids(tokens: np.ndarray, vocab_size: int | None) -> str | None:
-    """Describe token ids, (n,), n at least 1, if one is none of the model's; None if all are."""
+    """Describe token ids, (n,), if one is none of the model's; None if all are."""
     num_ids = vocab_size or NUM_TOKEN_IDS
-    if tokens.min() >= 0 and tokens.max() < num_ids:
+    if tokens.min(initial=0) >= 0 and tokens.max(initial=0) < num_ids:
         return None
     return f"tokens from {tokens.min()} to {tokens.max()}, wanted 0 to {num_ids - 1}, which the model knows"
 

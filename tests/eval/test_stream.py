@@ -67,7 +67,7 @@ class TickingEngine:
         await ends
         return Completion(
             tokens=np.full(length, 1, np.int32),
-            logprobs=np.full(length, -1.0, np.float32),
+            columns={"response_logprobs": np.full(length, -1.0, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=0, start=0, end=length),),
         )

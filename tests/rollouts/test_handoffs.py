@@ -38,7 +38,7 @@ class Engine:
         await asyncio.sleep(SAMPLED_S)
         return Completion(
             tokens=np.ones(4, np.int32),
-            logprobs=np.full(4, -1.0, np.float32),
+            columns={"response_logprobs": np.full(4, -1.0, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=4),),
         )

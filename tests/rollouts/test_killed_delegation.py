@@ -53,7 +53,7 @@ class Talker:
         tokens = np.array(ids[: request.params.max_tokens], np.int32)
         return Completion(
             tokens=tokens,
-            logprobs=np.full(len(tokens), -0.5, np.float32),
+            columns={"response_logprobs": np.full(len(tokens), -0.5, np.float32)},
             finish_reason="stop" if len(tokens) == len(ids) else "length",
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=len(tokens)),),
         )

@@ -52,7 +52,7 @@ class Talker:
             left -= num_tokens
         return Completion(
             tokens=np.full(length, 5, np.int32),
-            logprobs=np.full(length, -0.5, np.float32),
+            columns={"response_logprobs": np.full(length, -0.5, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=length),),
         )

@@ -76,7 +76,7 @@ class SlowEngine:
         ends = [*starts[1:], TOKENS]
         return Completion(
             tokens=np.full(TOKENS, 1, np.int32),
-            logprobs=np.full(TOKENS, -1.0, np.float32),
+            columns={"response_logprobs": np.full(TOKENS, -1.0, np.float32)},
             finish_reason="length",
             weight_versions=tuple(
                 WeightSpan(version=versions[start], start=start, end=end)

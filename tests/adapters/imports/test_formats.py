@@ -371,6 +371,37 @@ def test_jsonl_takes_tokens_then_messages_then_texts(root: Root, bring_in: Impor
     assert texts.response_tokens.tolist() == encode("cc <eos>")
 
 
+def test_jsonl_takes_each_array_of_the_catalogue(root: Root, bring_in: Import, tmp_path: Path):
+    tokens = {"prompt_tokens": [5, 6], "response_tokens": [7, 8], "episode_reward": 1}
+    good = tokens | {"kept_tokens": [[6, 7], [8]], "experts": [[[0, 1]], [[2, 3]], [[0, 3]]], "token_rewards": "[0, 1]"}
+    bad = {
+        "experts": [
+            ([[[0, 1]], [[2]]], "wanted a list of lists of lists of int16, of equal lengths"),
+            ([[[0, 70_000]]] * 3, "wanted a list of lists of lists of int16, of equal lengths"),
+            ([0, 1, 2], "wanted a list of lists of lists of int16, of equal lengths"),
+            ([[[0, 1]]] * 2, "has shape (2, 1, 2), wanted 3: prompt_tokens, and response_tokens without the last one"),
+        ],
+        "kept_tokens": [
+            ([7, 8], "wanted a list of lists of int32"),
+            ([[7], [0.5]], "wanted a list of lists of int32"),
+            ([[7]], "has length 1, response_tokens has 2"),
+            ([[7, 5], [8]], "is 5 at token 0, wanted sorted numbers, each once"),
+        ],
+        "action_mask": [([[True], [True]], "wanted a list of bool")],
+        "token_rewards": [(["a", "b"], "wanted a list of float32")],
+    }
+    cases = [(name, value, reason) for name, found in bad.items() for value, reason in found]
+    records = [good, *(tokens | {name: value} for name, value, _ in cases)]
+    report = bring_in(peers.write_lines(tmp_path / "mine.jsonl", records), "jsonl")
+    (row,) = rollouts_of(root)
+    assert [each.tolist() for each in row.columns["kept_tokens"]] == [[6, 7], [8]]
+    assert (row.columns["experts"].tolist(), row.columns["experts"].dtype) == (good["experts"], np.int16)
+    assert row.token_rewards.tolist() == [0.0, 1.0]
+    for refusal, (name, _, reason) in zip(report.refused, cases, strict=True):
+        assert refusal.reason.startswith(f"{name} "), refusal
+        assert reason in refusal.reason
+
+
 MINE = """
 from ludic.adapters.imports.episodes import Conversation, Episode, Row, Texts
 from ludic.adapters.imports.formats import Format

@@ -274,8 +274,7 @@ def by_old_id(root: Root) -> dict[str, Any]:
 
 _COME_BACK = """
 env_name env_example_id purpose agent_id policy_version policy_version_last model temperature top_p top_k max_tokens
-seed prompt_tokens response_tokens response_logprobs token_rewards episode_reward reward_components truncated
-truncation_reason finish_reason error messages weight_versions engine kept_tokens experts
+seed episode_reward reward_components truncated truncation_reason finish_reason error messages weight_versions engine
 """
 
 
@@ -283,7 +282,7 @@ def what_comes_back(row: Rollout, metadata: Mapping[str, str]) -> dict[str, Any]
     mask = np.ones(row.response_length, np.bool_) if row.action_mask is None else row.action_mask
     own = {name: value for name, value in metadata.items() if name not in _IDS}
     values = {name: getattr(row, name) for name in _COME_BACK.split()}
-    return as_plain({**values, "action_mask": mask, "metadata": own})
+    return as_plain({**values, **row.columns, "action_mask": mask, "metadata": own})
 
 
 _IDS = ("rollout_id", "episode_id", "group_key", "parent_rollout_id")
