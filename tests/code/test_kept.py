@@ -11,7 +11,8 @@ import pytest
 
 from ludic.code.consent import CodeUse
 from ludic.code.files import UserFile, read_user_file
-from ludic.code.kept import CodeRecord, find_files, keep_files, sampling_uses, trusted_files, warn_of_other_code
+from ludic.code.kept import CodeRecord, find_files, keep_files, trusted_files, warn_of_other_code
+from ludic.code.uses import sampling_uses
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root, run_of
