@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 import ludic
-from ludic.code import kept
+from ludic import run_json
 from ludic.distributed import run_on_main
 from ludic.maintenance.compact import compact
 from ludic.models.tiny import make_tiny_model
@@ -52,7 +52,7 @@ def other_model(folder: Path) -> str:
 
 def create_root(url: str, model: str, **settings: Any) -> Root:
     defaults = {"env": ("moar_cats",), "group_size": GROUP_SIZE, "groups_per_batch": GROUPS_PER_BATCH}
-    return kept.create_root(url, RunConfig(model=model, **(defaults | settings)))
+    return run_json.create_root(url, RunConfig(model=model, **(defaults | settings)))
 
 
 def fill(

@@ -19,14 +19,13 @@ from strategies import make_batch
 from tiny_runs import create_root, make_model
 
 import ludic
-from ludic import masking
+from ludic import masking, run_json
 from ludic.adapters.clusters.config import ClusterConfig
 from ludic.adapters.clusters.systems import cluster_files
 from ludic.adapters.imports.records import open_file
 from ludic.adapters.judge import JudgeScorer
 from ludic.cli.commands import COMMANDS
 from ludic.cli.main import main
-from ludic.code import kept
 from ludic.engines.config import EngineConfig
 from ludic.engines.server_engine import ServerEngine
 from ludic.engines.server_http import Server
@@ -105,7 +104,7 @@ def test_no_setting_takes_a_url_with_a_password(kind: type, name: str, hint: Any
 def test_no_root_is_made_with_a_password(tmp_path: Path) -> None:
     for settings in ({"tools": (f"mcp:{URL}",)}, {"env_options": {"x": {"url": URL}}}, {"model": URL}):
         with pytest.raises(ConfigError, match="holds a user, a password or a key"):
-            kept.create_root(str(tmp_path / "run"), RunConfig(**{"model": "tiny", "env": ("x",), **settings}))
+            run_json.create_root(str(tmp_path / "run"), RunConfig(**{"model": "tiny", "env": ("x",), **settings}))
     assert not (tmp_path / "run").exists()
 
 

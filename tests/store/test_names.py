@@ -35,6 +35,8 @@ HOSTILE = (
     "C:x",
     "C:/x",
 )
+CHECKED = {"extra_columns": {"x_judge": "string"}}
+"""Sound values of fields that a record checks by more than their types."""
 FITTING = ("w0-test", "a" * 64, "a" * 16, "/here/cats.py", "cats.py")
 TEXTS = {
     "Attempt.owner": "for people",
@@ -88,6 +90,12 @@ TEXTS = {
     "Policy.created_at": "for people",
     "QuarantinedFile.reason": "for people",
     "QuarantinedFile.found_at": "for people",
+    "RunRecord.schema_version": "compared",
+    "RunRecord.model": "a setting as it was typed: a model to look for",
+    "RunRecord.env": "settings, which are checked as such",
+    "RunRecord.env_options": "settings; a file of inputs/ that one names must be of a row of the catalogue",
+    "RunRecord.extra_columns key": "a column: x_ and then letters, digits and _",
+    "RunRecord.extra_columns": "compared",
     "SlotClaim.owner": "for people",
     "SlotClaim.created_at": "for people",
     "SlotClaim.process": "compared",
@@ -123,7 +131,7 @@ def sample(of: Any) -> Any:
         return {sample(args[0]): sample(args[1])}
     if is_dataclass(of):
         hints = get_type_hints(of, include_extras=True)
-        return {each.name: sample(hints[each.name]) for each in fields(of)}
+        return {each.name: CHECKED.get(each.name) or sample(hints[each.name]) for each in fields(of)}
     return {int: 1, float: 1.0, bool: True, str: "text", Any: 1}[of]
 
 
