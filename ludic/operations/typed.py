@@ -242,7 +242,7 @@ class CompareSettings(MeasureConfigValues, total=False):
 
 
 class CreateSettings(CodeSettingsValues, total=False):
-    """Settings of `start.create`."""
+    """Settings of `create.create`."""
 
     env_options: Mapping[str, Any]
     group_size: int
