@@ -41,34 +41,37 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from benchmarks.models import make_model
-from benchmarks.one_rank import shard_always
-from benchmarks.packing import skewed_sequences
-from ludic.batches.config import MICRO_BATCH_TOKENS
-from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
-from ludic.distributed import init_distributed, shut_down, unlimited_group
-from ludic.errors import ModelError, one_line
-from ludic.flags import run_script
-from ludic.models.families import NUM_TOKENS, logprobs_alone, shrink, spread, without_kernels
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.training.config import TrainConfig, describe_computing
-from ludic.training.device_defaults import Gpu, with_defaults
-from ludic.training.flops import device_peak_flops, model_cost, step_flops
-from ludic.training.logprobs import linear_logprobs
-from ludic.training.memory import Device, activations, model_sizes, rank_memory
-from ludic.training.model import (
-    check_trainable,
-    compute_dtype,
-    full_state_dict,
-    kernels_keep_borders,
-    packed_logprobs,
-    publish_dtype,
-    save_weights,
-    shard,
-)
-from ludic.training.packed import PACKED_ATTENTION, by_sequence, run_at_once
-from ludic.training.step import StepTimer, build_optimizer, train_step
+from benchmarks.bare_machine import stand_ins
+
+with stand_ins():
+    from benchmarks.models import make_model
+    from benchmarks.one_rank import shard_always
+    from benchmarks.packing import skewed_sequences
+    from ludic.batches.config import MICRO_BATCH_TOKENS
+    from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
+    from ludic.distributed import init_distributed, shut_down, unlimited_group
+    from ludic.errors import ModelError, one_line
+    from ludic.flags import run_script
+    from ludic.models.families import NUM_TOKENS, logprobs_alone, shrink, spread, without_kernels
+    from ludic.run_config import RunConfig
+    from ludic.run_json import put_run
+    from ludic.training.config import TrainConfig, describe_computing
+    from ludic.training.device_defaults import Gpu, with_defaults
+    from ludic.training.flops import device_peak_flops, model_cost, step_flops
+    from ludic.training.logprobs import linear_logprobs
+    from ludic.training.memory import Device, activations, model_sizes, rank_memory
+    from ludic.training.model import (
+        check_trainable,
+        compute_dtype,
+        full_state_dict,
+        kernels_keep_borders,
+        packed_logprobs,
+        publish_dtype,
+        save_weights,
+        shard,
+    )
+    from ludic.training.packed import PACKED_ATTENTION, by_sequence, run_at_once
+    from ludic.training.step import StepTimer, build_optimizer, train_step
 
 Cells = Sequence[str]
 SECONDS = 480

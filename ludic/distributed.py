@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -117,8 +118,6 @@ def run_on_main(function: Callable[[], T], type_: Any = Any) -> T:
     The result must be of JSON values, which are finite. type_: the dataclass or union that a result is converted to.
     Any other exception ends rank 0, and torchrun then ends the other ranks.
     """
-    import msgspec  # not on every machine that benchmarks.gpu runs on
-
     return msgspec.json.decode(bytes_from_main(lambda: msgspec.json.encode(function())), type=type_)
 
 

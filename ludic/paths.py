@@ -6,6 +6,8 @@ Raises ConfigError for a URL in a setting that takes only a path.
 import os
 from pathlib import Path
 
+import platformdirs
+
 from ludic.errors import ConfigError
 
 CACHE_VARIABLE = "LUDIC_CACHE_DIR"
@@ -39,6 +41,4 @@ def cache_folder() -> Path:
     """Return the folder of what can be computed again; LUDIC_CACHE_DIR overrides the user's own."""
     if folder := os.environ.get(CACHE_VARIABLE):
         return Path(folder)
-    import platformdirs  # not on every machine that benchmarks.gpu runs on
-
     return Path(platformdirs.user_cache_dir("ludic", appauthor=False))

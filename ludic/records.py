@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Self
 
 import numpy as np
+import uuid_utils
 
 Purpose = Literal["train", "eval"]
 ActionTarget = Literal["internal", "external", "env"]
@@ -72,8 +73,6 @@ ExtraValue = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence
 
 def new_id() -> str:
     """Return a new uuid7: unique without coordination, and roughly sorted by time."""
-    import uuid_utils  # not on every machine that benchmarks.gpu runs on
-
     return str(uuid_utils.uuid7())
 
 

@@ -5,7 +5,7 @@ the ledger; only the time of the plan does not, if a user's SQL reads $now. Read
 Imports no torch. Raises StoreError if rollouts are gone, QueryError if the rules do not fit them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from graphlib import CycleError, TopologicalSorter
@@ -27,41 +27,45 @@ _PAIRLESS = "no_pair"
 _REFUSALS = pa.array([DUPLICATE_REQUEST, OTHER_RUN])
 _JUST_OVER = timedelta(microseconds=2)
 
-ReadRollouts = Callable[[Root, pa.Table, Sequence[str]], pa.Table]
-"""Reads columns of the rollouts of ledger rows, as ludic.store.ledger.read_rollouts."""
-
 
 class Replanner:
     """Plans steps again, in order of steps."""
 
-    def __init__(self, root: Root, rules: BatchRules, read: ReadRollouts) -> None:
+    def __init__(self, root: Root, rules: BatchRules) -> None:
         """root: the run whose steps are planned. Raises QueryError or ConfigError for wrong rules."""
-        self._root, self._rules, self._read = root, rules, read
+        self._root, self._rules = root, rules
         self._planner = Planner(
             replace(rules, groups_per_batch=_EVERY_GROUP, wait_for_scores_s=0.0), root.extra_columns
         )
         self._scores: dict[str, pa.Table | None] = {}
         self._is_fresh = True
 
-    def plan(self, ledger: pa.Table, find_untrainable: FindUntrainable | None = None) -> pa.Table:
+    @property
+    def columns(self) -> list[str]:
+        """Columns of rollouts that `plan` wants."""
+        return self._planner.columns
+
+    def plan(self, ledger: pa.Table, rollouts: pa.Table, find_untrainable: FindUntrainable | None = None) -> pa.Table:
         """Return the plan of a step as ledger rows.
 
-        ledger: the stored rows of the step; those that it dropped as untrainable are dropped again. find_untrainable:
-        looks at the rows that the plan would use, since a filter may have dropped them before. Every considered group
-        that has a row left is used, so a batch may have more or fewer groups than the run's. Groups of which `where`
-        leaves no row are missing.
+        ledger: the stored rows of the step; those that it dropped as untrainable are dropped again. rollouts: `columns`
+        of their rollouts, in the same order (ludic.store.ledger.read_rollouts). find_untrainable: looks at the rows
+        that the plan would use, since a filter may have dropped them before. Every considered group that has a row left
+        is used, so a batch may have more or fewer groups than the run's. Groups of which `where` leaves no row are
+        missing.
         """
         step, attempt_id, version = (ledger[name][0].as_py() for name in ("step", "attempt_id", "trainer_version"))
         if self._is_fresh and step > 1:
             recall_history(self._root, self._planner, (attempt_id, step - 1), baseline_over=self._rules.baseline_over)
         self._is_fresh = False
-        rows = self._as_it_was(ledger)
+        rows = _as_it_was(ledger, rollouts.select(self.columns))
         if self._planner.scorers:
             self._planner.add_scores(self._scores_of(ledger))
         self._planner.recall_uses(_uses_before(ledger))
         self._planner.add(rows)
         untrainable = ledger.filter(pc.fill_null(pc.equal(ledger["reason"], UNTRAINABLE), False))
-        self._planner.drop_untrainable(untrainable["rollout_id"].to_pylist())
+        if untrainable.num_rows:
+            self._planner.drop_untrainable(untrainable["rollout_id"].to_pylist())
         now = _time_of_plan(ledger, rows, self._rules.params.get("max_age_s"))
         try:
             plan = self._planner.plan(
@@ -79,23 +83,6 @@ class Replanner:
         self._planner.forget()
         assert plan is not None
         return with_roots(plan, ledger)
-
-    def _as_it_was(self, ledger: pa.Table) -> pa.Table:
-        """Return the rows that the planner of the step had read, in an order of arrival that fits the ledger."""
-        rows = self._read(self._root, ledger, self._planner.columns)
-        order = {group_id: number for number, group_id in enumerate(_arrivals(ledger))}
-        added = {
-            "file": ledger["file"],
-            "row_group": ledger["row_group"],
-            "row": ledger["row"],
-            "arrival": pa.array([order[group_id] for group_id in ledger["group_id"].to_pylist()], pa.int64()),
-            "refusal": pc.if_else(
-                pc.is_in(ledger["reason"], _REFUSALS), ledger["reason"], pa.scalar(None, pa.string())
-            ),
-        }
-        for name, column in added.items():
-            rows = rows.append_column(name, column)
-        return rows
 
     def _scores_of(self, ledger: pa.Table) -> pa.Table:
         """Return the scores that the plan of the step used, of the versions that the ledger names.
@@ -123,6 +110,21 @@ class Replanner:
             root = self._root if url is None else Root.open(url)
             self._scores[key] = ScoreReader(root, self._planner.scorers).poll()
         return self._scores[key]
+
+
+def _as_it_was(ledger: pa.Table, rows: pa.Table) -> pa.Table:
+    """Return rollouts as the planner of the step had read them, in an order of arrival that fits the ledger."""
+    order = {group_id: number for number, group_id in enumerate(_arrivals(ledger))}
+    added = {
+        "file": ledger["file"],
+        "row_group": ledger["row_group"],
+        "row": ledger["row"],
+        "arrival": pa.array([order[group_id] for group_id in ledger["group_id"].to_pylist()], pa.int64()),
+        "refusal": pc.if_else(pc.is_in(ledger["reason"], _REFUSALS), ledger["reason"], pa.scalar(None, pa.string())),
+    }
+    for name, column in added.items():
+        rows = rows.append_column(name, column)
+    return rows
 
 
 def _uses_before(ledger: pa.Table) -> dict[str, int]:

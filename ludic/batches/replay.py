@@ -119,7 +119,7 @@ class ReplanSource:
         if self._before + 1 not in self._attempt_of:
             raise ConfigError(f"{self._other.url} has no step {self._before + 1}, where replan_from says to begin")
         self._rules = own_rules(root, config, loss_unit=loss_unit)
-        self._replanner = Replanner(self._other, self._rules, read_rollouts)
+        self._replanner = Replanner(self._other, self._rules)
         self._vetting = Vetting(self._other)
 
     def count_steps(self, resumed: CheckpointInfo | None) -> None:
@@ -136,7 +136,9 @@ class ReplanSource:
         there = self._before + step
         if there not in self._attempt_of:
             return None
-        rows = self._replanner.plan(read_ledger(self._other, self._attempt_of[there], there), self._vetting.find)
+        ledger = read_ledger(self._other, self._attempt_of[there], there)
+        rollouts = read_rollouts(self._other, ledger, self._replanner.columns)
+        rows = self._replanner.plan(ledger, rollouts, self._vetting.find)
         if not any(rows["used"].to_pylist()):
             raise ConfigError(
                 f"{self._root.url}: the filters drop all rollouts of step {there} of {self._other.url}; train fewer "

@@ -14,6 +14,7 @@ from operator import attrgetter, itemgetter
 from types import GenericAlias
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -175,8 +176,6 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
 
 def _to_builtins(values: Any) -> Any:
     """Return records as dictionaries with Python numbers instead of NumPy's."""
-    import msgspec  # not on every machine that benchmarks.gpu runs on
-
     return msgspec.to_builtins(values, enc_hook=lambda v: v.item() if isinstance(v, np.generic) else dict(v))
 
 
@@ -199,8 +198,6 @@ def column_values(table: pa.Table, column: str) -> list[Any]:
     if column in REFERENCES:
         messages = table["messages"].to_pylist(maps_as_pydicts="lossy")
         values = [resolve(steps or (), column, row) for steps, row in zip(values, messages, strict=True)]
-    import msgspec
-
     try:
         return msgspec.convert(values, GenericAlias(list, GenericAlias(tuple, (RECORDS[column], ...)) | None))
     except msgspec.ValidationError as error:

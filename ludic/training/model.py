@@ -38,6 +38,7 @@ from ludic.models.families import (
     spread,
     without_kernels,
 )
+from ludic.models.first_model import local_folder, tokenizer_files, write_files
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 from ludic.models.weight_files import (
     load_config,
@@ -77,8 +78,6 @@ def load_model(
     packed sequences get other logprobs than transformers gives to each alone (ludic.models.families).
     If strict, also raises ModelError if there is a weight that the model does not use.
     """
-    from ludic.models.first_model import local_folder  # not on every machine that benchmarks.gpu runs on
-
     with local_folder(source) as found, _known_names(found) as folder:
         is_judged = check_trainable(folder, source)
         model = load_pretrained(
@@ -383,8 +382,6 @@ def copy_tokenizer(source: str, folder: str | Path) -> None:
 
     Raises ModelError if there is neither such a folder nor such a model on the Hub.
     """
-    from ludic.models.first_model import local_folder, tokenizer_files, write_files
-
     with local_folder(source, with_weights=False) as origin:
         write_files(tokenizer_files(origin), Path(folder))
 

@@ -32,6 +32,7 @@ from ludic.errors import TrainingError
 from ludic.models.experts import Routers
 from ludic.schema.columns import with_columns
 from ludic.schema.validation import UNKNOWN_EXPERT
+from ludic.store.tables import to_token_stats
 from ludic.training.adamw_8bit import adamw_8bit
 from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
 from ludic.training.logprobs import token_logprobs
@@ -455,8 +456,6 @@ class TokenStats:
 
     def to_table(self, attempt_id: int, step: int) -> pa.Table:
         """Return rows of the token_stats table; a rollout whose response max_seq_len cuts to 0 tokens has no row."""
-        from ludic.store.tables import to_token_stats  # not on every machine that benchmarks.gpu runs on
-
         full = [seen for seen in self._seen if seen.rollout_ids]
         lengths = [seen.sequence_ids.bincount(minlength=len(seen.rollout_ids)).numpy() for seen in full]
         return to_token_stats(

@@ -159,10 +159,10 @@ def test_planned_again_by_the_same_rules_a_step_is_the_same(new_root):
     fill(root, num_files=1)
     spoil(root, {5: ("response_tokens", 1_000_000)})
     train_here(root, num_steps=2)
-    replanner = Replanner(root, batch_rules(BatchConfig(max_off_policy_steps=None), 2), read_rollouts)
+    replanner = Replanner(root, batch_rules(BatchConfig(max_off_policy_steps=None), 2))
     for step in (1, 2):
         stored = read_ledger(root, 1, step)
-        assert replanner.plan(stored).equals(stored)
+        assert replanner.plan(stored, read_rollouts(root, stored, replanner.columns)).equals(stored)
 
 
 def test_a_replay_repeats_what_an_older_ludic_trained_on(new_root, monkeypatch):

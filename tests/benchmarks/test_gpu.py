@@ -4,11 +4,15 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from packaging.requirements import Requirement
+
+from benchmarks.bare_machine import StandIn, stand_ins
 
 REPOSITORY = Path(__file__).parents[2]
 NEEDED = ("torch", "transformers", "safetensors", "pyarrow")
@@ -105,9 +109,25 @@ def test_a_machine_without_ludics_packages_measures_what_it_can(tmp_path: Path, 
     assert float(rows(text, "speed")["tiny, bfloat16"][3]) > 0  # memory is planned there, too
 
 
-def test_a_machine_without_a_gpu_is_told_how_to_try() -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu"]
-    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+def test_a_machine_without_a_gpu_and_ludics_packages_is_told_how_to_try(bare: Path) -> None:
+    command = [sys.executable, "-S", "-m", "benchmarks.gpu"]
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(bare)}
     done = subprocess.run(command, cwd=REPOSITORY, env=hidden, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr.strip() == "gpu: PyTorch finds no CUDA device here; --device cpu shows that the parts run"
+
+
+def test_a_missing_package_can_be_imported_within_the_block_and_used_nowhere() -> None:
+    with stand_ins(["msgspeck", "msgspec"]):
+        import msgspec
+        import msgspeck
+        from msgspeck import Meta, json
+
+        count = Annotated[int, msgspeck.Meta(ge=0)]
+    assert msgspec.json.decode(b"[1]") == [1]  # which is installed
+    assert isinstance(count.__metadata__[0], StandIn)
+    for call in (Meta, json.decode, count.__metadata__[0]):
+        with pytest.raises(ModuleNotFoundError, match=r"^msgspeck\S* is called, but msgspeck is not installed$"):
+            call(b"[1]")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'msgspeck'"):
+        import_module("msgspeck")
