@@ -162,8 +162,8 @@ def test_many_random_packs_over_ranks_are_as_before():
 # --- From the files ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory) -> tuple[Root, Plan, dict[str, dict[str, Any]]]:
+@pytest.fixture(scope="module", params=["rloo", "token_returns"])
+def stored(request, tmp_path_factory) -> tuple[Root, Plan, dict[str, dict[str, Any]]]:
     """A root with 12 groups of 4 in two files, a plan of them all, and their arrays by rollout_id."""
     folder: Path = tmp_path_factory.mktemp("packing")
     run = RunConfig(model="tiny", env=("moar_cats",), group_size=4, keep_experts=True)
@@ -179,7 +179,7 @@ def stored(tmp_path_factory) -> tuple[Root, Plan, dict[str, dict[str, Any]]]:
         metadata = RolloutMetadata(worker_id=f"w{worker}", timestamp=datetime(2026, 11, 5, tzinfo=UTC))
         with RolloutWriter(root, metadata.worker_id) as writer:
             writer.append(RolloutBatch(groups=tuple(groups), metadata=metadata))
-    planner = Planner(BatchRules(groups_per_batch=12))
+    planner = Planner(BatchRules(advantage=request.param, groups_per_batch=12))
     planner.add(RolloutReader(root, planner.columns).poll(None))
     rows = planner.plan(step=1, attempt_id=1, trainer_version=0)
     return root, Plan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0), of_rows
@@ -203,7 +203,7 @@ def rollout(rng: np.random.Generator, rollout_id: str, of_row: dict[str, Any]) -
         temperature=temperature_of(rollout_id),
         max_tokens=16,
         seed=0,
-        token_rewards=np.zeros(len(of_row["response_tokens"]), np.float32),
+        token_rewards=rng.normal(size=len(of_row["response_tokens"])).astype(np.float32),
         episode_reward=float(rng.normal()),
         terminated=True,
         truncated=False,
@@ -231,6 +231,8 @@ def ranks_before(
     for row in used:
         of_row = of_rows[row["rollout_id"]] | ({} if experts else {"experts": None})
         others = {name: row[name] for name in ("rollout_id", "advantage", "weight")}
+        if row["token_advantages"] is not None:
+            others["advantage"] = np.array(row["token_advantages"], np.float32)
         rows.append(sequence_of(of_row, temperature=temperature_of(row["rollout_id"]), **others))
     pieces = before.Sequences.of(rows)
     bounds = np.array(
