@@ -53,7 +53,7 @@ Arrays = Sequence[str]
 """Which arrays the rows of a batch have, of mask, kept_tokens, experts and rewards."""
 
 # --- Records -------------------------------------------------------------------------------------------
-# RandomState draws the same numbers under any NumPy.
+# RandomState draws the same integers under any NumPy, and fractions of powers of two are exact on any machine.
 
 
 def make_batch(
@@ -98,7 +98,7 @@ def _row(
     has = {name: name in arrays and rng.randint(4) > 0 for name in ("mask", "kept_tokens", "experts", "rewards")}
     mask = rng.randint(3, size=length) > 0 if has["mask"] else None
     is_sampled = np.ones(length, bool) if mask is None else mask
-    logprobs = -rng.gamma(0.25, 2.0, length).astype(np.float32)
+    logprobs = (-rng.randint(0, 1 << 20, length) / (1 << 17)).astype(np.float32)
     reward = float(rng.randint(0, 4)) / 2
     values: dict[str, Any] = {"experts": _experts(rng, len(prompt) + length - 1)} if has["experts"] else {}
     if has["kept_tokens"]:
@@ -111,7 +111,7 @@ def _row(
     if index == 1:
         spans = WeightSpan(version=policy_version, start=0, end=1), WeightSpan(version=7, start=1, end=max(2, length))
         values |= {"policy_version_last": 7, "weight_versions": spans[: 1 + (length > 1)], "top_k": 50}
-    token_rewards = rng.standard_normal(length) if has["rewards"] else np.append(np.zeros(length - 1), reward)
+    token_rewards = rng.randint(-16, 17, length) / 8 if has["rewards"] else np.append(np.zeros(length - 1), reward)
     return rollout_of(
         **_identity(group_id, index, group_size, policy_version),
         **_texts(index, length, reward),

@@ -229,6 +229,7 @@ def test_many_random_batches_are_refused_as_before():
     assert 400 < assert_reasons_are_equal(range(2_000)) < 1_200
 
 
+@pytest.mark.slow
 def test_the_random_batches_have_every_reason():
     """Each rule for arrays refuses some row, so none is compared in vain."""
     found = "\n".join(reason for seed in range(2_000) for reason in before.find_problems(rows_of(seed), VOCABULARY))
