@@ -174,7 +174,8 @@ def loop(module: Any, folder: Path, quick: bool) -> Callable[[], dict[str, float
     module.make_tiny_model(model, module.WORDS, hidden_size=64)
     run = module.RunConfig(model=model, env=("moar_cats",), max_tokens=32, accept_incomplete=True)
     config = module.TrainConfig.of(num_steps=1000, learning_rate=1e-3)
-    steps: Iterator[Any] = module.minimal.learn(module.Root.create(f"{folder}/run", run), config, folder)
+    start = getattr(module, "put_run", None) or module.Root.create  # of a checkout older than ludic.run_json
+    steps: Iterator[Any] = module.minimal.learn(start(f"{folder}/run", run), config, folder)
     return lambda: {f"{steps_a_round} steps": _timed_once(lambda: list(islice(steps, steps_a_round)))}
 
 

@@ -28,8 +28,10 @@ from benchmarks.rollouts import make_batch
 from ludic.flags import run_script
 from ludic.maintenance.compact import ROW_GROUP_ROWS, compact
 from ludic.records import new_id
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import to_table
-from ludic.store import RolloutFile, Root, RunConfig, list_files
+from ludic.store import RolloutFile, Root, list_files
 from ludic.store.parquet import encode, group_ranges, open_writer, row_group_bounds, writer_options
 
 NUM_WORKERS = 64
@@ -56,7 +58,7 @@ def main(quick: bool = False) -> None:
     num_files, mean_length, rounds = (8, 20, 1) if quick else (512, 1000, 7)
     folder = Path(tempfile.mkdtemp())
     try:
-        root = Root.create(str(folder / "run"), RunConfig(model="m", env=("moar_cats",)))
+        root = put_run(str(folder / "run"), RunConfig(model="m", env=("moar_cats",)))
         for number, table in enumerate(make_tables(root, num_files, mean_length)):
             file = RolloutFile(7, "moar_cats", table["worker_id"][0].as_py(), table["sequence"][0].as_py())
             assert root.put_if_absent(file.name, encode(table)), number

@@ -57,6 +57,7 @@ from ludic.models.tiny import make_tiny_model
 from ludic.models.weight_files import load_pretrained
 from ludic.rollouts.config import WorkerConfig
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.store import Root, publish_policy
 
 _GROUP = 8
@@ -258,7 +259,7 @@ def _published(url: str, folder: str, mean: int) -> tuple[Root, Callable[[int], 
 
     most = _LONGEST * mean
     run = RunConfig(model=folder, env=("moar_cats",), group_size=_GROUP, max_tokens=most, accept_incomplete=True)
-    root = Root.create(f"{url}/run", run)
+    root = put_run(f"{url}/run", run)
     publish(0)
     return root, publish
 

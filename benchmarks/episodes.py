@@ -135,7 +135,7 @@ class SlowEngine:
         tokens = np.array(tokenizer("fine" if is_answer else _CALL)["input_ids"] + [tokenizer.eos_token_id], np.int32)
         return Completion(
             tokens=tokens,
-            logprobs=np.zeros(len(tokens), np.float32),
+            columns={"response_logprobs": np.zeros(len(tokens), np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=0, start=0, end=len(tokens)),),
         )

@@ -51,6 +51,7 @@ from ludic.errors import ModelError, one_line
 from ludic.flags import run_script
 from ludic.models.families import NUM_TOKENS, logprobs_alone, shrink, spread, without_kernels
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.training.config import TrainConfig, describe_computing
 from ludic.training.device_defaults import Gpu, with_defaults
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
@@ -575,7 +576,7 @@ def _choice(setting: Setting, sizes: dict[str, Any], config: TrainConfig) -> Cel
             rollout_id=str(index),
             prompt_tokens=numbers.integers(0, sizes["vocab_size"], 4, dtype=np.int32),
             response_tokens=numbers.integers(0, sizes["vocab_size"], length - 4, dtype=np.int32),
-            sampler_logprobs=np.full(length - 4, -7.0, np.float32),
+            columns={"response_logprobs": np.full(length - 4, -7.0, np.float32)},
             advantage=1.0,
         )
         for index in range(tokens // length)
@@ -659,7 +660,7 @@ def files(setting: Setting) -> Iterator[Cells]:
     if not _is_installed("msgspec"):
         yield "checkpoint", "not measured: the store needs msgspec", "", ""
         return
-    from ludic.store import Root, RunConfig
+    from ludic.run_config import RunConfig
     from ludic.training.checkpoint import take_snapshot, write_checkpoint
 
     optimizer = build_optimizer(model, config)
@@ -671,7 +672,7 @@ def files(setting: Setting) -> Iterator[Cells]:
     taken = time.perf_counter() - started
     size = sum(each.nbytes for part in (snapshot.weights, snapshot.moments) for each in part.values())
     yield "checkpoint: copy to the host (ranks wait)", *_by_size(size, taken)
-    root = Root.create(str(setting.folder / "run"), RunConfig(model="none", env=("moar_cats",)))
+    root = put_run(str(setting.folder / "run"), RunConfig(model="none", env=("moar_cats",)))
     started = time.perf_counter()
     write_checkpoint(root, snapshot)
     taken = time.perf_counter() - started

@@ -35,7 +35,7 @@ from benchmarks.measure import print_table
 from ludic.agents.agent import Agent
 from ludic.batches import online
 from ludic.batches.online import OnlineSource
-from ludic.code.kept import create_root
+from ludic.code.waits import SideThread
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments import event_loops
 from ludic.environments.environment import Example, Score, Split, Transition
@@ -51,10 +51,11 @@ from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.pump import EngineCalls, Pump
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
 from ludic.rollouts.worker import opened_stream
-from ludic.store import RolloutWriter, Root, RunConfig, start_attempt, write_ledger
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import RolloutWriter, Root, start_attempt, write_ledger
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
-from ludic.waits import SideThread
 
 TOKENS_EACH = 16
 """Tokens that one simulated token stands for."""
@@ -211,7 +212,7 @@ class SimulatedEngine:
                 self._count(-1)
         return Completion(
             tokens=np.full(length, 5, np.int32),
-            logprobs=np.full(length, -1.0, np.float32),
+            columns={"response_logprobs": np.full(length, -1.0, np.float32)},
             finish_reason="stop",
             weight_versions=self._spans(began_s, length),
         )

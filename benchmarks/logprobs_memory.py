@@ -100,7 +100,7 @@ def even_batch(num_tokens: int, vocab_size: int) -> MicroBatch:
                 rollout_id=str(index),
                 prompt_tokens=rng.integers(0, vocab_size, 1, dtype=np.int32),
                 response_tokens=rng.integers(0, vocab_size, length, dtype=np.int32),
-                sampler_logprobs=np.zeros(length, np.float32),
+                columns={"response_logprobs": np.zeros(length, np.float32)},
                 advantage=1.0,
             )
             for index, length in enumerate(lengths)

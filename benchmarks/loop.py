@@ -22,7 +22,8 @@ from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
 from ludic.rollouts.sampler import GroupSampler
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.training.config import TrainConfig
 from ludic.training.model import load_model
 from ludic.training.step import build_optimizer, learning_rate, train_step
@@ -47,7 +48,7 @@ def _measure(hidden_size: int, num_steps: int) -> list[str]:
         run = RunConfig(model=model, env=("moar_cats",), max_tokens=32, accept_incomplete=True)
         # One step more than is timed: the first warms up.
         config = TrainConfig.of(num_steps=num_steps + 1, learning_rate=1e-3)
-        stored = minimal.learn(Root.create(f"{folder}/run", run), config, Path(folder))
+        stored = minimal.learn(put_run(f"{folder}/run", run), config, Path(folder))
         passed = learn_in_memory(run, config)
         rewards: dict[str, list[float]] = {"stored": [], "passed": []}
         seconds = take_turns(
@@ -94,7 +95,7 @@ def to_sequences(group: RolloutGroup) -> list[TrainingSequence]:
             rollout_id=rollout.rollout_id,
             prompt_tokens=rollout.prompt_tokens,
             response_tokens=rollout.response_tokens,
-            sampler_logprobs=rollout.response_logprobs,
+            columns={"response_logprobs": rollout.response_logprobs},
             advantage=advantage,
         )
         for rollout, advantage in zip(group.rollouts, group.rloo_advantages().tolist(), strict=True)

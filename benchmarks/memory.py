@@ -19,7 +19,9 @@ from benchmarks.rollouts import make_batch, make_like
 from ludic.flags import run_script
 from ludic.maintenance.compact import compact
 from ludic.records import new_id
-from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import RolloutReader, RolloutWriter, Root
 from ludic.store.ledger import read_rollouts
 
 Role = Callable[..., None]
@@ -49,7 +51,7 @@ def main(quick: bool = False, sizes_gb: tuple[float, ...] = (1, 4, 16)) -> None:
 def _measure(group_size: int, mean_length: int, size_gb: float) -> dict[str, int]:
     """Return the peak bytes of each role; the roles run one after the other on one store."""
     with tempfile.TemporaryDirectory() as folder:
-        root = Root.create(f"{folder}/run", RunConfig(model="none", env=("moar_cats",), group_size=group_size))
+        root = put_run(f"{folder}/run", RunConfig(model="none", env=("moar_cats",), group_size=group_size))
         args = (root.url, group_size, mean_length, int(size_gb * 1e9))
         return {role: in_a_process(_peak_bytes, function, *args) for role, function in ROLES.items()}
 

@@ -95,7 +95,7 @@ def skewed_sequences(
             rollout_id=str(i),
             prompt_tokens=rng.integers(0, vocab_size, 16, dtype=np.int32),
             response_tokens=rng.integers(0, vocab_size, int(length), dtype=np.int32),
-            sampler_logprobs=np.full(int(length), -7.0, np.float32),
+            columns={"response_logprobs": np.full(int(length), -7.0, np.float32)},
             advantage=1.0,
         )
         for i, length in enumerate(lengths)

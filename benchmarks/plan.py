@@ -21,7 +21,8 @@ from benchmarks.measure import in_a_process, peak_bytes, print_table, start_peak
 from benchmarks.models import make_model
 from ludic.distributed import init_distributed, shut_down
 from ludic.flags import run_script
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.training.checkpoint import take_snapshot, write_checkpoint
 from ludic.training.config import ModelConfig, TrainConfig
 from ludic.training.memory import PROCESS, activations, host_memory, model_sizes, rank_memory
@@ -145,7 +146,7 @@ def measure(case: str, size: tuple[int, int, int], num_tokens: int, settings: Mo
 def _publish_and_checkpoint(model: Any, optimizer: Any) -> None:
     """Copy the weights as the trainer does to publish, then the state of a checkpoint, and write both."""
     with tempfile.TemporaryDirectory() as folder:
-        root = Root.create(f"{folder}/run", RunConfig(model="none", env=("moar_cats",)))
+        root = put_run(f"{folder}/run", RunConfig(model="none", env=("moar_cats",)))
         weights = detached(full_state_dict(model), model.device)
         snapshot = take_snapshot(
             model, optimizer, attempt_id=1, step=2, policy_version=0, cursor={}, config=TrainConfig().flat()

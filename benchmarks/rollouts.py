@@ -121,7 +121,7 @@ def _make_rollout(
 ) -> Rollout:
     tokens, text = response
     length, reward = len(tokens), float(rng.random() < 0.4)
-    return Rollout(
+    return Rollout.of(
         rollout_id=(rollout_id := new_id()),
         trajectory_id=rollout_id,
         group_id=group_id,

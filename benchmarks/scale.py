@@ -25,7 +25,9 @@ from benchmarks.s3_server import BUCKET, Request, S3Server, s3_server
 from benchmarks.simulation import GROUP_SIZE, GROUPS_PER_CALL, ROLLOUTS_A_SECOND, Outcome, simulate
 from ludic.distributed import init_distributed, shut_down
 from ludic.flags import run_script
-from ludic.store import MetricsTail, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import MetricsTail, Root
 
 DOLLARS = {"PUT": 5e-6, "POST": 5e-6, "LIST": 5e-6, "GET": 4e-7, "HEAD": 4e-7, "DELETE": 0.0}
 """List prices of a request, S3 Standard in us-east-1, 2026-11."""
@@ -95,7 +97,7 @@ def _config(num_workers: int) -> RunConfig:
 
 def _run_locally(num_workers: int, num_steps: int) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
-        root = Root.create(f"{folder}/run", _config(num_workers))
+        root = put_run(f"{folder}/run", _config(num_workers))
         return simulate(root, root, num_steps=num_steps, train_s=TRAIN_S["trainer"])
 
 
@@ -113,7 +115,7 @@ def _run_on_s3(server: S3Server, name: str, num_workers: int, num_steps: int, tr
 def _connected(server: S3Server, client: str, name: str, num_workers: int) -> Root:
     """Return the root through a client's port."""
     server.serve(client)
-    root = Root.create(f"s3://{BUCKET}/{name}", _config(num_workers))
+    root = put_run(f"s3://{BUCKET}/{name}", _config(num_workers))
     root.fs.size(root.at("run.json"))  # s3fs connects at its first request, and obstore has done so
     return root
 

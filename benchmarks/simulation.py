@@ -31,6 +31,7 @@ from ludic.records import RolloutBatch, RolloutGroup, new_id
 from ludic.rollouts import worker as real_worker
 from ludic.rollouts.metrics import stream_metrics
 from ludic.rollouts.schedule import Schedule, new_worker_id
+from ludic.run_json import run_of
 from ludic.store import (
     LatestPolicy,
     MetricsLog,
@@ -133,7 +134,7 @@ class Worker:
 
     def __init__(self, root: Root, clock: Clock, times: Times, slot: int, cache: Path) -> None:
         self._root, self._clock, self._times, self._cache = root, clock, times, cache
-        self._schedule = Schedule.of_slot(root.run, slot)
+        self._schedule = Schedule.of_slot(run_of(root), slot)
         self._position = self.num_committed = 0
         self.worker_id = new_worker_id(slot)
         self._claim = claim_slot(root, slot, self.worker_id)
@@ -287,7 +288,7 @@ def simulate(for_workers: Root, for_trainer: Root, *, num_steps: int, train_s: f
 
     Asserts that no group is planned twice, and that every committed group is delivered.
     """
-    clock, times, num_workers = Clock(), Times(), for_workers.run.num_workers
+    clock, times, num_workers = Clock(), Times(), run_of(for_workers).num_workers
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(online, "time", clock))
         stack.enter_context(mock.patch.object(reader, "list_names", _counted_listing(times, reader.list_names)))

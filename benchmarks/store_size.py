@@ -26,8 +26,10 @@ from benchmarks.measure import in_a_process, median_ratio, print_table, take_tur
 from benchmarks.rollouts import Source, make_batch
 from ludic.flags import run_script
 from ludic.records import RolloutBatch, new_id
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import TOKEN_COLUMNS, column_values, to_table, validate
-from ludic.store import RolloutFile, Root, RunConfig, read_rows
+from ludic.store import RolloutFile, read_rows
 from ludic.store.local import Content
 from ludic.store.parquet import encode
 
@@ -159,7 +161,7 @@ def num_response_tokens(batch: RolloutBatch) -> int:
 
 def parquet(batch: RolloutBatch) -> Format:
     """Return the format of RolloutWriter and a trainer's rank; the root is in memory, so the disk is not measured."""
-    root = Root.create(f"memory://{new_id()}", RunConfig(model="none", env=("moar_cats",)))
+    root = put_run(f"memory://{new_id()}", RunConfig(model="none", env=("moar_cats",)))
     name = RolloutFile(7, "moar_cats", batch.metadata.worker_id, 0).name
 
     def write() -> Content:

@@ -14,8 +14,10 @@ import pyarrow as pa
 
 from benchmarks.rollouts import make_batch
 from ludic.maintenance.compact import compact
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import to_table
-from ludic.store import RolloutFile, Root, RunConfig
+from ludic.store import RolloutFile, Root
 from ludic.store.local import Content
 from ludic.store.parquet import encode
 
@@ -39,7 +41,7 @@ def make_store(
 
     base_groups: most groups of 8 with distinct content; other groups repeat it.
     """
-    root = Root.create(url, RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
+    root = put_run(url, RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
     num_distinct = min(base_groups, num_files * groups_a_file)
     base = to_table(make_batch(num_distinct, mean_length=mean_length), run_id=root.run_id, sequence=0)
     rng = np.random.default_rng(0)

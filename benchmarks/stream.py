@@ -35,9 +35,11 @@ from ludic.batches.reading import read_rank_batch
 from ludic.batches.source import Plan
 from ludic.flags import run_script
 from ludic.records import Rollout, RolloutBatch
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
-from ludic.store import RolloutFile, RolloutReader, Root, RunConfig
+from ludic.store import RolloutFile, RolloutReader, Root
 from ludic.store.parquet import encode
 from ludic.training.config import TrainConfig
 
@@ -121,7 +123,7 @@ def _make_batch(number: int, mean_length: int, num_groups: int = GROUPS // NUM_F
 
 def _plan(folder: Path, batches: Sequence[RolloutBatch]) -> tuple[Root, Plan]:
     """Return a root with one file per batch, and the plan of a step that uses all batches."""
-    root = Root.create(str(folder / "run"), RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
+    root = put_run(str(folder / "run"), RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
     for number, batch in enumerate(batches):
         table = with_own_requests(to_table(batch, run_id=root.run_id, sequence=number), number)
         root.put_if_absent(RolloutFile(7, "moar_cats", batch.metadata.worker_id, number).name, encode(table))

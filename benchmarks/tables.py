@@ -17,8 +17,10 @@ from pyiceberg.exceptions import CommitFailedException
 from sqlalchemy.exc import OperationalError
 
 from ludic.records import RolloutBatch
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import to_table
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.store import RolloutWriter, Root
 
 # The fork server has imported lance, and never called it.
 warnings.filterwarnings("ignore", "lance is not fork-safe")
@@ -41,7 +43,7 @@ class TableKind:
 
 
 def _create_ludic(folder: str, schema: pa.Schema) -> None:
-    Root.create(f"{folder}/run", RunConfig(model="none", env=("moar_cats",)))
+    put_run(f"{folder}/run", RunConfig(model="none", env=("moar_cats",)))
 
 
 def _open_ludic(folder: str, worker_id: str) -> Append:

@@ -28,9 +28,11 @@ from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.rollouts import make_batch, make_like
 from ludic.flags import run_script
 from ludic.records import RolloutBatch
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
-from ludic.store import RolloutFile, RolloutReader, RolloutWriter, Root, RunConfig
+from ludic.store import RolloutFile, RolloutReader, RolloutWriter, Root
 from ludic.store.parquet import encode
 
 COLUMNS = Planner(BatchRules(groups_per_batch=8)).columns
@@ -107,7 +109,7 @@ def _row(
 
 
 def start_ludic(folder: str, num_files: int) -> Tail:
-    root = Root.create(f"{folder}/run", RunConfig(model="none", env=("moar_cats",)))
+    root = put_run(f"{folder}/run", RunConfig(model="none", env=("moar_cats",)))
     _fill(root, num_files)
     reader = RolloutReader(root, COLUMNS)
     writer, groups = RolloutWriter(root, "w0-new"), _groups()

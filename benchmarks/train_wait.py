@@ -27,8 +27,10 @@ from ludic.batches.stream import PlannedStream
 from ludic.distributed import init_distributed, shut_down
 from ludic.flags import run_script
 from ludic.records import RolloutBatch, RolloutGroup, new_id
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import to_table
-from ludic.store import RolloutFile, Root, RunConfig, start_attempt
+from ludic.store import RolloutFile, Root, start_attempt
 from ludic.store.parquet import encode
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
@@ -64,7 +66,7 @@ def _fill(mean_length: int, num_steps: int) -> Root:
     """Return a root with one batch of rollouts for each version that a step trains with, and for the next version."""
     groups_per_batch = NUM_WORKERS * GROUPS_A_FILE
     run = RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE, groups_per_batch=groups_per_batch)
-    root = Root.create(f"s3://{BUCKET}/train_wait", run)
+    root = put_run(f"s3://{BUCKET}/train_wait", run)
     batches = [make_batch(GROUPS_A_FILE, mean_length=mean_length, seed=number) for number in range(NUM_WORKERS)]
     for version in range(num_steps + 1):
         for worker, batch in enumerate(batches):

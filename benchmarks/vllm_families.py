@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from benchmarks.families import INCOMPLETE
+from ludic.defaults import Longrope
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine, GenerationRequest, SamplingParams, generate_all
 from ludic.engines.registry import EngineSetup, engine_maker
@@ -24,7 +25,6 @@ from ludic.flags import run_script
 from ludic.models.families import TOLERANCE, probe_sequences, shrink, spread
 from ludic.models.rope import original_length
 from ludic.models.weight_files import load_config, mended
-from ludic.run_config import Longrope
 from ludic.training.model import full_state_dict, load_model, packed_logprobs, save_weights
 
 SCALE = 2

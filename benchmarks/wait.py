@@ -20,6 +20,7 @@ from ludic.batches.reading import read_sequences
 from ludic.environments.moar_cats import WORDS
 from ludic.flags import run_script
 from ludic.models.tiny import make_tiny_model
+from ludic.run_json import run_of
 from ludic.sql import BatchRules, Planner, connect
 from ludic.store import RolloutReader, Root
 from ludic.training.config import TrainConfig
@@ -80,7 +81,7 @@ def _fill(folder: str, hidden_size: int, num_steps: int) -> Root:
 
 def _plan_and_read_again(root: Root, num_steps: int) -> dict[str, float]:
     """Return the median seconds of the calls that the trainer's threads made."""
-    planner = Planner(BatchRules(groups_per_batch=root.run.groups_per_batch))
+    planner = Planner(BatchRules(groups_per_batch=run_of(root).groups_per_batch))
     planner.add(RolloutReader(root, planner.columns).poll(None))
     seconds: dict[str, list[float]] = {"plan_s": [], "read_s": []}
     for step in range(1, num_steps + 1):

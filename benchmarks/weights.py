@@ -45,7 +45,9 @@ from ludic.flags import run_script
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import run_worker
-from ludic.store import Root, RunConfig, fetch_policy, prune_policies
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import Root, fetch_policy, prune_policies
 from ludic.store.policies import PolicyWriter, claim_policy
 from ludic.store.weights import write_delta
 from ludic.training.config import TrainConfig
@@ -96,7 +98,7 @@ class _Reader:
 
     def __init__(self, full_every: int | None, folder: Path) -> None:
         run = RunConfig(model="none", env=("moar_cats",))
-        self._root = Root.create(f"s3://{BUCKET}/weights-{time.time_ns()}", run)
+        self._root = put_run(f"s3://{BUCKET}/weights-{time.time_ns()}", run)
         self._writer, self._cache = PolicyWriter(self._root, full_every), folder
         self.close = self._writer.close
         self.engine: TransformersEngine | None = None
@@ -165,7 +167,7 @@ def _train(
             rollout_id=str(index),
             prompt_tokens=random_tokens.integers(0, vocab_size, 16, dtype=np.int32),
             response_tokens=random_tokens.integers(0, vocab_size, 48, dtype=np.int32),
-            sampler_logprobs=np.full(48, -np.log(vocab_size), np.float32),
+            columns={"response_logprobs": np.full(48, -np.log(vocab_size), np.float32)},
             advantage=1.0 if index % 2 else -1.0,
         )
         for index in range(4)
@@ -230,7 +232,7 @@ def _print_run(num_steps: int, num_kills: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(f"{folder}/model", WORDS, hidden_size=256)
         run = RunConfig(model=f"{folder}/model", env=("moar_cats",), max_tokens=32, accept_incomplete=True)
-        root = Root.create(f"s3://{BUCKET}/run-{time.time_ns()}", run)
+        root = put_run(f"s3://{BUCKET}/run-{time.time_ns()}", run)
         config = TrainConfig.of(
             num_steps=num_steps, learning_rate=1e-5, publish_dtype="bfloat16", full_version_every=10, num_threads=1
         )

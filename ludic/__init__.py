@@ -7,7 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ludic.operations.create import create
     from ludic.operations.fit import dpo, fit, grpo, sft
+    from ludic.operations.run import Run
+    from ludic.operations.run import open_run as open
     from ludic.records import (
         AgentStep,
         EnvironmentStep,
@@ -18,15 +21,13 @@ if TYPE_CHECKING:
         RolloutMetadata,
         ToolCall,
     )
-    from ludic.run import Run, create
-    from ludic.run import open_run as open
     from ludic.run_config import RunConfig
     from ludic.sql.connect import connect, refresh
     from ludic.sql.scan import scan
     from ludic.store.root import Root
 
 _HOMES = {
-    "Run": "ludic.run",
+    "Run": "ludic.operations.run",
     "AgentStep": "ludic.records",
     "EnvironmentStep": "ludic.records",
     "Message": "ludic.records",
@@ -36,11 +37,11 @@ _HOMES = {
     "RolloutMetadata": "ludic.records",
     "ToolCall": "ludic.records",
     "connect": "ludic.sql.connect",
-    "create": "ludic.run",
+    "create": "ludic.operations.create",
     "dpo": "ludic.operations.fit",
     "fit": "ludic.operations.fit",
     "grpo": "ludic.operations.fit",
-    "open": "ludic.run",
+    "open": "ludic.operations.run",
     "refresh": "ludic.sql.connect",
     "scan": "ludic.sql.scan",
     "sft": "ludic.operations.fit",

@@ -5,7 +5,8 @@ people's programs, in ludic.adapters (import contracts in pyproject.toml). What 
 core beside the table that names it.
 """
 
-from importlib import import_module
+from functools import cache
+from importlib import import_module, resources
 from typing import Any
 
 
@@ -13,3 +14,15 @@ def find_by_name(name: str) -> Any:
     """Return the attribute of a module of ludic that `module:attribute` names. Never for names that a user gives."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def packaged_names(folder: str) -> list[str]:
+    """Return the names of the SQL files of ludic/sql/{folder}/, sorted."""
+    files = resources.files("ludic.sql").joinpath(folder).iterdir()
+    return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
+
+
+@cache
+def read_packaged(folder: str, name: str) -> str:
+    """Return the text of ludic/sql/{folder}/{name}.sql."""
+    return resources.files("ludic.sql").joinpath(folder, f"{name}.sql").read_text(encoding="utf-8")

@@ -5,6 +5,8 @@ from typing import Any, Literal, get_args
 
 LEASE_S = 12.0
 """Default length of a lease, in seconds. Costs a put and two gets every 4 s: 13 cents a day on S3."""
+MOST_LEASE_S = 86_400
+"""Longest lease, in seconds. After a trainer dies, the next one waits as long before it takes over."""
 ENV_TIMEOUT_S = 60.0
 """Default limit of one call of an environment, in seconds."""
 TARGET_BYTES = 128 << 20
@@ -15,6 +17,8 @@ ENGINE = "auto"
 """Default inference engine of workers: vllm on a GPU where it is installed, else transformers."""
 MAX_OBSERVATION_CHARACTERS = 1_000_000
 """About 250,000 tokens, more than most models read."""
+Longrope = Literal["short", "long"]
+"""Factors of a longrope model, such as Phi-3-128k."""
 ExampleIds = Literal["row", "question"]
 """What identifies a question of qa/SOURCE: a unique column such as id, else all columns; or its question and answer, as
 in roots whose run.json does not say."""

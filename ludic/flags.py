@@ -16,14 +16,24 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 from ludic.errors import DETAIL_INDENT, ConfigError
-from ludic.foreign_settings import answer, answer_word
 from ludic.masking import mask
 from ludic.printable import printable
-from ludic.renamed_settings import close_names
-from ludic.settings import Setting, arguments, describe, missing, refuse, settings_of, unknown
+from ludic.settings import (
+    Setting,
+    arguments,
+    close_names,
+    describe,
+    meaning_elsewhere,
+    missing,
+    refuse,
+    settings_of,
+    unknown,
+)
 
 _FLAG = re.compile(r"(--?[A-Za-z][\w-]*)(=.*)?$", re.DOTALL)
 """Matches an argument that can only be a flag."""
+_DOTTED = re.compile(r"(?:--|\+{1,2}|~)?([A-Za-z_][\w-]*(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
+"""Matches a setting as other programs take it: actor_rollout_ref.rollout.n=8, --trainer.optim.lr."""
 _NOT_A_FLAG = "\0"
 """Put before a value that begins with a hyphen, so that argparse takes it for no flag. No argument holds it."""
 _ONCE = ("config", "algorithm")
@@ -131,8 +141,8 @@ def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting], known: 
     end = args.index("--") if "--" in args else len(args)
     for arg in args[:end]:
         match = _FLAG.match(arg)
-        if foreign := answer_word(arg, table, _flag, algorithm):
-            problems.append(f"{arg.partition('=')[0]} is {foreign}")
+        if meaning := answer_word(arg, table, algorithm):
+            problems.append(f"{arg.partition('=')[0]} is {meaning}")
             continue
         if match is None or arg.lower() in ("-inf", "-nan"):
             found.append(_value(arg))
@@ -158,10 +168,18 @@ def _unknown_flag(
     given: str, name: str, table: Mapping[str, Setting], known: Collection[str], algorithm: str | None
 ) -> str:
     """Describe a flag that is not known. given: with its hyphens. name: with hyphens alone inside."""
-    foreign = answer(name.removeprefix("no-").replace("-", "_"), table, _flag, algorithm)
-    if foreign and name not in known:  # -n is a mistake for --n where there is one
-        return f"{given} is {foreign}"
+    meaning = meaning_elsewhere(name.removeprefix("no-").replace("-", "_"), table, _flag, algorithm)
+    if meaning and name not in known:  # -n is a mistake for --n where there is one
+        return f"{given} is {meaning}"
     return f"there is no option {given}{_did_you_mean(name, known)}"
+
+
+def answer_word(word: str, known: Collection[str], algorithm: str | None = None) -> str | None:
+    """Return what an argument such as actor.lr=1e-6 or --trainer.optim.lr is here; None for any other word."""
+    match = _DOTTED.fullmatch(word)
+    if match is None or (match[2] is None and not word.startswith("--")):
+        return None
+    return meaning_elsewhere(match[1].replace("-", "_"), known, _flag, algorithm)
 
 
 def _algorithm_in(args: Sequence[str]) -> str | None:

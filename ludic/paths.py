@@ -1,4 +1,4 @@
-"""Distinguish URLs from paths on this machine, which no other module does; patterns of paths; the user's cache folder.
+"""Distinguish URLs, paths on this machine and keys that are no paths; patterns of paths; the user's cache folder.
 
 Raises ConfigError for a URL in a setting that takes only a path.
 """
@@ -21,6 +21,11 @@ A_RELATIVE_PATH = "a path below its folder, without '..', '.', empty parts, '\\'
 def is_url(text: str) -> bool:
     """Return whether a text is a URL, such as s3://bucket/run; a path on this machine has no scheme."""
     return "://" in text
+
+
+def is_path(name: str) -> bool:
+    """Return whether a file's name is a path; an object store takes any key, such as one with two slashes."""
+    return {"", ".", ".."}.isdisjoint(name.split("/"))
 
 
 def local_path(text: str, what: str) -> Path:

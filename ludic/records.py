@@ -6,9 +6,9 @@ except the provenance that the store adds (worker_id, sequence, created_at, grou
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -231,22 +231,9 @@ class Rollout:
     max_tokens: int
     seed: int
 
-    prompt_tokens: np.ndarray
-    """(prompt_length,) int32."""
-    response_tokens: np.ndarray
-    """(response_length,) int32; the three arrays below have the same length."""
-    response_logprobs: np.ndarray
-    """(response_length,) float32, nats, under the distribution sampled from; 0 where action_mask is 0."""
-    token_rewards: np.ndarray
-    """(response_length,) float32; the reward that the episode gave at each token."""
-    action_mask: np.ndarray | None = None
-    """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
-    kept_tokens: Sequence[np.ndarray] | None = None
-    """Token ids, (kept,) int32 ascending, that top_k and top_p kept at each response token; empty where action_mask is
-    0. None if nothing was cut, or it is not known."""
-    experts: np.ndarray | None = None
-    """(prompt_length + response_length - 1, L, K) int16: at each token that the sampler read, the last one is none, the
-    K experts that the router of each of L layers chose, ascending. None if they were not kept."""
+    columns: Mapping[str, Any]
+    """Arrays of its tokens by the name of their column; one that is left out is absent. What each runs along and holds
+    says its row in schemas/rollouts.v1.json, see ludic.schema.columns."""
 
     num_turns: int = 1
     episode_reward: float | None
@@ -273,6 +260,39 @@ class Rollout:
     metadata: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, ExtraValue] = field(default_factory=dict)
     """Values of the run's own columns x_*, as declared in RunConfig.extra_columns; a column left out is null."""
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Make a rollout from the values of its columns by name: arrays, which go into `columns`, and all others."""
+        own = {field.name for field in fields(cls)}
+        arrays = {name: value for name, value in values.items() if name not in own and value is not None}
+        others = {name: value for name, value in values.items() if name in own}
+        return cls(**{**others, "columns": {**others.get("columns", {}), **arrays}})
+
+    @property
+    def prompt_tokens(self) -> np.ndarray:
+        """(prompt_length,) int32."""
+        return self.columns["prompt_tokens"]
+
+    @property
+    def response_tokens(self) -> np.ndarray:
+        """(response_length,) int32."""
+        return self.columns["response_tokens"]
+
+    @property
+    def response_logprobs(self) -> np.ndarray:
+        """(response_length,) float32, nats, under the distribution sampled from; 0 where action_mask is 0."""
+        return self.columns["response_logprobs"]
+
+    @property
+    def token_rewards(self) -> np.ndarray:
+        """(response_length,) float32; the reward that the episode gave at each token."""
+        return self.columns["token_rewards"]
+
+    @property
+    def action_mask(self) -> np.ndarray | None:
+        """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
+        return self.columns.get("action_mask")
 
     @property
     def prompt_length(self) -> int:

@@ -1,9 +1,7 @@
 """New names of settings that older versions of ludic knew, or stored in attempts/N.json and checkpoint.json."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from ludic.errors import similar_names
 
 RENAMED: Mapping[str, str] = {
     "normalize_over": "loss_normalization",
@@ -26,9 +24,3 @@ RENAMED: Mapping[str, str] = {
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings read from JSON under their current names."""
     return {RENAMED.get(name, name): value for name, value in settings.items()}
-
-
-def close_names(name: str, names: Collection[str]) -> list[str]:
-    """Return the names that an unknown setting may mean, best first: its current name, else similar names."""
-    current = RENAMED.get(name, name.replace("-", "_"))
-    return [current] if current in names else similar_names(name, names)

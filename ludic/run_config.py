@@ -1,11 +1,14 @@
-"""Settings that workers and trainers of one run share. Imports no store, so that `--help` answers at once."""
+"""Settings that workers and trainers of one run share; ludic.run_json reads and writes those of a root.
+
+Imports no store, so that `--help` answers at once.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from ludic.defaults import MAX_OBSERVATION_CHARACTERS
+from ludic.defaults import MAX_OBSERVATION_CHARACTERS, Longrope
 from ludic.errors import ConfigError
 from ludic.extra_columns import check_extra_columns
 from ludic.settings import (
@@ -30,8 +33,6 @@ AGE_SHARE = 3 / 8
 Answers of log-normal length, the longest eight times the mean, then lose few tokens as too old
 (benchmarks/in_flight.py)."""
 _NO_BOUND = 10**6
-
-Longrope = Literal["short", "long"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class RunConfig:
     """Extra columns of the run's rollouts, type by name, such as {"x_judge": "string"}; Score.extra fills them."""
 
     def __post_init__(self) -> None:
-        check(self, urls=False)  # run.json of an older ludic may hold some; Root.create checks its URLs
+        check(self, urls=False)  # run.json of an older ludic may hold some; ludic.run_json checks those of a new run
         if not self.env:
             raise ConfigError("env is empty, wanted at least one environment, for example moar_cats")
         if self.temperature == 0:

@@ -34,10 +34,10 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ludic.errors import ConfigError, LudicError, unknown_name
-from ludic.foreign_settings import answer
+from ludic.by_name import find_by_name
+from ludic.errors import ConfigError, LudicError, similar_names, unknown_name
 from ludic.masking import SERVER_LOGIN
-from ludic.renamed_settings import close_names
+from ludic.renamed_settings import RENAMED
 from ludic.values import (
     SCALARS,
     MisfitError,
@@ -114,8 +114,6 @@ GpuMemory = Annotated[float, Range(0, 1, above=True)]
 Port = Annotated[int, Range(1, 65_535)]
 StopWithin = Annotated[int, Range(1, 43_200)]
 FormatReward = Annotated[float, Range(-(10**6), 10**6)]
-LEASE_RANGE = Range(0, 86_400, above=True)
-"""After a trainer dies, the next one waits this long before it takes over."""
 
 
 # --- The table -----------------------------------------------------------------------------------------------------
@@ -766,11 +764,31 @@ def unknown(name: str, known: Collection[str], what: str = "setting", algorithm:
 
     algorithm: that of the run, which decides what a name of TRL's trainers means; None if it is not known.
     """
-    if foreign := answer(name, known, algorithm=algorithm):
-        return f"{what} {name!r} is {foreign}"
+    if meaning := meaning_elsewhere(name, known, algorithm=algorithm):
+        return f"{what} {name!r} is {meaning}"
     return unknown_name(
         what, name, known, close=close_names(name, known), elsewhere="docs/settings.md and `--help all` list them"
     )
+
+
+_ELSEWHERE = "ludic.adapters.foreign_settings:answer"
+"""Says what a setting of another program is here; it alone knows the names of other programs."""
+
+
+def meaning_elsewhere(
+    name: str, known: Collection[str], shown: Callable[[str], str] = str, algorithm: str | None = None
+) -> str | None:
+    """Return what an unknown name is in another program, as the end of a message; None for a name that none has.
+
+    shown: how a setting of ludic is written, such as with hyphens as a flag.
+    """
+    return find_by_name(_ELSEWHERE)(name, known, shown, algorithm)
+
+
+def close_names(name: str, known: Collection[str]) -> list[str]:
+    """Return the names that an unknown setting may mean, best first: its current name, else similar names."""
+    current = RENAMED.get(name, name.replace("-", "_"))
+    return [current] if current in known else similar_names(name, known)
 
 
 def refuse_unknown(

@@ -29,6 +29,8 @@ from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.sampler import GroupSampler
 from ludic.rollouts.schedule import new_worker_id
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run, run_of
 from ludic.sql import BatchRules, Planner
 from ludic.training.config import TrainConfig
 from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights
@@ -46,29 +48,29 @@ def main(root: str = "runs/minimal", model: str = "runs/minimal-model", num_step
     """
     if not Path(model).exists():
         make_tiny_model(model, WORDS)
-    run = store.RunConfig(model=model, env=("moar_cats",), max_tokens=32, accept_incomplete=True)
+    run = RunConfig(model=model, env=("moar_cats",), max_tokens=32, accept_incomplete=True)
     config = TrainConfig.of(num_steps=num_steps, learning_rate=4e-3, schedule="linear")
     with tempfile.TemporaryDirectory() as cache:
-        for step, metrics in enumerate(learn(store.Root.create(root, run), config, Path(cache)), start=1):
+        for step, metrics in enumerate(learn(put_run(root, run), config, Path(cache)), start=1):
             print(f"step {step:3}  reward {metrics['reward']:7.3f}  entropy {metrics['entropy']:.2f} nats", flush=True)
 
 
 def learn(root: store.Root, config: TrainConfig, cache: Path) -> Iterator[dict[str, float]]:
     """Yields the metrics of each step. cache: where copies of weights go, if the root is not itself a local folder."""
     init_distributed("cpu")  # a group of this process alone, for train_step's sums over ranks
-    model, attempt, worker_id = load_model(root.run.model), store.start_attempt(root), new_worker_id(slot=0)
+    model, attempt, worker_id = load_model(root.record.model), store.start_attempt(root), new_worker_id(slot=0)
     optimizer = build_optimizer(model, config)
     publisher, save = Publisher(root, attempt, keep=config.checkpoint.keep_policies), partial(save_policy, root, model)
     version = publisher.publish(save, step=0)
     engine = TransformersEngine(store.fetch_policy(root, version, cache), device="cpu", version=version)
-    agent = Agent(engine=engine, tokenizer=load_tokenizer(root.run.model), model=root.run.model)
-    sampler, group_numbers = GroupSampler.of_run(root.run, agent), count()
-    planner = Planner(BatchRules(advantage="rloo", groups_per_batch=root.run.groups_per_batch))
+    agent = Agent(engine=engine, tokenizer=load_tokenizer(root.record.model), model=root.record.model)
+    sampler, group_numbers = GroupSampler.of_run(run_of(root), agent), count()
+    planner = Planner(BatchRules(advantage="rloo", groups_per_batch=run_of(root).groups_per_batch))
     reader = store.RolloutReader(root, planner.columns)
     with store.RolloutWriter(root, worker_id) as writer:
         for step in range(1, config.num_steps + 1):
             while (plan := planner.plan(step=step, attempt_id=attempt.attempt_id, trainer_version=version)) is None:
-                writer.append(sampler.sample(list(islice(group_numbers, root.run.groups_per_batch)), worker_id))
+                writer.append(sampler.sample(list(islice(group_numbers, run_of(root).groups_per_batch)), worker_id))
                 writer.flush()
                 planner.add(reader.poll(range(version, version + 1)))
             store.write_ledger(root, attempt, step, plan)
@@ -90,7 +92,7 @@ def learn(root: store.Root, config: TrainConfig, cache: Path) -> Iterator[dict[s
 
 def save_policy(root: store.Root, model: PreTrainedModel, folder: Path) -> None:
     save_weights(model, full_state_dict(model), folder)
-    copy_tokenizer(root.run.model, folder)
+    copy_tokenizer(root.record.model, folder)
 
 
 if __name__ == "__main__":

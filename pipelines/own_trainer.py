@@ -33,7 +33,7 @@ def main(root: str = "runs/collected", output: str = "runs/own", epochs: int = 1
     state = folder / "stream.json"
     if state.exists():
         stream.load_state_dict(json.loads(state.read_text()))
-    model = load_model(output if state.exists() else opened.run.model)
+    model = load_model(output if state.exists() else opened.record.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     while stream.epoch <= epochs:
         for batch in stream:

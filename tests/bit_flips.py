@@ -10,6 +10,7 @@ from typing import Any
 from ludic.errors import LudicError
 from ludic.maintenance.verify.records import check_code, check_inputs, check_model, check_records, check_weights
 from ludic.maintenance.verify.tables import TABLES, check_compactions, check_file
+from ludic.run_json import run_of
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
 from ludic.store.attempts import complete_checkpoints, folder_of
 from ludic.store.catalogue import WORKERS
@@ -163,6 +164,6 @@ _READS: dict[str, Callable[[Root, str], Any]] = {
     ),
     "expired": lambda root, name: read_tombstones(root) or None,
     "model": _model,
-    "run.json": lambda root, name: Root.open(root.url).run,
+    "run.json": lambda root, name: run_of(Root.open(root.url)),
     "quarantine": lambda root, name: list_quarantined(root)[0].reason or None,
 }

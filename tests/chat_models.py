@@ -59,7 +59,11 @@ class ScriptedEngine:
         tokens = np.array(ids, np.int32)
         completion = Completion(
             tokens=tokens,
-            logprobs=-np.minimum(np.arange(1, len(tokens) + 1, dtype=np.float32) / (len(self.calls) + 2), 99),
+            columns={
+                "response_logprobs": -np.minimum(
+                    np.arange(1, len(tokens) + 1, dtype=np.float32) / (len(self.calls) + 2), 99
+                )
+            },
             finish_reason=reason,
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=len(tokens)),),
         )

@@ -16,6 +16,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.store.root import Root
 
 # A busy machine is no failure.
@@ -118,4 +119,4 @@ def run_config() -> RunConfig:
 @pytest.fixture
 def root(root_url: str, run_config: RunConfig) -> Root:
     """A run that was just started."""
-    return Root.create(root_url, run_config)
+    return put_run(root_url, run_config)

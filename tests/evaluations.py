@@ -77,4 +77,4 @@ def row(**options: Any) -> Rollout:
         "truncated": False,
         "finish_reason": "stop",
     }
-    return Rollout(**(defaults | options))
+    return Rollout.of(**(defaults | options))

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ludic.defaults import Longrope
 from ludic.models.families import logprobs_alone
 from ludic.models.weight_files import load_pretrained
-from ludic.run_config import Longrope
 
 Fault = Callable[[dict[str, Any]], tuple[int, bytes]]
 """Returns status and body of an answer to a request for a completion; given the usual answer."""

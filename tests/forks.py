@@ -38,7 +38,8 @@ _PRELOADED = [
     "ludic.cli.main",
     "ludic.cli.commands",
     "ludic.engines.transformers_engine",
-    "ludic.launch.here",
+    "ludic.launch.evaluate",
+    "ludic.launch.train",
     "ludic.launch.work",
     "ludic.training.trainer",
     "torch.distributed.run",
@@ -181,7 +182,7 @@ def _live(
     sys.argv = words
     with (
         patch("ludic.launch.start_server.start_python", _ForkedServer),
-        patch("ludic.launch.here.become_python", _become_module),
+        patch("ludic.launch.train.become_python", _become_module),
         patch(f"{_TORCHRUN_STARTS}._popen", lambda handler, args, environment: _ForkedRank(args, environment)),
     ):
         if words[0] == "ludic":

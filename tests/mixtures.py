@@ -36,7 +36,7 @@ def sequence(length: int, seed: int = 0) -> TrainingSequence:
         rollout_id=f"{seed}",
         prompt_tokens=tokens[:1],
         response_tokens=tokens[1:],
-        sampler_logprobs=np.zeros(length, np.float32),
+        columns={"response_logprobs": np.zeros(length, np.float32)},
         advantage=1.0,
     )
 

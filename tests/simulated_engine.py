@@ -21,7 +21,7 @@ class SimulatedEngine:
         await asyncio.sleep(random.Random(request.seed).uniform(0.02, 0.3))
         return Completion(
             tokens=np.ones(4, np.int32),
-            logprobs=np.full(4, -1.0, np.float32),
+            columns={"response_logprobs": np.full(4, -1.0, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=0, start=0, end=4),),
         )

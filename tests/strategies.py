@@ -5,7 +5,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import pairwise
@@ -27,6 +27,7 @@ from ludic.records import (
     ToolCall,
     WeightSpan,
 )
+from ludic.schema.columns import Ragged, with_columns
 
 _EPOCH = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 _VOCABULARY_SIZE = 256
@@ -111,7 +112,7 @@ def _make_rollout(
     token_rewards[-1] = reward or 0.0
     logprobs = np.log(rng.uniform(0.05, 1.0, length)).astype(np.float32)
     answers = [f"cat number {number}" for number in rng.integers(0, 100, num_turns)]
-    return Rollout(
+    return Rollout.of(
         rollout_id=_random_id(rng),
         episode_id=_random_id(rng),
         model="tiny-qwen2",
@@ -172,6 +173,13 @@ def _random_rewards(seed: int, index: int, group_size: int) -> list[float]:
     return np.random.default_rng([seed, index]).uniform(0, 1, group_size).round(3).tolist()
 
 
+def changed(rollout: Rollout, **values: Any) -> Rollout:
+    """The rollout with other values of its columns by name; arrays, too, of which None leaves one out."""
+    own = {field.name for field in fields(Rollout)}
+    arrays = {name: value for name, value in values.items() if name not in own}
+    return with_columns(replace(rollout, **{name: values[name] for name in values if name in own}), **arrays)
+
+
 def as_plain(value: Any) -> Any:
     """Records as tuples and dicts that `==` compares bit for bit; tuples and lists are alike, None is not empty."""
     kind = type(value)
@@ -183,7 +191,7 @@ def as_plain(value: Any) -> Any:
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, Mapping):
         return {key: as_plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | Ragged):
         return tuple(map(as_plain, value))
     return value.hex() if isinstance(value, float) else value
 
@@ -267,11 +275,11 @@ def _weight_versions(draw: st.DrawFn, response_length: int) -> tuple[WeightSpan,
 
 
 @st.composite
-def _kept_tokens(draw: st.DrawFn, tokens: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, ...]:
+def _kept_tokens(draw: st.DrawFn, tokens: np.ndarray, mask: np.ndarray | None) -> Ragged:
     is_sampled = [True] * len(tokens) if mask is None else mask.tolist()
     others = draw(st.lists(st.sets(_TOKENS, max_size=3), min_size=len(tokens), max_size=len(tokens)))
     rows = zip(tokens.tolist(), others, is_sampled, strict=True)
-    return tuple(np.array(sorted({token, *ids}) if sampled else [], np.int32) for token, ids, sampled in rows)
+    return Ragged.of((sorted({token, *ids}) if sampled else [] for token, ids, sampled in rows), np.int32)
 
 
 @st.composite
@@ -295,7 +303,7 @@ def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
     agent_steps = draw(st.lists(_agent_steps(length), max_size=2).map(tuple))
     truncation_reason = draw(st.sampled_from([None, "max_steps", "env", "max_seq_len", "context_length"]))
     versions = sorted(draw(st.tuples(*[st.integers(0, 2**63 - 1)] * 2)))
-    return Rollout(
+    return Rollout.of(
         request_index=draw(_INT64),
         agent_id=draw(st.text(min_size=1, max_size=5)),
         parent_rollout_id=draw(st.none() | st.text(min_size=1, max_size=5)),

@@ -14,11 +14,12 @@ from ludic.agents.parsers import make_parser
 from ludic.agents.play import make_protocol
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.kept import create_root
 from ludic.environments.registry import make_environment
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts.sampler import GroupSampler
-from ludic.store import RolloutWriter, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import RolloutWriter
 
 QUESTIONS = dict(re.findall(r"\n([^\n]+):\n\n```sql\n(.*?)```", GUIDE, re.DOTALL))
 

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import ludic
+from ludic.adapters.foreign_settings import others
 from ludic.cli.settings import parse
-from ludic.foreign_tables import PROGRAMS
 from ludic.models.tiny import make_tiny_model
 from ludic.operations.start import run
 from ludic.settings import settings_of
@@ -125,7 +125,7 @@ def test_each_file_is_read_whole(folder: Path, name: str) -> None:
 
 def test_each_setting_of_a_script_of_verl_is_in_the_table() -> None:
     (script,) = blocks("bash")
-    known = {name for program in PROGRAMS for row in program.settings for name in row.names.split()}
+    known = {name for program in others().programs for row in program.settings for name in row.names.split()}
     assert {*re.findall(r"^    ([\w.]+)=", script, re.MULTILINE)} <= known
     arguments = re.findall(r"^        (\w+)=", blocks("python")[0], re.MULTILINE)
     assert {*arguments} <= known | {"args"}

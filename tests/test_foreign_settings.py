@@ -1,6 +1,9 @@
 """Settings of TRL, verl and prime-rl are answered with those of ludic, in flags, files and Python."""
 
 import dataclasses
+import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,16 +13,16 @@ from peft import LoraConfig
 from transformers import TrainingArguments
 
 import ludic
+from ludic.adapters.foreign_settings import Foreign, Program, answer, others
 from ludic.cli.commands import COMMANDS
 from ludic.cli.main import _INSTEAD, main
-from ludic.cli.settings import parse
+from ludic.cli.settings import dotted_names, parse
 from ludic.code.kinds import ADVANTAGE, FILTER
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
-from ludic.flags import read_flags
-from ludic.foreign_settings import answer, answer_word, dotted_names
-from ludic.foreign_tables import ALL_TRAINERS, PRIME_RL, PROGRAMS, SHORT, STORED, Foreign
+from ludic.flags import answer_word, read_flags
 from ludic.launch.config import LaunchConfig
+from ludic.operations.fit import STORED, fit
 from ludic.operations.start import run, train, worker
 from ludic.run_config import RunConfig
 from ludic.settings import convert, settings_of
@@ -27,6 +30,8 @@ from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names, load_algorithm
 
 ALL = {each.name: each for owner in (RunConfig, TrainConfig, EngineConfig, LaunchConfig) for each in settings_of(owner)}
+PROGRAMS, SHORT = others().programs, others().short
+GRPO, SFT, DPO, ALL_TRAINERS, VERL, PRIME_RL = PROGRAMS
 ROWS = [(program.config, row) for program in (*PROGRAMS, SHORT) for row in program.settings]
 
 # Fields of GRPOConfig, SFTConfig and DPOConfig, with those of TRL's own base class, and arguments of their trainers.
@@ -87,6 +92,27 @@ def test_each_row_names_settings_that_ludic_has_or_says_what_to_do(program: str,
     assert {*row.ours.split()} <= {*ALL, "root", "algorithm"}
     assert row.ours or row.note
     assert not row.note.endswith(".")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.config)
+def test_each_program_is_one_that_ludic_knows_and_names_algorithms_of_ludic(program: Program):
+    assert program.name in ("TRL", "verl", "prime-rl")
+    assert {*program.algorithms, *program.but, *program.by_algorithm} <= {*algorithm_names()}
+    assert program.by_algorithm.keys() <= {*program.algorithms}
+    theirs = {name for row in program.settings for name in row.names.split()}
+    assert {row.names for row in program.in_fit} <= theirs
+    assert {row.ours for row in program.in_fit} <= {*inspect.signature(fit).parameters}
+    of_algorithms = [row for rows in program.by_algorithm.values() for row in rows]
+    assert {row.names for row in of_algorithms} <= theirs
+    assert {row.ours for row in of_algorithms} <= {*ALL}
+
+
+def test_algorithms_of_stored_answers_have_trainers_of_their_own():
+    assert STORED == GRPO.but == (*SFT.algorithms, *DPO.algorithms)
+
+
+def test_names_with_another_meaning_are_ludics_own():
+    assert others().other_meaning <= {*ALL}
 
 
 def test_no_setting_of_a_program_is_in_the_table_twice():
@@ -208,6 +234,44 @@ def test_python_is_answered_with_ours(tmp_path: Path):
 def test_a_name_that_ludic_has_is_never_answered_with_another():
     assert {answer(name, ALL) for name in ALL} == {None}
     assert {answer_word(word, ALL) for word in ("cats.toml", "a/b.lr=1", "lr=1", "n=8", "trainer.optim.lr")} == {None}
+
+
+GOOD_FLAGS = """
+import sys
+read = []
+sys.addaudithook(lambda event, values: read.append(str(values[0])) if event == "open" else None)
+import ludic.run_config
+from ludic.flags import read_flags
+from ludic.settings import settings_of
+from ludic.training.config import TrainConfig
+table = settings_of(TrainConfig)
+found = read_flags(table, ["--learning-rate", "0.5", "--where", "reward > 0.5", "--betas=0.9", "0.95"])
+assert TrainConfig.of(**found).optimizer.learning_rate == 0.5
+assert any(each.endswith("config.py") for each in read)
+asked = lambda: [each for each in (*read, *sys.modules) if "coming_from" in each or "foreign" in each]
+before = asked()
+try:
+    read_flags(table, WRONG)
+except Exception as error:
+    print(error)
+print(before, len(asked()) > 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--lr", "1"], "--lr is a short name; in ludic it is --learning-rate (docs/coming_from.md)"),
+        (["actor.lr=1"], "actor.lr is verl's actor_rollout_ref.actor.optim.lr; in ludic it is --learning-rate"),
+    ],
+)
+def test_names_of_others_are_read_once_a_name_is_unknown(wrong: list[str], said: str):
+    done = subprocess.run(
+        [sys.executable, "-c", GOOD_FLAGS.replace("WRONG", repr(wrong))], capture_output=True, text=True, check=True
+    )
+    told, asked = done.stdout.splitlines()
+    assert told.startswith(said)
+    assert asked == "[] True"
 
 
 def test_tables_in_a_file_have_dotted_names():

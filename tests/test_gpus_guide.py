@@ -15,7 +15,8 @@ from ludic.cli.main import main
 from ludic.engines.config import EngineConfig
 from ludic.launch.config import LaunchConfig
 from ludic.launch.plan import Machine, Settings, plan
-from ludic.operations.start import create, run
+from ludic.operations.create import create
+from ludic.operations.start import run
 from ludic.run_config import RunConfig
 from ludic.settings import convert, split
 from ludic.training.config import TrainConfig

@@ -123,7 +123,7 @@ def test_one_module_prints_results() -> None:
     package = Path(ludic.__file__).parent
     homes = {
         "from rich.table import": {"results.py", "show/", "demos/"},
-        "def _repr_html_": {"results.py", "run.py", "show/report/page.py"},
+        "def _repr_html_": {"results.py", "operations/run.py", "show/report/page.py"},
     }
     for words, wanted in homes.items():
         files = (path for path in package.rglob("*.py") if words in path.read_text())

@@ -21,6 +21,7 @@ from ludic.eval.config import EvalConfig
 from ludic.flags import read_flags
 from ludic.maintenance.expiry_rule import ExpiryRule
 from ludic.rollouts.worker import WorkerConfig
+from ludic.run_config import RunConfig
 from ludic.settings import (
     Needs,
     Overrides,
@@ -35,7 +36,6 @@ from ludic.settings import (
     overridden,
     settings_of,
 )
-from ludic.store import RunConfig
 from ludic.training.config import (
     CheckpointConfig,
     Clipping,

@@ -14,11 +14,12 @@ import pytest
 
 import ludic
 from ludic import temporary
-from ludic.code.kept import create_root
 from ludic.errors import StoreError
 from ludic.launch.local import log_folder
 from ludic.launch.supervisor import make_log_folder
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
+from ludic.store import Root
 from ludic.temporary import folder_of_object, make_folder, private_folder, temporary_folder
 
 PUBLISHER = """
@@ -150,7 +151,7 @@ def test_a_folder_ends_with_its_object(machine: Path) -> None:
 
 
 def test_logs_of_a_remote_run_are_in_a_private_folder(machine: Path, started: Root) -> None:
-    remote = create_root("memory://private-logs", started.run)
+    remote = create_root("memory://private-logs", run_of(started))
     folder = log_folder(remote)
     assert folder == machine / f"ludic-logs-{os.geteuid()}-{remote.run_id}"
     assert folder.stat().st_mode & 0o7777 == 0o700

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ludic.run_config import RunConfig
 from ludic.schema import arrow_schema
-from ludic.store import RunConfig
 from ludic.troubles import (
     LEAPS,
     Sampled,

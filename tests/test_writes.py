@@ -223,7 +223,7 @@ ALLOWED = {
         batches/source.py to_bytes pyarrow.ipc.new_stream
         cli/main.py main os.open os.open
         demos/words.py save savefig
-        environments/single_turn.py main os.open open to write
+        environments/scorer_process.py main os.open open to write
         launch/start_server.py start open to write
         launch/guard.py _shared_file tempfile.TemporaryFile open to write
         launch/guard.py _grow os.pwrite

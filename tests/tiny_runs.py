@@ -21,7 +21,9 @@ from ludic.distributed import run_on_main
 from ludic.maintenance.compact import compact
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
-from ludic.store import Cursor, MetricsLog, RolloutReader, RolloutWriter, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of
+from ludic.store import Cursor, MetricsLog, RolloutReader, RolloutWriter, Root
 from ludic.store.attempts import complete_checkpoints, folder_of
 from ludic.store.claims import claim_slot
 from ludic.store.records import CheckpointInfo
@@ -60,7 +62,7 @@ def fill(
     groups: dict[str, RolloutGroup] = {}
     with RolloutWriter(root, worker_id) as writer:
         for number in range(num_files):
-            sizes = {"num_groups": groups_per_file, "group_size": root.run.group_size}
+            sizes = {"num_groups": groups_per_file, "group_size": run_of(root).group_size}
             batch = make_batch(worker_id=worker_id, seed=seed + number, **(sizes | options))
             writer.append(batch)
             writer.flush()
@@ -93,7 +95,7 @@ def make_whole_root(folder: Path) -> Root:
     with RolloutWriter(root, "e0-test", folder="evals") as writer:
         writer.append(make_batch(worker_id="e0-test", num_groups=1, seed=9, purpose="eval"))
     claim_slot(root, 0, "w0-test")
-    reference = {"reference": root.run.model, "reference_cache": True, "kl_weight": 0.1}
+    reference = {"reference": root.record.model, "reference_cache": True, "kl_weight": 0.1}
     train_here(root, num_steps=2, checkpoint_every=1, full_version_every=2, keep_token_stats=True, **reference)
     with closing(MetricsLog(root, "worker", "w0-test")) as log:
         log.write(worker_id="w0-test", env_name="moar_cats", num_rollouts=8, policy_version=0)

@@ -8,8 +8,8 @@ from chat_models import scripted_agent
 from ludic.environments.limits import TimeLimit
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run, make_environments
+from ludic.run_config import RunConfig
 from ludic.schema import validate
-from ludic.store import RunConfig
 
 
 def sampled(

@@ -25,6 +25,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from ludic.answers import AnswerTooLongError, ask
 from ludic.code.run import describe
+from ludic.code.waits import SideLoop, Turns
 from ludic.errors import ConfigError, JudgeError
 from ludic.masking import keep_secret, mask, public_url
 from ludic.model_json import finite_float
@@ -32,7 +33,6 @@ from ludic.paths import local_path
 from ludic.records import Message, Rollout
 from ludic.scoring.options import ScoreOptions
 from ludic.scoring.outcome import CostedScore, Outcome, failed, to_outcome
-from ludic.waits import SideLoop, Turns
 
 T = TypeVar("T")
 

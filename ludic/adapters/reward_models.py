@@ -20,6 +20,7 @@ import msgspec
 
 from ludic.adapters.judge import Judge, check_url
 from ludic.code.kinds import POOLING, REWARD_MODEL
+from ludic.code.waits import SideLoop, Turns
 from ludic.environments.environment import Example, Score
 from ludic.errors import ConfigError, JudgeError, LudicError, ScorerError
 from ludic.installed import LUDIC, name_and_version
@@ -29,7 +30,6 @@ from ludic.records import Message, Rollout
 from ludic.scoring.options import ScoreOptions
 from ludic.scoring.outcome import Outcome, failed, to_outcome
 from ludic.settings import Range, SecondsOfADay, Tokens, check, convert
-from ludic.waits import SideLoop, Turns
 
 Activation = Literal["none", "sigmoid"]
 Side = Literal["left", "right"]

@@ -134,9 +134,7 @@ class Episode:
         passed on, or the text of an internal call; None after a parse failure and for external calls. feedback: what
         the agent is told of a parse failure. reward: for the format, in addition to rewards of the environment.
         """
-        span = self._transcripts.add_call(
-            prompt, completion.tokens, completion.logprobs, completion.kept_tokens, completion.experts
-        )
+        span = self._transcripts.add_call(prompt, completion.tokens, completion.columns)
         if span.segment_index == len(self._rows):
             self._rows.append(_Row())
         row = self._rows[span.segment_index]
@@ -256,16 +254,13 @@ class Episode:
             rollout_id=row.rollout_id,
             trajectory_id=(self._rows or [row])[0].rollout_id,
             **_versions(row, self._policy_version),
-            prompt_tokens=transcript.prompt_tokens,
-            response_tokens=transcript.response_tokens,
-            response_logprobs=transcript.response_logprobs,
-            action_mask=transcript.action_mask,
-            kept_tokens=transcript.kept_tokens,
-            experts=transcript.experts,
+            # Several rewards at one token may add up to more than a float32 holds.
+            columns={
+                **transcript.columns,
+                "token_rewards": np.clip(token_rewards, -LARGEST_REWARD, LARGEST_REWARD).astype(np.float32),
+            },
             segment_index=transcript.segment_index,
             parent_segment_index=transcript.parent_segment_index,
-            # Several rewards at one token may add up to more than a float32 holds.
-            token_rewards=np.clip(token_rewards, -LARGEST_REWARD, LARGEST_REWARD).astype(np.float32),
             num_turns=len(row.agent_steps),
             episode_reward=None if self.error is not None else self.reward,
             reward_components=add_components(self._components) if self.error is None else self.components_of_failure,

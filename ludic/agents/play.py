@@ -30,15 +30,15 @@ from ludic.agents.requests import (
 )
 from ludic.agents.tools.registry import environment_tools
 from ludic.agents.tools.toolbox import Tool, Toolbox
-from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kinds import PROTOCOL, find
 from ludic.code.run import failure_of, without_place
+from ludic.code.waits import GRACE_S
 from ludic.environments.environment import Transition
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
 from ludic.errors import ConfigError, LudicError, ToolError
 from ludic.records import Message, Rollout, new_id
 from ludic.schema.validation import TRUNCATION_REASONS
-from ludic.waits import GRACE_S
+from ludic.user_files import NO_FILES, Files, python_file_of
 
 MAX_STEPS = 32
 """Steps of an episode if neither the run nor the environment says."""

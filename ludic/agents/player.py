@@ -32,7 +32,7 @@ from ludic.agents.tools.toolbox import Toolbox
 from ludic.code.run import Failure
 from ludic.engines.engine import Completion, GenerationRequest, check_completion
 from ludic.environments.environment import SpanReward, Transition
-from ludic.errors import ConfigError, ModelError
+from ludic.errors import ModelError
 from ludic.models.chat import decode
 from ludic.printable import shortened
 from ludic.records import ActionTarget, Message, Rollout, ToolCall, add_components, add_rewards
@@ -484,16 +484,6 @@ class Player:
         finally:
             if self._budget is not None:
                 self._budget.give_back(unused)
-        if params.wants_kept_tokens and completion.kept_tokens is None:
-            raise ConfigError(
-                f"engine {self._agent.engine.name} returns no sampling mask, which training needs with top_k or top_p; "
-                "start a run without these, or with --keep-sampling-mask False, which biases importance ratios"
-            )
-        if params.return_experts and completion.experts is None:
-            raise ConfigError(
-                f"engine {self._agent.engine.name} returns no experts, which keep_experts stores; start a run "
-                "without --keep-experts"
-            )
         answer = Message(role="assistant", content=decode(self.tokenizer, completion.tokens))
         self._prompt_builder.complete(messages, prompt, completion, answer)
         return _Call(view=(*messages, answer), prompt=prompt, completion=completion, said=answer.content)

@@ -3,15 +3,20 @@
 A row grows from call to call. Its prompt is the first call's prompt; the first completion follows. Each later call adds
 the suffix by which its prompt extends the row, which was not sampled, and its completion. A prompt that extends no row,
 because history was rewritten or shortened, starts a new row: tokens are never aligned again, and each sampled token is
-in one row only. Pure; knows nothing of text, rewards or the store.
+in one row only. Arrays that the sampler sets are joined by what the catalogue says of each (ludic.schema.columns).
+Pure; knows nothing of text, rewards or the store.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-_NOTHING_KEPT = np.zeros(0, np.int32)
+from ludic.schema.columns import ArrayColumn, Columns, array_columns
+
+NO_ARRAYS: Columns = MappingProxyType({})
+"""Columns of a completion of which only the tokens are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,28 +31,30 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """Tokens of one row."""
+    """Arrays of one row."""
 
-    prompt_tokens: np.ndarray
-    """(prompt_length,) int32."""
-    response_tokens: np.ndarray
-    """(response_length,) int32; the two arrays below have the same length."""
-    response_logprobs: np.ndarray
-    """(response_length,) float32, nats, 0 where action_mask is 0."""
-    has_logprobs: bool = True
-    """False if a completion came without logprobs; then all of response_logprobs are 0."""
-    action_mask: np.ndarray | None
-    """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
-    kept_tokens: tuple[np.ndarray, ...] | None = None
-    """Token ids, (kept,) int32, that the sampler kept at each response token, empty where action_mask is 0; None if a
-    completion came without them."""
-    experts: np.ndarray | None = None
-    """(prompt_length + response_length - 1, L, K) int16, of each token that the sampler read; None if a completion came
-    without them."""
+    columns: Columns
+    """Arrays that the transcript and the sampler set, by the name of their column; one that is left out is absent. An
+    array along the response or the tokens read is absent if a completion came without it: response_logprobs too."""
     segment_index: int = 0
     """Index of the row in the episode."""
     parent_segment_index: int | None = None
     """The earlier row with which the prompt has most tokens in common; None for the first row."""
+
+    @property
+    def prompt_tokens(self) -> np.ndarray:
+        """(prompt_length,) int32."""
+        return self.columns["prompt_tokens"]
+
+    @property
+    def response_tokens(self) -> np.ndarray:
+        """(response_length,) int32."""
+        return self.columns["response_tokens"]
+
+    @property
+    def action_mask(self) -> np.ndarray | None:
+        """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
+        return self.columns.get("action_mask")
 
 
 class TranscriptBuilder:
@@ -57,19 +64,11 @@ class TranscriptBuilder:
         self._rows: list[RowBuilder] = []
         self._parents: list[int | None] = []
 
-    def add_call(
-        self,
-        prompt_tokens: np.ndarray,
-        tokens: np.ndarray,
-        logprobs: np.ndarray | None = None,
-        kept_tokens: Sequence[np.ndarray] | None = None,
-        experts: np.ndarray | None = None,
-    ) -> Span:
+    def add_call(self, prompt_tokens: np.ndarray, tokens: np.ndarray, columns: Columns = NO_ARRAYS) -> Span:
         """Add a call to the newest row that its prompt extends, else to a new row; return the completion's span.
 
-        prompt_tokens: (prompt_length,) int32, the whole prompt. tokens: (length,) int32, the completion. logprobs:
-        (length,) float32. kept_tokens: for each token (kept,) int32. experts: (prompt_length + length - 1, L, K) int16,
-        of the prompt too.
+        prompt_tokens: (prompt_length,) int32, the whole prompt. tokens: (length,) int32, the completion. columns: of
+        the completion, see `RowBuilder.add_completion`.
         """
         rows = range(len(self._rows) - 1, -1, -1)
         segment = next((index for index in rows if self._rows[index].is_extended_by(prompt_tokens)), None)
@@ -80,11 +79,20 @@ class TranscriptBuilder:
             self._rows.append(RowBuilder(segment))
         row = self._rows[segment]
         row.add_context(prompt_tokens[len(row) :])
-        return row.add_completion(tokens, logprobs, kept_tokens, experts)
+        return row.add_completion(tokens, columns)
 
     def transcripts(self) -> tuple[Transcript, ...]:
         """Return the rows so far, by segment_index; empty before the first call."""
         return tuple(row.transcript(parent) for row, parent in zip(self._rows, self._parents, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    """One completion of a row: tokens start to end of its response."""
+
+    start: int
+    end: int
+    columns: Columns
 
 
 class RowBuilder:
@@ -92,17 +100,11 @@ class RowBuilder:
 
     def __init__(self, segment_index: int = 0) -> None:
         self._segment_index = segment_index
-        # Parts, joined when they are read.
         self._tokens: list[np.ndarray] = []
-        self._mask: list[np.ndarray] = []
-        self._logprobs: list[np.ndarray] = []
-        self._kept_tokens: list[np.ndarray] | None = []
-        """Of the response; None once a completion came without."""
-        self._experts: list[np.ndarray] | None = []
-        """Of all tokens but the last; None once a completion came without."""
+        """Parts, joined when they are read."""
         self._length = 0
-        self._has_logprobs = True
         self._prompt_length: int | None = None
+        self._completions: list[_Completion] = []
 
     def __len__(self) -> int:
         """Number of tokens of prompt and response."""
@@ -120,69 +122,90 @@ class RowBuilder:
 
     def add_context(self, tokens: np.ndarray) -> None:
         """Append tokens that were not sampled: the prompt, and later messages of users, tools and environments."""
-        self._append(tokens, np.zeros(len(tokens), np.float32), sampled=False)
-        if self._kept_tokens is not None and self._prompt_length is not None:
-            self._kept_tokens += [_NOTHING_KEPT] * len(tokens)
+        self._tokens.append(tokens)
+        self._length += len(tokens)
 
-    def add_completion(
-        self,
-        tokens: np.ndarray,
-        logprobs: np.ndarray | None = None,
-        kept_tokens: Sequence[np.ndarray] | None = None,
-        experts: np.ndarray | None = None,
-    ) -> Span:
+    def add_completion(self, tokens: np.ndarray, columns: Columns = NO_ARRAYS) -> Span:
         """Append sampled tokens and return their span; the response begins with the first of them.
 
-        tokens: (length,) int32. logprobs: (length,) float32. kept_tokens: for each token (kept,) int32. experts:
-        (tokens of the row - 1, L, K) int16, of all tokens of the row that were read, from its first on.
+        tokens: (length,) int32. columns: what the sampler set for them, by the name of the column, with all tokens of
+        the row so far as their prompt. Raises ValueError if an array has another length.
         """
+        for name, values in columns.items():
+            if reason := array_columns()[name].wrong_length(values, len(self), len(tokens)):
+                raise ValueError(f"{name} of a completion {reason}")
         if self._prompt_length is None:
             self._prompt_length = len(self)
         start = len(self) - self._prompt_length
-        if logprobs is None:
-            self._has_logprobs = False
-            logprobs = np.zeros(len(tokens), np.float32)
-        self._append(tokens, logprobs, sampled=True)
-        if kept_tokens is None:
-            self._kept_tokens = None
-        elif self._kept_tokens is not None:
-            self._kept_tokens += kept_tokens
-        if experts is None:
-            self._experts = None
-        elif self._experts is not None:
-            # What an earlier call read was sampled from then; a later call may have read it under other weights.
-            self._experts.append(experts[sum(map(len, self._experts)) :])
-        return Span(segment_index=self._segment_index, start=start, end=len(self) - self._prompt_length)
+        self.add_context(tokens)
+        end = len(self) - self._prompt_length
+        self._completions.append(_Completion(start, end, columns))
+        return Span(segment_index=self._segment_index, start=start, end=end)
 
     def transcript(self, parent_segment_index: int | None = None) -> Transcript:
         """Return the row so far."""
         start = len(self) if self._prompt_length is None else self._prompt_length
-        tokens, mask = self._all_tokens(), _joined(self._mask, np.bool_)[start:]
-        logprobs = _joined(self._logprobs, np.float32)[start:]
+        tokens = self._all_tokens()
+        columns = {"prompt_tokens": tokens[:start], "response_tokens": tokens[start:], "action_mask": self._mask()}
+        for column in array_columns().values():
+            if column.set_by == "sampler":
+                columns[column.name] = self._sampled(column)
         return Transcript(
-            prompt_tokens=tokens[:start],
-            response_tokens=tokens[start:],
-            response_logprobs=logprobs if self._has_logprobs else np.zeros_like(logprobs),
-            has_logprobs=self._has_logprobs,
-            action_mask=None if mask.all() else mask,
-            kept_tokens=tuple(self._kept_tokens) if self._kept_tokens else None,
-            experts=np.concatenate(self._experts) if self._experts else None,
+            columns={name: values for name, values in columns.items() if values is not None},
             segment_index=self._segment_index,
             parent_segment_index=parent_segment_index,
         )
 
-    def _append(self, tokens: np.ndarray, logprobs: np.ndarray, *, sampled: bool) -> None:
-        if len(tokens) != len(logprobs):
-            raise ValueError(f"a completion has {len(tokens)} tokens and {len(logprobs)} logprobs, wanted as many")
-        self._tokens.append(tokens)
-        self._logprobs.append(logprobs)
-        self._mask.append(np.full(len(tokens), sampled))
-        self._length += len(tokens)
+    @property
+    def _response_length(self) -> int:
+        return 0 if self._prompt_length is None else len(self) - self._prompt_length
+
+    def _mask(self) -> np.ndarray | None:
+        """Return (response_length,) bool, 1 for sampled tokens; None if all were sampled."""
+        mask = np.zeros(self._response_length, np.bool_)
+        for each in self._completions:
+            mask[each.start : each.end] = True
+        return None if mask.all() else mask
+
+    def _sampled(self, column: ArrayColumn) -> Any:
+        """Return the values of the row in a column that the sampler sets; None if it has none."""
+        found = [each.columns.get(column.name) for each in self._completions]
+        given = [values for values in found if values is not None]
+        if column.along == "row":
+            return given[-1] if given else None
+        if column.along == "prompt":
+            return found[0] if found else None
+        if len(given) < len(found):
+            return None
+        if not found:  # nothing was sampled, as where an episode failed before its first call
+            return None if column.is_nullable or not column.is_along_response else column.unsampled(0)
+        return column.concatenate(self._read(given) if column.along == "read" else self._response(column, given))
+
+    def _read(self, given: list[Any]) -> list[Any]:
+        """Return the values of tokens at the first call that read each.
+
+        What an earlier call read was sampled from then; a later call may have read it under other weights.
+        """
+        parts: list[Any] = []
+        length = 0
+        for values in given:
+            parts.append(values[length:])
+            length += len(parts[-1])
+        return parts
+
+    def _response(self, column: ArrayColumn, given: list[Any]) -> list[Any]:
+        """Return the values of the response's tokens, with `unsampled` ones where none was sampled."""
+        parts: list[Any] = []
+        end = 0
+        for completion, values in zip(self._completions, given, strict=True):
+            if completion.start > end:
+                parts.append(column.unsampled(completion.start - end, values))
+            parts.append(values)
+            end = completion.end
+        if self._response_length > end:
+            parts.append(column.unsampled(self._response_length - end, parts[-1]))
+        return parts
 
     def _all_tokens(self) -> np.ndarray:
-        self._tokens = [_joined(self._tokens, np.int32)]
+        self._tokens = [np.concatenate([np.zeros(0, np.int32), *self._tokens], dtype=np.int32)]
         return self._tokens[0]
-
-
-def _joined(parts: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype)

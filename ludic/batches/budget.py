@@ -13,7 +13,8 @@ from math import ceil
 
 import pyarrow as pa
 
-from ludic.store import LatestPolicy, RunConfig
+from ludic.run_config import RunConfig
+from ludic.store import LatestPolicy
 from ludic.store.files import slot_of
 
 PATIENCE_S = 10.0

@@ -58,7 +58,7 @@ class StoredRollouts:
         tables: list[pa.Table] = []
         num_unreadable_files = 0
         for source in sources:
-            known = rollouts_schema(source.run.extra_columns).names
+            known = rollouts_schema(source.extra_columns).names
             is_own = own is not None and source.run_id == own.run_id
             reader = RolloutReader(source, [name for name in schema.names if name in known], any_run=not is_own)
             rows = reader.poll(None)
@@ -202,7 +202,7 @@ class OfflineSource:
 def _join_extra_columns(sources: Sequence[Root]) -> dict[str, str]:
     joined: dict[str, str] = {}
     for source in sources:
-        for name, type_ in source.run.extra_columns.items():
+        for name, type_ in source.extra_columns.items():
             if joined.setdefault(name, type_) != type_:
                 raise ConfigError(f"{source.url}: {name} is {type_}, and {joined[name]} in a source before it")
     return joined
@@ -240,5 +240,5 @@ def _warn_of_other_models(root: Root, sources: Sequence[Root]) -> None:
         if not same_tokenizer(root, source):
             logger.warning(
                 "%s was sampled by %s, and %s trains %s: tokens mean the same only if both have one tokenizer",
-                *(source.url, source.run.model, root.url, root.run.model),
+                *(source.url, source.record.model, root.url, root.record.model),
             )

@@ -19,6 +19,7 @@ from ludic.batches.reading import Vetting
 from ludic.batches.source import Demand, Plan, own_rules, recall_history
 from ludic.code.kept import keep_code
 from ludic.errors import AllDroppedError, AllFailedError, StalledError, StoreError
+from ludic.run_json import run_of
 from ludic.schema import TRACEBACK
 from ludic.sql.planner import LossUnit, Planner, Shortage
 from ludic.store import Cursor, RolloutReader, Root, count_uses
@@ -46,7 +47,7 @@ class OnlineSource:
         """stop: ends the wait for a plan. Raises ConsentError, ConfigError, QueryError."""
         self._root, self._config, self._stop = root, config, stop
         self._rules = own_rules(root, config, loss_unit=loss_unit)
-        self._planner = Planner(self._rules, root.run.extra_columns)
+        self._planner = Planner(self._rules, root.extra_columns)
         self._scores = ScoreReader(root, self._planner.scorers)
         self._vetting = Vetting(root)
         self._num_pending_groups = self._num_ready_groups = 0
@@ -146,7 +147,7 @@ class OnlineSource:
     def _check_failures(self, step: int) -> None:
         """Raise AllFailedError if every rollout of the last `max_failed_batches` batches failed."""
         most, num_groups = self._config.max_failed_batches, self._failed.num_groups
-        if most is None or num_groups < most * self._root.run.groups_per_batch:
+        if most is None or num_groups < most * run_of(self._root).groups_per_batch:
             return
         error = AllFailedError(
             f"{self._failed.error}; by this, or alike, each of the {self._failed.num_rollouts} rollouts of the newest "
@@ -159,7 +160,7 @@ class OnlineSource:
 
     def _choose_rows(self, step: int, *, attempt_id: int, trainer_version: int) -> pa.Table | None:
         """Return the rows of the next plan; None if there are too few groups, whatever filters drop."""
-        if self._num_pending_groups < self._root.run.groups_per_batch:
+        if self._num_pending_groups < run_of(self._root).groups_per_batch:
             return None
         return self._planner.plan(
             step=step,

@@ -5,109 +5,29 @@ on.
 """
 
 # Shapes: S = sequences, n = response tokens of a sequence, T = packed tokens of a micro-batch, A = response tokens
-# among them, K = kept tokens of a sequence or a micro-batch, C = rows of a chunk of logits, V = vocabulary, R = ranks,
-# G = row groups.
+# among them, N = A or T, K = numbers of a ragged column, R = ranks, G = row groups.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise, zip_longest
+from math import prod
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from ludic.errors import InvalidBatchError
-from ludic.schema import ragged_arrays
-from ludic.schema.validation import UNKNOWN_EXPERT
+from ludic.schema.columns import ArrayColumn, Columns, Ragged, array_columns
 
 V = TypeVar("V")
 
-# --- Tokens that top_k and top_p kept ------------------------------------------------------------------
-# From Arrow to the tensors of a micro-batch. The sampler drew each token from the softmax over these alone, so the
-# trainer's logprob is over them too. Lists of different lengths are kept flat, with bounds.
-
-LEFT_OUT = -1e30
-"""Logit of a token that was left out: its probability is 0, and, unlike -inf, 0 times it is 0."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptTokens:
-    """Kept tokens of one sequence. A token without any was drawn from the whole vocabulary, or was not sampled."""
-
-    ids: np.ndarray
-    """(K,) int32."""
-    bounds: np.ndarray
-    """(n + 1,) int: where each response token's ids begin, and where the last one's end."""
-
-    @property
-    def shape(self) -> tuple[int]:
-        """Number of response tokens, as of an array with a value for each."""
-        return (len(self.bounds) - 1,)
-
-    def __getitem__(self, part: slice) -> "KeptTokens":
-        start, stop, _ = part.indices(*self.shape)
-        bounds = self.bounds[start : max(start, stop) + 1]
-        return KeptTokens(self.ids[bounds[0] : bounds[-1]], bounds - bounds[0])
-
-
-def kept_tokens_of(column: pa.ChunkedArray) -> list[KeptTokens | None]:
-    """Return each row of a column kept_tokens; None for a null."""
-    rows = [row for chunk in column.chunks for row in ragged_arrays(chunk)]
-    return [None if row is None else KeptTokens(*row) for row in rows]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedKeptTokens:
-    """Kept tokens of a micro-batch."""
-
-    ids: Tensor
-    """(K,) int64."""
-    rows: Tensor
-    """(K,) int64: index of the response token that an id belongs to."""
-    is_cut: Tensor
-    """(A,) bool: response tokens that have kept tokens."""
-    bounds: np.ndarray
-    """(A + 1,) int64: where each token's ids begin. Not a tensor, so that reading it never waits for a device."""
-
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> Self:
-        """Return a copy on another device."""
-        ids, rows, is_cut = (each.to(device, non_blocking=non_blocking) for each in (self.ids, self.rows, self.is_cut))
-        return replace(self, ids=ids, rows=rows, is_cut=is_cut)
-
-    def leave_out(self, logits: Tensor, start: int) -> Tensor:
-        """Set the logits of tokens that were not kept to LEFT_OUT, in place. logits: (C, V), of rows from `start`."""
-        stop = start + len(logits)
-        part = slice(int(self.bounds[start]), int(self.bounds[stop]))
-        is_out = self.is_cut[start:stop, None].repeat(1, logits.shape[1])
-        is_out[self.rows[part] - start, self.ids[part]] = False
-        return logits.masked_fill_(is_out, LEFT_OUT)
-
-
-def pack_kept_tokens(kept: Sequence[KeptTokens | None], lengths: Sequence[int]) -> PackedKeptTokens | None:
-    """Lay the kept tokens of sequences end to end; None if there are none. lengths: response tokens of each."""
-    if all(each is None for each in kept):
-        return None
-    pairs = list(zip(kept, lengths, strict=True))
-    counts = np.concatenate([np.zeros(n, np.int64) if each is None else np.diff(each.bounds) for each, n in pairs])
-    ids = np.concatenate([each.ids for each in kept if each is not None])
-    return PackedKeptTokens(
-        ids=torch.from_numpy(ids.astype(np.int64)),
-        rows=torch.from_numpy(np.repeat(np.arange(len(counts)), counts)),
-        is_cut=torch.from_numpy(counts > 0),
-        bounds=np.append(0, np.cumsum(counts)),
-    )
-
-
 # --- Sequences -----------------------------------------------------------------------------------------
 
-_PER_TOKEN = ("sampler_logprobs", "action_mask", "advantage", "kept_tokens")
-_LISTS = (np.ndarray, KeptTokens)
-"""Types of a sequence's columns that have a value for each response token."""
-_PER_ROW = ("rollout_id", "weight", "temperature", "pair_id")
+_ALWAYS = ("response_logprobs", "action_mask")
+"""Columns that every loss reads: a micro-batch has them, whether or not a row has a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,11 +38,7 @@ class TrainingSequence:
     prompt_tokens: np.ndarray
     """(prompt_length,) int32, at least one."""
     response_tokens: np.ndarray
-    """(response_length,) int32; the arrays below have the same length."""
-    sampler_logprobs: np.ndarray
-    """(response_length,) float32, nats, under the distribution sampled from."""
-    action_mask: np.ndarray | None = None
-    """(response_length,) bool, 1 for sampled tokens; None if all tokens are sampled."""
+    """(response_length,) int32."""
     advantage: float | np.ndarray
     """Advantage of the whole response, or (response_length,) float32 per token."""
     weight: float = 1.0
@@ -131,11 +47,9 @@ class TrainingSequence:
     """Divisor of the trainer's logits, the same as the sampler's."""
     pair_id: str | None = None
     """Id shared by both sequences of a pair, which must be packed together; None without a pair."""
-    kept_tokens: KeptTokens | None = None
-    """Tokens that the sampler drew each response token from; None if it drew from all."""
-    experts: np.ndarray | None = None
-    """(prompt_length + response_length - 1, L, K) int16: K experts, ascending, in each of L layers, that the model is
-    to send each token to that it reads; None leaves them to its routers."""
+    columns: Columns
+    """Every other array that training reads, as in Rollout.columns; response_logprobs must be there. One that is left
+    out is absent: without action_mask, all tokens are sampled."""
 
     @property
     def num_tokens(self) -> int:
@@ -145,34 +59,40 @@ class TrainingSequence:
     @property
     def num_action_tokens(self) -> int:
         """Tokens that the loss is computed over."""
-        return _num_action_tokens(self.action_mask, self.response_tokens)
+        return _num_action_tokens(self.columns.get("action_mask"), self.response_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sequences:
     """S training sequences as columns, like in the files: no object per sequence, and no copy of tokens.
 
-    Columns are named like the fields of TrainingSequence. Raises InvalidBatchError if a list is not as long as its
-    response, a prompt is empty, or a temperature is not finite and above 0.
+    Fields are named like those of TrainingSequence. Raises InvalidBatchError if an array is not as long as its tokens,
+    or differs from another row's in its shape beyond the tokens, a prompt is empty, or a temperature is not finite and
+    above 0.
     """
 
     rollout_id: Sequence[str]
     prompt_tokens: Sequence[np.ndarray]
     response_tokens: Sequence[np.ndarray]
-    sampler_logprobs: Sequence[np.ndarray]
-    action_mask: Sequence[np.ndarray | None]
     advantage: Sequence[float | np.ndarray]
     weight: Sequence[float]
     temperature: Sequence[float]
     pair_id: Sequence[str | None]
-    kept_tokens: Sequence[KeptTokens | None]
-    experts: Sequence[np.ndarray | None]
+    columns: Mapping[str, Sequence[Any]]
+    """By the name of the column, its value of each sequence; None where it is absent."""
 
     def __post_init__(self) -> None:
-        for name in _PER_TOKEN:
-            self._check_lengths(name)
-        self._check_experts()
-        for rollout_id, prompt, temperature in zip(self.rollout_id, self.prompt_tokens, self.temperature, strict=True):
+        for name in dict.fromkeys((*_ALWAYS, *self.columns)):
+            self._check_column(name)
+        rows = zip(
+            self.rollout_id, self.prompt_tokens, self.response_tokens, self.advantage, self.temperature, strict=True
+        )
+        for rollout_id, prompt, response, advantage, temperature in rows:
+            if isinstance(advantage, np.ndarray) and advantage.shape != response.shape:
+                raise InvalidBatchError(
+                    f"rollout {rollout_id}: advantage has shape {advantage.shape}, "
+                    f"response_tokens has {response.shape}; both must be one value a response token"
+                )
             if len(prompt) == 0:
                 raise InvalidBatchError(
                     f"rollout {rollout_id}: prompt_tokens is empty; the first response token has nothing to predict it"
@@ -183,30 +103,43 @@ class Sequences:
                     "greedy samples can't be trained on, drop them with a filter"
                 )
 
-    def _check_lengths(self, name: str) -> None:
-        for rollout_id, values, tokens in zip(self.rollout_id, getattr(self, name), self.response_tokens, strict=True):
-            if isinstance(values, _LISTS) and values.shape != tokens.shape:
-                raise InvalidBatchError(
-                    f"rollout {rollout_id}: {name} has shape {values.shape}, "
-                    f"response_tokens has {tokens.shape}; both must be one value a response token"
-                )
+    def _check_column(self, name: str) -> None:
+        column = array_columns().get(name)
+        if column is None:
+            raise InvalidBatchError(f"{name} is no array of a row, wanted one of {', '.join(array_columns())}")
+        rows = zip(self.rollout_id, self.prompt_tokens, self.response_tokens, self.column(name), strict=True)
+        is_plain = column.is_number_a_token or column.ragged
+        shapes: dict[tuple[int, ...], str] = {}
+        for rollout_id, prompt, response, values in rows:
+            if values is None:
+                reason = column.misfit(None)
+            else:
+                reason = column.wrong_length(values, len(prompt), len(response))
+                if not is_plain and (column.along == "row" or len(values)):  # without tokens there is no shape
+                    shapes.setdefault(np.shape(values)[0 if column.along == "row" else 1 :], rollout_id)
+            if reason is not None:
+                raise InvalidBatchError(f"rollout {rollout_id}: {name} {reason}")
+        if len(shapes) > 1:
+            (shape, one), (other_shape, other), *_ = shapes.items()
+            raise InvalidBatchError(
+                f"rollout {other}: {name} is {other_shape} numbers a token, that of rollout {one} {shape}; the rows of "
+                "a batch must have the same shape, leave some out with a filter"
+            )
 
-    def _check_experts(self) -> None:
-        rows = zip(self.rollout_id, self.experts, self.prompt_tokens, self.response_tokens, strict=True)
-        for rollout_id, experts, prompt, response in rows:
-            if experts is not None and len(experts) != (num_read := _num_read(prompt, response)):
-                raise InvalidBatchError(
-                    f"rollout {rollout_id}: experts has shape {experts.shape}, wanted experts of {num_read} tokens: "
-                    "prompt_tokens, and response_tokens without the last one"
-                )
-        if len({experts.shape[1:] for experts in self.experts if experts is not None}) > 1:
-            raise InvalidBatchError("experts are of models with different numbers of layers or of experts for a token")
+    def column(self, name: str) -> Sequence[Any]:
+        """Return a column's value of each sequence; None where it is absent."""
+        return self.columns[name] if name in self.columns else [None] * len(self)
 
     @classmethod
     def of(cls, sequences: Iterable[TrainingSequence]) -> Self:
         """Build the columns from single sequences."""
         rows = list(sequences)
-        return cls(**{column.name: [getattr(row, column.name) for row in rows] for column in fields(cls)})
+        own = [column.name for column in fields(cls) if column.name != "columns"]
+        names = dict.fromkeys(name for row in rows for name in row.columns)
+        return cls(
+            **{name: [getattr(row, name) for row in rows] for name in own},
+            columns={name: [row.columns.get(name) for row in rows] for name in names},
+        )
 
     def __len__(self) -> int:
         return len(self.rollout_id)
@@ -219,16 +152,11 @@ class Sequences:
     @property
     def num_action_tokens(self) -> int:
         """Sum of TrainingSequence.num_action_tokens over the sequences."""
-        return sum(map(_num_action_tokens, self.action_mask, self.response_tokens))
+        return sum(map(_num_action_tokens, self.column("action_mask"), self.response_tokens))
 
 
 def _num_tokens(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> int:
     return len(prompt_tokens) + len(response_tokens) if len(response_tokens) else 0
-
-
-def _num_read(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> int:
-    """Return the tokens that the model reads: a response's last token predicts nothing."""
-    return max(0, len(prompt_tokens) + len(response_tokens) - 1)
 
 
 def _num_action_tokens(action_mask: np.ndarray | None, response_tokens: np.ndarray) -> int:
@@ -242,22 +170,11 @@ def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
     """
     room = [max(0, max_seq_len - len(prompt)) for prompt in sequences.prompt_tokens]
     num_cut = sum(len(tokens) > most for tokens, most in zip(sequences.response_tokens, room, strict=True))
-
-    def cut(column: Sequence[Any]) -> list[Any]:
-        return [v[:most] if isinstance(v, _LISTS) else v for v, most in zip(column, room, strict=True)]
-
     if not num_cut:
         return sequences, 0
-    lists = {name: cut(getattr(sequences, name)) for name in ("response_tokens", *_PER_TOKEN)}
-    experts = _cut_experts(sequences.experts, sequences.prompt_tokens, lists["response_tokens"])
-    return replace(sequences, **lists, experts=experts), num_cut
-
-
-def _cut_experts(
-    experts: Sequence[np.ndarray | None], prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]
-) -> list[np.ndarray | None]:
-    rows = zip(experts, prompts, responses, strict=True)
-    return [None if each is None else each[: _num_read(prompt, response)] for each, prompt, response in rows]
+    rows = np.arange(len(sequences))
+    ends = np.minimum([len(tokens) for tokens in sequences.response_tokens], room)
+    return cut_out(sequences, rows, np.zeros_like(rows), ends), num_cut
 
 
 def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Sequences:
@@ -266,18 +183,29 @@ def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np
     rows, starts, ends: (parts,) int64, index of the sequence, and bounds of the part in its response.
     """
     bounds = list(zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True))
+    prompts, responses = sequences.prompt_tokens, sequences.response_tokens
 
-    def cut(column: Sequence[Any]) -> list[Any]:
-        return [v[start:end] if isinstance(v := column[row], _LISTS) else v for row, start, end in bounds]
+    def of_row(values: Sequence[V]) -> list[V]:
+        return [values[row] for row, *_ in bounds]
 
-    lists = {name: cut(getattr(sequences, name)) for name in ("response_tokens", *_PER_TOKEN)}
-    others = {name: [getattr(sequences, name)[row] for row, *_ in bounds] for name in _PER_ROW}
-    prompts = [
-        np.concatenate([sequences.prompt_tokens[row], sequences.response_tokens[row][:start]])
-        for row, start, _ in bounds
-    ]
-    experts = _cut_experts([sequences.experts[row] for row, *_ in bounds], prompts, lists["response_tokens"])
-    return Sequences(prompt_tokens=prompts, experts=experts, **lists, **others)
+    def cut(column: ArrayColumn, values: Sequence[Any]) -> list[Any]:
+        return [column.cut(values[row], len(prompts[row]), start, end) for row, start, end in bounds]
+
+    return Sequences(
+        rollout_id=of_row(sequences.rollout_id),
+        prompt_tokens=[
+            np.concatenate([prompts[row], responses[row][:start]]) if start else prompts[row]
+            for row, start, _ in bounds
+        ],
+        response_tokens=[responses[row][start:end] for row, start, end in bounds],
+        advantage=[
+            v[start:end] if isinstance(v := sequences.advantage[row], np.ndarray) else v for row, start, end in bounds
+        ],
+        weight=of_row(sequences.weight),
+        temperature=of_row(sequences.temperature),
+        pair_id=of_row(sequences.pair_id),
+        columns={name: cut(array_columns()[name], values) for name, values in sequences.columns.items()},
+    )
 
 
 # --- Shares of ranks -----------------------------------------------------------------------------------
@@ -500,6 +428,36 @@ def _fitting(indexes: np.ndarray, costs: np.ndarray, wanted: float) -> list[int]
 # --- Micro-batches -------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRagged:
+    """A ragged column of a micro-batch: a list of numbers for each of N tokens."""
+
+    values: Tensor
+    """(K,): the numbers of all lists, int64 if they are token ids, else of the column's dtype."""
+    rows: Tensor
+    """(K,) int64: index of the token that a number belongs to."""
+    has_any: Tensor
+    """(N,) bool: tokens whose list is not empty."""
+    bounds: np.ndarray
+    """(N + 1,) int64: where each token's numbers begin. Not a tensor, so that reading it never waits for a device."""
+
+    @classmethod
+    def of(cls, lists: Sequence[Ragged], dtype: Any) -> Self:
+        """Lay the lists of sequences, at least one, end to end. dtype: of `values`."""
+        counts = np.concatenate([each.counts for each in lists])
+        return cls(
+            values=torch.from_numpy(np.concatenate([each.values for each in lists], dtype=dtype)),
+            rows=torch.from_numpy(np.repeat(np.arange(len(counts)), counts)),
+            has_any=torch.from_numpy(counts > 0),
+            bounds=np.append(0, np.cumsum(counts)),
+        )
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Self:
+        """Return a copy on another device."""
+        tensors = {name: getattr(self, name) for name in ("values", "rows", "has_any")}
+        return replace(self, **{name: each.to(device, non_blocking=non_blocking) for name, each in tensors.items()})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
     """Sequences laid end to end, as tensors. A is at least 1."""
@@ -512,12 +470,8 @@ class MicroBatch:
     """(A,) int64, indexes into T of the tokens whose logits predict the response tokens."""
     targets: Tensor
     """(A,) int64, the response tokens to predict."""
-    sampler_logprobs: Tensor
-    """(A,) float32, nats."""
     advantages: Tensor
     """(A,) float32."""
-    action_mask: Tensor
-    """(A,) bool: tokens that the loss is computed over."""
     weights: Tensor
     """(A,) float32."""
     temperatures: Tensor
@@ -530,18 +484,58 @@ class MicroBatch:
     """rollout_id of each sequence_id; empty in a rank's empty micro-batch."""
     sequence_lengths: tuple[int, ...]
     """Packed tokens of each sequence; the sum is T. Not a tensor, so that reading it never waits for a device."""
-    kept_tokens: PackedKeptTokens | None = None
-    """Tokens that the sampler drew response tokens from; None if it drew all from the whole vocabulary."""
-    experts: Tensor | None = None
-    """(T, L, K) int16: K experts, ascending, in each of L layers, that each token is sent to; UNKNOWN_EXPERT leaves a
-    token to the routers. None leaves them all (ludic.models.experts)."""
+    columns: Mapping[str, Any]
+    """Arrays of the rows by the name of their column. Always response_logprobs and action_mask; of the others, those
+    that at least one row has. Along the response: (A, ...), beside targets; along the row: the same, repeated at each
+    response token. Along the tokens read: (T, ...), beside input_ids; along the prompt: the same, and unknown at
+    response tokens. A row without the column is unknown, too, which is the column's `null` (ArrayColumn.unknown). A
+    ragged column is a PackedRagged, any other a Tensor. Token ids are int64, all else is of the column's dtype."""
+
+    @property
+    def sampler_logprobs(self) -> Tensor:
+        """(A,) float32, nats."""
+        return self.columns["response_logprobs"]
+
+    @property
+    def action_mask(self) -> Tensor:
+        """(A,) bool: tokens that the loss is computed over."""
+        return self.columns["action_mask"]
+
+    @property
+    def kept_tokens(self) -> PackedRagged | None:
+        """Tokens that the sampler drew response tokens from; None if it drew all from the whole vocabulary."""
+        return self.columns.get("kept_tokens")
+
+    @property
+    def experts(self) -> Tensor | None:
+        """(T, L, K) int16: K experts, ascending, in each of L layers, that each token is sent to.
+
+        A token of UNKNOWN_EXPERT is left to the routers; None leaves them all (ludic.models.experts).
+        """
+        return self.columns.get("experts")
+
+    def column(self, name: str) -> Any:
+        """Return a column, also one that no row has: then one unknown value a token, on the device of the others.
+
+        Its dimensions beyond the tokens are 1. Raises KeyError if there is no such column.
+        """
+        if name in self.columns:
+            return self.columns[name]
+        column = array_columns()[name]
+        num_tokens = self.input_ids.shape[1] if _is_of_inputs(column) else len(self.targets)
+        if column.ragged:
+            return PackedRagged.of([column.unknown(num_tokens)], _dtype(column)).to(self.targets.device)
+        num_further = column.num_dimensions if column.along == "row" else column.num_dimensions - 1
+        like = np.empty((0, *[1] * num_further))
+        return torch.from_numpy(column.unknown(num_tokens, like).astype(_dtype(column))).to(self.targets.device)
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on another device."""
-        movable = (Tensor, PackedKeptTokens)
+        movable = (Tensor, PackedRagged)
         tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), movable)}
         moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-        return replace(self, **moved)
+        columns = {name: each.to(device, non_blocking=True) for name, each in self.columns.items()}
+        return replace(self, **moved, columns=columns)
 
 
 # A rank without sequences still takes part in the collectives of forward and backward. Its single
@@ -550,9 +544,8 @@ _NOTHING = TrainingSequence(
     rollout_id="(none)",
     prompt_tokens=np.zeros(1, np.int32),
     response_tokens=np.zeros(1, np.int32),
-    sampler_logprobs=np.zeros(1, np.float32),
-    action_mask=np.zeros(1, bool),
     advantage=0.0,
+    columns={"response_logprobs": np.zeros(1, np.float32), "action_mask": np.zeros(1, bool)},
 )
 
 
@@ -573,6 +566,43 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
     """Pack micro-batches. plans: indexes of each one's sequences, at least one, none with an empty response."""
     if not plans:
         return []
+    names = dict.fromkeys((*_ALWAYS, *sequences.columns))
+    laid = {name: parts for name in names if (parts := _lay_out(array_columns()[name], sequences, plans))}
+    regular = {name: parts for name, parts in laid.items() if not array_columns()[name].ragged}
+    out, of_columns = _allocate(_shapes(sequences, plans), {name: _shape(name, regular[name]) for name in regular})
+    packed_lengths, num_targets = _write_tokens(sequences, plans, out)
+    for name, parts in regular.items():
+        np.concatenate(list(chain.from_iterable(parts.values())), out=of_columns[name])
+    num_inputs = list(map(sum, packed_lengths))
+    pieces = {
+        name: torch.from_numpy(array)[None].split(num_inputs, dim=1)
+        if name in _OF_INPUTS
+        else torch.from_numpy(array).split(num_targets)
+        for name, array in out.items()
+    }
+    columns: list[dict[str, Any]] = [{} for _ in plans]
+    for name, parts in laid.items():
+        if name in regular:
+            of_plans = torch.from_numpy(of_columns[name]).split([sum(map(len, each)) for each in parts.values()])
+        else:
+            of_plans = [PackedRagged.of(each, _dtype(array_columns()[name])) for each in parts.values()]
+        for number, packed in zip(parts, of_plans, strict=True):
+            columns[number][name] = packed
+    return [
+        MicroBatch(
+            **{name: pieces[name][number] for name in pieces},
+            rollout_ids=tuple(sequences.rollout_id[index] for index in plan),
+            sequence_lengths=packed_lengths[number],
+            columns=columns[number],
+        )
+        for number, plan in enumerate(plans)
+    ]
+
+
+def _write_tokens(
+    sequences: Sequences, plans: Sequence[Sequence[int]], out: dict[str, np.ndarray]
+) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Write all fields but the columns; returns each micro-batch's packed tokens by sequence, and response tokens."""
     indexes = list(chain.from_iterable(plans))
 
     def pick(column: Sequence[V]) -> list[V]:
@@ -587,15 +617,12 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
     ends = [end for start, stop in bounds for end in np.cumsum(input_lengths[start:stop]).tolist()]
     counting = np.arange(max(ends))
 
-    out = _allocate(input_lengths.sum(), lengths.sum())
     np.concatenate(inputs, out=out["input_ids"])
     np.concatenate([counting[:length] for length in input_lengths.tolist()], out=out["position_ids"])
     logit_positions = [counting[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
     np.concatenate(logit_positions, out=out["logit_positions"])
     np.concatenate(responses, out=out["targets"])
-    np.concatenate(pick(sequences.sampler_logprobs), out=out["sampler_logprobs"])
     _spread(pick(sequences.advantage), lengths, out["advantages"])
-    _spread([True if mask is None else mask for mask in pick(sequences.action_mask)], lengths, out["action_mask"])
     _spread(pick(sequences.weight), lengths, out["weights"])
     _spread(pick(sequences.temperature), lengths, out["temperatures"])
     out["sequence_ids"][:] = np.repeat(np.concatenate([counting[: len(plan)] for plan in plans]), lengths)
@@ -604,28 +631,8 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
         out["pair_ids"] = np.repeat(
             list(chain.from_iterable(_pair_numbers(sequences, plan) for plan in plans)), lengths
         )
-    rollout_ids = [tuple(sequences.rollout_id[index] for index in plan) for plan in plans]
     packed_lengths = [tuple(input_lengths[start:stop].tolist()) for start, stop in bounds]
-    num_targets = [int(lengths[start:stop].sum()) for start, stop in bounds]
-    kept = [
-        pack_kept_tokens([sequences.kept_tokens[index] for index in plan], lengths[start:stop].tolist())
-        for plan, (start, stop) in zip(plans, bounds, strict=True)
-    ]
-    experts = [
-        _pack_experts([sequences.experts[index] for index in plan], input_lengths[start:stop].tolist())
-        for plan, (start, stop) in zip(plans, bounds, strict=True)
-    ]
-    return _split(out, packed_lengths, num_targets, rollout_ids, kept, experts)
-
-
-def _pack_experts(experts: Sequence[np.ndarray | None], lengths: Sequence[int]) -> Tensor | None:
-    """Lay the experts of sequences end to end; None if there are none. lengths: tokens that are read of each."""
-    shapes = [each.shape[1:] for each in experts if each is not None]
-    if not shapes:
-        return None
-    rows = zip(experts, lengths, strict=True)
-    parts = [np.full((length, *shapes[0]), UNKNOWN_EXPERT, np.int16) if each is None else each for each, length in rows]
-    return torch.from_numpy(np.concatenate(parts))
+    return packed_lengths, [int(lengths[start:stop].sum()) for start, stop in bounds]
 
 
 def _pair_numbers(sequences: Sequences, plan: Sequence[int]) -> list[int]:
@@ -635,62 +642,90 @@ def _pair_numbers(sequences: Sequences, plan: Sequence[int]) -> list[int]:
     return [i if pair_id is None else firsts.setdefault(pair_id, i) for i, pair_id in enumerate(pair_ids)]
 
 
-# Wide types first, so that each field is aligned.
-_FIELDS = {
-    **dict.fromkeys(("input_ids", "position_ids", "logit_positions", "targets", "sequence_ids"), np.int64),
-    **dict.fromkeys(("sampler_logprobs", "advantages", "weights", "temperatures"), np.float32),
-    "action_mask": np.bool_,
-}
-_OF_INPUTS = ("input_ids", "position_ids")
-
-
-def _allocate(num_inputs: int, num_targets: int) -> dict[str, np.ndarray]:
-    """Allocate each field of all micro-batches, in one memory block.
-
-    Mapping new pages costs more than writing to them. A block of this size gets large pages, or is reused for the
-    next batch.
-    """
-    counts = {name: num_inputs if name in _OF_INPUTS else num_targets for name in _FIELDS}
-    sizes = [counts[name] * np.dtype(dtype).itemsize for name, dtype in _FIELDS.items()]
-    pieces = np.split(np.empty(sum(sizes), np.uint8), np.cumsum(sizes)[:-1])
-    return {name: piece.view(dtype) for (name, dtype), piece in zip(_FIELDS.items(), pieces, strict=True)}
-
-
 def _spread(values: Sequence[Any], lengths: np.ndarray, out: np.ndarray) -> None:
     """Write values end to end into `out`: arrays have one value per response token, scalars are repeated."""
     if any(isinstance(value, np.ndarray) for value in values):
         lists = [np.broadcast_to(value, length) for value, length in zip(values, lengths.tolist(), strict=True)]
         np.concatenate(lists, out=out)
-    elif all(value == values[0] for value in values):  # usual for masks, weights and temperatures
+    elif all(value == values[0] for value in values):  # usual for weights and temperatures
         out.fill(values[0])
     else:
         out[:] = np.repeat(np.array(values, out.dtype), lengths)
 
 
-def _split(
-    arrays: Mapping[str, np.ndarray],
-    packed_lengths: Sequence[tuple[int, ...]],
-    num_targets: Sequence[int],
-    rollout_ids: Sequence[tuple[str, ...]],
-    kept_tokens: Sequence[PackedKeptTokens | None],
-    experts: Sequence[Tensor | None],
-) -> list[MicroBatch]:
-    """Split the arrays into micro-batches, given each one's packed tokens by sequence and its response tokens."""
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    num_inputs = [sum(lengths) for lengths in packed_lengths]
-    pieces = {
-        name: tensor[None].split(num_inputs, dim=1) if name in _OF_INPUTS else tensor.split(num_targets)
-        for name, tensor in tensors.items()
-    }
-    return [
-        MicroBatch(
-            **{name: pieces[name][number] for name in pieces},
-            rollout_ids=ids,
-            sequence_lengths=lengths,
-            kept_tokens=kept,
-            experts=of_experts,
-        )
-        for number, (ids, lengths, kept, of_experts) in enumerate(
-            zip(rollout_ids, packed_lengths, kept_tokens, experts, strict=True)
-        )
-    ]
+def _lay_out(column: ArrayColumn, sequences: Sequences, plans: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
+    """Return a column's values, which lie end to end, by the number of the micro-batch; none for one without any."""
+    values, prompts, responses = sequences.column(column.name), sequences.prompt_tokens, sequences.response_tokens
+    first = next((values[index] for index in chain.from_iterable(plans) if values[index] is not None), None)
+    like = None if first is None else np.asarray(first)[None] if column.along == "row" else first
+    one = None if column.ragged else column.unknown(1, like)
+
+    def unknown(num_tokens: int) -> Any:
+        return column.unknown(num_tokens) if one is None else np.broadcast_to(one, (num_tokens, *one.shape[1:]))
+
+    def parts_of(index: int) -> tuple[Any, ...]:
+        num_prompt, num_response = len(prompts[index]), len(responses[index])
+        if values[index] is None:
+            return (unknown(num_response + (num_prompt - 1 if _is_of_inputs(column) else 0)),)
+        if column.along == "row":
+            return (np.broadcast_to(values[index], (num_response, *np.shape(values[index]))),)
+        if column.along == "prompt":
+            return values[index], unknown(num_response - 1)
+        return (values[index],)
+
+    laid = {}
+    for number, plan in enumerate(plans):
+        if any(values[index] is not None for index in plan):
+            laid[number] = [part for index in plan for part in parts_of(index)]
+        elif column.name in _ALWAYS:
+            laid[number] = [unknown(sum(len(responses[index]) for index in plan))]
+    return laid
+
+
+def _is_of_inputs(column: ArrayColumn) -> bool:
+    """Return whether a column lies beside input_ids in a micro-batch; else beside targets."""
+    return column.along in ("read", "prompt")
+
+
+def _dtype(column: ArrayColumn) -> np.dtype:
+    """Return the dtype of a column in a micro-batch; torch takes no index but int64."""
+    return np.dtype(np.int64) if column.is_token_ids else column.dtype
+
+
+_Shape = tuple[tuple[int, ...], np.dtype]
+_OF_INPUTS = dict.fromkeys(("input_ids", "position_ids"), np.dtype(np.int64))
+_OF_TARGETS = {
+    **dict.fromkeys(("logit_positions", "targets", "sequence_ids"), np.dtype(np.int64)),
+    **dict.fromkeys(("advantages", "weights", "temperatures"), np.dtype(np.float32)),
+}
+
+
+def _shapes(sequences: Sequences, plans: Sequence[Sequence[int]]) -> dict[str, _Shape]:
+    """Return shape and dtype of the fields of all micro-batches."""
+    indexes = list(chain.from_iterable(plans))
+    num_targets = sum(len(sequences.response_tokens[index]) for index in indexes)
+    num_inputs = num_targets + sum(len(sequences.prompt_tokens[index]) - 1 for index in indexes)
+    of_inputs = {name: ((num_inputs,), dtype) for name, dtype in _OF_INPUTS.items()}
+    return of_inputs | {name: ((num_targets,), dtype) for name, dtype in _OF_TARGETS.items()}
+
+
+def _shape(name: str, parts: Mapping[int, Sequence[np.ndarray]]) -> _Shape:
+    """Return shape and dtype of a column of all micro-batches that have it."""
+    arrays = list(chain.from_iterable(parts.values()))
+    return (sum(map(len, arrays)), *arrays[0].shape[1:]), _dtype(array_columns()[name])
+
+
+def _allocate(*groups: Mapping[str, _Shape]) -> list[dict[str, np.ndarray]]:
+    """Allocate arrays by name, for each group, in one memory block.
+
+    Mapping new pages costs more than writing to them. A block of this size gets large pages, or is reused for the
+    next batch.
+    """
+    wanted = [(number, name, *shape) for number, group in enumerate(groups) for name, shape in group.items()]
+    wanted.sort(key=lambda each: -each[3].itemsize)  # wide types first, so that each array is aligned
+    sizes = [prod(shape) * dtype.itemsize for *_, shape, dtype in wanted]
+    pieces = np.split(np.empty(sum(sizes), np.uint8), np.cumsum(sizes)[:-1])
+    arrays: list[dict[str, np.ndarray]] = [{} for _ in groups]
+    for (number, name, shape, dtype), piece in zip(wanted, pieces, strict=True):
+        arrays[number][name] = piece.view(dtype).reshape(shape)
+    return arrays

@@ -6,7 +6,7 @@ InvalidBatchError if a rollout can't be read or trained on.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -25,14 +25,15 @@ from ludic.batches.packing import (
     costs_of,
     cut_out,
     imbalance,
-    kept_tokens_of,
     pack_each,
 )
 from ludic.batches.source import Plan
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.models import sizes
 from ludic.models.first_model import first_config, vocabulary_of
-from ludic.schema import matrix_arrays, token_arrays
+from ludic.run_json import run_of
+from ludic.schema.arrays import values_of
+from ludic.schema.columns import array_columns, with_columns
 from ludic.schema.validation import TRAINED_COLUMNS, Routing, find_untrainable, reason_against_experts
 from ludic.store import Root
 from ludic.store.ledger import read_rollouts
@@ -43,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 _KEYS = ("rollout_id", "prompt_length", "response_length")
 """Ledger columns that `read_trained` adds: the row, and how long the plan took its lists to be."""
-_EXPERTS = "experts"
 _PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
 _PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
 """Ledger columns that locate a rollout and say how it is trained on."""
@@ -90,13 +90,13 @@ def replayed_routing(root: Root, config: BatchConfig) -> Routing | None:
 
     Raises ModelError if the model has no experts, or its configuration can't be read.
     """
-    if not (root.run.keep_experts if config.replay_experts is None else config.replay_experts):
+    if not (run_of(root).keep_experts if config.replay_experts is None else config.replay_experts):
         return None
     from ludic.models.experts import routing_of  # these load transformers
     from ludic.models.weight_files import load_config
 
     with first_config(root) as folder:
-        return routing_of(load_config(str(folder)), root.run.model)
+        return routing_of(load_config(str(folder)), root.record.model)
 
 
 def read_rank_batch(
@@ -128,7 +128,8 @@ def read_rank_batch(
     of_rows = take_rows(used, rows.tolist())
     sequences, num_truncated = read_sequences(root, of_rows, plan.tokens), 0
     if routing is not None:
-        sequences = replace(sequences, experts=_read_experts(root, of_rows, routing))
+        check = partial(reason_against_experts, routing=routing)
+        sequences = with_columns(sequences, experts=_read_requested(root, of_rows, "experts", check))
     if config.training_unit == "turn":
         of_rank = units.take(indexes[rank])
         sequences = cut_out(sequences, np.searchsorted(rows, of_rank.row), of_rank.start, of_rank.end)
@@ -200,35 +201,39 @@ def read_sequences(root: Root, rows: pa.Table, known: pa.Table | None = None) ->
     columns = _columns_of(known, rows, TRAINED_COLUMNS)
     return Sequences(
         rollout_id=rows["rollout_id"].to_pylist(),
-        sampler_logprobs=columns.pop("response_logprobs"),
+        prompt_tokens=columns.pop("prompt_tokens"),
+        response_tokens=columns.pop("response_tokens"),
         advantage=_advantages(rows),
         weight=rows["weight"].to_pylist(),
+        temperature=columns.pop("temperature"),
         pair_id=rows["pair_id"].to_pylist(),
-        experts=[None] * rows.num_rows,
-        **columns,
+        columns=columns,
     )
 
 
-def _read_experts(root: Root, rows: pa.Table, routing: Routing) -> list[np.ndarray | None]:
-    """Return the experts of ledger rows; None where there are none, or none of this model's.
+def _read_requested(
+    root: Root, rows: pa.Table, name: str, reason_against: Callable[[Any, int], str | None]
+) -> list[Any]:
+    """Return a column that is trained on request, of ledger rows; None where it is absent, or no good for this model.
 
-    A row with such experts is no worse than one without: the trainer's own routers choose.
+    reason_against: why the values of a row, for so many tokens, can't be used; None if they can. Such a row is no worse
+    than one without values, so it is trained on without them.
     """
     if rows.num_rows == 0:
         return []
-    stored = _columns_of(read_trained(root, rows, [_EXPERTS]), rows, [_EXPERTS])[_EXPERTS]
-    prompts, responses = (rows[name].to_pylist() for name in ("prompt_length", "response_length"))
+    column, stored = array_columns()[name], _columns_of(read_trained(root, rows, [name]), rows, [name])[name]
+    prompts, responses = (rows[each].to_pylist() for each in ("prompt_length", "response_length"))
     reasons = [
-        None if experts is None else reason_against_experts(experts, prompt + response - 1, routing)
-        for experts, prompt, response in zip(stored, prompts, responses, strict=True)
+        None if values is None else reason_against(values, column.length(prompt, response))
+        for values, prompt, response in zip(stored, prompts, responses, strict=True)
     ]
     bad = [index for index, reason in enumerate(reasons) if reason is not None]
     if bad:
         logger.warning(
-            "%s: the experts of %d rollouts are not replayed; those of the first, %s: experts %s",
-            *(root.url, len(bad), rows["rollout_id"][bad[0]].as_py(), reasons[bad[0]]),
+            "%s: the %s of %d rollouts are not used; those of the first, %s: %s %s",
+            *(root.url, name, len(bad), rows["rollout_id"][bad[0]].as_py(), name, reasons[bad[0]]),
         )
-    return [None if reason else experts for experts, reason in zip(stored, reasons, strict=True)]
+    return [None if reason else values for values, reason in zip(stored, reasons, strict=True)]
 
 
 def read_trained(root: Root, rows: pa.Table, columns: Sequence[str] = TRAINED_COLUMNS) -> pa.Table:
@@ -250,25 +255,17 @@ def read_trained(root: Root, rows: pa.Table, columns: Sequence[str] = TRAINED_CO
 def _columns_of(table: pa.Table, rows: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
     """Return columns of `read_trained` in the order of `rows`, which may be fewer."""
     indexes = pc.index_in(rows["rollout_id"], table["rollout_id"].combine_chunks()).to_pylist()
-    columns = {name: _values(table[name]) for name in names}
+    arrays = array_columns()
+    columns = {
+        name: values_of(arrays[name], table[name]) if name in arrays else table[name].to_pylist() for name in names
+    }
     return {name: [values[index] for index in indexes] for name, values in columns.items()}
 
 
 def _advantages(rows: pa.Table) -> list[float | np.ndarray]:
     """Return each row's advantage: a number, or (response_length,) float32 if the advantage SQL gives one per token."""
-    pairs = zip(_values(rows["token_advantages"]), rows["advantage"].to_pylist(), strict=True)
+    pairs = zip(rows["token_advantages"].to_numpy(), rows["advantage"].to_pylist(), strict=True)
     return [one if per_token is None else per_token for per_token, one in pairs]
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return the value of each row, lists as arrays; goes by chunk, since joining chunks would copy them."""
-    if not pa.types.is_list(column.type):
-        return column.to_pylist()
-    if pa.types.is_list(column.type.value_type) and pa.types.is_list(column.type.value_type.value_type):
-        return [values for chunk in column.chunks for values in matrix_arrays(chunk)]
-    if pa.types.is_list(column.type.value_type):
-        return kept_tokens_of(column)
-    return [values for chunk in column.chunks for values in token_arrays(chunk)]
 
 
 def _row_groups(rows: pa.Table) -> np.ndarray:

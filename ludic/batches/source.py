@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from ludic.batches.config import BatchConfig
 from ludic.code.kept import trusted_files
 from ludic.errors import ConfigError, SchemaError, StoreError
+from ludic.run_json import run_of
 from ludic.sql.planner import BatchRules, LossUnit, Planner
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
@@ -156,7 +157,8 @@ def own_rules(root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row") -
 
     Raises ConsentError if a file came with the root and the user has not agreed to run it, ConfigError.
     """
-    rules = batch_rules(config, root.run.groups_per_batch, root.run.seed, loss_unit=loss_unit)
+    run = run_of(root)
+    rules = batch_rules(config, run.groups_per_batch, run.seed, loss_unit=loss_unit)
     return replace(rules, files=trusted_files(root, rules.uses(names_in_root(root))))
 
 

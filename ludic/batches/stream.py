@@ -23,6 +23,7 @@ from ludic.batches.reading import RankBatch, Vetting, attention_tokens, read_ran
 from ludic.batches.source import Plan, PlanSource, batch_rules
 from ludic.distributed import bytes_from_main, num_ranks, rank, run_on_all, run_on_main, unlimited_group
 from ludic.errors import ConfigError
+from ludic.run_json import run_of
 from ludic.schema.validation import Routing
 from ludic.sql.planner import LossUnit, Planner
 from ludic.store import Attempt, Root, write_ledger
@@ -156,7 +157,7 @@ class BatchStream:
         if not roots:
             raise ConfigError("BatchStream was given no root, wanted at least one")
         self._config, self._root = replace(config or BatchConfig(), offline=True), roots[0]
-        run = roots[0].run
+        run = run_of(roots[0])
         groups_per_batch, seed = groups_per_batch or run.groups_per_batch, run.seed if seed is None else seed
         self._rules = batch_rules(self._config, groups_per_batch, seed, loss_unit=loss_unit)
         self._attention_tokens = attention_tokens(self._root, self._config)

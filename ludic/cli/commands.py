@@ -57,7 +57,7 @@ _PLAN = Command(
     ("model", "gpus", "gpu", "gpu_memory_gb", "num_workers", "ranks", "engine", "dtype", "lora_rank", "max_tokens"),
 )
 _CREATE = Command(
-    "operations.start:create",
+    "operations.create:create",
     (
         "model",
         "env",
@@ -133,7 +133,7 @@ _EVAL = Command(
 GROUPS: Mapping[str, Mapping[str, Command]] = MappingProxyType(
     {
         "First": {
-            "demo": Command("demos:demo"),
+            "demo": Command("demos.demo:demo"),
             "init": Command("operations.init:init"),
             "run": _RUN,
             "watch": Command("operations.look:watch", methods=("status",)),

@@ -15,16 +15,15 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from ludic.adapters.foreign_settings import PAGE, Program, others
 from ludic.adapters.imports.forms import CONVERSATIONS, PAIRS
 from ludic.by_name import find_by_name
 from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
-from ludic.foreign_settings import PAGE
-from ludic.foreign_tables import PROGRAMS, SHORT, Program
 from ludic.operations.fit import fit
-from ludic.run import Run
+from ludic.operations.run import Run
 from ludic.settings import Setting, describe, groups_in, groups_of, is_operation, settings_of
 
 _INTRODUCTION = """# Settings
@@ -261,7 +260,7 @@ def write(folder: Path, *, check: bool) -> list[str]:
     pages = {
         folder / "docs/settings.md": page(),
         api: _with_tables(api, [methods_table()]),
-        coming_from: _with_tables(coming_from, [foreign_table(program) for program in (*PROGRAMS, SHORT)]),
+        coming_from: _with_tables(coming_from, [foreign_table(each) for each in (*others().programs, others().short)]),
         fit_page: _with_tables(fit_page, [forms_table(folder)]),
         folder / "ludic/operations/typed.py": formatted(typed()),
     }

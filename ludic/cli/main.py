@@ -163,7 +163,7 @@ def _call(operation: Callable[..., Any], values: dict[str, Any], *, ends_well: b
 
 
 def _open_run(url: str) -> Any:
-    from ludic.run import open_run
+    from ludic.operations.run import open_run
 
     return open_run(url)
 

@@ -14,9 +14,17 @@ from ludic.cli.commands import COMMANDS
 from ludic.config_files import read_config
 from ludic.errors import ConfigError, similar_names
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
-from ludic.foreign_settings import answer, dotted_names
 from ludic.paths import local_path
-from ludic.settings import MissingSettingsError, Setting, SettingsError, refuse, settings_of, unknown, without_tables
+from ludic.settings import (
+    MissingSettingsError,
+    Setting,
+    SettingsError,
+    meaning_elsewhere,
+    refuse,
+    settings_of,
+    unknown,
+    without_tables,
+)
 from ludic.training.presets import algorithm_names, load_algorithm
 
 JSON = "json"
@@ -123,9 +131,9 @@ def _unknown_in(
         if each is not None and (each.is_choice or any(get_origin(kind) is Mapping for kind in each.kinds)):
             continue
         inner = [dotted for dotted in dotted_names(name, value) if dotted != name]
-        answers = {dotted: answer(dotted, settings, str, algorithm) for dotted in inner}
+        answers = {dotted: meaning_elsewhere(dotted, settings, algorithm=algorithm) for dotted in inner}
         if any(answers.values()):
-            yield from (f"{dotted} is {foreign or 'unknown'}" for dotted, foreign in answers.items())
+            yield from (f"{dotted} is {meaning or 'unknown'}" for dotted, meaning in answers.items())
         elif each is None and _is_table(value):
             known = next((inside for dotted in inner if (inside := dotted.rpartition(".")[2]) in settings), None)
             example = "" if known is None else f": write {known} = ... at the top"
@@ -135,6 +143,17 @@ def _unknown_in(
             )
         elif each is None and not (name == "algorithm" and len(settings) > len(own)):
             yield unknown(name, own, algorithm=algorithm)
+
+
+def dotted_names(name: str, value: Any) -> Iterator[str]:
+    """Yield the settings in a table of a file by dotted names, such as trainer.optim.lr; of lists of tables, too."""
+    tables = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, Mapping) for each in tables):
+        yield name
+        return
+    for table in tables:
+        for key, each in table.items():
+            yield from dotted_names(f"{name}.{key}", each)
 
 
 def _is_table(value: Any) -> bool:

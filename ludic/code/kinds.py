@@ -18,31 +18,29 @@ a copy of it is kept in the root (ludic.code.kept).
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from importlib import resources
+from functools import partial
 from inspect import isfunction
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ludic.by_name import find_by_name
-from ludic.code.files import (
+from ludic.by_name import find_by_name, packaged_names, read_packaged
+from ludic.code.run import describe, describe_failure, load_file, only_exceptions, training_starts_at
+from ludic.errors import ConfigError, LudicError, QueryError, unknown_name
+from ludic.paths import local_path
+from ludic.user_files import (
     MCP,
     NO_FILES,
+    QUESTIONS,
     Files,
     UserFile,
     file_of,
     python_file_of,
     read_user_file,
-    training_starts_at,
 )
-from ludic.code.run import describe, describe_failure, load_file, only_exceptions
-from ludic.errors import ConfigError, LudicError, QueryError, unknown_name
-from ludic.paths import local_path
 
-QUESTIONS = "qa/"
-"""Prefix of environments that read questions from a file or a dataset; SCORER_OPTIONS may name users' functions."""
 SCORER_OPTIONS = ("scorer", "group_scorer")
+"""Options of environments qa/SOURCE that may name users' functions."""
 REWARD_MODEL, POOLING = "model:", "pooling:"
 """Prefixes of scorers that are reward models: of a folder or the Hub, and behind a server."""
 
@@ -408,18 +406,6 @@ def _built_in(kind: Kind, name: str) -> tuple[str, tuple[str, ...]] | None:
         return (kind.built_in[name], ()) if name in kind.built_in else None
     attributes = (kind.built_in[form] for form in kind.built_in if ":" in form and _head(form) == head)
     return next(((attribute, (argument,)) for attribute in attributes), None)
-
-
-def packaged_names(folder: str) -> list[str]:
-    """Return the names of the SQL files of ludic/sql/{folder}/, sorted."""
-    files = resources.files("ludic.sql").joinpath(folder).iterdir()
-    return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
-
-
-@cache
-def read_packaged(folder: str, name: str) -> str:
-    """Return the text of ludic/sql/{folder}/{name}.sql."""
-    return resources.files("ludic.sql").joinpath(folder, f"{name}.sql").read_text(encoding="utf-8")
 
 
 def _head(name: str) -> str:

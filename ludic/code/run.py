@@ -1,8 +1,9 @@
 """Run a user's Python file as a module, and say where the code in it failed: in one line, and as a traceback.
 
-The text that ludic.code.files has read is what runs, even if the file has changed since.
+The text that ludic.user_files has read is what runs, even if the file has changed since.
 """
 
+import ast
 import importlib.abc
 import importlib.util
 import inspect
@@ -23,13 +24,16 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ludic.code.files import UserFile
 from ludic.errors import Interruption, ScorerError, StopNowInterrupt, one_line
 from ludic.masking import mask
 from ludic.printable import left_out, storable
+from ludic.user_files import UserFile
 
 _MOST_TRACEBACK = 4_000
 """Characters of a traceback; the middle of a longer one is left out."""
+
+_STARTS = ("fit", "grpo", "sft", "dpo")
+"""Functions of ludic that start a training."""
 
 _beside: dict[str, UserFile] = {}
 """Modules imported by users' files that were run, by module name."""
@@ -55,6 +59,42 @@ def load_file(file: UserFile) -> ModuleType:
     with only_exceptions():
         spec.loader.exec_module(module)
     return module
+
+
+def training_starts_at(source: bytes) -> int | None:
+    """Return the line of a text that starts a training whenever the text is run; None if there is none.
+
+    It is a call of ludic.grpo and its like, or of train() of a Trainer, outside of functions, classes and the part
+    below `if __name__ == "__main__":`.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the error shows when the file is run
+        return None
+    has_trainer = any(
+        alias.name.rpartition(".")[2].endswith("Trainer")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    )
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or _is_main_part(statement):
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and _starts_training(node.func, has_trainer=has_trainer):
+                return node.lineno
+    return None
+
+
+def _is_main_part(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
+
+
+def _starts_training(called: ast.expr, *, has_trainer: bool) -> bool:
+    if not isinstance(called, ast.Attribute):
+        return False
+    is_ludics = isinstance(called.value, ast.Name) and called.value.id == "ludic" and called.attr in _STARTS
+    return is_ludics or (has_trainer and called.attr == "train")
 
 
 class _TextLoader(importlib.abc.InspectLoader):

@@ -31,8 +31,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from ludic.children import start_python
-from ludic.code.files import imported_names, modules_beside
 from ludic.errors import ConfigError
+from ludic.user_files import imported_names, modules_beside
 
 _MAIN = "__main__"
 _ADVICE = "move the function into a file of its own, such as rewards.py, and import it from there"

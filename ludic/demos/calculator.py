@@ -20,16 +20,17 @@ from ludic.agents.parsers import make_parser
 from ludic.agents.tools.calculator import calculate
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.kept import create_root
 from ludic.demos.words import draw_curve, keep_new_model, print_next, save
 from ludic.environments.environment import Example
 from ludic.environments.toys import WordProblems
 from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.results import open_console, printable, sparkline
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
 from ludic.show.evaluations import Comparison, interval_text
 from ludic.sql import connect
-from ludic.store import Root, RunConfig
+from ludic.store import Root
 from ludic.store.catalogue import MODEL
 from ludic.training.config import TrainConfig
 

@@ -19,7 +19,6 @@ from rich.text import Text
 
 import ludic
 from ludic.agents.agent import Agent
-from ludic.code.kept import create_root
 from ludic.demos import NUM_WORKERS
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
@@ -29,9 +28,11 @@ from ludic.models.tiny import make_tiny_model
 from ludic.records import Rollout
 from ludic.results import open_console, sparkline
 from ludic.rollouts.sampler import GroupSampler
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
 from ludic.sql import connect
 from ludic.sql.library import run_query
-from ludic.store import Root, RunConfig, fetch_policy, latest_policy
+from ludic.store import Root, fetch_policy, latest_policy
 from ludic.store.catalogue import MODEL
 from ludic.store.weights import identify, keep_model
 from ludic.temporary import temporary_folder
@@ -77,7 +78,7 @@ def keep_new_model(root: Root, make: Callable[[str], None]) -> None:
         return
     with root.scratch_folder() as folder:
         make(str(folder))
-        keep_model(root, folder, identify(folder, root.run.model), with_weights=True)
+        keep_model(root, folder, identify(folder, root.record.model), with_weights=True)
 
 
 def demo_config(num_steps: int) -> TrainConfig:
@@ -100,9 +101,9 @@ def demo_config(num_steps: int) -> TrainConfig:
 def heldout_answers(root: Root, folder: str, num_prompts: int = 32, temperature: float = 0.8) -> list[Rollout]:
     """Sample one answer to each of the first held-out prompts, which the run never trained on."""
     agent = Agent(
-        engine=TransformersEngine(folder, device="cpu"), tokenizer=load_tokenizer(folder), model=root.run.model
+        engine=TransformersEngine(folder, device="cpu"), tokenizer=load_tokenizer(folder), model=root.record.model
     )
-    sampler = GroupSampler.of_run(replace(root.run, group_size=1, temperature=temperature), agent)
+    sampler = GroupSampler.of_run(replace(run_of(root), group_size=1, temperature=temperature), agent)
     groups = sampler.sample(range(num_prompts), worker_id="demo", split="heldout").groups
     return [rollout for group in groups for rollout in group.rollouts]
 

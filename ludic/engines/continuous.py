@@ -38,6 +38,7 @@ from ludic.errors import ModelError
 from ludic.models.experts import Routers
 from ludic.models.families import Sampled, probe_sequences
 from ludic.records import WeightSpan
+from ludic.schema.columns import Columns, Ragged
 
 _JOIN_SHARE = 0.25
 """Requests join at once if they are at least this share of those that run: their prefill holds the others up."""
@@ -87,14 +88,20 @@ class _Call:
         elif stopped or len(self.tokens) == self.request.params.max_tokens:
             completion = Completion(
                 tokens=np.array(self.tokens, dtype=np.int32),
-                logprobs=np.array(self.logprobs, dtype=np.float32),
                 finish_reason="stop" if stopped else "length",
                 weight_versions=self._spans(),
-                kept_tokens=tuple(self.kept_tokens) if self.request.params.wants_kept_tokens else None,
-                experts=np.concatenate(self.experts) if self.request.params.return_experts else None,
+                columns=self._columns(),
                 first_token_s=self.first_token_s,
             )
             self.end(completion)
+
+    def _columns(self) -> Columns:
+        columns: dict[str, Any] = {"response_logprobs": np.array(self.logprobs, dtype=np.float32)}
+        if self.request.params.wants_kept_tokens:
+            columns["kept_tokens"] = Ragged.of(self.kept_tokens, np.int32)
+        if self.request.params.return_experts:
+            columns["experts"] = np.concatenate(self.experts)
+        return columns
 
     def _spans(self) -> tuple[WeightSpan, ...]:
         ends = [*(start for _, start in self.versions[1:]), len(self.tokens)]

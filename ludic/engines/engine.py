@@ -5,16 +5,16 @@ for all engines.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ludic.errors import ConfigError, EngineError, ModelError
 from ludic.records import FinishReason, WeightSpan
-from ludic.schema.validation import LOGPROB_TOLERANCE, LOWEST_LOGPROB, NUM_TOKEN_IDS, reason_against_experts
+from ludic.schema.columns import NUM_TOKEN_IDS, Columns, reasons_against, select
 from ludic.settings import Count, Temperature, Tokens, TopP, check
 
 
@@ -45,6 +45,19 @@ class SamplingParams:
         """Whether a completion must have kept_tokens: the mask is asked for, and top_k or top_p may cut tokens."""
         return self.return_mask and self.temperature > 0 and (self.top_p < 1 or self.top_k is not None)
 
+    @property
+    def wanted_columns(self) -> Mapping[str, str]:
+        """Columns that a completion must have beside those of each, with what to do if an engine does not give them."""
+        wanted = {"kept_tokens": self.wants_kept_tokens, "experts": self.return_experts}
+        return {name: _WITHOUT[name] for name, is_wanted in wanted.items() if is_wanted}
+
+
+_WITHOUT = {
+    "kept_tokens": "which training needs with top_k or top_p; start a run without these, or with --keep-sampling-mask "
+    "False, which biases importance ratios",
+    "experts": "which keep_experts stores; start a run without --keep-experts",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
@@ -64,19 +77,23 @@ class Completion:
 
     tokens: np.ndarray
     """(length,) int32, including the stop token; at least one."""
-    logprobs: np.ndarray
-    """(length,) float32, nats, under the distribution sampled from (after temperature, top_k and top_p)."""
     finish_reason: FinishReason
     weight_versions: tuple[WeightSpan, ...]
     """Versions of the weights, at least one, in the order of the tokens; together the spans cover all tokens."""
-    kept_tokens: tuple[np.ndarray, ...] | None = None
-    """Token ids, (kept,) int32 ascending, that top_k and top_p kept at each token, with the token itself; the logprob
-    is under the softmax over them. None unless params.wants_kept_tokens."""
-    experts: np.ndarray | None = field(default=None, compare=False)
-    """(prompt_length + length - 1, L, K) int16: for each token that the model read, of the prompt too, the K experts
-    that the router of each of L layers chose, ascending. None unless params.return_experts."""
+    columns: Columns
+    """Arrays of the row that the sampler sets, by the name of their column (ludic.schema.columns), for these tokens.
+    Always response_logprobs: (length,) float32, nats, under the distribution sampled from, after temperature, top_k and
+    top_p. kept_tokens with params.wants_kept_tokens: a Ragged of int32, the token ids, ascending, that top_k and top_p
+    kept at each token, with the token itself; the logprob is under the softmax over them. experts with
+    params.return_experts: (prompt_length + length - 1, L, K) int16, for each token that the model read, of the prompt
+    too, the K experts that the router of each of L layers chose, ascending. Any other is stored as it is."""
     first_token_s: float | None = field(default=None, compare=False)
     """Seconds from the request to its first token; None if the engine does not measure it."""
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """(length,) float32, nats."""
+        return self.columns["response_logprobs"]
 
     @property
     def policy_version(self) -> int:
@@ -197,22 +214,19 @@ def check_completion(
 ) -> None:
     """Raise EngineError unless a completion, of any engine, can be stored and trained on; ModelError if it has NaN.
 
-    vocab_size: tokens that the model knows; None if it is not known.
+    vocab_size: tokens that the model knows; None if it is not known. Raises ConfigError if the engine can't give what
+    the request asks for.
     """
-    try:
-        found = why_no_answer(request, completion.tokens, completion.logprobs, completion.kept_tokens, vocab_size)
-        if found is None and _has_stray_token(request.prompt_tokens, vocab_size):
-            found = f"it took a prompt with a token that is not from 0 to {(vocab_size or NUM_TOKEN_IDS) - 1}"
-        if found is None and completion.experts is not None:
-            num_read = len(request.prompt_tokens) + len(completion.tokens) - 1
-            reason = reason_against_experts(completion.experts, num_read)
-            found = None if reason is None else f"experts {reason}"
-    except (TypeError, ValueError) as error:
-        found = f"its tokens or logprobs are no numbers ({error})"
+    found = why_no_answer(request, completion, vocab_size)
+    if found is None and (stray := _stray_ids(request.prompt_tokens, vocab_size)):
+        found = f"it took a prompt with {stray}"
     if found is not None:
         raise EngineError(f"engine {engine_name} broke its contract: {found}")
     if np.isnan(completion.logprobs).any():
         raise ModelError(nan_logits(completion.policy_version_last))
+    for name, advice in request.params.wanted_columns.items():
+        if completion.columns.get(name) is None:
+            raise ConfigError(f"engine {engine_name} returns no {name}, {advice}")
 
 
 def nan_logits(version: int) -> str:
@@ -220,41 +234,42 @@ def nan_logits(version: int) -> str:
     return f"the weights of version {version} give NaN logits; did training diverge?"
 
 
-def why_no_answer(
-    request: GenerationRequest,
-    tokens: Sequence[int] | np.ndarray,
-    logprobs: Sequence[float] | np.ndarray,
-    kept_tokens: Sequence[Sequence[int] | np.ndarray] | None,
-    vocab_size: int | None,
-) -> str | None:
-    """Return why these can't be the answer to a request; None if they can.
+def why_no_answer(request: GenerationRequest, completion: Completion, vocab_size: int | None) -> str | None:
+    """Return why a completion can't be the answer to a request; None if it can.
 
-    Token ids may be of any size here. A logprob that is NaN passes: it says that the weights give NaN.
+    A logprob that is NaN passes: it says that the weights give NaN.
     """
-    if not 1 <= len(tokens) <= request.params.max_tokens or len(logprobs) != len(tokens):
-        return (
-            f"{len(tokens)} tokens and {len(logprobs)} logprobs; wanted as many logprobs as tokens, from 1 to "
-            f"{request.params.max_tokens}"
-        )
-    wanted = f"wanted 0 to {(vocab_size or NUM_TOKEN_IDS) - 1}, which the model knows"
-    if _has_stray_token(tokens, vocab_size):
-        return f"tokens from {min(tokens)} to {max(tokens)}, {wanted}"
-    values = np.asarray(logprobs, np.float64)
-    bad = values[(values > LOGPROB_TOLERANCE) | (values < LOWEST_LOGPROB)]
-    if len(bad):
-        return f"logprob {bad[0]:g}, wanted {LOWEST_LOGPROB:g} to 0, the logarithm of a probability"
-    if kept_tokens is not None and len(kept_tokens) != len(tokens):
-        return f"kept tokens for {len(kept_tokens)} of {len(tokens)} tokens"
-    for ids in kept_tokens or ():
-        if len(ids) and _has_stray_token(ids, vocab_size):
-            return f"kept tokens from {min(ids)} to {max(ids)}, {wanted}"
+    tokens, columns = completion.tokens, completion.columns
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        return f"tokens are {_described(tokens)}, wanted a NumPy array of int32 of one dimension"
+    if not 1 <= len(tokens) <= request.params.max_tokens:
+        return f"{len(tokens)} tokens, wanted 1 to {request.params.max_tokens}"
+    if stray := _stray_ids(tokens, vocab_size):
+        return stray
+    of_sampler = select(lambda column: column.set_by == "sampler")
+    if others := columns.keys() - {column.name for column in of_sampler}:
+        known = ", ".join(column.name for column in of_sampler)
+        return f"{min(others)} is no column that an engine sets, wanted {known}"
+    for column in of_sampler:
+        if not column.is_nullable and columns.get(column.name) is None:
+            return f"no {column.name}, which each completion has"
+    for name, reason in reasons_against(columns, len(request.prompt_tokens), len(tokens), vocab_size or NUM_TOKEN_IDS):
+        if not (name == "response_logprobs" and _has_nan(columns[name])):
+            return f"{name} {reason}"
     return None
 
 
-def _has_stray_token(tokens: Sequence[int] | np.ndarray, vocab_size: int | None) -> bool:
-    """Return whether a token is none of the model's."""
-    if isinstance(tokens, np.ndarray):
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise TypeError(f"shape {tokens.shape} of {tokens.dtype}, wanted (n,) of int32")
-        return bool(tokens.min() < 0 or tokens.max() >= (vocab_size or NUM_TOKEN_IDS))
-    return min(tokens) < 0 or max(tokens) >= (vocab_size or NUM_TOKEN_IDS)
+def _stray_ids(tokens: np.ndarray, vocab_size: int | None) -> str | None:
+    """Describe token ids, (n,), if one is none of the model's; None if all are."""
+    num_ids = vocab_size or NUM_TOKEN_IDS
+    if tokens.min(initial=0) >= 0 and tokens.max(initial=0) < num_ids:
+        return None
+    return f"tokens from {tokens.min()} to {tokens.max()}, wanted 0 to {num_ids - 1}, which the model knows"
+
+
+def _has_nan(values: Any) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype.kind == "f" and bool(np.isnan(values).any())
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"

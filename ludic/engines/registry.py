@@ -10,9 +10,9 @@ from functools import partial
 from typing import Protocol
 
 from ludic.code.kinds import ENGINE, check, find
+from ludic.defaults import Longrope
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
-from ludic.run_config import Longrope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from uuid import uuid4
 
 import httpx2
 
+from ludic.defaults import Longrope
 from ludic.engines.engine import Completion, GenerationRequest, check_keeps_experts, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import Server, check_url
@@ -43,7 +44,6 @@ from ludic.models.experts import routing_of
 from ludic.models.lora import base_of_adapter
 from ludic.models.rope import check_served, max_positions
 from ludic.models.weight_files import check_folder, eos_token_ids, load_config, load_generation_config
-from ludic.run_config import Longrope
 from ludic.settings import check
 
 logger = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from ludic.defaults import Longrope
 from ludic.engines.engine import GenerationRequest, SamplingParams
 from ludic.engines.server_http import (
     FLAGS,
@@ -40,7 +41,6 @@ from ludic.errors import ConfigError, LudicError, ModelError, one_line
 from ludic.models.families import logprobs_alone
 from ludic.models.sizes import EXPERTS, first_of
 from ludic.models.weight_files import load_config, load_pretrained
-from ludic.run_config import Longrope
 
 logger = logging.getLogger(__name__)
 

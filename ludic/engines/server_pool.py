@@ -34,7 +34,8 @@ from ludic.engines.server_loading import HALF_LOADED, ServerFacts, Wanted, inspe
 from ludic.engines.vllm_options import to_completion, to_experts, to_vllm_params
 from ludic.errors import ConfigError, LudicError, ModelError, NoServerError
 from ludic.records import WeightSpan
-from ludic.schema.validation import LOGPROB_TOLERANCE, Routing
+from ludic.schema.columns import array_columns
+from ludic.schema.validation import Routing
 
 logger = logging.getLogger(__name__)
 
@@ -266,14 +267,15 @@ class ServerPool:
             before = await server.label()
             answer = await server.complete(request, params, salt, facts.model)
             answer.spans = _same_weights(server, before, await server.label(), len(answer.tokens))
-        self._check(server, request, answer)
+        if (found := _why_no_candidates(answer)) is not None:
+            raise _bad_answer(server, found)
+        versions = self._versions(server, answer)
         experts = None
         if answer.experts is not None:
             assert self._routing is not None, "ServerEngine refuses such requests"
             experts = to_experts(answer.experts, self._routing)
-        versions = self._versions(server, answer)
         try:
-            return to_completion(
+            completion = to_completion(
                 request,
                 tokens=answer.tokens,
                 logprobs=answer.logprobs,
@@ -282,18 +284,13 @@ class ServerPool:
                 candidates=answer.candidates,
                 experts=experts,
             )
+        except OverflowError as error:
+            raise _bad_answer(server, f"a number that is no token id ({error})") from error
         except ModelError as error:
             raise _NanError(f"{server.name}: {error}") from error
-
-    def _check(self, server: Server, request: GenerationRequest, answer: Answer) -> None:
-        """Raise BadAnswerError for tokens that the model does not know, and for logprobs that are none."""
-        kept = None if answer.candidates is None else [ids for ids, _ in answer.candidates]
-        found = why_no_answer(request, answer.tokens, answer.logprobs, kept, self._vocab_size)
-        of_kept = max((logprob for _, logprobs in answer.candidates or () for logprob in logprobs), default=0.0)
-        if found is None and of_kept > LOGPROB_TOLERANCE:
-            found = f"logprob {of_kept:g} of a kept token, wanted at most 0"
-        if found is not None:
-            raise BadAnswerError(f"{server.name} answered with {found}; is it a server of another model?")
+        if (found := why_no_answer(request, completion, self._vocab_size)) is not None:
+            raise _bad_answer(server, found)
+        return completion
 
     def _versions(self, server: Server, answer: Answer) -> list[WeightSpan]:
         assert self._wanted is not None
@@ -442,6 +439,17 @@ def _same_weights(server: Server, before: str, after: str, length: int) -> list[
             "--enable-scale-out, and it does"
         )
     return [Span(before, 0, length)]
+
+
+def _bad_answer(server: Server, found: str) -> BadAnswerError:
+    return BadAnswerError(f"an answer of {server.name} can't be used: {found}; is it a server of another model?")
+
+
+def _why_no_candidates(answer: Answer) -> str | None:
+    """Return why the most likely tokens that a server tells are none; None if they are."""
+    highest = array_columns()["response_logprobs"].highest or 0.0
+    found = max((logprob for _, logprobs in answer.candidates or () for logprob in logprobs), default=0.0)
+    return f"logprob {found:g} of a kept token, wanted at most 0" if found > highest else None
 
 
 # --- Prefixes of prompts in a server's cache -------------------------------------------------------------

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from ludic.defaults import Longrope
 from ludic.engines.continuous import ContinuousBatch, probe_batches
 from ludic.engines.engine import Completion, GenerationRequest, check_keeps_experts, check_request
 from ludic.engines.registry import EngineSetup
@@ -41,7 +42,6 @@ from ludic.models.weight_files import (
     open_weights,
     read_into,
 )
-from ludic.run_config import Longrope
 
 logger = logging.getLogger(__name__)
 

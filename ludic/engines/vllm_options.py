@@ -24,6 +24,7 @@ from ludic.errors import ConfigError, EngineError, ModelError, unknown_name
 from ludic.installed import is_installed
 from ludic.models.rope import check_served, max_positions, original_length
 from ludic.records import FinishReason, WeightSpan
+from ludic.schema.columns import Ragged
 from ludic.schema.validation import Routing
 
 _DEFAULTS = {
@@ -276,21 +277,26 @@ def to_completion(
 
     candidates: ids and logprobs of the token and the most likely ones, if the request wants kept_tokens.
     experts: of `to_experts`, if the request wants them.
-    A greedy completion gets logprobs 0, as the protocol says; vLLM gives those of temperature 1.
+    A greedy completion gets logprobs 0, as the protocol says; vLLM gives those of temperature 1. Raises OverflowError
+    for a token id beyond int32.
     """
     reason = _FINISH_REASONS.get(finish_reason or "")
     if reason is None:
         raise EngineError(f"vLLM ended a request with finish_reason {finish_reason}; wanted stop or length")
-    array = np.array(logprobs, dtype=np.float32)
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and the completion is refused for it
+        array = np.array(logprobs, dtype=np.float32)
     if np.isnan(array).any():
         raise ModelError(nan_logits(weight_versions[-1].version))
+    columns: dict[str, Any] = {"response_logprobs": np.zeros_like(array) if request.params.temperature == 0 else array}
+    if candidates is not None:
+        columns["kept_tokens"] = Ragged.of((_kept(*pair) for pair in candidates), np.int32)
+    if experts is not None:
+        columns["experts"] = experts
     return Completion(
         tokens=np.array(tokens, dtype=np.int32),
-        logprobs=np.zeros_like(array) if request.params.temperature == 0 else array,
         finish_reason=reason,
         weight_versions=tuple(weight_versions),
-        kept_tokens=None if candidates is None else tuple(_kept(*pair) for pair in candidates),
-        experts=experts,
+        columns=columns,
         first_token_s=first_token_s,
     )
 

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ludic.code.files import Files
 from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names, takes_settings
 from ludic.code.run import misfit_of_call, place_of_function
 from ludic.defaults import EXAMPLE_IDS, ExampleIds
@@ -33,6 +32,7 @@ from ludic.environments.splits import is_heldout, nth
 from ludic.errors import ConfigError, ScorerError, TimeLimitError
 from ludic.installed import require
 from ludic.records import Message
+from ludic.user_files import Files
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ludic.by_name import find_by_name
-from ludic.code.files import NO_FILES, Files, python_file_of
-from ludic.code.kinds import ENVIRONMENT, QUESTIONS, find, unknown
+from ludic.code.kinds import ENVIRONMENT, find, unknown
 from ludic.code.run import describe, only_exceptions
 from ludic.environments.environment import (
     RUN_IN,
@@ -31,6 +30,7 @@ from ludic.environments.qa_rows import Source
 from ludic.environments.single_turn import ScorerProcesses, SingleTurn
 from ludic.errors import ConfigError, LudicError
 from ludic.installed import LUDIC, module_file, name_and_version, package_of
+from ludic.user_files import NO_FILES, QUESTIONS, Files, python_file_of
 
 EnvironmentFactory = Callable[[], Environment | MultiAgentEnvironment]
 """Function that returns a new Environment for each episode."""

@@ -12,22 +12,20 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn, SupportsFloat
+from typing import IO, Any, SupportsFloat
 
 import msgspec
 import numpy as np
 
-from ludic.children import describe_end, end_with_parent, start_python
-from ludic.code.files import Files, UserFile
-from ludic.code.run import failure_of, only_exceptions
-from ludic.environments.column_values import read_back, spelled
+from ludic.children import describe_end, start_python
+from ludic.code.waits import SideThread, Turns
+from ludic.environments.column_values import spelled
 from ludic.environments.environment import (
     Example,
     GroupAnswer,
@@ -40,7 +38,7 @@ from ludic.environments.environment import (
 )
 from ludic.errors import ScorerError
 from ludic.records import Message
-from ludic.waits import SideThread, Turns
+from ludic.user_files import Files, UserFile
 
 
 class SingleTurn:
@@ -128,31 +126,39 @@ _START_LIMIT_S = 120.0
 """Seconds in which a process imports its packages and makes the environment."""
 _SENDABLE = "wanted texts, numbers, bytes, dates, lists and mappings"
 _LENGTH = struct.Struct("<Q")
+_PROGRAM = "ludic.environments.scorer_process"
+"""Module that a process runs; it imports the registry, which imports this module."""
 
 
-class _File(msgspec.Struct):
+class SentFile(msgspec.Struct):
+    """A user's file: its fields."""
+
     path: str
     source: bytes
-    imports: "dict[str, _File]"
+    imports: "dict[str, SentFile]"
 
 
-class _Start(msgspec.Struct):
+class ScorerStart(msgspec.Struct):
     """First message to a process: the environment that it makes."""
 
     name: str
     options: dict[str, Any]
     seed: int
-    files: dict[str, _File]
+    files: dict[str, SentFile]
 
 
-class _Call(msgspec.Struct):
+class ScorerCall(msgspec.Struct):
+    """Each later message to a process: what it scores."""
+
     example: Example
     answer: str | None = None
     """Answer to score; None scores the answers of a group together."""
     answers: list[GroupAnswer] = []
 
 
-class _Result(msgspec.Struct):
+class ScorerResult(msgspec.Struct):
+    """Answer of a process to a message; without scores to the first."""
+
     scores: list[Any] = []
     """Fields of each Score."""
     error: str | None = None
@@ -169,7 +175,7 @@ class ScorerProcesses:
     def __init__(self, name: str, options: Mapping[str, Any], seed: int, files: Files) -> None:
         """The arguments of make_environment."""
         sent = {path: _to_message(file) for path, file in files.items()}
-        self._start = _encode(_Start(name, dict(options), seed, sent), f"options of environment {name}")
+        self._start = encode(ScorerStart(name, dict(options), seed, sent), f"options of environment {name}")
         self._name = name
         self._free: list[_Process] = []
         self._all: set[_Process] = set()
@@ -178,16 +184,16 @@ class ScorerProcesses:
 
     async def score(self, example: Example, answer: str) -> Score:
         """Return the score of an answer. Raises ScorerError."""
-        (score,) = await self._call(_Call(example, answer))
+        (score,) = await self._call(ScorerCall(example, answer))
         return score
 
     async def score_group(self, example: Example, answers: Sequence[GroupAnswer]) -> list[Score]:
         """Return the scores of all answers to an example. Raises ScorerError."""
-        return await self._call(_Call(example, answers=list(answers)))
+        return await self._call(ScorerCall(example, answers=list(answers)))
 
-    async def _call(self, call: _Call) -> list[Score]:
+    async def _call(self, call: ScorerCall) -> list[Score]:
         sent = replace(call.example, data=spelled(call.example.data))
-        message = _encode(
+        message = encode(
             msgspec.structs.replace(call, example=sent),
             f"example {call.example.example_id!r} of environment {self._name}",
         )
@@ -200,7 +206,7 @@ class ScorerProcesses:
         async with self._turns_here().turn(start):
             assert process is not None
             try:
-                result = msgspec.msgpack.decode(await process.ask(message), type=_Result)
+                result = msgspec.msgpack.decode(await process.ask(message), type=ScorerResult)
             except BaseException as error:  # also the end of its time
                 self._drop(process)
                 if isinstance(error, _EndedError):
@@ -221,7 +227,7 @@ class ScorerProcesses:
         self._all.add(process)
         try:
             async with asyncio.timeout(_START_LIMIT_S):
-                result = msgspec.msgpack.decode(await process.start(self._start), type=_Result)
+                result = msgspec.msgpack.decode(await process.start(self._start), type=ScorerResult)
             if result.error is not None:
                 text = f"environment {self._name} can't be made in a process: {result.error}"
                 raise _error(text, result.traceback, {})
@@ -263,7 +269,7 @@ class _Process:
         self._is_killed = False
 
     async def start(self, message: bytes) -> bytes:
-        """Start the process with its first message; returns the answer. Raises _EndedError."""
+        """ScorerStart the process with its first message; returns the answer. Raises _EndedError."""
         return await self._thread.run(partial(self._start, message))
 
     async def ask(self, message: bytes) -> bytes:
@@ -288,7 +294,7 @@ class _Process:
 
     def _start(self, message: bytes) -> bytes:
         # A session of its own: Ctrl-C at the terminal does not reach it.
-        args = ["-m", __name__]
+        args = ["-m", _PROGRAM]
         self._process = start_python(
             args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
         )
@@ -313,8 +319,8 @@ def _exchange(process: "subprocess.Popen[bytes]", message: bytes) -> bytes:
     assert process.stdout is not None
     answer = None
     with suppress(BrokenPipeError, ConnectionResetError):
-        _send(process.stdin, message)
-        answer = _receive(process.stdout)
+        send(process.stdin, message)
+        answer = receive(process.stdout)
     if answer is None:
         raise _EndedError(describe_end(process.wait()) or "ended")
     return answer
@@ -323,13 +329,14 @@ def _exchange(process: "subprocess.Popen[bytes]", message: bytes) -> bytes:
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
-def _send(pipe: IO[bytes], message: bytes) -> None:
+def send(pipe: IO[bytes], message: bytes) -> None:
+    """Write a message, with its length before it."""
     data = memoryview(_LENGTH.pack(len(message)) + message)
     while data:
         data = data[pipe.write(data) :]
 
 
-def _receive(pipe: IO[bytes]) -> bytes | None:
+def receive(pipe: IO[bytes]) -> bytes | None:
     """Return the next message; None at the end."""
     head = _read(pipe, _LENGTH.size)
     return None if head is None else _read(pipe, _LENGTH.unpack(head)[0])
@@ -345,7 +352,7 @@ def _read(pipe: IO[bytes], size: int) -> bytes | None:
     return bytes(data)
 
 
-def _encode(message: Any, what: str) -> bytes:
+def encode(message: Any, what: str) -> bytes:
     """Encode a message. Raises ScorerError, which says what can't be sent."""
     try:
         return msgspec.msgpack.encode(message, enc_hook=_plain)
@@ -364,73 +371,16 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError(f"it holds a {type(value).__name__}")
 
 
-def _to_message(file: UserFile) -> _File:
-    return _File(str(file.path), file.source, {name: _to_message(module) for name, module in file.imports.items()})
+def _to_message(file: UserFile) -> SentFile:
+    return SentFile(str(file.path), file.source, {name: _to_message(module) for name, module in file.imports.items()})
 
 
-def _to_file(file: _File) -> UserFile:
-    imports = {name: _to_file(module) for name, module in file.imports.items()}
+def to_file(file: SentFile) -> UserFile:
+    """Return a user's file that a message holds."""
+    imports = {name: to_file(module) for name, module in file.imports.items()}
     return UserFile(path=Path(file.path), source=file.source, imports=imports)
 
 
 def _to_score(fields: dict[str, Any]) -> Score:
     spans = tuple(SpanReward(**span) for span in fields.pop("span_rewards"))
     return Score(**fields, span_rewards=spans)
-
-
-# --- In the process ---------------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Make the environment of the first message, then score until standard input ends."""
-    end_with_parent()
-    # What the user's code prints goes to standard error, and does not come between messages.
-    source, target = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    environment, loop = None, asyncio.new_event_loop()
-    while (message := _receive(source)) is not None:
-        try:
-            with only_exceptions():
-                if environment is None:
-                    environment = _make(msgspec.msgpack.decode(message, type=_Start))
-                    result = msgspec.msgpack.encode(_Result())
-                else:
-                    call = msgspec.msgpack.decode(message, type=_Call)
-                    call.example = replace(call.example, data=read_back(call.example.data))
-                    result = _encode(_Result(_scores(environment, call, loop)), "score")
-        except Exception as error:
-            failure = failure_of(error)
-            known = dict(error.components) if isinstance(error, ScorerError) else {}
-            result = msgspec.msgpack.encode(_Result(error=failure.error, traceback=failure.traceback, components=known))
-        _send(target, result)
-
-
-def _make(start: _Start) -> Any:
-    from ludic.environments.registry import load_scorer  # which imports this module
-
-    files = {path: _to_file(file) for path, file in start.files.items()}
-    return load_scorer(start.name, start.options, start.seed, files)
-
-
-def _scores(environment: Any, call: _Call, loop: asyncio.AbstractEventLoop) -> list[Score]:
-    function: Callable[[], Any] = partial(environment.score, call.example, call.answer)
-    if call.answer is None:
-        function = partial(environment.score_group, call.example, call.answers)
-    found = function()
-    if inspect.isawaitable(found):
-        found = loop.run_until_complete(found)
-    scores = [found] if call.answer is not None else found
-    made = [to_score(score, "score" if call.answer is not None else "score_group") for score in scores]
-    return [replace(score, info={str(name): str(value) for name, value in score.info.items()}) for score in made]
-
-
-def _run() -> NoReturn:
-    with suppress(BrokenPipeError, KeyboardInterrupt):
-        main()
-    sys.stderr.flush()
-    os._exit(0)  # threads that the user's code has started hold nobody up
-
-
-if __name__ == "__main__":
-    _run()

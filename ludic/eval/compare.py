@@ -13,7 +13,6 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from ludic.code.kept import from_dicts
 from ludic.errors import ConfigError
 from ludic.eval import statistics
 from ludic.eval.config import DIFFERENCE, LATEST, MeasureConfig
@@ -33,6 +32,7 @@ from ludic.sql.library import check_measure_parameters, load_measure
 from ludic.sql.reports import figure
 from ludic.store import Root
 from ludic.store.catalogue import EVALUATIONS
+from ludic.store.code import from_dicts
 from ludic.store.inputs import is_questions
 from ludic.store.records import Evaluation
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ludic.code.kept import from_dicts
 from ludic.code.kinds import SCORER_OPTIONS
 from ludic.eval.numbers import Samples
 from ludic.sql.reports import figure
+from ludic.store.code import from_dicts
 from ludic.store.inputs import STORED, is_questions
 from ludic.store.records import Evaluation
 

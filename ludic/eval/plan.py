@@ -19,9 +19,10 @@ from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.eval.config import LATEST, EvalConfig, parse_versions
 from ludic.records import new_id
-from ludic.run_config import SAMPLING
+from ludic.run_config import SAMPLING, RunConfig
+from ludic.run_json import run_of
 from ludic.settings import overridden
-from ludic.store import Root, RunConfig, latest_policy
+from ludic.store import Root, latest_policy
 from ludic.store.evaluations import MOST_SAMPLES, SampleBlock
 from ludic.store.files import list_versions
 from ludic.store.inputs import stored_options
@@ -74,9 +75,10 @@ class EvaluatedEnvironment:
 
 def environment_settings(root: Root, config: EvalConfig) -> list[RunConfig]:
     """Return the run's settings for each environment of an evaluation. Raises ConfigError."""
-    names = tuple(dict.fromkeys(config.env or root.run.env))
-    options = {**root.run.env_options, **config.env_options}
-    for name, of_run in root.run.env_options.items():  # other options do not change which data it is
+    run = run_of(root)
+    names = tuple(dict.fromkeys(config.env or run.env))
+    options = {**run.env_options, **config.env_options}
+    for name, of_run in run.env_options.items():  # other options do not change which data it is
         if name in config.env_options and isinstance(options[name], Mapping):
             options[name] = {**stored_options(of_run), **options[name]}
     for name in config.env_options:
@@ -84,13 +86,13 @@ def environment_settings(root: Root, config: EvalConfig) -> list[RunConfig]:
             raise ConfigError(f"env_options has options of {name!r}, which is not in env ({', '.join(names)})")
     return [
         replace(
-            root.run,
+            run,
             env=(name,),
             env_options={name: options[name]} if name in options else {},
             seed=config.seed,
             sweep={},
             curriculum=None,
-            **overridden(root.run, _OF_AGENTS, config.run),
+            **overridden(run, _OF_AGENTS, config.run),
         )
         for name in names
     ]

@@ -22,7 +22,7 @@ from itertools import chain
 
 from ludic.agents.agent import Agent
 from ludic.agents.requests import EpisodeRequest
-from ludic.code.files import Files
+from ludic.code.waits import SideThread
 from ludic.engines.registry import MakeEngine
 from ludic.environments import event_loops
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
@@ -47,14 +47,15 @@ from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts.failures import FailureLog
 from ludic.rollouts.pump import EngineCalls, Finished, Pump, RunEpisode
 from ludic.rollouts.sampler import episodes_of_run, open_code
-from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
+from ludic.run_config import RunConfig
+from ludic.store import RolloutWriter, Root, fetch_policy
 from ludic.store.evaluations import BlockClaims, SampleBlock, evaluation_of, put_evaluation, stored_blocks
 from ludic.store.files import RolloutFile
 from ludic.store.inputs import is_questions
 from ludic.store.policies import has_weights
 from ludic.store.records import Evaluation
 from ludic.temporary import make_folder
-from ludic.waits import SideThread
+from ludic.user_files import Files
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +305,7 @@ class _Stream:
 
     async def run(self, first: _Block) -> None:
         """Sample this block and all that can be claimed, or until stopped; complete blocks are stored in any case."""
-        columns, in_flight = self._sampler.root.run.extra_columns, self._sampler.in_flight
+        columns, in_flight = self._sampler.root.extra_columns, self._sampler.in_flight
         self._pump = Pump(self._play, {}, columns, in_flight=in_flight, calls=self._calls)
         try:
             self._begin(first)
@@ -455,7 +456,7 @@ class _Weights:
         self._agent = Agent(
             engine=self._calls,
             tokenizer=load_tokenizer(folder),
-            model=self._root.run.model,
+            model=self._root.record.model,
             vocab_size=vocabulary_of(self._root),
         )
 

@@ -13,9 +13,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from ludic.code.consent import QUESTIONS, SCORER_OPTIONS
-from ludic.code.files import python_file_of
-from ludic.code.kinds import PARSER, SCORER, own_code_of, parser_stages
+from ludic.code.kinds import PARSER, SCORER, SCORER_OPTIONS, own_code_of, parser_stages
 from ludic.config_files import read_config
 from ludic.data_files import is_data_file
 from ludic.errors import ConfigError, QueryError, unknown_name
@@ -23,6 +21,7 @@ from ludic.eval.config import EvalConfig, MeasureConfig
 from ludic.eval.numbers import check_measures
 from ludic.paths import local_path
 from ludic.settings import arguments, flat, settings_of
+from ludic.user_files import QUESTIONS, python_file_of
 
 OF_THE_CALL = (
     "versions",

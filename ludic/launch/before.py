@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ludic.code.consent import CodeSettings
-from ludic.code.files import NO_FILES, Files
 from ludic.code.kept import files_to_check
-from ludic.code.kinds import QUESTIONS
 from ludic.devices import visible_gpus
 from ludic.environments import event_loops
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
@@ -37,6 +35,7 @@ from ludic.settings import to_flags
 from ludic.store import latest_policy
 from ludic.store.weights import read_identity, weight_files
 from ludic.training.tracking import require_account, require_tracker
+from ludic.user_files import NO_FILES, QUESTIONS, Files
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +238,7 @@ class _Model:
     def folder(self) -> Path:
         """Local folder with the configuration and the tokenizer. Raises ModelError if there is no such model."""
         root, run = self._start.root, self._start.run
-        if root is None or run.model != root.run.model:
+        if root is None or run.model != root.record.model:
             return self._stack.enter_context(local_folder(run.model, with_weights=False))
         folder = self._stack.enter_context(first_config(root))
         if read_identity(root) is not None:  # then the folder is a copy, with the configuration alone
@@ -293,7 +292,7 @@ class _Model:
             return "none"
         root = self._start.root
         # Of a run that is there, the trainer finds its first model wherever it is.
-        if reference in (self._start.run.model, None if root is None else root.run.model):
+        if reference in (self._start.run.model, None if root is None else root.record.model):
             return "the run's model"
         try:
             folder = self._stack.enter_context(local_folder(reference, with_weights=False))

@@ -17,13 +17,15 @@ from ludic.engines.config import EngineConfig
 from ludic.engines.registry import check_engine
 from ludic.errors import LudicError, SchemaError, StoreError
 from ludic.launch.config import LaunchConfig
+from ludic.launch.evaluate import log_missed
 from ludic.launch.gpus import GpuPlan, assign_gpus
-from ludic.launch.here import last_step, log_missed, train_args
 from ludic.launch.process import config_args
 from ludic.launch.roots import other_location
 from ludic.launch.start_server import StartServer, environment_of, forks_engine, forks_trainer
 from ludic.launch.supervisor import Child, finish, supervise
+from ludic.launch.train import last_step, train_args
 from ludic.rollouts.config import StreamConfig
+from ludic.run_json import run_of
 from ludic.settings import SettingsError
 from ludic.show.watch import Watcher, open_view
 from ludic.store import Root
@@ -98,11 +100,12 @@ def launch_here(
     ChildError if a process dies repeatedly, OwnedError if another live trainer owns the run, or KeyboardInterrupt after
     a clean stop.
     """
-    check_launch(config, processes, engine, root.run.num_workers)
+    num_workers = run_of(root).num_workers
+    check_launch(config, processes, engine, num_workers)
     is_training = last_step(root) < config.num_steps
     evaluation = processes.evaluation(config.num_steps)
     if is_training or evaluation is not None:
-        num_engines = processes.engines_of(root.run.num_workers)
+        num_engines = processes.engines_of(num_workers)
         plan = plan_gpus(config, processes, engine, num_engines)  # the evaluator gets GPUs as one more worker
         engines = [limit_memory(engine, plan, slot) for slot in range(num_engines)]
         model = other_location(root, model)

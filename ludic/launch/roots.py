@@ -10,19 +10,22 @@ from functools import partial
 from pathlib import Path
 
 from ludic.batches.source import batch_rules, names_in_root
-from ludic.code.consent import CodeSettings, CodeUse, sampling_uses
-from ludic.code.files import NO_FILES, Files
-from ludic.code.kept import create_root, prepare_code
+from ludic.code.consent import CodeSettings, CodeUse
+from ludic.code.kept import prepare_code
+from ludic.code.uses import sampling_uses
+from ludic.defaults import Longrope
 from ludic.errors import ConfigError, MissingRootError, unknown_name
 from ludic.models.first_model import identify_at, local_folder, remember_model
 from ludic.rollouts.sampler import check_sampling_code
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, located, run_of
 from ludic.sql.planner import BatchRules, Planner
-from ludic.store import Root, RunConfig
+from ludic.store import Root
 from ludic.store.filesystem import Storage
-from ludic.store.inputs import located
 from ludic.store.root import check_scheme
 from ludic.store.weights import copy_kept, keep_model
 from ludic.training.config import TrainConfig
+from ludic.user_files import NO_FILES, Files
 
 
 def create_run(
@@ -61,12 +64,13 @@ def prepare_run_code(
     root: Root, train: TrainConfig, code: CodeSettings, check: Callable[[Files], object] | None = None
 ) -> None:
     """Check all code of a run and its trainer, and record the consent that `code` gives. check: as of create_run."""
-    prepare_code(root, uses_of(root, train), code, check or partial(_check_code, located(root.run, root), train))
+    prepare_code(root, uses_of(root, train), code, check or partial(_check_code, located(run_of(root), root), train))
 
 
 def uses_of(root: Root, train: TrainConfig) -> list[CodeUse]:
     """Return the code that workers and the trainer of a run use."""
-    return [*sampling_uses(root.run), *rules_of(root.run, train).uses(names_in_root(root))]
+    run = run_of(root)
+    return [*sampling_uses(run), *rules_of(run, train).uses(names_in_root(root))]
 
 
 def rules_of(run: RunConfig, train: TrainConfig) -> BatchRules:
@@ -96,7 +100,7 @@ def open_or_start(url: str, run: RunConfig) -> Root:
         root = Root.open(url, writable=True)
     except MissingRootError:
         return _start(url, run)
-    create_root(url, replace(run, model=root.run.model))  # refuses other settings
+    create_root(url, replace(run, model=root.record.model))  # refuses other settings
     remember_model(root, other_location(root, run.model))
     return root
 
@@ -104,8 +108,8 @@ def open_or_start(url: str, run: RunConfig) -> Root:
 def start_like(url: str, like: Root, model: str | None) -> Root:
     """Start a run with the settings and code of another run, and with its model if `model` is None."""
     if model is not None:
-        return _start(url, replace(like.run, model=model, longrope=None), like)
-    root = create_root(url, like.run, like=like)
+        return _start(url, replace(run_of(like), model=model, longrope=None), like)
+    root = create_root(url, run_of(like), like=like)
     copy_kept(like, root)
     return root
 
@@ -114,18 +118,40 @@ def _start(url: str, run: RunConfig, like: Root | None = None) -> Root:
     """Start a run. The model is looked for first, so that a missing model leaves no root."""
     with local_folder(run.model) as folder:
         identity = identify_at(folder, run.model)
-        root = create_root(url, _with_longrope(run, folder), like=like)
+        root = create_root(url, with_longrope(run, folder), like=like)
         keep_model(root, folder, identity)
     return root
 
 
-def _with_longrope(run: RunConfig, folder: Path) -> RunConfig:
-    """Return the settings with the factors of a longrope model, without importing torch for any other."""
+def with_longrope(run: RunConfig, folder: Path) -> RunConfig:
+    """Return the settings of a new run with the factors of its model, which longrope of run.json records.
+
+    folder: of the model's config.json. Long factors are for rows above original_max_position_embeddings, so they are
+    taken if max_sequence_tokens lets rows be as long. Raises ConfigError for settings that the model does not fit.
+    """
     if run.longrope is None and b"short_factor" not in (folder / "config.json").read_bytes():
         return run
-    from ludic.models.rope import with_longrope
+    # Imports torch, which other models need not for this.
+    from ludic.models.rope import max_positions, original_length
+    from ludic.models.weight_files import load_config
 
-    return with_longrope(run, folder)
+    config = load_config(str(folder))
+    original = original_length(config)
+    if original is None:
+        if run.longrope is not None:
+            raise ConfigError(f"longrope is {run.longrope}, and {run.model} is no longrope model; leave it out")
+        return run
+    longest = run.max_sequence_tokens or 0
+    longrope: Longrope = run.longrope or ("long" if longest > original else "short")
+    most, advice = max_positions(config, longrope), ""
+    if longrope == "short":
+        advice = f", which is that of its short factors; for the long ones set max_sequence_tokens above {original}"
+        advice += " and leave longrope out" if run.longrope else ""
+    for name, value in {"max_sequence_tokens": longest, "max_tokens": run.max_tokens + 1}.items():
+        if value > most:
+            found = getattr(run, name)
+            raise ConfigError(f"{name} is {found}, and rows of {run.model} have at most {most} tokens{advice}")
+    return replace(run, longrope=longrope)
 
 
 def url_anywhere(root: Root) -> str:
@@ -135,4 +161,4 @@ def url_anywhere(root: Root) -> str:
 
 def other_location(root: Root, model: str | None) -> str | None:
     """Return `model`, a location other than the one in run.json, or None if it is the same."""
-    return None if model == root.run.model else model
+    return None if model == root.record.model else model

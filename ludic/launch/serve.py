@@ -21,6 +21,7 @@ from ludic.launch.config import ServeConfig
 from ludic.launch.local import log_folder
 from ludic.launch.supervisor import Child, stop_children
 from ludic.launch.vllm_server import ServerArguments
+from ludic.run_json import run_of
 from ludic.store import Root, fetch_policy, latest_policy
 from ludic.temporary import temporary_folder
 
@@ -98,7 +99,7 @@ class _Server:
             f"http://[{local}]:{config.port}" if ":" in local else f"http://{local}:{config.port}",
             root.run_id,
         )
-        self._longrope = root.run.longrope
+        self._longrope = run_of(root).longrope
         self._engine: ServerEngine | None = None
         self._version = -1
         self._said: str | None = None
@@ -135,6 +136,7 @@ class _Server:
 
 
 def _arguments(root: Root, config: ServeConfig, folder: str) -> ServerArguments:
+    run = run_of(root)
     engine = EngineConfig(
         engine="vllm",
         max_batch=config.max_batch,
@@ -146,9 +148,9 @@ def _arguments(root: Root, config: ServeConfig, folder: str) -> ServerArguments:
         folder=str(Path(folder).absolute()),
         host=config.host,
         port=config.port,
-        float32_head=root.run.float32_head,
-        keep_experts=root.run.keep_experts,
-        longrope=root.run.longrope,
+        float32_head=run.float32_head,
+        keep_experts=run.keep_experts,
+        longrope=run.longrope,
         engine=asdict(engine),
     )
 

@@ -19,7 +19,6 @@ from typing import Any
 from ludic.agents import environment_calls as calls
 from ludic.agents.requests import EpisodeFailedError
 from ludic.agents.tools.registry import environment_tools
-from ludic.code.files import NO_FILES, Files
 from ludic.code.kinds import PROTOCOL
 from ludic.code.run import describe_at
 from ludic.environments import event_loops
@@ -32,10 +31,11 @@ from ludic.launch.roots import rules_of
 from ludic.models.chat import load_template, render_prompt, render_text
 from ludic.records import Message
 from ludic.rollouts.sampler import check_sampling_code
+from ludic.run_json import located
 from ludic.sql.made_up import try_rules
 from ludic.store.filesystem import Storage
-from ludic.store.inputs import located
 from ludic.training.config import OffPolicy
+from ludic.user_files import NO_FILES, Files
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ludic.children import end_with_parent
+from ludic.defaults import Longrope
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import SERVE_NAME
 from ludic.engines.vllm_options import set_variables, start_arguments
 from ludic.errors import LudicError
 from ludic.models.weight_files import load_config
-from ludic.run_config import Longrope
 from ludic.settings import to_flags
 
 _MODULE = "vllm.entrypoints.openai.api_server"

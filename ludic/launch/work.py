@@ -8,8 +8,9 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
-from ludic.code.consent import CodeSettings, sampling_uses
+from ludic.code.consent import CodeSettings
 from ludic.code.kept import prepare_code
+from ludic.code.uses import sampling_uses
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
@@ -20,10 +21,10 @@ from ludic.records import RolloutBatch
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.sampler import check_sampling_code
 from ludic.rollouts.worker import run_worker
+from ludic.run_json import located, run_of
 from ludic.show.watch import sampling_progress
 from ludic.store import Root, latest_policy, publish_policy
 from ludic.store.claims import is_over, newest_slot_claim
-from ludic.store.inputs import located
 
 
 def work(
@@ -47,17 +48,18 @@ def work(
 
     Raises SlotTakenError if another worker takes the slot, ConsentError, ConfigError or TimeLimitError.
     """
+    run = run_of(root)
     if code is not None and code.is_given:
-        prepare_code(root, sampling_uses(root.run), code, partial(check_sampling_code, located(root.run, root)))
+        prepare_code(root, sampling_uses(run), code, partial(check_sampling_code, located(run, root)))
     with ExitStack() as stack:
         base = stack.enter_context(base_of_run(root, model))
         setup = partial(
             EngineSetup,
             device=device,
             base=base,
-            float32_head=root.run.float32_head,
-            keep_experts=root.run.keep_experts,
-            longrope=root.run.longrope,
+            float32_head=run.float32_head,
+            keep_experts=run.keep_experts,
+            longrope=run.longrope,
             run_id=root.run_id,
         )
         make = as_maker(engine, setup)
@@ -99,7 +101,7 @@ def _frozen(make: MakeEngine) -> MakeEngine:
 
 def free_slot(root: Root) -> int | None:
     """Return the first slot of the schedule that no living worker holds; None if all are held."""
-    for slot in range(root.run.num_workers):
+    for slot in range(run_of(root).num_workers):
         claim = newest_slot_claim(root, slot)
         if claim is None or is_over(claim):
             return slot

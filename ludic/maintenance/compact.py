@@ -168,7 +168,7 @@ def _share_schema(index: SourceIndex, own: pa.Schema, schemas: list[pa.Schema]) 
 
 
 def _own_schema(root: Root, file: AppendedFile) -> pa.Schema:
-    return rollouts_schema(root.run.extra_columns) if file.table == "rollouts" else arrow_schema(file.table)
+    return rollouts_schema(root.extra_columns) if file.table == "rollouts" else arrow_schema(file.table)
 
 
 @contextmanager

@@ -135,8 +135,8 @@ def remember_model(root: Root, given: str | None = None) -> None:
     identity = read_identity(root)
     if identity is None:
         try:
-            with local_folder(root.run.model) as folder:
-                keep_model(root, folder, identify_at(folder, root.run.model))
+            with local_folder(root.record.model) as folder:
+                keep_model(root, folder, identify_at(folder, root.record.model))
         except ModelError as error:
             if given is not None:
                 raise ModelError(
@@ -161,7 +161,7 @@ def first_model(root: Root, given: str | None = None) -> Iterator[Path]:
     """
     identity = read_identity(root)
     if identity is None:  # written by an older ludic, and its model was not found since then
-        with local_folder(given or root.run.model) as folder:
+        with local_folder(given or root.record.model) as folder:
             yield folder
         return
     with ExitStack() as stack:
@@ -211,7 +211,7 @@ def _locations(
         if set(identity.weights) & set(kept_files(root))
         else {}
     )
-    names = dict.fromkeys(name for name in (root.run.model, identity.source, identity.folder) if name)
+    names = dict.fromkeys(name for name in (root.record.model, identity.source, identity.folder) if name)
     return kept | {name: partial(local_folder, name, revision=identity.revision) for name in names}
 
 
@@ -248,7 +248,7 @@ def first_config(root: Root) -> Iterator[Path]:
     """Yield a local folder with the configuration of a run's first model; weights may be absent."""
     identity = read_identity(root)
     if identity is None:
-        with local_folder(root.run.model, with_weights=False) as folder:
+        with local_folder(root.record.model, with_weights=False) as folder:
             yield folder
         return
     with temporary_folder("model") as copy:
@@ -288,7 +288,7 @@ def first_tokenizer(root: Root) -> dict[str, bytes]:
     identity = read_identity(root)
     if identity is not None:
         return read_kept(root, identity.tokenizer)
-    with local_folder(root.run.model, with_weights=False) as folder:
+    with local_folder(root.record.model, with_weights=False) as folder:
         return tokenizer_files(folder)
 
 
@@ -312,8 +312,8 @@ def same_model(root: Root, other: Root) -> str:
     mine, theirs = read_identity(root), read_identity(other)
     if mine is not None and theirs is not None:
         return theirs.differences(mine)
-    same = root.run.model == other.run.model
-    return "" if same else f"model is {other.run.model!r} there and {root.run.model!r} here"
+    same = root.record.model == other.record.model
+    return "" if same else f"model is {other.record.model!r} there and {root.record.model!r} here"
 
 
 def same_tokenizer(root: Root, other: Root) -> bool:
@@ -321,4 +321,4 @@ def same_tokenizer(root: Root, other: Root) -> bool:
     mine, theirs = read_identity(root), read_identity(other)
     if mine is not None and theirs is not None:
         return mine.tokenizer == theirs.tokenizer
-    return root.run.model == other.run.model
+    return root.record.model == other.record.model

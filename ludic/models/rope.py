@@ -13,17 +13,15 @@ settings.
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from ludic.defaults import Longrope
 from ludic.errors import ConfigError, ModelError
-from ludic.run_config import Longrope, RunConfig
 
 _LONGROPE, _DYNAMIC = "longrope", "dynamic"
 
@@ -73,33 +71,6 @@ def check_served(config: PretrainedConfig, longrope: Longrope | None, max_model_
             f"{where} max_model_len {max_model_len}, by which vLLM chooses between the factors of a longrope model; "
             f"this run takes the {longrope or 'short'} ones, so start it with a max_model_len {wanted}"
         )
-
-
-def with_longrope(run: RunConfig, folder: Path) -> RunConfig:
-    """Return the settings of a new run with the factors of its model, which longrope of run.json records.
-
-    folder: of the model's config.json. Long factors are for rows above original_max_position_embeddings, so they are
-    taken if max_sequence_tokens lets rows be as long. Raises ConfigError for settings that the model does not fit.
-    """
-    from ludic.models.weight_files import load_config
-
-    config = load_config(str(folder))
-    original = original_length(config)
-    if original is None:
-        if run.longrope is not None:
-            raise ConfigError(f"longrope is {run.longrope}, and {run.model} is no longrope model; leave it out")
-        return run
-    longest = run.max_sequence_tokens or 0
-    longrope: Longrope = run.longrope or ("long" if longest > original else "short")
-    most, advice = max_positions(config, longrope), ""
-    if longrope == "short":
-        advice = f", which is that of its short factors; for the long ones set max_sequence_tokens above {original}"
-        advice += " and leave longrope out" if run.longrope else ""
-    for name, value in {"max_sequence_tokens": longest, "max_tokens": run.max_tokens + 1}.items():
-        if value > most:
-            found = getattr(run, name)
-            raise ConfigError(f"{name} is {found}, and rows of {run.model} have at most {most} tokens{advice}")
-    return replace(run, longrope=longrope)
 
 
 def pin_rope(model: PreTrainedModel, longrope: Longrope | None) -> None:

@@ -24,10 +24,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from ludic.defaults import Longrope
 from ludic.errors import ModelError, one_line
 from ludic.models.folder_check import check_model_folder, check_values
 from ludic.models.rope import pin_rope
-from ludic.run_config import Longrope
 
 MAKING_MODELS = RLock()
 """Held while transformers makes a model: it changes its classes on the way, so that another thread's model would lack

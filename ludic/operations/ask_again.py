@@ -9,7 +9,7 @@ from ludic.operations.start import Algorithm
 from ludic.settings import Count, Index, SettingsError, Shown, operation
 
 if TYPE_CHECKING:
-    from ludic.run import Run
+    from ludic.operations.run import Run
     from ludic.show.what_if import Bisection, CutOut, WhatIf
 
 
@@ -43,7 +43,6 @@ def what_if(
         from_step: Step whose policy the branch begins with; 0 is the first policy.
         num_steps: Steps of the branch. None trains as many as the run has after --from-step.
     """
-    from ludic.launch.here import train_branch
     from ludic.show.what_if import WhatIf
     from ludic.what_if.rerun import given_settings, rerun
 
@@ -55,6 +54,8 @@ def what_if(
     commands: list[str] = []
     branch = None if train is None else str(train)
     if branch is not None and from_step is not None:
+        from ludic.launch.branch import train_branch  # imports agents and engines, which only training needs
+
         commands = train_branch(run.root, branch, given, from_step, num_steps)
     return WhatIf(url=run.url, given=given, rerun=found, branch=branch, commands=commands)
 

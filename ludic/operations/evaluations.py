@@ -17,10 +17,9 @@ from ludic.settings import Range, Seed, SettingsError, Shown, convert, operation
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
-    from ludic.eval.numbers import Chosen
+    from ludic.operations.run import Run
     from ludic.operations.typed import CompareSettings, EvaluateSettings, EvaluationSettings, ScoreSettings
     from ludic.records import RolloutBatch
-    from ludic.run import Run
     from ludic.scoring.score import ScoreReport
     from ludic.show.evaluations import Comparison, Contamination, Evaluation
     from ludic.sql.connect import RootLike
@@ -61,9 +60,9 @@ def evaluate(
     """
     from ludic.eval.numbers import check_measures, numbers_of_entries, try_measures
     from ludic.eval.suite import read_suite
-    from ludic.launch.here import evaluate_here, open_to_evaluate
+    from ludic.launch.evaluate import evaluate_here, open_to_evaluate
     from ludic.launch.process import interruptible_unless, is_supervised
-    from ludic.show.evaluations import Evaluation
+    from ludic.show.evaluations import Evaluation, measure_stored
 
     parts = split(settings, samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
     measure, code = convert(MeasureConfig, parts["measure"]), convert(CodeSettings, parts["code"])
@@ -84,7 +83,7 @@ def evaluate(
         options: dict[str, Any] = {"engine": engine, "device": device, "model": model, "report": report}
         done = evaluate_here(root, configs, stopped, code=code, guard=is_supervised(), **options)
     if suite is None:
-        return _numbers(root, done.chosen(""), measure, interval)
+        return measure_stored(root, measure, done.chosen(""), interval)
     chosen = {entry.name: (entry.measure, done.chosen(entry.label)) for entry in entries}
     return Evaluation(url=root.url, numbers=numbers_of_entries(root, chosen, interval), confidence=measure.confidence)
 
@@ -108,20 +107,13 @@ def evaluation(
     """
     from ludic.eval.config import parse_versions
     from ludic.eval.numbers import Chosen
+    from ludic.show.evaluations import measure_stored
 
     numbers = None if versions is None else parse_versions(_as_text(versions))
     if numbers is not None and not all(isinstance(each, int) for each in numbers):
         raise ConfigError(f"versions is {versions!r}, wanted numbers of versions with stored samples")
     chosen = Chosen(versions=numbers, envs=[env] if isinstance(env, str) else env)  # type: ignore[arg-type]
-    return _numbers(run.root, chosen, convert(MeasureConfig, measure), interval)
-
-
-def _numbers(root: Any, chosen: "Chosen", measure: MeasureConfig, interval: Interval) -> "Evaluation":
-    from ludic.eval.numbers import numbers
-    from ludic.show.evaluations import Evaluation
-
-    found = numbers(root, measure, chosen, interval)
-    return Evaluation(url=root.url, numbers=found, confidence=measure.confidence)
+    return measure_stored(run.root, convert(MeasureConfig, measure), chosen, interval)
 
 
 def _as_text(versions: int | str | Sequence[int]) -> str:

@@ -12,8 +12,8 @@ from ludic.settings import GroupSize, GroupsPerBatch, Shown, convert, operation
 if TYPE_CHECKING:
     from ludic.adapters.exports.exporting import Exported, Format
     from ludic.adapters.imports.importing import Imported
+    from ludic.operations.run import Run
     from ludic.operations.typed import ExportSettings
-    from ludic.run import Run
 
 
 @operation(options=ExportOptions)

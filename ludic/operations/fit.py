@@ -16,11 +16,11 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from ludic.code.consent import CodeSettings, sampling_uses
+from ludic.code.consent import CodeSettings
+from ludic.code.uses import sampling_uses
 from ludic.defaults import EXAMPLE_IDS
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError
-from ludic.foreign_tables import STORED
 from ludic.launch.config import LaunchConfig, Start
 from ludic.operations.start import Algorithm, RootUrl
 from ludic.run_config import RunConfig
@@ -28,12 +28,12 @@ from ludic.settings import SettingsError, convert, flat, given, operation, refus
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from ludic.code.files import Files
     from ludic.operations.fit_inputs import Inputs, Questions
+    from ludic.operations.run import Run
     from ludic.operations.typed import FitSettings
-    from ludic.run import Run
     from ludic.store import Root
     from ludic.store.records import ImportReport
+    from ludic.user_files import Files
 
 logger = logging.getLogger("ludic.run")
 
@@ -49,6 +49,8 @@ _GROUPS: Mapping[str, Any] = {
     "engine": EngineConfig,
     "launch": LaunchConfig,
 }
+STORED = ("sft", "dpo", "ipo", "orpo")
+"""Algorithms that train on the answers of a data set."""
 _SFT_LEARNING_RATE = 2e-5
 """Default learning rate of sft: that of full fine-tuning in TRL."""
 
@@ -241,7 +243,7 @@ def _fit_sampled(
         from ludic.launch.local import launch as launch_all
         from ludic.launch.start_server import start_server
         from ludic.operations.fit_inputs import Inputs
-        from ludic.run import Run
+        from ludic.operations.run import Run
         from ludic.show.watch import log_shown
         from ludic.training.inherited_settings import next_config
 
@@ -329,7 +331,7 @@ def _environment(
     env, stored = questions.env, questions.stored
     if existing is not None:
         env, stored = _begun_data(inputs, existing, questions, own_name)
-        options = _begun_rewards(existing.run.env_options.get(env, {}), options)
+        options = _begun_rewards(existing.record.env_options.get(env, {}), options)
     others = dict(run.get("env_options", {}))
     return {"env": (env,), "env_options": others | {env: {**options, **stored}}}
 
@@ -341,7 +343,7 @@ def _begun_data(
     from ludic.store.inputs import data_of, stored_options
 
     wanted = data_of(questions.env, questions.stored)
-    begun = {name: data_of(name, root.run.env_options.get(name)) for name in root.run.env}
+    begun = {name: data_of(name, root.record.env_options.get(name)) for name in root.record.env}
     held = [name for name, data in begun.items() if data is not None]
     found = next((name for name in held if begun[name] == wanted), None)
     if found is None and held and questions.older is not None:
@@ -360,7 +362,7 @@ def _begun_data(
         return questions.env, questions.stored
     if own_name is not None and found != questions.env:
         raise ConfigError(f"{root.url} calls this data set {found}, which stays; leave out name={own_name!r}")
-    return found, stored_options(root.run.env_options.get(found))
+    return found, stored_options(root.record.env_options.get(found))
 
 
 def _begun_rewards(begun: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -397,7 +399,7 @@ def _keep_columns(root: "Root", own: Mapping[str, Any]) -> None:
     the reverse: run.json holds both.
     """
     for env, options in own.get("env_options", {}).items():
-        stored = root.run.env_options.get(env)
+        stored = root.record.env_options.get(env)
         if stored is None:
             continue
         if "columns" in stored:
@@ -423,8 +425,8 @@ _DEFAULTS: Sequence[tuple[str, Any]] = (("question", "question"), ("answer", "an
 def _has_heldout(run: RunConfig, inputs: "Inputs", existing: "Root | None" = None) -> bool:
     """Return whether each environment has an example to evaluate; log it if not."""
     from ludic.environments.registry import make_environment
+    from ludic.run_json import located
     from ludic.store.filesystem import Storage
-    from ludic.store.inputs import located
 
     run = located(run, existing or Storage.connect(inputs.url))
     for env in run.env:
@@ -449,7 +451,9 @@ def _opened(url: str) -> "Root | None":
 
 def _earlier(root: "Root | None") -> dict[str, Any]:
     """Return the settings of an existing run; {} if there is none."""
-    return {} if root is None else given(asdict(root.run), f"earlier settings of {root.url}", "stored")
+    from ludic.run_json import run_of
+
+    return {} if root is None else given(asdict(run_of(root)), f"earlier settings of {root.url}", "stored")
 
 
 def _open(start: Start, code: CodeSettings, inputs: "Inputs") -> "Root":
@@ -468,7 +472,7 @@ def _open(start: Start, code: CodeSettings, inputs: "Inputs") -> "Root":
 
 def _rewards_here(run: RunConfig, inputs: "Inputs") -> "Files":
     """Return the rewards as the call has written them, under the name that the run has for their file; {} for none."""
-    from ludic.code.files import file_of, read_user_file
+    from ludic.user_files import file_of, read_user_file
 
     named = [use.setting for use in sampling_uses(run) if _end_of_rewards(use.setting) is not None]
     path = file_of(named[0]) if named else None
@@ -478,15 +482,18 @@ def _rewards_here(run: RunConfig, inputs: "Inputs") -> "Files":
 def _renew_rewards(root: "Root", inputs: "Inputs") -> None:
     """Give consent to the questions and the rewards that the call named, and store the rewards' text if it is new."""
     from ludic.code.consent import give_consent
-    from ludic.code.files import file_of
-    from ludic.code.kept import find_files, keep_files
+    from ludic.code.kept import find_files
     from ludic.code.kinds import KINDS, find
+    from ludic.run_json import run_of
+    from ludic.store.code import keep_files
+    from ludic.user_files import file_of
 
-    files = _rewards_here(root.run, inputs)
+    run = run_of(root)
+    files = _rewards_here(run, inputs)
     if not files:
         return
     ((path, file),) = files.items()
-    named = sampling_uses(root.run)
+    named = sampling_uses(run)
     rewards = [use for use in named if _end_of_rewards(use.setting) is not None]
     for use in rewards:
         find(KINDS[use.role], use.setting, {path: file})
@@ -572,9 +579,9 @@ def _fit_stored(
     from ludic.launch.before import check_start
     from ludic.launch.roots import open_or_start
     from ludic.operations.fit_inputs import Inputs
+    from ludic.operations.run import Run
     from ludic.operations.start import train as train_here
     from ludic.results import progress_bar
-    from ludic.run import Run
     from ludic.show.watch import log_shown
     from ludic.training.inherited_settings import next_config
 

@@ -24,10 +24,8 @@ from typing import Any
 
 import msgspec
 
-from ludic.code.consent import sampling_uses
-from ludic.code.files import ORIGIN, file_of
-from ludic.code.kinds import QUESTIONS
 from ludic.code.taken import take
+from ludic.code.uses import sampling_uses
 from ludic.data_files import LISTED as DATA_FILES
 from ludic.data_files import is_data_file, table_rows
 from ludic.environments.column_values import spelled
@@ -35,12 +33,14 @@ from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
 from ludic.environments.rewards import columns_of, is_of_trl, sees_group
 from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
 from ludic.paths import cache_folder, is_url
+from ludic.run_json import run_of
 from ludic.store import Root
 from ludic.store.catalogue import DATA, INPUTS, DataName
 from ludic.store.filesystem import Storage
 from ludic.store.inputs import STORED, cache_name, data_of
 from ludic.store.local import SCRATCH
 from ludic.store.root import check_scheme
+from ludic.user_files import ORIGIN, QUESTIONS, file_of
 
 Row = Mapping[str, Any]
 Rewards = Mapping[str, tuple[Callable[..., Any] | str, float]]
@@ -121,9 +121,9 @@ class Inputs:
         """
         used: set[str] = set()
         if root is not None:
-            names = (data_of(env, root.run.env_options.get(env)) for env in root.run.env)
+            names = (data_of(env, root.record.env_options.get(env)) for env in root.record.env)
             used = {Path(name).name for name in names if name is not None}
-            codes = {Path(file_of(use.setting) or "").name for use in sampling_uses(root.run)}
+            codes = {Path(file_of(use.setting) or "").name for use in sampling_uses(run_of(root))}
             if REWARDS in codes:
                 used |= {Path(each.name).name for each in self.written if each.name.endswith(".py")}
             if not was_there:

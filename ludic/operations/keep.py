@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from ludic.maintenance.compact import CompactionReport
     from ludic.maintenance.expire import ExpiryReport
     from ludic.maintenance.verify import Report
+    from ludic.operations.run import Run
     from ludic.operations.typed import ExpireSettings
-    from ludic.run import Run
 
 
 @operation()

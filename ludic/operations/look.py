@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from ludic.operations.run import Run
     from ludic.operations.typed import ReportSettings, SampleSettings, ViewSettings, WriteReportSettings
     from ludic.rollouts.sample import Answers
-    from ludic.run import Run
     from ludic.show.found import Found
     from ludic.show.report.page import Report
     from ludic.show.stats import Stats

@@ -16,8 +16,8 @@ from ludic.training.config import TrainConfig
 if TYPE_CHECKING:
     from ludic.launch.plan import Machine
     from ludic.operations.outcomes import Planned
+    from ludic.operations.run import Run
     from ludic.operations.typed import ClusterFilesSettings, PlanSettings, ServeSettings, WriteClusterFilesSettings
-    from ludic.run import Run
 
 _NEXT = {"slurm": "sbatch {}", "kubernetes": "kubectl apply -f {}", "skypilot": "sky jobs launch {}"}
 """Command that starts a file, by system."""
@@ -209,18 +209,20 @@ def write_cluster_files(
     """
     import sys
 
+    from ludic.adapters.clusters.systems import cluster_files
     from ludic.errors import ConfigError
     from ludic.launch.local import log_folder
     from ludic.launch.supervisor import make_log_folder
     from ludic.paths import local_path
     from ludic.printable import printable
-    from ludic.run import open_run
+    from ludic.store import Root
 
     cluster.check_for(system)
-    run = open_run(root)
-    if system == "slurm" and run.root.is_local:
-        make_log_folder(log_folder(run.root))  # Slurm ends a job whose log file it can't open
-    files = cluster_files(run, system, cluster=cluster, engine=engine, algorithm=algorithm, **settings)
+    opened = Root.open(str(root))
+    if system == "slurm" and opened.is_local:
+        make_log_folder(log_folder(opened))  # Slurm ends a job whose log file it can't open
+    train = train_config(opened, None, algorithm, settings, online=True)
+    files = cluster_files(opened, system, train, engine, cluster)
     if out is None:
         sys.stdout.write("\n".join(files.values()))
         return

@@ -1,8 +1,8 @@
-"""Start a run: create it, sample rollouts for it, train on them, or run all of its processes."""
+"""Start the processes of a run: workers that sample rollouts, the trainer, or all of them."""
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from os import PathLike
@@ -18,14 +18,11 @@ from ludic.run_config import RunConfig
 from ludic.settings import (
     CountOr0,
     Processes,
-    SettingsError,
     Shown,
     StopWithin,
-    check_names,
     convert,
     given,
     operation,
-    settings_of,
     split,
 )
 from ludic.training.config import TrainConfig
@@ -36,9 +33,9 @@ if TYPE_CHECKING:
     from ludic.engines.registry import MakeEngine
     from ludic.launch.start_server import StartServer
     from ludic.operations.outcomes import Checked, Sampled, Trained
+    from ludic.operations.run import Run
     from ludic.operations.typed import (
         CheckSettings,
-        CreateSettings,
         LaunchSettings,
         RunSettings,
         TrainerSettings,
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
         WorkSettings,
     )
     from ludic.records import RolloutBatch
-    from ludic.run import Run
     from ludic.store import Root
 
 logger = logging.getLogger(__name__)
@@ -56,49 +52,6 @@ Algorithm = Annotated[str | None, Shown(f"{{{','.join(algorithm_names())}}}")]
 """Type of a parameter for the name of a preset; settings that are given override the preset's."""
 RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
 Device = Literal["cpu", "cuda"] | None
-
-
-@operation(run=RunConfig, code=CodeSettings)
-def create(
-    root: RootUrl,
-    *,
-    model: str | PathLike[str] | None = None,
-    env: str | Sequence[str] | None = None,
-    like: "str | PathLike[str] | Run | None" = None,
-    **settings: Unpack["CreateSettings"],
-) -> "Run":
-    """Create a run without starting a process.
-
-    Opens an existing run with the same settings. Raises ConfigError if the settings differ from those of the existing
-    run or an environment does not load, ModelError if there is no such model, and ConsentError for code that the user
-    has not agreed to run.
-
-    Args:
-        root: Folder or URL of the run to create.
-        model: Folder, Hugging Face id or URL of the first weights.
-        env: Environments, by name or path/to/file.py:Class.
-        like: Run whose settings and code the new run shares, and its model if no model is given.
-    """
-    from ludic.launch.roots import create_run, prepare_run_code, start_like
-    from ludic.run import Run
-    from ludic.store import Root
-
-    url = str(root)
-    own = {each.name for each in settings_of(CodeSettings)}
-    check_names([name for name in settings if name not in own], RunConfig, "setting of a run")
-    parts = split(settings, run=RunConfig, code=CodeSettings)
-    code = convert(CodeSettings, parts["code"])
-    if like is None:
-        named = {"model": None if model is None else str(model), "env": (env,) if isinstance(env, str) else env}
-        run = convert(RunConfig, parts["run"] | {name: each for name, each in named.items() if each is not None})
-        return Run(create_run(url, run, TrainConfig(), code))
-    if env is not None or parts["run"]:
-        raise SettingsError("like gives the settings of the run; leave out env and settings, or leave out like")
-    source = like.root if isinstance(like, Run) else Root.open(str(like))
-    made = start_like(url, source, None if model is None else str(model))
-    if code.is_given:
-        prepare_run_code(made, TrainConfig(), code)
-    return Run(made)
 
 
 @operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
@@ -165,6 +118,7 @@ def check(
 
 def _start_of(url: str, algorithm: str | None, settings: Mapping[str, Any]) -> "tuple[Start, CodeSettings]":
     """Return what is to start; settings that are not given are those that the root holds. Raises ConfigError."""
+    from ludic.run_json import run_of
     from ludic.store import Root
     from ludic.store.root import check_scheme
     from ludic.training.inherited_settings import next_config
@@ -176,7 +130,7 @@ def _start_of(url: str, algorithm: str | None, settings: Mapping[str, Any]) -> "
     root, earlier = None, {}
     with suppress(MissingRootError):
         root = Root.open(url)
-        earlier = given(asdict(root.run), f"earlier settings of {url}", "stored")
+        earlier = given(asdict(run_of(root)), f"earlier settings of {url}", "stored")
     start = Start(
         url=url,
         run=convert(RunConfig, earlier | parts["run"]),
@@ -236,10 +190,15 @@ def _launch(
 ) -> "Trained":
     from ludic.launch.local import launch
     from ludic.operations.outcomes import Trained
-    from ludic.run import Run
 
     step = launch(root, start.train, start.processes, start.engine, model=model, code=code, server=server)
-    evaluation = None if start.processes.eval_every is None else Run(root).evaluation(measures=("mean_reward",))
+    evaluation = None
+    if start.processes.eval_every is not None:
+        from ludic.eval.config import MeasureConfig
+        from ludic.eval.numbers import Chosen
+        from ludic.show.evaluations import measure_stored
+
+        evaluation = measure_stored(root, MeasureConfig(measures=("mean_reward",)), Chosen())
     hint = f"; `ludic stats {root.url}` shows a summary"
     return Trained(root=root.url, step=step, num_steps=start.train.num_steps, evaluation=evaluation, hint=hint)
 
@@ -396,8 +355,8 @@ def trainer(
     """
     import os
 
-    from ludic.launch.here import become_ranks, open_to_train, train_here
     from ludic.launch.process import stop_on_signals, stop_variables
+    from ludic.launch.train import become_ranks, open_to_train, train_here
     from ludic.operations.outcomes import Trained
     from ludic.training.inherited_settings import next_config
 
@@ -445,8 +404,8 @@ def train(
         stop: Ends the call when it is set, instead of Ctrl-C.
         report: Called with each step and its metrics, instead of the progress that is shown on stderr.
     """
-    from ludic.launch.here import open_to_train, train_here
     from ludic.launch.process import interruptible_unless
+    from ludic.launch.train import open_to_train, train_here
     from ludic.operations.outcomes import Trained
 
     parts = split(settings, train=TrainConfig, code=CodeSettings)

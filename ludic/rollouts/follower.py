@@ -21,6 +21,7 @@ from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import vocabulary_of
 from ludic.rollouts.pump import EngineCalls, RunEpisode
 from ludic.rollouts.sampler import GroupSampler
+from ludic.run_json import run_of
 from ludic.store import LatestPolicy, Root, fetch_policy, latest_policy
 from ludic.store.policies import read_policy
 
@@ -110,7 +111,7 @@ class PolicyFollower:
         if self._calls is not None:
             self._calls.load_weights(folder, version)
             return
-        run, calls = self._root.run, self.times.watch(self._make_engine(folder, version))
+        run, calls = run_of(self._root), self.times.watch(self._make_engine(folder, version))
         agent = Agent(
             engine=calls,
             tokenizer=load_tokenizer(folder),

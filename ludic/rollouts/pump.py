@@ -17,6 +17,7 @@ import numpy as np
 
 from ludic.agents import environment_calls
 from ludic.agents.requests import Ending, EpisodeFailedError, EpisodeRequest, ending
+from ludic.code.waits import GRACE_S
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.environments import event_loops
@@ -34,8 +35,8 @@ from ludic.records import (
     RolloutGroup,
     add_rewards,
 )
+from ludic.schema.columns import with_columns
 from ludic.schema.type_checks import find_misfits
-from ludic.waits import GRACE_S
 
 RunEpisode = Callable[[LimitedEnvironments, EpisodeRequest], Awaitable[Sequence[Rollout]]]
 """Runs an episode and returns its rows, at least one."""
@@ -448,8 +449,7 @@ def _without_misfits(
 def _failed(row: Rollout, error: str) -> Rollout:
     """Return a row with an error, with its tokens, and without what a user's code gave."""
     return replace(
-        failed(row, error),
-        token_rewards=np.zeros(row.response_length, np.float32),
+        with_columns(failed(row, error), token_rewards=np.zeros(row.response_length, np.float32)),
         agent_steps=(),
         environment_steps=(),
         messages=(),
@@ -560,7 +560,7 @@ def _with_last_step(row: Rollout, difference: float, score: Transition) -> Rollo
     rewards = row.token_rewards.astype(np.float64)
     rewards[at.end - 1] = add_rewards([rewards[at.end - 1], difference])
     rewards = np.clip(rewards, -LARGEST_REWARD, LARGEST_REWARD).astype(np.float32)
-    return replace(row, environment_steps=tuple(steps), token_rewards=rewards)
+    return replace(with_columns(row, token_rewards=rewards), environment_steps=tuple(steps))
 
 
 def _with_score_of_root(

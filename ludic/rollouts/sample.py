@@ -19,6 +19,7 @@ from ludic.records import FinishReason, Message
 from ludic.results import Part, Result, Sentence, number
 from ludic.rollouts.config import Question
 from ludic.run_config import SAMPLING
+from ludic.run_json import run_of
 from ludic.settings import overridden
 from ludic.store import Root, fetch_policy, latest_policy
 from ludic.store.policies import stored_versions
@@ -110,7 +111,7 @@ def _sample(folder: str, question: Question, root: Root | None, version: int | N
 
     tokenizer = load_tokenizer(folder)
     with ExitStack() as stack:
-        run = None if root is None else root.run
+        run = None if root is None else run_of(root)
         engine = TransformersEngine(
             folder,
             device=question.device,
@@ -142,7 +143,7 @@ def _sample(folder: str, question: Question, root: Root | None, version: int | N
 
 def _params(question: Question, root: Root | None, room: int) -> SamplingParams:
     """Return sampling parameters: the question's, else the run's, else the defaults. room: tokens left in the model."""
-    values = overridden(root.run if root else SamplingParams(), SAMPLING, question.run)
+    values = overridden(run_of(root) if root else SamplingParams(), SAMPLING, question.run)
     if question.run.get("max_tokens") is None:
         values["max_tokens"] = max(1, min(values["max_tokens"], room))
     return SamplingParams(**values)
@@ -152,7 +153,7 @@ def _latest_version(root: Root) -> int:
     latest = latest_policy(root)
     if latest is None:
         raise ConfigError(
-            f"{root.url} has published no policy yet; `ludic sample {root.run.model}` asks its first model"
+            f"{root.url} has published no policy yet; `ludic sample {root.record.model}` asks its first model"
         )
     return latest.version
 

@@ -21,9 +21,8 @@ from ludic.agents.requests import EpisodeFailedError, EpisodeLimits, EpisodeRequ
 from ludic.agents.tools.formats import DEFAULT_FORMAT, make_tool_format, told_format
 from ludic.agents.tools.registry import check_tools, make_tools
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.consent import sampling_uses
-from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kept import keep_code, trusted_files
+from ludic.code.uses import sampling_uses
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example, Split
 from ludic.environments.limits import NO_LIMIT, LimitedEnvironments, TimeLimit
@@ -31,9 +30,11 @@ from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
 from ludic.records import RolloutBatch, RolloutMetadata, new_id
 from ludic.rollouts.pump import RunEpisode, sample_groups
-from ludic.store import Root, RunConfig
-from ludic.store.inputs import located
+from ludic.run_config import RunConfig
+from ludic.run_json import located, run_of
+from ludic.store import Root
 from ludic.store.records import CodeRecord
+from ludic.user_files import NO_FILES, Files, python_file_of
 
 logger = logging.getLogger(__name__)
 
@@ -225,8 +226,9 @@ def open_code(
     limit, stop: as in `make_environments`. run: settings to use instead of the root's; the user named the code that the
     root's do not name. Raises ConsentError, ConfigError, TimeLimitError.
     """
-    run = run or root.run
-    uses = sampling_uses(run, root.run)
+    of_root = run_of(root)
+    run = run or of_root
+    uses = sampling_uses(run, of_root)
     files = trusted_files(root, uses)
     here = located(run, root)
     environments = check_sampling_code(here, files, limit, stop)

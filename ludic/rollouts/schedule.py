@@ -19,7 +19,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, SchemaError
-from ludic.store import RolloutFile, Root, RunConfig, list_files, read_columns
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of
+from ludic.store import RolloutFile, Root, list_files, read_columns
 from ludic.store.files import find_replacement, read_sources, slot_of, slot_prefix
 from ludic.store.reader import Intervals
 from ludic.store.tombstones import read_tombstones
@@ -99,7 +101,7 @@ def read_earlier_lives(root: Root, slot: int) -> CommittedGroups:
     Broken files count as not committed, expired files as committed. Rows of another run, whose worker outlived a root
     that was made again, count as not committed: nobody trains on them.
     """
-    schedule = Schedule.of_slot(root.run, slot)
+    schedule = Schedule.of_slot(run_of(root), slot)
     lives = CommittedGroups()
     for file, numbers in _stored_groups(root, slot):
         num_new = lives.add(map(schedule.position, numbers))

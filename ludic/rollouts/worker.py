@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from ludic.code.kept import to_dicts, warn_of_other_code
+from ludic.code.waits import SideThread
 from ludic.engines.registry import MakeEngine
 from ludic.environments import event_loops
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
@@ -32,13 +32,14 @@ from ludic.rollouts.metrics import stream_metrics
 from ludic.rollouts.pump import BegunGroup, Finished, Pump
 from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
+from ludic.run_json import run_of
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root
 from ludic.store.claims import check_holds_slot, code_before, held_slot
+from ludic.store.code import to_dicts, warn_of_other_code
 from ludic.store.filesystem import back_off
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile
 from ludic.temporary import temporary_folder
 from ludic.troubles import find_sampling_troubles, warn_of_rows
-from ludic.waits import SideThread
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +91,11 @@ def opened_stream(
 ) -> Iterator["Stream"]:
     """Claim the slot, find what its earlier lives committed, and give the stream; at the end, flush and release."""
     slot = new_slot() if config.slot is None else config.slot
-    schedule, worker_id = Schedule.of_slot(root.run, slot), new_worker_id(slot)
+    run = run_of(root)
+    schedule, worker_id = Schedule.of_slot(run, slot), new_worker_id(slot)
     limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
     environments, files, code = open_code(root, limit, stop=stop)
-    episodes = partial(episodes_of_run, root.run, timeout_s=config.episode_timeout_s, files=files)
+    episodes = partial(episodes_of_run, run, timeout_s=config.episode_timeout_s, files=files)
     with (
         held_slot(root, slot, worker_id, code=to_dicts(code)) as claim,
         temporary_folder("weights") as cache,
@@ -154,7 +156,7 @@ class _Store:
         self.stop, self.writer = stop, writer
         self._log, self._check_slot = log, check_slot
         self._failures = FailureLog(logger)
-        self._warn = warn_of_rows(logger, partial(find_sampling_troubles, run=root.run))
+        self._warn = warn_of_rows(logger, partial(find_sampling_troubles, run=run_of(root)))
         self._num_unread = 0
         """Groups that have begun, and are in no file that counts as read: being sampled, complete, or appended."""
         self._known: LatestPolicy | None = None
@@ -251,10 +253,10 @@ class Stream:
         self._pump = Pump(
             self._follower.sampler.run_episode,
             self._environments,
-            self._root.run.extra_columns,
+            self._root.extra_columns,
             in_flight=self._config.in_flight,
             calls=self._calls,
-            close_groups_at=self._root.run.close_groups_at,
+            close_groups_at=run_of(self._root).close_groups_at,
         )
         self._committing: asyncio.Task[None] | None = None
         self._storing = SideThread()
@@ -478,4 +480,4 @@ def _persist(stop: threading.Event, write: Callable[[], None]) -> None:
 
 def pauses_between_reads(root: Root) -> Iterator[float]:
     """Yield the seconds between reads of LATEST by a worker that waits."""
-    return root.pauses(_SHORTEST_WAIT_S, _LONGEST_WAIT_S, least_s=root.run.num_workers / _READS_A_SECOND)
+    return root.pauses(_SHORTEST_WAIT_S, _LONGEST_WAIT_S, least_s=run_of(root).num_workers / _READS_A_SECOND)

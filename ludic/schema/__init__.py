@@ -1,22 +1,13 @@
 """Schemas of the tables, validation of batches, and conversion of records to Arrow and back."""
 
 from ludic.extra_columns import EXTRA_TYPES, check_extra_columns, extra_names
-from ludic.schema.conversion import (
-    column_values,
-    from_table,
-    matrix_arrays,
-    ragged_arrays,
-    resolve_row,
-    to_table,
-    token_arrays,
-)
+from ludic.schema.arrays import values_of
+from ludic.schema.columns import ArrayColumn, Columns, Ragged, array_columns, with_columns
+from ludic.schema.conversion import column_values, from_table, resolve_row, to_table
 from ludic.schema.tables import (
-    MATRIX_COLUMNS,
     NO_COLUMNS,
-    RAGGED_COLUMNS,
     SCALAR_COLUMNS,
     SCHEMA_VERSION,
-    TOKEN_COLUMNS,
     TRACEBACK,
     Column,
     TableSchema,
@@ -31,16 +22,17 @@ from ludic.schema.validation import Problem, find_problems, validate
 
 __all__ = [
     "EXTRA_TYPES",
-    "MATRIX_COLUMNS",
     "NO_COLUMNS",
-    "RAGGED_COLUMNS",
     "SCALAR_COLUMNS",
     "SCHEMA_VERSION",
-    "TOKEN_COLUMNS",
     "TRACEBACK",
+    "ArrayColumn",
     "Column",
+    "Columns",
     "Problem",
+    "Ragged",
     "TableSchema",
+    "array_columns",
     "arrow_schema",
     "as_schema",
     "check_extra_columns",
@@ -51,11 +43,10 @@ __all__ = [
     "find_problems",
     "from_table",
     "load_table",
-    "matrix_arrays",
-    "ragged_arrays",
     "resolve_row",
     "rollouts_schema",
     "to_table",
-    "token_arrays",
     "validate",
+    "values_of",
+    "with_columns",
 ]

@@ -2,7 +2,7 @@
 
 import sys
 
-from ludic.schema.tables import render
+from ludic.schema.docs import render
 
 if __name__ == "__main__":
     sys.stdout.write(render())

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC
 from functools import lru_cache
-from itertools import groupby, pairwise, starmap
+from itertools import groupby
 from operator import attrgetter, itemgetter
 from types import GenericAlias
 from typing import Any
@@ -31,15 +31,9 @@ from ludic.records import (
     ToolCall,
     WeightSpan,
 )
-from ludic.schema.tables import (
-    MATRIX_COLUMNS,
-    NO_COLUMNS,
-    RAGGED_COLUMNS,
-    TOKEN_COLUMNS,
-    arrow_schema,
-    conform,
-    rollouts_schema,
-)
+from ludic.schema.arrays import MAX_ELEMENTS, TooLargeError, check_size, to_arrow, values_of
+from ludic.schema.columns import ArrayColumn, array_columns
+from ludic.schema.tables import NO_COLUMNS, conform, rollouts_schema
 
 RECORDS: dict[str, type] = {
     "agent_steps": AgentStep,
@@ -49,10 +43,6 @@ RECORDS: dict[str, type] = {
     "weight_versions": WeightSpan,
 }
 """Record class of the structs of a column, by the column's name."""
-
-_MAX_ELEMENTS = 2**31 - 1
-"""Maximum elements of an Arrow list array and bytes of a string array, whose offsets are int32."""
-
 
 TokenColumns = Mapping[str, pa.Array]
 """Concatenated token lists of all rows, by column; only columns that are never null."""
@@ -92,7 +82,7 @@ def _tables(
     """Yield all rows as one table, or as halves, again split if needed, if they are too large."""
     try:
         yield _to_table(rows, stamps, schema, tokens)
-    except _TooLargeError as error:
+    except TooLargeError as error:
         if len(rows) == 1:
             raise InvalidBatchError(f"rollout {rows[0][1].rollout_id}: {error}; store it in several") from None
         middle = len(rows) // 2
@@ -112,9 +102,8 @@ def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema
             columns.append(_to_array([key for key, _ in rows], type_, name))
         elif name in extras:
             columns.append(_to_array([rollout.extra.get(name) for rollout in rollouts], type_, name))
-        elif name in tokens:
-            offsets = _offsets(map(len, map(attrgetter(name), rollouts)), name)
-            columns.append(pa.ListArray.from_arrays(offsets, tokens[name], type=type_))
+        elif (array := array_columns().get(name)) is not None:
+            columns.append(to_arrow(array, [rollout.columns.get(name) for rollout in rollouts], tokens.get(name)))
         elif name in REFERENCES:
             steps = _to_builtins(list(map(attrgetter(name), rollouts)))
             refer(steps, name, indexes)
@@ -146,10 +135,12 @@ def from_table(table: pa.Table) -> list[RolloutBatch]:
 
 
 def _to_rollouts(table: pa.Table, extras: Sequence[Mapping[str, Any]]) -> list[Rollout]:
-    names = [field.name for field in fields(Rollout) if field.name != "extra"]
+    names = [*(field.name for field in fields(Rollout) if field.name not in ("columns", "extra")), *array_columns()]
     columns = {name: column_values(table, name) for name in names}
     rows = zip(*(columns[name] for name in names), strict=True)
-    return [Rollout(**dict(zip(names, row, strict=True)), extra=extra) for row, extra in zip(rows, extras, strict=True)]
+    return [
+        Rollout.of(**dict(zip(names, row, strict=True)), extra=extra) for row, extra in zip(rows, extras, strict=True)
+    ]
 
 
 def _extra_values(table: pa.Table) -> list[dict[str, Any]]:
@@ -169,22 +160,16 @@ def _read_groups(rows: Iterator[tuple[str, Rollout]]) -> Iterator[RolloutGroup]:
 
 def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
     """Convert Python values, one per row, to an Arrow array of exactly this type."""
-    if column in TOKEN_COLUMNS:
-        return _tokens_to_array(values, type_, column)
-    if column in RAGGED_COLUMNS:
-        return _ragged_to_array(values, type_, column)
-    if column in MATRIX_COLUMNS:
-        return to_matrices(values, type_, column)
     if pa.types.is_nested(type_) and column not in REFERENCES:
         values = _to_builtins(values)
     elif pa.types.is_string(type_):
-        _check_size(sum(map(len, filter(None, values))), column, "bytes")
+        check_size(sum(map(len, filter(None, values))), column, "bytes")
     try:
         array = pa.array(values, type_)
     except pa.ArrowCapacityError as error:
-        raise _TooLargeError(f"{column}: {error}") from error
+        raise TooLargeError(f"{column}: {error}") from error
     if isinstance(array, pa.ChunkedArray):  # a character may take up to four bytes
-        raise _TooLargeError(f"{column} holds more than {_MAX_ELEMENTS} bytes")
+        raise TooLargeError(f"{column} holds more than {MAX_ELEMENTS} bytes")
     return array
 
 
@@ -195,88 +180,17 @@ def _to_builtins(values: Any) -> Any:
     return msgspec.to_builtins(values, enc_hook=lambda v: v.item() if isinstance(v, np.generic) else dict(v))
 
 
-class _TooLargeError(Exception):
-    """Values do not fit in one Arrow array; the rows are then converted in smaller parts."""
-
-
-def _check_size(count: int, column: str, unit: str) -> None:
-    if count > _MAX_ELEMENTS:
-        raise _TooLargeError(f"{column} holds {count} {unit}, at most {_MAX_ELEMENTS} fit in a row")
-
-
-def _tokens_to_array(arrays: Sequence[np.ndarray | None], type_: pa.DataType, column: str) -> pa.Array:
-    offsets = _offsets((0 if array is None else len(array) for array in arrays), column)
-    present = [array for array in arrays if array is not None]
-    return pa.ListArray.from_arrays(offsets, join_tokens(present, column), type=type_, mask=_absent(arrays))
-
-
-def _ragged_to_array(rows: Sequence[Sequence[np.ndarray] | None], type_: pa.DataType, column: str) -> pa.Array:
-    offsets = _offsets((0 if arrays is None else len(arrays) for arrays in rows), column)
-    arrays = [array for of_row in rows if of_row is not None for array in of_row]
-    inner = pa.ListArray.from_arrays(
-        _offsets(map(len, arrays), column), join_tokens(arrays, column), type=type_.value_type
-    )
-    return pa.ListArray.from_arrays(offsets, inner, type=type_, mask=_absent(rows))
-
-
-def to_matrices(arrays: Sequence[np.ndarray | None], type_: pa.DataType, column: str) -> pa.Array:
-    """Return a list<list<list>> column of this type from arrays of three dimensions; None is a null."""
-    present = [array for array in arrays if array is not None]
-    numbers = join_tokens([array.reshape(-1) for array in present], column)
-    # Each level's lists are of one length within a row.
-    tokens, rows = [len(array) for array in present], [array.shape[1] for array in present]
-    widths = np.repeat([array.shape[2] for array in present], np.multiply(tokens, rows).astype(np.int64))
-    inner = pa.ListArray.from_arrays(_offsets(widths, column), numbers, type=type_.value_type.value_type)
-    middle = pa.ListArray.from_arrays(_offsets(np.repeat(rows, tokens), column), inner, type=type_.value_type)
-    offsets = _offsets((0 if array is None else len(array) for array in arrays), column)
-    return pa.ListArray.from_arrays(offsets, middle, type=type_, mask=_absent(arrays))
-
-
-def _absent(values: Sequence[Any]) -> pa.Array | None:
-    """Return which values are None; None if none is."""
-    is_absent = [value is None for value in values]
-    return pa.array(is_absent, pa.bool_()) if any(is_absent) else None
-
-
-def join_tokens(arrays: Sequence[np.ndarray], column: str) -> pa.Array:
-    """Concatenate arrays of numbers, as they are in the innermost lists of a column."""
-    type_ = arrow_schema("rollouts").field(column).type
-    while pa.types.is_list(type_):
-        type_ = type_.value_type
-    if pa.types.is_boolean(type_):
-        return pa.array(np.concatenate([np.empty(0, np.bool_), *arrays]), type_)
-    # Allocate from Arrow's pool, which keeps its pages; fresh pages of the system cost ten times as much as the copy.
-    dtype = np.dtype(type_.to_pandas_dtype())
-    length = sum(map(len, arrays))
-    buffer = pa.allocate_buffer(length * dtype.itemsize)
-    if length:
-        np.concatenate(arrays, out=np.frombuffer(buffer, dtype), casting="equiv")
-    return pa.Array.from_buffers(type_, length, [None, buffer])
-
-
-def _offsets(lengths: Iterable[int], column: str) -> pa.Array:
-    """Return (rows + 1,) int32: the begin of each row's elements, and the end of the last row's."""
-    ends = np.cumsum([0, *lengths], dtype=np.int64)
-    _check_size(int(ends[-1]), column, "elements")
-    return pa.array(ends.astype(np.int32))
-
-
 def column_values(table: pa.Table, column: str) -> list[Any]:
     """Return a column of the rollouts table as the values of Rollout: arrays for tokens, records for structs.
 
     For steps, the table also needs the column messages, which holds their texts. Arrays are read-only views, as in
     from_table. Raises SchemaError if a record holds a value that its column does not allow.
     """
-    if column in TOKEN_COLUMNS:  # chunk by chunk: joining chunks would copy, and could overflow their offsets
-        return [value for chunk in table[column].chunks for value in token_arrays(chunk)]
-    if column in RAGGED_COLUMNS:
-        ragged = (value for chunk in table[column].chunks for value in ragged_arrays(chunk))
-        return [None if row is None else _split(*row) for row in ragged]
-    if column in MATRIX_COLUMNS:
-        matrices = [value for chunk in table[column].chunks for value in matrix_arrays(chunk)]
-        if any(value is not None and value.size == 0 for value in matrices):
-            raise SchemaError(f"table: column {column!r} has lists of unequal lengths in one row, or empty ones")
-        return matrices
+    if (array := array_columns().get(column)) is not None:
+        arrays = values_of(array, table[column])
+        if array.num_dimensions > 1 and not array.ragged:
+            _refuse_uneven(array, arrays, table[column])
+        return arrays
     values = table[column].to_pylist(maps_as_pydicts="lossy")
     if pa.types.is_float32(table[column].type):
         return [None if value is None else _shortest_decimal(value) for value in values]
@@ -293,66 +207,10 @@ def column_values(table: pa.Table, column: str) -> list[Any]:
         raise SchemaError(f"table: column {column!r}: {error}") from error
 
 
-def token_arrays(array: pa.ListArray) -> list[np.ndarray | None]:
-    """Return lists of numbers as read-only views of one array; None for a null."""
-    flat = array.flatten().to_numpy(zero_copy_only=not pa.types.is_boolean(array.type.value_type))
-    return [flat[part] if part else None for part in _slices(array)]
-
-
-def ragged_arrays(array: pa.ListArray) -> list[tuple[np.ndarray, np.ndarray] | None]:
-    """Return each row of a list<list> column as its numbers, (K,), and (n + 1,) bounds of its n lists; None for a null.
-
-    The numbers are read-only views of one array.
-    """
-    inner = array.flatten()
-    flat, bounds = inner.values.to_numpy(), inner.offsets.to_numpy()
-    rows: list[tuple[np.ndarray, np.ndarray] | None] = []
-    for part in _slices(array):
-        if part is None:
-            rows.append(None)
-        else:
-            of_row = bounds[part.start : part.stop + 1]
-            rows.append((flat[of_row[0] : of_row[-1]], of_row - of_row[0]))
-    return rows
-
-
-def matrix_arrays(array: pa.ListArray) -> list[np.ndarray | None]:
-    """Return each row of a list<list<list>> column as a read-only view, (n, rows, columns); None for a null.
-
-    A row whose lists are empty, or not all of one length, is an array without elements.
-    """
-    middle = array.flatten()
-    inner = middle.values
-    flat, of_tokens, of_rows = inner.values.to_numpy(), middle.offsets.to_numpy(), inner.offsets.to_numpy()
-    found: list[np.ndarray | None] = []
-    for part in _slices(array):
-        if part is None:
-            found.append(None)
-            continue
-        tokens = of_tokens[part.start : part.stop + 1]
-        rows = of_rows[tokens[0] : tokens[-1] + 1]
-        heights, widths = np.diff(tokens), np.diff(rows)
-        is_even = len(heights) and len(widths) and (heights == heights[0]).all() and (widths == widths[0]).all()
-        shape = (len(heights), int(heights[0]), int(widths[0])) if is_even else (0, 0, 0)
-        found.append(flat[rows[0] : rows[-1]].reshape(shape) if is_even else np.zeros(shape, flat.dtype))
-    return found
-
-
-def _split(numbers: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, ...]:
-    return tuple(numbers[start:end] for start, end in pairwise(bounds.tolist()))
-
-
-def _slices(array: pa.ListArray) -> list[slice | None]:
-    """Return each row's slice of array.flatten(), which skips elements hidden by nulls and slices; None for a null."""
-    if array.null_count == len(array):
-        return [None] * len(array)
-    if not array.null_count:
-        offsets = array.offsets.to_numpy()
-        return list(starmap(slice, pairwise((offsets - offsets[0]).tolist())))
-    lengths = pc.list_value_length(array).fill_null(0).to_numpy()
-    ends = np.cumsum(lengths, dtype=np.int64)
-    parts = map(slice, (ends - lengths).tolist(), ends.tolist())
-    return [part if valid else None for part, valid in zip(parts, array.is_valid().to_pylist(), strict=True)]
+def _refuse_uneven(column: ArrayColumn, arrays: Sequence[np.ndarray | None], found: pa.ChunkedArray) -> None:
+    lengths = pc.fill_null(pc.list_value_length(found), 0).to_pylist()
+    if any(n and not array.size for array, n in zip(arrays, lengths, strict=True) if array is not None):
+        raise SchemaError(f"table: column {column.name!r} has lists of unequal lengths in one row, or empty ones")
 
 
 def record_class(column: str) -> type:

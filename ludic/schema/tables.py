@@ -5,8 +5,8 @@ Raises SchemaError with the file, the column, the found and the wanted type.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +30,8 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
 }
 
+_STORED_KEYS = ("name", "type", "nullable", "doc")
+
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 """Extra columns of a run that has none."""
 
@@ -44,6 +46,8 @@ class Column:
     doc: str
     children: tuple["Column", ...] = ()
     """Fields of the struct, if the column is a struct or a list of structs."""
+    catalogue: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the row, which the stored schema does not have; see ludic.schema.columns.ArrayColumn."""
 
     def to_arrow(self) -> pa.Field:
         return pa.field(self.name, self.type, nullable=self.nullable)
@@ -175,6 +179,7 @@ def _parse_column(spec: Mapping[str, Any]) -> Column:
         nullable=spec["nullable"],
         doc=spec["doc"],
         children=tuple(_parse_column(field) for field in fields),
+        catalogue={key: value for key, value in spec.items() if key not in _STORED_KEYS},
     )
 
 
@@ -221,14 +226,14 @@ def _check_metadata(metadata: Mapping[bytes, bytes], name: str, where: str) -> N
 def _column_problems(found: pa.Schema, name: str) -> tuple[str, ...]:
     """Return the problems of a schema. Cached: a root's files share a few schemas, and one check takes 0.25 ms."""
     problems = []
-    for field in arrow_schema(name):
-        index = found.get_field_index(field.name)
+    for column in arrow_schema(name):
+        index = found.get_field_index(column.name)
         type_ = found.field(index).type if index >= 0 else None
-        if type_ is None and not field.nullable:
-            problems.append(f"column {field.name!r} is missing, wanted {type_name(field.type)}")
-        elif type_ is not None and not _same_type(type_, field.type):
-            found_type, wanted = (type_name(each, with_fields=True) for each in (type_, field.type))
-            problems.append(f"column {field.name!r} is {found_type}, wanted {wanted}")
+        if type_ is None and not column.nullable:
+            problems.append(f"column {column.name!r} is missing, wanted {type_name(column.type)}")
+        elif type_ is not None and not _same_type(type_, column.type):
+            found_type, wanted = (type_name(each, with_fields=True) for each in (type_, column.type))
+            problems.append(f"column {column.name!r} is {found_type}, wanted {wanted}")
     return tuple(problems)
 
 
@@ -291,60 +296,3 @@ SCALAR_COLUMNS = tuple(
     field.name for field in arrow_schema("rollouts") if not pa.types.is_nested(field.type) and field.name != TRACEBACK
 )
 """Columns of rollouts that are no list, struct or map, without TRACEBACK: all that most SQL plans need."""
-
-TOKEN_COLUMNS = tuple(
-    field.name
-    for field in arrow_schema("rollouts")
-    if pa.types.is_list(field.type) and not pa.types.is_nested(field.type.value_type)
-)
-"""Columns of rollouts with one value per token; NumPy arrays in a Rollout."""
-
-_LISTS_OF_LISTS = [
-    field
-    for field in arrow_schema("rollouts")
-    if pa.types.is_list(field.type) and pa.types.is_list(field.type.value_type)
-]
-
-RAGGED_COLUMNS = tuple(
-    field.name for field in _LISTS_OF_LISTS if not pa.types.is_list(field.type.value_type.value_type)
-)
-"""Columns of rollouts with a list of numbers per token; a NumPy array per token in a Rollout."""
-
-MATRIX_COLUMNS = tuple(field.name for field in _LISTS_OF_LISTS if pa.types.is_list(field.type.value_type.value_type))
-"""Columns of rollouts with a matrix of numbers per token, of one shape; one NumPy array of three dimensions in a
-Rollout."""
-
-
-# --- docs/schemas.md -----------------------------------------------------------------------------------
-
-_INTRODUCTION = """\
-# Tables
-
-Made from `schemas/` by `python -m ludic.schema`, as `make format` does; edit those files instead.
-A minor version adds nullable columns, and anything else is a new major version. Elements of
-lists and values of maps are never null. Fields of structs follow their column, as `column[].field`.
-
-A run may declare columns of its own for rollouts, `x_` and a name, in `extra_columns` of `run.json`; they come last,
-any may be null, and their types are string, int64, double, bool and lists of these.
-"""
-
-_TABLE_HEAD = "| name | type | null | meaning |\n| --- | --- | --- | --- |\n"
-
-
-def render() -> str:
-    """Return docs/schemas.md: name, type, nullability and meaning of each column of ludic's tables."""
-    return "\n".join([_INTRODUCTION, *(_render_table(load_table(name)) for name in table_names())])
-
-
-def _render_table(table: TableSchema) -> str:
-    head = f"## {table.name} {table.version}\n\n{table.doc}\n\n{_TABLE_HEAD}"
-    return head + "".join(line for column in table.columns for line in _render_column(column, ""))
-
-
-def _render_column(column: Column, prefix: str) -> Iterator[str]:
-    name = prefix + column.name
-    doc = column.doc.replace("|", "\\|")
-    yield f"| `{name}` | `{type_name(column.type)}` | {'null' if column.nullable else ''} | {doc} |\n"
-    path = f"{name}[]." if pa.types.is_list(column.type) else f"{name}."
-    for child in column.children:
-        yield from _render_column(child, path)

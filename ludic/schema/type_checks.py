@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from ludic.records import Rollout
+from ludic.schema.columns import Columns, array_columns
 from ludic.schema.conversion import INDEX_FIELDS, record_class
-from ludic.schema.tables import MATRIX_COLUMNS, NO_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollouts_schema
-
-_RESPONSE_COLUMNS = ("response_logprobs", "token_rewards", "action_mask")
+from ludic.schema.tables import NO_COLUMNS, arrow_schema, rollouts_schema
 
 Misfit = tuple[str, str]
 """Column as in docs/schemas.md, and a text with the found and wanted values."""
@@ -29,15 +28,9 @@ RowProblem = tuple[int, str, str]
 def find_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RowProblem]:
     """Yield wrong types, nulls, shapes, lengths and ranges, by column. extra_columns: type by name, as in run.json."""
     schema = arrow_schema("rollouts")
-    for name in (field.name for field in fields(Rollout) if field.name != "extra"):
+    for name in (field.name for field in fields(Rollout) if field.name not in ("columns", "extra")):
         yield from _column_misfits(list(map(attrgetter(name), rollouts)), schema.field(name))
-    for name in _RESPONSE_COLUMNS:
-        for row, (array, tokens) in enumerate(map(attrgetter(name, "response_tokens"), rollouts)):
-            if isinstance(array, np.ndarray) and isinstance(tokens, np.ndarray) and array.size != tokens.size:
-                yield row, name, f"has length {array.size}, response_tokens has {tokens.size}"
-    for row, (arrays, tokens) in enumerate(map(attrgetter("kept_tokens", "response_tokens"), rollouts)):
-        if isinstance(arrays, Sequence) and isinstance(tokens, np.ndarray) and len(arrays) != tokens.size:
-            yield row, "kept_tokens", f"has length {len(arrays)}, response_tokens has {tokens.size}"
+    yield from _array_misfits(rollouts)
     yield from _extra_misfits(rollouts, extra_columns)
 
 
@@ -54,41 +47,38 @@ def _extra_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str]
         yield from _column_misfits([extra.get(name) for extra in extras], schema.field(name))
 
 
+def _array_misfits(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
+    """Yield arrays of a wrong type or dimensions, and those that are not as long as the tokens that they run along."""
+    catalogue, arrays = array_columns(), list[Columns]()
+    for row, rollout in enumerate(rollouts):
+        is_mapping = isinstance(rollout.columns, Mapping)
+        arrays.append(rollout.columns if is_mapping else {})
+        if not is_mapping:
+            yield row, "columns", f"is {shown(rollout.columns)}, wanted a mapping of arrays by name"
+        for name in arrays[row].keys() - catalogue.keys():
+            yield row, str(name), f"is no array of a row, wanted one of {', '.join(catalogue)}"
+    prompts, responses = ([_length(each.get(name)) for each in arrays] for name in ("prompt_tokens", "response_tokens"))
+    for column in catalogue.values():
+        values = [each.get(column.name) for each in arrays]
+        if column.fit_all(values, prompts, responses):
+            continue
+        for row, (each, prompt, response) in enumerate(zip(values, prompts, responses, strict=True)):
+            reason = column.misfit(each)
+            if reason is None and prompt is not None and response is not None:
+                reason = column.wrong_length(each, prompt, response)
+            if reason is not None:
+                yield row, column.name, reason
+
+
+def _length(tokens: Any) -> int | None:
+    return len(tokens) if isinstance(tokens, np.ndarray) and tokens.ndim else None
+
+
 def _column_misfits(values: Sequence[Any], field: pa.Field) -> Iterator[RowProblem]:
-    if field.name in TOKEN_COLUMNS:
-        dtype = np.dtype(field.type.value_type.to_pandas_dtype())
-        if set(map(type, values)) <= {np.ndarray} and set(map(attrgetter("dtype", "ndim"), values)) <= {(dtype, 1)}:
-            return
-        found = [_array_misfits(array, dtype, field) for array in values]
-    elif field.name in MATRIX_COLUMNS:
-        dtype = np.dtype(field.type.value_type.value_type.value_type.to_pandas_dtype())
-        found = [_array_misfits(array, dtype, field, num_dimensions=3) for array in values]
-    elif field.name in RAGGED_COLUMNS:
-        found = [_ragged_misfits(arrays, field) for arrays in values]
-    elif _fit(values, field, field.name):
+    if _fit(values, field, field.name):
         return
-    else:
-        found = [_misfits(value, field, field.name) for value in values]
+    found = [_misfits(value, field, field.name) for value in values]
     yield from ((row, *misfit) for row, misfits in enumerate(found) for misfit in misfits)
-
-
-def _array_misfits(array: Any, dtype: np.dtype, field: pa.Field, num_dimensions: int = 1) -> Iterator[Misfit]:
-    if isinstance(array, np.ndarray):
-        if array.dtype != dtype or array.ndim != num_dimensions:
-            wanted = {1: "one dimension", 3: "three dimensions"}[num_dimensions]
-            yield field.name, f"is {array.dtype} of shape {array.shape}, wanted {dtype} of {wanted}"
-    elif array is not None or not field.nullable:
-        yield field.name, f"is {type(array).__name__}, wanted a NumPy array of {dtype}"
-
-
-def _ragged_misfits(arrays: Any, field: pa.Field) -> Iterator[Misfit]:
-    dtype = np.dtype(field.type.value_type.value_type.to_pandas_dtype())
-    if arrays is None:
-        return
-    if not isinstance(arrays, tuple | list):
-        yield field.name, f"is {type(arrays).__name__}, wanted a tuple of NumPy arrays of {dtype}"
-    elif any(not isinstance(array, np.ndarray) or (array.dtype, array.ndim) != (dtype, 1) for array in arrays):
-        yield field.name, f"holds other values than NumPy arrays of {dtype} of one dimension"
 
 
 def _fit(values: Sequence[Any], field: pa.Field, path: str) -> bool:

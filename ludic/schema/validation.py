@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from ludic.errors import InvalidBatchError
 from ludic.records import (
-    LARGEST_REWARD,
     ActionTarget,
     FinishReason,
     Purpose,
@@ -26,23 +25,20 @@ from ludic.records import (
     RolloutGroup,
     RolloutMetadata,
 )
-from ludic.schema.conversion import TokenColumns, join_tokens, ragged_arrays
+from ludic.schema.arrays import join, values_of
+from ludic.schema.columns import NUM_TOKEN_IDS, ArrayColumn, array_columns, select
+from ludic.schema.conversion import TokenColumns
 from ludic.schema.tables import NO_COLUMNS
 from ludic.schema.type_checks import RowProblem, find_misfits, shown
 
 MAX_LISTED = 20
 """Number of problems that an error lists; it counts the rest."""
 
-LOGPROB_TOLERANCE = 1e-5
-"""Nats. A float32 log-softmax may round the logprob of a token with probability 1 to slightly above 0."""
+LOWEST_LOGPROB, LOGPROB_TOLERANCE = array_columns()["response_logprobs"].bounds()
+"""Nats. A float32 log-softmax may round the logprob of a token with probability 1 to slightly above 0. exp(-104) is 0
+in float32, so no sampler draws such a token; vLLM writes -9999 for NaN and minus infinity."""
 
-LOWEST_LOGPROB = -100.0
-"""Nats. exp(-104) is 0 in float32, so no sampler draws such a token; vLLM writes -9999 for NaN and minus infinity."""
-
-NUM_TOKEN_IDS, NUM_EXPERTS = 2**31, 2**15
-"""Numbers of token ids and of experts that a column can hold: the limits where no model is known."""
-
-UNKNOWN_EXPERT = -1
+UNKNOWN_EXPERT: int = array_columns()["experts"].null
 """In a batch, in place of experts: the model's router chooses for this token."""
 
 PURPOSES: tuple[str, ...] = get_args(Purpose)
@@ -53,7 +49,10 @@ TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", "time
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Value in the name of a folder, env=VALUE, that readers of hive partitions take for null."""
 
-_ALWAYS_THERE = ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
+_FLAT = select(lambda column: column.is_number_a_token and not column.is_nullable and column.dtype.kind != "b")
+"""Arrays that every row has, of one number a token: those of all rows are checked at once."""
+_OTHERS = select(lambda column: column not in _FLAT and column.dtype.kind != "b")
+_ACTION_MASK = array_columns()["action_mask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +107,13 @@ def _examine(
     unfit = {id(rollouts[row]) for row, _, _ in misfits}
     fit = [rollout for rollout in rollouts if id(rollout) not in unfit]
     fit_groups = [group for group in batch.groups if not any(id(rollout) in unfit for rollout in group.rollouts)]
-    tokens = {column: FlatTokens.of(column, fit) for column in _ALWAYS_THERE}
+    tokens = {column.name: FlatTokens.of(column, fit) for column in _FLAT}
     most = vocab_size or NUM_TOKEN_IDS
     findings = chain(
         _broken_rules(fit),
-        _bad_tokens(tokens, most),
-        _bad_masked_logprobs(fit),
-        find_bad_kept_tokens(fit, most),
-        _bad_experts(fit),
+        *(bad_numbers(flat, most) for flat in tokens.values()),
+        _bad_unsampled(fit),
+        _bad_others(fit, most),
     )
     problems = [
         *(_problem(rollouts[row], column, reason) for row, column, reason in misfits),
@@ -244,57 +242,72 @@ def _bad_versions(rollout: Rollout) -> Iterator[tuple[str, str]]:
         end = max(end, span.end)
 
 
-# --- Tokens ----------------------------------------------------------------------------------------------
+# --- Arrays ----------------------------------------------------------------------------------------------
 
 
-def _bad_tokens(tokens: "Mapping[str, FlatTokens]", vocab_size: int) -> Iterator[RowProblem]:
-    yield from bad_ids(tokens["prompt_tokens"], vocab_size)
-    yield from bad_ids(tokens["response_tokens"], vocab_size)
-    yield from bad_numbers(tokens["token_rewards"], -LARGEST_REWARD, LARGEST_REWARD)
-    yield from bad_numbers(tokens["response_logprobs"], LOWEST_LOGPROB, LOGPROB_TOLERANCE)
-
-
-# The minimum and the maximum show, in one pass each, whether there is a bad value to search for.
-
-
-def bad_ids(tokens: "FlatTokens", vocab_size: int) -> Iterator[RowProblem]:
-    if tokens.values.min(initial=0) < 0 or tokens.values.max(initial=0) >= vocab_size:
-        bad = (tokens.values < 0) | (tokens.values >= vocab_size)
-        yield from tokens.findings(bad, f"wanted a token id from 0 to {vocab_size - 1}")
-
-
-def bad_numbers(numbers: "FlatTokens", lowest: float, highest: float) -> Iterator[RowProblem]:
-    """Yield numbers that are not finite, below `lowest` or above `highest`."""
-    # If there is a NaN, it is minimum and maximum, and compares as false.
-    if numbers.values.min(initial=0) >= lowest and numbers.values.max(initial=0) <= highest:
+def bad_numbers(numbers: "FlatTokens", num_ids: int, *, is_any_finite: bool = False) -> Iterator[RowProblem]:
+    """Yield numbers that are not finite or out of the column's range. is_any_finite: accept each finite number."""
+    column, values = numbers.column, numbers.values
+    lowest, highest = (-np.inf, np.inf) if is_any_finite else column.bounds(num_ids)
+    is_float = column.dtype.kind == "f"
+    # The minimum and the maximum show, in one pass each, whether there is a bad value to search for. If there is a NaN,
+    # it is both, and compares as false.
+    least, most = values.min(initial=0), values.max(initial=0)
+    if least >= lowest and most <= highest and np.isfinite(least) and np.isfinite(most):
         return
-    finite = np.isfinite(numbers.values)
-    yield from numbers.findings(~finite, "wanted a finite number")
-    positive = finite & (numbers.values > highest)
-    yield from numbers.findings(positive, "wanted at most 0, the logarithm of a probability")
-    low = finite & (numbers.values < lowest)
-    yield from numbers.findings(low, f"wanted at least {lowest:g}: a token less likely is never sampled")
+    is_finite = np.isfinite(values) if is_float else np.ones(len(values), bool)
+    yield from numbers.findings(~is_finite, "wanted a finite number")
+    yield from numbers.findings(is_finite & ((values < lowest) | (values > highest)), column.wanted_number(num_ids))
 
 
-def _bad_masked_logprobs(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
-    """Yield rows with a logprob for a token that was not sampled."""
+def _bad_unsampled(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
+    """Yield rows with a number other than `fill` for a token that was not sampled."""
     masked = [row for row, rollout in enumerate(rollouts) if rollout.action_mask is not None]
     if not masked:
         return
     chosen = [rollouts[row] for row in masked]
-    logprobs = FlatTokens.of("response_logprobs", chosen)
-    # NaN fails this comparison, since it is already reported.
-    nonzero = np.abs(logprobs.values) > 0
-    unsampled = ~FlatTokens.of("action_mask", chosen).values
-    for index, column, reason in logprobs.findings(nonzero & unsampled, "wanted 0, since action_mask is 0"):
-        yield masked[index], column, reason
+    is_unsampled = ~FlatTokens.of(_ACTION_MASK, chosen).values
+    for column in (each for each in _FLAT if each.fill is not None):
+        numbers = FlatTokens.of(column, chosen)
+        # NaN fails this comparison, since it is already reported.
+        is_other = np.abs(numbers.values - column.fill) > 0
+        wanted = f"wanted {column.fill}, since action_mask is 0"
+        for index, name, reason in numbers.findings(is_other & is_unsampled, wanted):
+            yield masked[index], name, reason
+
+
+def _bad_others(rollouts: Sequence[Rollout], num_ids: int) -> Iterator[RowProblem]:
+    """Yield rows whose lists of numbers, or numbers that may be absent, can't stand at their tokens."""
+    for row, rollout in enumerate(rollouts):
+        for column in _OTHERS:
+            values = rollout.columns.get(column.name)
+            if values is None:
+                continue
+            for reason in reasons_of_row(column, values, rollout.response_tokens, rollout.action_mask, num_ids):
+                yield row, column.name, reason
+
+
+def reasons_of_row(
+    column: ArrayColumn, values: Any, tokens: np.ndarray, mask: np.ndarray | None, num_ids: int
+) -> Iterator[str]:
+    """Yield why values, whose type and length fit, can't stand in a row.
+
+    tokens: (response_length,) int32. mask: (response_length,) bool, its action_mask; None if all tokens were sampled.
+    """
+    is_sampled = np.ones(len(tokens), bool) if mask is None else mask
+    checks = (
+        column.lacks_token(values, tokens, is_sampled),
+        column.not_filled(values, is_sampled),
+        column.bad_numbers(values, num_ids),
+    )
+    yield from (reason for reason in checks if reason is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class FlatTokens:
-    """Concatenated token lists of all rows."""
+    """Concatenated numbers of a column of all rows, one a token."""
 
-    column: str
+    column: ArrayColumn
     array: pa.Array
     values: np.ndarray
     """(all tokens,), the values of `array`."""
@@ -302,9 +315,9 @@ class FlatTokens:
     """(rows,) int64: index after each row's last token."""
 
     @classmethod
-    def of(cls, column: str, rollouts: Iterable[Rollout]) -> "FlatTokens":
-        arrays = list(map(attrgetter(column), rollouts))
-        array = join_tokens(arrays, column)
+    def of(cls, column: ArrayColumn, rollouts: Iterable[Rollout]) -> "FlatTokens":
+        arrays = [rollout.columns[column.name] for rollout in rollouts]
+        array = join(column, arrays)
         values = array.to_numpy(zero_copy_only=not pa.types.is_boolean(array.type))
         return cls(column, array, values, np.cumsum([len(array) for array in arrays]))
 
@@ -318,7 +331,7 @@ class FlatTokens:
         for row, position, count in zip(rows.tolist(), positions[firsts].tolist(), counts.tolist(), strict=True):
             token = position - (int(self.ends[row - 1]) if row else 0)
             others = f", and {count - 1} more" if count > 1 else ""
-            yield row, self.column, f"is {self.values[position]} at token {token}{others}, {wanted}"
+            yield row, self.column.name, f"is {self.values[position]} at token {token}{others}, {wanted}"
 
 
 # --- Groups and the batch --------------------------------------------------------------------------------
@@ -389,46 +402,6 @@ def _repeated(column: str, values: Iterable[str], of_what: str) -> Iterator[Prob
             yield Problem(where=where, column=column, reason=f"is that of {count} {of_what}, wanted unique")
 
 
-# --- Kept tokens: those that a sampler drew from, which the trainer renormalises over ------------------
-
-
-def find_bad_kept_tokens(rollouts: Sequence[Rollout], vocab_size: int) -> Iterator[RowProblem]:
-    """Yield rows whose kept_tokens are not ascending, lack the sampled token, or are of tokens that were not sampled.
-
-    The types and lengths of the rows must fit the schema. vocab_size: ids are below it.
-    """
-    for row, rollout in enumerate(rollouts):
-        if rollout.kept_tokens is not None:
-            counts = np.array([len(ids) for ids in rollout.kept_tokens], np.int64)
-            ids = np.concatenate([np.zeros(0, np.int32), *rollout.kept_tokens])
-            mask = np.ones(len(counts), bool) if rollout.action_mask is None else rollout.action_mask
-            for reason in reasons_against(ids, counts, rollout.response_tokens, mask, vocab_size):
-                yield row, "kept_tokens", reason
-
-
-def reasons_against(
-    ids: np.ndarray, counts: np.ndarray, tokens: np.ndarray, is_sampled: np.ndarray, vocab_size: int
-) -> Iterator[str]:
-    """Yield what is wrong with the kept tokens of one row.
-
-    ids: (K,) kept at all response tokens. counts: (n,), how many at each. tokens: (n,). is_sampled: (n,) bool.
-    """
-    owners = np.repeat(np.arange(len(counts)), counts)
-    has_token = np.bincount(owners[ids == tokens[owners]], minlength=len(counts)) > 0
-    falls = owners[1:][(np.diff(ids) <= 0) & (np.diff(owners) == 0)]
-    outside = owners[(ids < 0) | (ids >= vocab_size)]
-    yield from _at(np.flatnonzero(is_sampled & ~has_token), "lacks the sampled token, wanted it among the kept ones")
-    yield from _at(np.flatnonzero(~is_sampled & (counts > 0)), "is not empty, wanted no ids, since action_mask is 0")
-    yield from _at(falls, "does not ascend, wanted sorted ids, each once")
-    yield from _at(outside, f"holds a number that is no token id, wanted 0 to {vocab_size - 1}")
-
-
-def _at(tokens: np.ndarray, reason: str) -> Iterator[str]:
-    if len(tokens):
-        others = f", and {len(set(tokens.tolist())) - 1} more" if len(set(tokens.tolist())) > 1 else ""
-        yield f"at token {tokens[0]}{others} {reason}"
-
-
 # --- Experts: those that a sampler's router chose, which the trainer sends tokens to ------------------
 
 
@@ -444,54 +417,42 @@ class Routing:
     """Experts of a layer."""
 
 
-def _bad_experts(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
-    """Yield rows whose experts are not of each token that was read, or do not ascend. Their types must fit."""
-    for row, rollout in enumerate(rollouts):
-        if rollout.experts is not None:
-            num_read = rollout.prompt_length + rollout.response_length - 1
-            if (reason := reason_against_experts(rollout.experts, num_read)) is not None:
-                yield row, "experts", reason
-
-
 def reason_against_experts(experts: np.ndarray, num_read: int, routing: Routing | None = None) -> str | None:
     """Return what is wrong with the experts of one row or completion; None if nothing is.
 
     experts: three dimensions of int16. num_read: tokens that the sampler read. routing: of the model; None if it is not
     known.
     """
+    column = array_columns()["experts"]
     if len(experts) != num_read or 0 in experts.shape:
         return f"has shape {experts.shape}, wanted experts for each of the {num_read} tokens that the sampler read"
-    most = NUM_EXPERTS if routing is None else routing.num_experts
     if routing is not None and experts.shape[1:] != (len(routing.layers), routing.chosen):
         return (
             f"has {experts.shape[2]} experts in each of {experts.shape[1]} layers, the model sends a token to "
             f"{routing.chosen} in each of {len(routing.layers)}"
         )
-    if experts.min() < 0 or experts.max() >= most:
-        return f"holds numbers from {experts.min()} to {experts.max()}, wanted 0 to {most - 1}"
-    if (np.diff(experts, axis=2) <= 0).any():
-        return "does not ascend, wanted a layer's experts sorted, each once"
-    return None
+    if routing is not None and experts.max() >= routing.num_experts:
+        return f"holds numbers up to {experts.max()}, wanted 0 to {routing.num_experts - 1}"
+    return column.bad_numbers(experts)
 
 
 # --- Stored rows that can't be trained on, from the columns that training reads ------------------------
 # The writer refuses such rows, so they come from an older ludic, from another program, or from a model with more
 # tokens. One of them would end a step with an index beyond the embedding, or with a loss that is not finite.
 
-TRAINED_COLUMNS = (
-    *("temperature", "prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "kept_tokens"),
-)
+TRAINED = select(lambda column: column.trained == "always")
+"""Arrays that training always reads."""
+TRAINED_COLUMNS = ("temperature", *(column.name for column in TRAINED))
 """Columns of rollouts that training reads."""
 
 
 def find_untrainable(rows: pa.Table, vocab_size: int | None, *, any_logprob: bool = False) -> Mapping[int, str]:
     """Return the first reason against each row that can't be trained on, by its index.
 
-    rows: TRAINED_COLUMNS, with prompt_length and response_length, which the lists should have. vocab_size: rows of the
+    rows: TRAINED_COLUMNS, with prompt_length and response_length, which the arrays should have. vocab_size: rows of the
     model's embedding; None if no model is known. any_logprob: accept each finite logprob.
     """
-    lowest, highest = (-LARGEST_REWARD, LARGEST_REWARD) if any_logprob else (LOWEST_LOGPROB, LOGPROB_TOLERANCE)
-    most, problems = vocab_size or NUM_TOKEN_IDS, dict[int, str]()
+    num_ids, problems = vocab_size or NUM_TOKEN_IDS, dict[int, str]()
 
     def note(found: Iterator[RowProblem]) -> None:
         for row, column, reason in found:
@@ -499,19 +460,21 @@ def find_untrainable(rows: pa.Table, vocab_size: int | None, *, any_logprob: boo
 
     note(_bad_temperatures(rows["temperature"]))
     note(_bad_lengths(rows))
-    for name in ("prompt_tokens", "response_tokens", "response_logprobs"):
-        for first, flat in _flat(rows, name):
-            found = bad_numbers(flat, lowest, highest) if name == "response_logprobs" else bad_ids(flat, most)
-            note((first + row, column, reason) for row, column, reason in found)
-    if rows["kept_tokens"].null_count < rows.num_rows:
-        note(_bad_kept_tokens(rows, most, problems))
+    for column in (each for each in TRAINED if each in _FLAT):
+        is_any_finite = any_logprob and not column.is_token_ids
+        for first, flat in _flat(rows, column):
+            found = bad_numbers(flat, num_ids, is_any_finite=is_any_finite)
+            note((first + row, name, reason) for row, name, reason in found)
+    for column in (each for each in TRAINED if each in _OTHERS):
+        if rows[column.name].null_count < rows.num_rows:
+            note(_bad_rows(rows, column, num_ids, problems))
     return problems
 
 
-def _flat(rows: pa.Table, column: str) -> Iterator[tuple[int, FlatTokens]]:
+def _flat(rows: pa.Table, column: ArrayColumn) -> Iterator[tuple[int, FlatTokens]]:
     """Yield the lists of each chunk of a column, with the index of its first row; a chunk is not copied."""
     first = 0
-    for chunk in rows[column].chunks:
+    for chunk in rows[column.name].chunks:
         flat, counts = chunk.flatten(), pc.fill_null(pc.list_value_length(chunk), 0).to_numpy()
         yield first, FlatTokens(column, flat, flat.to_numpy(zero_copy_only=False), np.cumsum(counts))
         first += len(chunk)
@@ -528,22 +491,27 @@ def _bad_lengths(rows: pa.Table) -> Iterator[RowProblem]:
     prompts, responses = (rows[name].to_numpy() for name in ("prompt_length", "response_length"))
     for row in np.flatnonzero(prompts < 1).tolist():
         yield row, "prompt_tokens", "is empty, wanted at least one token"
-    for column in TRAINED_COLUMNS[1:]:
-        wanted = prompts if column == "prompt_tokens" else responses
-        found = pc.list_value_length(rows[column]).to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero((found != wanted) & ~np.isnan(found)).tolist():
-            yield row, column, f"has {found[row]:g} tokens, the row says {wanted[row]}"
-
-
-def _bad_kept_tokens(rows: pa.Table, most: int, known: Mapping[int, str]) -> Iterator[RowProblem]:
-    """Yield rows whose kept tokens lack a sampled token or are no token ids. A token without any kept all."""
-    kept = (each for chunk in rows["kept_tokens"].chunks for each in ragged_arrays(chunk))
-    for row, lists in enumerate(kept):
-        if lists is None or row in known:
+    for column in TRAINED:
+        if column.along == "row":
             continue
-        ids, bounds = lists
+        reads = np.maximum(prompts.astype(np.int64) + responses - 1, 0)
+        wanted = {"prompt": prompts, "response": responses, "read": reads}[column.along]
+        found = pc.list_value_length(rows[column.name]).to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero((found != wanted) & ~np.isnan(found)).tolist():
+            yield row, column.name, f"has {found[row]:g} tokens, the row says {wanted[row]}"
+
+
+def _bad_rows(rows: pa.Table, column: ArrayColumn, num_ids: int, known: Mapping[int, str]) -> Iterator[RowProblem]:
+    """Yield rows whose values of a column that may be absent are not sound. known: rows that are bad anyway.
+
+    A list without numbers says nothing of its token: it was drawn from all.
+    """
+    for row, values in enumerate(values_of(column, rows[column.name])):
+        if values is None or row in known:
+            continue
         tokens, mask = (rows[name][row].values for name in ("response_tokens", "action_mask"))
-        counts = np.diff(bounds)
-        is_sampled = counts > 0 if mask is None else mask.to_numpy(zero_copy_only=False) & (counts > 0)
-        for reason in reasons_against(ids, counts, tokens.to_numpy(), is_sampled, most):
-            yield row, "kept_tokens", reason
+        is_sampled = np.ones(len(tokens), bool) if mask is None else mask.to_numpy(zero_copy_only=False)
+        if column.holds_token:
+            is_sampled = is_sampled & (values.counts > 0)
+        for reason in reasons_of_row(column, values, tokens.to_numpy(), is_sampled, num_ids):
+            yield row, column.name, reason

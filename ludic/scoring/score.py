@@ -23,6 +23,7 @@ from ludic.by_name import find_by_name
 from ludic.code.consent import CodeUse
 from ludic.code.kinds import ROLLOUT_SCORER, find, find_own, takes_settings
 from ludic.code.run import describe_failure, misfit_of_call, only_exceptions
+from ludic.code.waits import SideLoop
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, TimeLimitError
 from ludic.records import Rollout
@@ -34,7 +35,6 @@ from ludic.sql.query import open_result
 from ludic.store import Root
 from ludic.store.files import whole_rows
 from ludic.store.tables import Row, ScoreLog, check_scorer_name
-from ludic.waits import SideLoop
 
 # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
 _CHOSEN = """

@@ -6,10 +6,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ludic.eval.compare import Compared
+from ludic.eval.config import Interval, MeasureConfig
 from ludic.eval.contamination import Overlaps
-from ludic.eval.numbers import Numbers
+from ludic.eval.numbers import Chosen, Numbers, numbers
 from ludic.eval.statistics import ESTIMAND, FEWEST_EXAMPLES, FEWEST_FOR_POWER
 from ludic.results import NOT_ESTIMATED, TOO_FEW, Frame, Part, Result, Sentence, number, plural, to_frame
+from ludic.store import Root
 
 if TYPE_CHECKING:
     import polars as pl
@@ -73,6 +75,14 @@ class Evaluation(Result):
                 "num_missing": lambda row: row["num_missing"] or None,
             },
         )
+
+
+def measure_stored(
+    root: Root, measure: MeasureConfig, chosen: Chosen, interval: Interval = "korn_graubard"
+) -> Evaluation:
+    """Measure the chosen stored samples. Raises ConfigError if there are none, QueryError."""
+    found = numbers(root, measure, chosen, interval)
+    return Evaluation(url=root.url, numbers=found, confidence=measure.confidence)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

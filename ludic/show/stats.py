@@ -12,6 +12,7 @@ import pyarrow as pa
 from ludic.defaults import Track, untracked
 from ludic.maintenance.verify import TABLES, Footer, read_footers
 from ludic.results import Frame, Part, Result, Sentence, cell, number, plural, sparkline
+from ludic.run_json import run_of
 from ludic.sql import connect
 from ludic.sql.reports import read_reports
 from ludic.sql.root_views import unreadable_records
@@ -132,7 +133,7 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
     facts = {
         "root": root.url,
         "run_id": root.run_id,
-        "run": asdict(root.run),
+        "run": asdict(run_of(root)),
         "folders": {folder: _count(found) for folder, found in footers.items()}
         | {folder: {"num_files": len(sizes), "size_bytes": sum(sizes.values())} for folder, sizes in weights.items()},
         "rollouts": totals | {"bytes_per_response_token": rollout_bytes / num_tokens if num_tokens else None},

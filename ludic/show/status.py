@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.results import Result, age, number, plural, printable, size, sparkline
+from ludic.run_json import run_of
 from ludic.show.balance import MOST_WAITING, Balance, Row, find_balance
 from ludic.store import Root
 from ludic.store.claims import LeaseState
@@ -121,7 +122,7 @@ class RunStatus(Result):
 
     def troubles(self) -> Iterator[Trouble]:
         """Yield the troubles of the run that its newest metrics show."""
-        run, config = self.root.run, self.trainer.config if self.trainer else {}
+        run, config = run_of(self.root), self.trainer.config if self.trainer else {}
         yield from find_sampling_troubles(self.newest_calls, run, self.history)
         yield from find_falls(self.history)
         yield from find_some_failures(self.newest_calls, run, self.history)
@@ -194,7 +195,7 @@ def draw(status: RunStatus, columns: int = _MOST_COLUMNS) -> RenderableType:
 
 def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]]:
     """Yield names and their values. width: columns that a value may take."""
-    run = status.root.run
+    run = run_of(status.root)
     for trouble in status.troubles():  # first, since a low terminal shows only the first lines
         yield "warning", Text(printable(str(trouble)), style="bold red")
     for problem in status.unreadable:

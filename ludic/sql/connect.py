@@ -69,7 +69,7 @@ def _refuse_different_columns(roots: Sequence[Root]) -> None:
     """Raise QueryError if two runs have extra columns of the same name whose types have no common type."""
     first: dict[str, tuple[pa.Field, str]] = {}
     for root in roots:
-        for column in rollouts_schema(root.run.extra_columns):
+        for column in rollouts_schema(root.extra_columns):
             known, url = first.setdefault(column.name, (column, root.url))
             try:
                 pa.unify_schemas([pa.schema([known]), pa.schema([column])], promote_options="permissive")

@@ -3,8 +3,8 @@
 An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages, or advantage and
 pair_id), or a Python function that returns these (see "Advantages in Python"). A filter is one predicate over a row of
 `rollouts`; a row is dropped if it is true. Both may read `scores`, the scores of these rollouts; an advantage also has
-`trajectory_rows` and `trajectories`, the views of ludic/sql/views/ over its rollouts. A selection is one SELECT over
-`groups` (ludic/sql/plan/groups.sql) that returns group_id, in the order in which groups are wanted.
+the views `trajectory_rows`, `trajectories` and `rewards_of_peers` of ludic/sql/views/ over its rollouts. A selection is
+one SELECT over `groups` (ludic/sql/plan/groups.sql) that returns group_id, in the order in which groups are wanted.
 Parameters are $names; a header line `-- default: NAME = VALUE` (VALUE is JSON) sets a parameter's default; in training,
 `-- history: N` adds the newest N scored rows of earlier batches to the `rollouts` of an advantage. Reads
 ludic/sql/{advantages,filters,selections,measures,checks,notes}/ and users' files. Raises QueryError with the file,
@@ -25,11 +25,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.code.files import NO_FILES, Files, file_of, python_file_of
-from ludic.code.kinds import ADVANTAGE, FILTER, MEASURE, SELECTION, Kind, find, find_own, packaged_names, read_packaged
+from ludic.by_name import packaged_names, read_packaged
+from ludic.code.kinds import ADVANTAGE, FILTER, MEASURE, SELECTION, Kind, find, find_own
 from ludic.code.run import describe_failure, only_exceptions
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.schema import SCALAR_COLUMNS
+from ludic.user_files import NO_FILES, Files, file_of, python_file_of
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
@@ -343,7 +344,7 @@ def run_advantage(
 @cache
 def _trajectories() -> str:
     """Return the views of trajectories as parts of a WITH, over the rollouts that an advantage sees."""
-    views = ("trajectory_rows", "trajectories")
+    views = ("trajectory_rows", "trajectories", "rewards_of_peers")
     return ",\n".join(f"{view} as (\n{read_packaged('views', view)}\n)" for view in views)
 
 

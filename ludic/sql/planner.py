@@ -16,9 +16,9 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ludic.by_name import read_packaged
 from ludic.code.consent import CodeUse
-from ludic.code.files import Files
-from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION, read_packaged
+from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION
 from ludic.errors import ConfigError, QueryError
 from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, rollouts_schema
 from ludic.sql.connect import open_duckdb, seal
@@ -44,6 +44,7 @@ from ludic.sql.library import (
     where_filter,
 )
 from ludic.sql.score_gate import names_missing_scorers, open_gate
+from ludic.user_files import Files
 
 # --- Rules of a batch ----------------------------------------------------------------------------------
 

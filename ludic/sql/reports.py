@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from ludic.code.kinds import read_packaged
+from ludic.by_name import read_packaged
 from ludic.sql.connect import open_duckdb
 from ludic.sql.query import ask, ask_table
 from ludic.store import Root

@@ -27,14 +27,14 @@ from duckdb.func import FunctionNullHandling, PythonUDFType
 from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
-from ludic.code.kept import read_kept_text
-from ludic.code.kinds import read_packaged
+from ludic.by_name import read_packaged
 from ludic.errors import QueryError, SchemaError, one_line
 from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.library import escape_glob, quote, quote_list
 from ludic.sql.snapshot import ARGUMENTS, ListReader, Snapshot, segment_schema
 from ludic.store import Root
 from ludic.store.catalogue import ROWS, Records, Row, Table
+from ludic.store.code import read_kept_text
 from ludic.store.files import Folder
 from ludic.store.records import AttemptId, Count, Time
 from ludic.temporary import folder_of_object
@@ -45,14 +45,14 @@ _CONCURRENT_READS = 16
 _CODE_RECORDS = (
     "struct(role varchar, name varchar, sha256 varchar, path varchar, package varchar, imports map(varchar, varchar))[]"
 )
-"""DuckDB type of the code records of attempts and workers' lives: ludic.code.kept.CodeRecord."""
+"""DuckDB type of the code records of attempts and workers' lives: ludic.store.records.CodeRecord."""
 _FIELDS = "map(varchar, struct(name varchar, type varchar, default_value varchar))"
 """DuckDB type of the fields by name that read_parquet takes as `schema`."""
 _WITH_SQL = (
     *("rollouts", "evals", "metrics", "reference", "policies", "attempts", "attempt_chain", "workers", "code"),
     *("all_batches", "batches", "requests", "request_episodes", "bias_by_length", "bias_by_order"),
     *("all_token_stats", "token_stats", "trained_tokens", "mismatch", "all_scores", "scores", "all_labels", "labels"),
-    *("trajectory_rows", "trajectories", "groups", "steps", "evaluations", "eval_episodes"),
+    *("trajectory_rows", "trajectories", "rewards_of_peers", "groups", "steps", "evaluations", "eval_episodes"),
     *("inspect_samples", "inspect_evals", "quarantine", "expirations", "compactions", "gone"),
 )
 """Views of ludic/sql/views/ in order of their dependencies."""
@@ -87,7 +87,9 @@ def create_views(
         con.execute(f"create macro {_url_of(number)} as {quote(root.url)}")
         sql.append(_sql_of_root(con, root, number, urls[number], without))
     _kept.fill(con, tuple(sql))
-    con.executemany("insert into roots values (?, ?, ?)", [(root.url, root.run_id, root.run.model) for root in roots])
+    con.executemany(
+        "insert into roots values (?, ?, ?)", [(root.url, root.run_id, root.record.model) for root in roots]
+    )
     return urls
 
 
@@ -253,7 +255,7 @@ def _create_functions(
         null_handling=FunctionNullHandling.SPECIAL,
         side_effects=False,
     )
-    reader, schema = ListReader(root), rollouts_schema(root.run.extra_columns)
+    reader, schema = ListReader(root), rollouts_schema(root.extra_columns)
     segments = segment_schema(root)
     address_types = tuple(duckdb_type(segments.field(name).type) for name in ARGUMENTS)
     for column in filter(_is_list, schema):
@@ -281,7 +283,7 @@ def _sql_of_root(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: s
         "columns_by_address": _columns_by_address(root, number),
         "segment_schema": _add_empty_table(con, tables, number, "segments", segment_schema(root))["schema"],
     }
-    rollouts = _add_empty_table(con, tables, number, "rollouts", rollouts_schema(root.run.extra_columns))
+    rollouts = _add_empty_table(con, tables, number, "rollouts", rollouts_schema(root.extra_columns))
     queries = {}
     for view in _VIEWS:
         own = {**values, **rollouts, "folder": view}
@@ -387,7 +389,7 @@ def _columns_by_address(root: Root, number: int) -> str:
     address = ", ".join(f'"{name}"' for name in ARGUMENTS)
     return ", ".join(
         f'read_{column.name}_{number}({address}) as "{column.name}"' if _is_list(column) else f'"{column.name}"'
-        for column in rollouts_schema(root.run.extra_columns)
+        for column in rollouts_schema(root.extra_columns)
     )
 
 

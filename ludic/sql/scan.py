@@ -32,7 +32,7 @@ def scan(*roots: RootLike | Iterable[RootLike]) -> pl.LazyFrame:
 
 
 def _scan(root: Root) -> pl.LazyFrame:
-    schema = rollouts_schema(root.run.extra_columns)
+    schema = rollouts_schema(root.extra_columns)
     paths = [
         f"{root.path}/{file.name}" for file in current_files(root)
     ]  # listed, so none is behind a link that leads out

@@ -15,7 +15,7 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
-from ludic.code.kinds import read_packaged
+from ludic.by_name import read_packaged
 from ludic.errors import ConfigError, QueryError
 from ludic.sql.library import SqlText, required_columns, run_query
 

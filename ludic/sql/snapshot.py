@@ -176,7 +176,7 @@ class Scalars:
 
 def segment_schema(root: Root) -> pa.Schema:
     """Return the columns of a segment: the run's scalars, then version, env and ADDRESS."""
-    scalars = [column for column in rollouts_schema(root.run.extra_columns) if not pa.types.is_nested(column.type)]
+    scalars = [column for column in rollouts_schema(root.extra_columns) if not pa.types.is_nested(column.type)]
     partition = [pa.field("version", pa.int64()), pa.field("env", pa.string())]
     address = [pa.field("file", pa.string()), pa.field("row_group", pa.int32()), pa.field("row", pa.int32())]
     return pa.schema([*scalars, *partition, *address])
@@ -294,7 +294,7 @@ def _read_file(root: Root, file: RolloutFile, schema: pa.Schema, scalars: Scalar
     try:
         with open_parquet(root, file.name) as parquet:
             counts = row_counts(parquet)
-            table = read_row_groups(parquet, range(len(counts)), own, where, rollouts_schema(root.run.extra_columns))
+            table = read_row_groups(parquet, range(len(counts)), own, where, rollouts_schema(root.extra_columns))
     except FileNotFoundError:
         scalars.gone.append(file.name)
         return None
@@ -355,7 +355,7 @@ class ListReader:
     """Reads single columns of rows by address. DuckDB's threads share one reader."""
 
     def __init__(self, root: Root) -> None:
-        self._root, self._schema = root, rollouts_schema(root.run.extra_columns)
+        self._root, self._schema = root, rollouts_schema(root.extra_columns)
         self._recent = _RecentFiles(root)
         # Local reads are too short for threads to help; remote reads wait for the network.
         self._pool = None if root.is_local else ThreadPoolExecutor(_CONCURRENT_READS)

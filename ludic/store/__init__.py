@@ -4,7 +4,6 @@ Chapters, each on those before it: filesystem (over local and s3, with failures)
 files, writer, tables; claims, weights, attempts, policies; reader, tombstones, ledger; evaluations.
 """
 
-from ludic.run_config import RunConfig
 from ludic.store.attempts import check_not_fenced, newest_attempt_id, read_attempt, start_attempt
 from ludic.store.files import RolloutFile, list_files
 from ludic.store.ledger import count_uses, ledger_steps, read_ledger, write_ledger
@@ -26,7 +25,6 @@ __all__ = [
     "RolloutReader",
     "RolloutWriter",
     "Root",
-    "RunConfig",
     "check_not_fenced",
     "count_uses",
     "fetch_policy",

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, 
 from urllib.parse import quote, unquote
 
 from ludic.paths import PATH_BELOW
-from ludic.run_config import RunConfig
 from ludic.store.local import SCRATCH
 from ludic.store.records import (
     COMMITTER,
@@ -36,6 +35,7 @@ from ludic.store.records import (
     ModelIdentity,
     Policy,
     QuarantinedFile,
+    RunRecord,
     SlotClaim,
     Tombstone,
     read_record,
@@ -380,7 +380,7 @@ RUN = Records(
     Only,
     "run.json",
     "settings that workers and the trainer share",
-    record=RunConfig,
+    record=RunRecord,
     noun="run.json",
     completes=True,
 )

@@ -409,7 +409,7 @@ def read_addresses(root: Root, addresses: Sequence[Address]) -> pa.Table:
     """
     (name,) = {address.file.name for address in addresses}
     positions = [(address.row_group, address.row) for address in addresses]
-    return read_rows(root, name, positions, rollouts_schema(root.run.extra_columns).names)
+    return read_rows(root, name, positions, rollouts_schema(root.extra_columns).names)
 
 
 def _search(root: Root, files: Sequence[RolloutFile], wanted: str) -> list[Address] | None:
@@ -502,7 +502,7 @@ def whole_rows(root: Root, folder: Folder = "rollouts", rollout_ids: Set[str] | 
 
     rollout_ids: return only rows with these ids; None means all rows.
     """
-    schema = rollouts_schema(root.run.extra_columns)
+    schema = rollouts_schema(root.extra_columns)
     return pa.RecordBatchReader.from_batches(schema, _whole_batches(root, folder, schema, rollout_ids))
 
 

@@ -29,6 +29,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ludic.errors import ConfigError, LudicError, SchemaError, StoreError
 from ludic.masking import has_secret, public_url
+from ludic.paths import is_path
 from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
 from ludic.store.local import SCRATCH, Content
@@ -525,11 +526,6 @@ def check_inside(name: str, url: str) -> str:
 
 
 _NO_PATH = "is a key with an empty part, '.' or '..', which no path leads to; ludic passes over it: delete it"
-
-
-def is_path(name: str) -> bool:
-    """Return whether a file's name is a path; an object store takes any key, such as one with two slashes."""
-    return {"", ".", ".."}.isdisjoint(name.split("/"))
 
 
 @lru_cache(maxsize=1024)

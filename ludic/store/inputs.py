@@ -2,26 +2,24 @@
 
     inputs/questions-{digest}.jsonl    its rows; the digest is of the content, so the file never changes
 
-Environments know nothing of the store. So `located` gives them, as options, the path of this file, and what identifies
-an example in this root. Of a root that is not on a disk of this machine, the file is copied to the user's cache.
+Environments know nothing of the store. So `located_options` gives them, as options, the path of this file, and what
+identifies an example in this root. Of a root that is not on a disk of this machine, the file is copied to the user's
+cache.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-from ludic.code.files import python_file_of
-from ludic.code.kinds import QUESTIONS
 from ludic.defaults import EXAMPLE_IDS
 from ludic.errors import ConfigError, StoreError
 from ludic.paths import cache_folder
-from ludic.run_config import RunConfig
 from ludic.store.catalogue import DATA, INPUTS, DataName
 from ludic.store.filesystem import Storage
 from ludic.store.root import Root
+from ludic.user_files import QUESTIONS, python_file_of
 
 STORED = ("stored", "sha256")
 """Options of an environment whose data the root holds: the file's name in inputs/, and its SHA-256."""
@@ -50,30 +48,30 @@ def stored_options(options: Any) -> dict[str, Any]:
     return {name: options[name] for name in STORED if name in options} if has_any else {}
 
 
-def located(run: RunConfig, root: Storage) -> RunConfig:
-    """Return settings that name data of the root by a path on this machine, and say what identifies an example.
+def located_options(env: Iterable[str], env_options: Mapping[str, Any], root: Storage) -> dict[str, Any]:
+    """Return options that name data of the root by a path on this machine, and say what identifies an example.
 
     They are for making environments, not for storing. root: a Root, or the storage of one that is about to be made.
     Raises ConfigError for a name that is none of the root's data, StoreError if the data is gone or damaged,
     SchemaError for a link that leads out.
     """
     example_ids = root.example_ids if isinstance(root, Root) else EXAMPLE_IDS[0]
-    options = dict(run.env_options)
-    for env in filter(is_questions, run.env):
-        given = options.get(env, {})
+    options = dict(env_options)
+    for name in filter(is_questions, env):
+        given = options.get(name, {})
         if not isinstance(given, Mapping):
             continue  # make_environment says what is wrong
-        name = data_of(env, given)
-        if name is None and "stored" in given:
+        data = data_of(name, given)
+        if data is None and "stored" in given:
             raise ConfigError(
-                f"environment {env}: stored is {given['stored']!r}, wanted the name of a file in inputs/ of the root, "
+                f"environment {name}: stored is {given['stored']!r}, wanted the name of a file in inputs/ of the root, "
                 "such as questions-0123456789abcdef.jsonl"
             )
-        path = None if name is None else _path_here(root, name, must_exist="stored" in given)
+        path = None if data is None else _path_here(root, data, must_exist="stored" in given)
         found = {} if path is None else {"stored": str(path)}
         of_root = {} if example_ids == EXAMPLE_IDS[0] else {"example_ids": example_ids}
-        options[env] = {**of_root, **given, **found}
-    return replace(run, env_options=options)
+        options[name] = {**of_root, **given, **found}
+    return options
 
 
 def _path_here(root: Storage, name: str, *, must_exist: bool) -> Path | None:
@@ -123,10 +121,10 @@ def cache_name(root: Storage) -> str:
     return f"{INPUTS.folder}/{sha256(root.url.encode()).hexdigest()[:16]}"
 
 
-def copy_data(source: Storage, target: Storage, run: RunConfig) -> None:
-    """Copy the data of a run into a new root, which has its settings from the root `source`."""
-    for env in dict.fromkeys(run.env):
-        name = data_of(env, run.env_options.get(env))
+def copy_data(source: Root, target: Storage) -> None:
+    """Copy the data of a run into a new root, which has its settings."""
+    for env in dict.fromkeys(source.record.env):
+        name = data_of(env, source.record.env_options.get(env))
         if name is not None and source.exists(name):
             target.put_if_absent(name, source.read(name))
 
@@ -137,8 +135,8 @@ def check_data(root: Root) -> Iterator[tuple[str, str]]:
         name = DATA.name(of)
         if not _holds(root.read(name), name):
             yield name, _OTHER_ROWS
-    for env in dict.fromkeys(root.run.env):
-        options = root.run.env_options.get(env)
+    for env in dict.fromkeys(root.record.env):
+        options = root.record.env_options.get(env)
         data = data_of(env, options)
         # An older ludic left the data of some roots on the machine that began the run.
         if data is not None and stored_options(options) and not root.exists(data):

@@ -272,7 +272,7 @@ def _replacement_of(root: Root, name: str) -> str:
 def _read_moved(root: Root, name: str, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Return columns of rows found by rollout_id, reading only the row groups that may hold their groups."""
     group_ids = set(rows.column("group_id").to_pylist())
-    schema = rollouts_schema(root.run.extra_columns)
+    schema = rollouts_schema(root.extra_columns)
     try:
         with open_parquet(root, name) as parquet:
             row_groups = [

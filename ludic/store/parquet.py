@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest
 
 from ludic.errors import LudicError, SchemaError, StoreError, one_line
-from ludic.schema import arrow_schema, as_schema, check_schema, rollouts_schema
+from ludic.schema import array_columns, arrow_schema, as_schema, check_schema, rollouts_schema
 from ludic.store.catalogue import ROWS, Table
 from ludic.store.filesystem import MemoryFile
 from ludic.store.root import Root
@@ -254,13 +254,12 @@ _PLAIN_OPTIONS = {"compression": "zstd", "compression_level": 1}
 """Options of a ParquetWriter for tables other than rollouts."""
 _DICTIONARY_ROWS = 64
 """Fewest rows that are encoded with dictionaries; fewer rows are smaller without."""
-_NUMBER_LISTS = [
-    f"{name}.list.element"
-    for name in (
-        *("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards"),
-        *("kept_tokens.list.element", "experts.list.element.list.element"),
-    )
-]
+_ENCODINGS = {
+    f"{column.name}{'.list.element' * column.num_dimensions}": column.encoding
+    for column in array_columns().values()
+    if column.encoding is not None
+}
+"""Encoding of the numbers of an array, by the path of its leaf."""
 
 
 def encode(table: pa.Table) -> bytes:
@@ -325,12 +324,12 @@ def writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
     """
     columns = _leaves(schema)
     long = [path for path, is_text in columns.items() if _is_long(schema, path, is_text)]
-    coded = [path for path in columns if path not in _NUMBER_LISTS] if dictionaries else False
+    coded = [path for path in columns if path not in _ENCODINGS] if dictionaries else False
     return {
         "compression": dict.fromkeys(long, "zstd"),
         "compression_level": dict.fromkeys(long, 1),
         "use_dictionary": coded,
-        "column_encoding": dict.fromkeys(_NUMBER_LISTS, "BYTE_STREAM_SPLIT"),
+        "column_encoding": _ENCODINGS,
         "write_statistics": _STATISTICS,
         "store_schema": False,
     }
@@ -535,7 +534,7 @@ def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], colum
     addresses: row group, and index of the row in it. Columns that a file of an older schema lacks are null.
     """
     row_groups = sorted({row_group for row_group, _ in addresses})
-    schema = rollouts_schema(root.run.extra_columns)
+    schema = rollouts_schema(root.extra_columns)
     with open_parquet(root, name) as file:
         starts = np.cumsum([0, *(file.metadata.row_group(row_group).num_rows for row_group in row_groups[:-1])])
         table = read_row_groups(file, row_groups, columns, f"{root.url}/{name}", schema)
@@ -552,7 +551,7 @@ def take_rows(table: pa.Table, rows: Sequence[int]) -> pa.Table:
 
 def read_columns(root: Root, name: str, columns: Sequence[str]) -> pa.Table:
     """Return columns of a whole file; columns that a file of an older schema lacks are null."""
-    schema = rollouts_schema(root.run.extra_columns)
+    schema = rollouts_schema(root.extra_columns)
     with open_parquet(root, name) as file:
         return read_row_groups(file, range(file.num_row_groups), columns, f"{root.url}/{name}", schema)
 

@@ -258,7 +258,7 @@ def read_small_files(root: Root, files: Sequence[RolloutFile], columns: Sequence
     Each of these files has one row group. The columns have the types of the run's schema; a column that a file of an
     older schema lacks is null. files: of workers, not compacted. Raises StoreError if the filesystem fails.
     """
-    schema = rollouts_schema(root.run.extra_columns)
+    schema = rollouts_schema(root.extra_columns)
     wanted = pa.schema([schema.field(column) for column in columns])
     heads = {} if any(map(pa.types.is_nested, wanted.types)) else _known_heads(root, files)
     num_threads, most = _LOCAL if root.is_local else _REMOTE
@@ -409,7 +409,7 @@ class RolloutReader:
         """columns: read for every row, in addition to _OWN_COLUMNS. any_run: take rows of any run as the root's own."""
         self._root, self._any_run = root, any_run
         self._columns = list(dict.fromkeys([*columns, *_OWN_COLUMNS]))
-        self._schema = rollouts_schema(root.run.extra_columns)
+        self._schema = rollouts_schema(root.extra_columns)
         self.cursor = cursor or Cursor()
         self.broken_files: dict[str, str] = {}
         """Reason by name of each broken file; broken files never stop a run."""

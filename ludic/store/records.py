@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
+from ludic.defaults import MOST_LEASE_S, ExampleIds
 from ludic.errors import SchemaError
+from ludic.extra_columns import check_extra_columns
 from ludic.paths import A_RELATIVE_PATH, RELATIVE_PATH
 
 if TYPE_CHECKING:
     from ludic.store.filesystem import Storage
-
-from ludic.settings import LEASE_RANGE
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A number that becomes part of a file name or of an int64 column."""
@@ -52,6 +52,8 @@ def _name(pattern: str, about: str) -> msgspec.Meta:
 
 RelativeName = Annotated[str, _name(RELATIVE_PATH, A_RELATIVE_PATH)]
 WorkerId = Annotated[str, _name(COMMITTER, "a worker_id: letters, digits, '.', '_' and '-'")]
+RunId = Annotated[str, _name("[A-Za-z0-9-]{1,64}", "at most 64 letters, digits and hyphens")]
+"""It becomes part of paths on this machine: the cache of scalars, logs, TensorBoard's folder."""
 EvaluationId = Annotated[str, _name("[0-9a-f]{16}", "16 hexadecimal digits")]
 Sha256 = Annotated[str, _name("[0-9a-f]{64}", "a SHA-256 in hexadecimal")]
 ModuleName = Annotated[str, _name(r"[^\W\d]\w*", "the name of a module")]
@@ -73,6 +75,25 @@ CUT_ATTEMPT = 1
 """The attempt of every file in a cut."""
 CHECKPOINT_FORMAT = 2
 """2: the cursor holds sources by version. An older ludic would not see them as consumed. This ludic also reads 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What the root itself reads of run.json. All settings of a run are ludic.run_config.RunConfig."""
+
+    run_id: RunId
+    """A uuid7, drawn when the run was started."""
+    schema_version: str
+    """Version of the schema of the ludic that started the run."""
+    model: str
+    env: tuple[str, ...]
+    example_ids: ExampleIds = "question"
+    """What identifies an example of questions; a root keeps what it began with. Older files do not say."""
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    extra_columns: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_extra_columns(self.extra_columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +161,7 @@ class Lease:
     """Time of the claim by the owner's clock, for people."""
     process: str | None
     """The owner's process as `describe_process` identifies it; None if the system doesn't show it."""
-    lease_s: Annotated[float, msgspec.Meta(gt=0, le=LEASE_RANGE.high)]
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=MOST_LEASE_S)]
     """Seconds without a renewal after which the owner is considered dead."""
     num_renewals: int = 0
     released: bool = False
@@ -541,7 +562,7 @@ def convert(values: Any, record: type[Record]) -> Record:
 
 _ABOUT = {
     repr(meta.pattern): meta.description
-    for of in (RelativeName, WorkerId, EvaluationId, Sha256, ModuleName, CodeName, CodePath)
+    for of in (RelativeName, WorkerId, RunId, EvaluationId, Sha256, ModuleName, CodeName, CodePath)
     for meta in of.__metadata__  # type: ignore[attr-defined]
 }
 """What a name has to be, by the pattern as msgspec's errors show it."""

@@ -1,12 +1,17 @@
-"""The root of a run: a folder on any fsspec filesystem whose run.json holds the run's settings."""
+"""The root of a run: a folder on any fsspec filesystem whose run.json holds the run's settings.
+
+The root reads the few of them that ludic.store.records.RunRecord names, and keeps the rest as it is: a root whose
+other settings this ludic does not know opens all the same. ludic.run_json reads them all, and starts runs.
+"""
 
 import inspect
-import re
 import runpy
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import cast
+from typing import Any
 
 import fsspec
 from fsspec.registry import known_implementations, register_implementation
@@ -15,25 +20,27 @@ from ludic.defaults import EXAMPLE_IDS, ExampleIds
 from ludic.errors import ConfigError, MissingRootError, ReplacedRootError
 from ludic.masking import public_url
 from ludic.paths import is_url
-from ludic.records import new_id
-from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
-from ludic.settings import check_urls
 from ludic.store import local
 from ludic.store.catalogue import ROWS, RUN
 from ludic.store.filesystem import Storage
-from ludic.store.records import convert, decode_json, encode_json
+from ludic.store.records import RunRecord, convert, decode_json, encode_json
 
 
 @dataclass(frozen=True, slots=True)
 class Root(Storage):
-    """An opened root. Cheap to pass around; holds no open files."""
+    """An opened root. Cheap to pass around; holds no open files.
 
-    run_id: str = field(kw_only=True)
-    """A uuid7, drawn when the run was started."""
-    run: RunConfig = field(kw_only=True)
-    example_ids: ExampleIds = field(default=EXAMPLE_IDS[0], kw_only=True)
-    """What identifies an example of questions; a root keeps what it began with."""
+    Raises ConfigError if run_json is none of this major version, or one of the record's values is wrong.
+    """
+
+    run_json: bytes = field(kw_only=True, repr=False)
+    """Content of run.json, which never changes."""
+    record: RunRecord = field(init=False)
+    """What the root itself reads of it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "record", record_of(self.run_json, f"{self.url}/{RUN.template}"))
 
     @classmethod
     def open(cls, url: str, *, writable: bool = False, fs: fsspec.AbstractFileSystem | None = None) -> "Root":
@@ -53,53 +60,45 @@ class Root(Storage):
             raise MissingRootError(
                 f"{storage.url} holds no run: {RUN.template} is missing; `ludic run` starts one"
             ) from None
-        run, run_id = from_json(data, f"{storage.url}/{RUN.template}")
-        example_ids = example_ids_of(data, f"{storage.url}/{RUN.template}")
+        root = cls(storage.url, storage.fs, storage.path, run_json=data)
         if writable:
             # A listing passes over them: a trainer would miss its checkpoints, and begin with the first weights.
-            storage.refuse_lost_folders({row.folder for row in ROWS if row.folder})
-            storage.prove_put_if_absent(RUN.template, data)
-        return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run, example_ids=example_ids)
+            root.refuse_lost_folders({row.folder for row in ROWS if row.folder})
+            root.prove_put_if_absent(RUN.template, data)
+        return root
 
     def writable(self) -> "Root":
         """Open the run again to write to it; checks as `open` does."""
         return Root.open(self.url, writable=True)
 
     @classmethod
-    def create(
-        cls,
-        url: str,
-        run: RunConfig,
-        *,
-        run_id: str | None = None,
-        is_copy: bool = False,
-        example_ids: ExampleIds = EXAMPLE_IDS[0],
-        fs: fsspec.AbstractFileSystem | None = None,
-    ) -> "Root":
-        """Put run.json, or open an existing run that has the same settings.
+    def create(cls, url: str, run_json: bytes, *, fs: fsspec.AbstractFileSystem | None = None) -> "Root":
+        """Put run.json, or open the run that is there, whatever its settings; ludic.run_json.put_run compares them.
 
-        ludic.code.kept.create_root stores users' files as well. run_id: of the run if it is new; None draws one.
-        is_copy: the settings come from another root. example_ids: of a new run. Raises ConfigError that names each
-        setting that differs from the existing run, or, of a new one, for a URL with a secret or an option that JSON
-        can't hold; and as `check_scheme`.
+        Raises ConfigError as `check_scheme`.
         """
         if fs is None:
             check_scheme(url)
         storage = Storage.connect(url, fs)
-        run_id = run_id or new_id()
-        data = to_json(run, run_id, example_ids)
-        if not is_copy and not storage.exists(RUN.template):
-            check_urls(run)
-        if storage.put_if_absent(RUN.template, data):
-            storage.prove_put_if_absent(RUN.template, data)
-            return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run, example_ids=example_ids)
-        root = cls.open(url, writable=True, fs=fs)
-        differing = run.differences(root.run)
-        if differing:
-            raise ConfigError(
-                f"{root.url} was started with other settings ({differing}); keep them or choose another root"
-            )
-        return root
+        if not storage.put_if_absent(RUN.template, run_json):
+            return cls.open(url, writable=True, fs=fs)
+        storage.prove_put_if_absent(RUN.template, run_json)
+        return cls(storage.url, storage.fs, storage.path, run_json=run_json)
+
+    @property
+    def run_id(self) -> str:
+        """A uuid7, drawn when the run was started."""
+        return self.record.run_id
+
+    @property
+    def example_ids(self) -> ExampleIds:
+        """What identifies an example of questions; a root keeps what it began with."""
+        return self.record.example_ids
+
+    @property
+    def extra_columns(self) -> Mapping[str, str]:
+        """Extra columns of the run's rollouts, type by name."""
+        return self.record.extra_columns
 
     def check_same_run(self) -> None:
         """Check, by one read of run.json, that the root is the run that this process opened; call it before a write.
@@ -164,27 +163,12 @@ def check_scheme(url: str) -> None:
 
 
 # --- run.json -------------------------------------------------------------------------------------------------
-# run.json: the settings of a run (ludic.run_config), as JSON. Written once, never changed.
+# run.json: the settings of a run, as JSON, with what only the root has. Written once, never changed.
 
 
-# The run_id becomes part of paths on this machine: the cache of scalars, logs, TensorBoard's folder.
-_RUN_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
-
-
-_FIRST_WITH_STEPS = 2
-"""Minor version of the schema from which on episodes may have several steps; those of earlier runs have one."""
-
-
-_OLD_EXAMPLE_IDS: ExampleIds = "question"
-"""What identifies an example in roots whose run.json does not say."""
-
-
-def to_json(config: RunConfig, run_id: str, example_ids: ExampleIds = EXAMPLE_IDS[0]) -> bytes:
-    """Return the content of run.json. Raises ConfigError if JSON can't hold an option."""
-    values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "example_ids": example_ids, **asdict(config)}
-    for name in ("extra_columns", "float32_head", "keep_sampling_mask", "keep_experts", "longrope"):
-        if values[name] is None or (name != "keep_sampling_mask" and not values[name]):
-            del values[name]  # so that a ludic that does not know the setting can open the run
+def content_of(settings: Mapping[str, Any], run_id: str, example_ids: ExampleIds = EXAMPLE_IDS[0]) -> bytes:
+    """Return the content of run.json with these settings. Raises ConfigError if JSON can't hold an option."""
+    values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "example_ids": example_ids, **settings}
     try:
         return encode_json(values, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -200,42 +184,38 @@ def run_id_of(data: bytes) -> str | None:
     return run_id if isinstance(run_id, str) else None
 
 
-def example_ids_of(data: bytes, where: str) -> ExampleIds:
-    """Return what identifies an example in the root of this run.json, which from_json has read.
+@lru_cache(maxsize=64)
+def record_of(data: bytes, where: str) -> RunRecord:
+    """Return what the root reads of run.json.
 
-    Raises ConfigError, naming `where`, for a way that this ludic does not know.
+    Raises ConfigError, naming `where`, if the data is not a run.json of this major version, or identifies examples in a
+    way that this ludic does not know.
     """
-    found = decode_json(data).get("example_ids", _OLD_EXAMPLE_IDS)
-    if found not in EXAMPLE_IDS:
-        raise ConfigError(f"{where}: example_ids is {found!r}, wanted {' or '.join(EXAMPLE_IDS)}; upgrade ludic")
-    return cast(ExampleIds, found)
-
-
-def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
-    """Return settings and run_id; settings that a newer minor version added are left out.
-
-    Raises ConfigError, naming `where`, if the data is not a run.json of this major version.
-    """
-    try:
+    with reading(where):
         values = decode_json(data)
-        run_id, version = values.pop("run_id"), values.pop("schema_version")
-        values.pop("example_ids", None)  # example_ids_of reads it
-        if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
-            raise ConfigError(f"{where}: run_id is {run_id!r}, wanted at most 64 letters, digits and hyphens")
-        (major, minor), (own_major, own_minor) = (map(int, text.split(".")) for text in (version, SCHEMA_VERSION))
-        if major != own_major:
+        version, example_ids = values["schema_version"], values.get("example_ids", EXAMPLE_IDS[0])
+        if parse_version(version)[0] != parse_version(SCHEMA_VERSION)[0]:
             raise ConfigError(f"{where} has schema {version}, this ludic reads {SCHEMA_VERSION}; upgrade ludic")
-        if minor < _FIRST_WITH_STEPS:
-            values.setdefault("max_steps", 1)
-        if minor > own_minor:
-            values = {field.name: values[field.name] for field in fields(RunConfig) if field.name in values}
-        unknown = sorted(values.keys() - {field.name for field in fields(RunConfig)})
-        if unknown:
-            raise ValueError(f"{unknown[0]!r} is no setting of a run")
-        return convert(values, RunConfig), run_id
+        if example_ids not in EXAMPLE_IDS:
+            wanted = " or ".join(EXAMPLE_IDS)
+            raise ConfigError(f"{where}: example_ids is {example_ids!r}, wanted {wanted}; upgrade ludic")
+        return convert(values, RunRecord)
+
+
+def parse_version(version: str) -> tuple[int, int]:
+    """Return the major and the minor version of a schema. Raises ValueError or AttributeError if it is none."""
+    major, minor = map(int, version.split("."))
+    return major, minor
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Raise ConfigError, naming `where`, for errors of values of run.json that ludic can't read."""
+    try:
+        yield
+    except ConfigError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(
             f"{where} is not a run.json that ludic can read: {error}; put a sound copy of the file in its place"
         ) from error

@@ -20,8 +20,8 @@ import fsspec
 import s3fs
 
 from ludic.errors import StoreError
+from ludic.paths import is_path
 from ludic.store.failures import is_refused_overwrite
-from ludic.store.filesystem import is_path
 
 try:
     import obstore

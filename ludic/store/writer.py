@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from types import TracebackType
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ludic.errors import NameTakenError
 from ludic.records import GroupEvent, RolloutBatch
-from ludic.schema import MATRIX_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, to_table, validate
+from ludic.schema import arrow_schema, to_table, validate
 from ludic.store.files import Folder, RequestsFile, RolloutFile, check_worker_id
 from ludic.store.local import Content
 from ludic.store.parquet import encode, encode_plain, group_starts, release_memory
@@ -307,7 +307,7 @@ class RolloutWriter:
             return
         assert batch.metadata.worker_id == self.worker_id, "a batch of another worker"
         self._appender.wait_for_room(_least_bytes(batch))
-        extra_columns = self._root.run.extra_columns
+        extra_columns = self._root.extra_columns
         tokens = validate(batch, extra_columns)
         rows = to_table(batch, run_id=self._root.run_id, sequence=0, extra_columns=extra_columns, tokens=tokens)
         self._appender.append(_Append(len(batch.groups), rows, rows.get_total_buffer_size(), events))
@@ -363,11 +363,10 @@ class RolloutWriter:
 
 
 def _least_bytes(batch: RolloutBatch) -> int:
-    """Return the bytes of a batch's token columns; the batch is not validated, so a column may be missing."""
-    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    arrays = (getattr(rollout, name) for rollout in rollouts for name in (*TOKEN_COLUMNS, *MATRIX_COLUMNS))
-    ragged = (array for rollout in rollouts for name in RAGGED_COLUMNS for array in getattr(rollout, name) or ())
-    return sum(getattr(array, "nbytes", 0) for array in itertools.chain(arrays, ragged))
+    """Return the bytes of a batch's arrays; the batch is not validated, so an array may be missing or anything."""
+    columns = [rollout.columns for group in batch.groups for rollout in group.rollouts]
+    arrays = (array for each in columns if isinstance(each, Mapping) for array in each.values())
+    return sum(getattr(array, "nbytes", 0) for array in arrays)
 
 
 def _partitions(table: pa.Table) -> dict[tuple[int, str], pa.Table]:

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from ludic.batches.config import MICRO_BATCH_TOKENS, BatchConfig
-from ludic.defaults import LEASE_S
+from ludic.defaults import LEASE_S, MOST_LEASE_S
 from ludic.errors import ConfigError
-from ludic.settings import LEASE_RANGE, Count, CountOr0, Needs, Range, Tokens, Weight, check, convert, flat
+from ludic.settings import Count, CountOr0, Needs, Range, Tokens, Weight, check, convert, flat
 
 # --- Objectives, each with the settings that it reads ------------------------------------------------------------
 
@@ -506,7 +506,7 @@ class TrainConfig:
     num_threads: Annotated[int, Range(1, 1024)] | None = None
     """CPU threads of each rank; None keeps those of the resumed or replayed attempt, else OMP_NUM_THREADS or all
     cores."""
-    lease_s: Annotated[float, LEASE_RANGE] = LEASE_S
+    lease_s: Annotated[float, Range(0, MOST_LEASE_S, above=True)] = LEASE_S
     """Seconds without a renewal of the lease after which another trainer may take over; renewed every third of it."""
     keep_token_stats: bool = False
     """Write logprob, entropy, clipping and gradient weight of each trained token to token_stats/."""

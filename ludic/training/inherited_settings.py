@@ -9,21 +9,20 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.errors import ConfigError, MissingRootError
 from ludic.models.first_model import same_model
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of
 from ludic.settings import given as as_given
 from ludic.settings import in_use, settings_of, without_tables
-from ludic.store import Attempt, Root, RunConfig, newest_attempt_id, read_attempt
+from ludic.store import Attempt, Root, newest_attempt_id, read_attempt
 from ludic.store.attempts import chain, last_checkpoint, newest_attempt, read_cut, read_parent
 from ludic.store.records import CheckpointId
 from ludic.training.config import ON_CPU, TrainConfig
 from ludic.training.presets import load_algorithm
-
-if TYPE_CHECKING:
-    from ludic.batches.replay import ReplaySource
 
 logger = logging.getLogger(__name__)
 
@@ -132,23 +131,18 @@ def attempts_to_replay(url: str) -> Iterator[Attempt]:
             yield read_attempt(other, link.attempt_id)
 
 
-def open_replay(root: Root, config: TrainConfig, url: str) -> "ReplaySource":
-    """Open another run's batches for training on `root`.
+def check_replay(root: Root, other: Root, config: TrainConfig) -> tuple[CheckpointId, int]:
+    """Return the attempt and step that a replay of another run on `root` ends with, and that run's num_steps.
 
-    Raises ConfigError if that run began with another model, trained with other settings, has no checkpoint, or lacks a
-    step of its ledger.
+    Raises ConfigError if that run began with another model, trained with other settings, or has no checkpoint.
     """
-    from ludic.batches.replay import ReplaySource  # loads torch
-
-    other = Root.open(url)
     if other.run_id == root.run_id:
         raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
     last = _end_of(other)
     settings = _settings_of(other, last[0])
-    theirs, mine = (_run_settings(run, config) for run in (other.run, root.run))
+    theirs, mine = (_run_settings(run, config) for run in (run_of(other), run_of(root)))
     _check_same(other.url, settings | theirs, config.flat() | mine, same_model(root, other))
-    cut = read_cut(other)
-    return ReplaySource(other, last, settings["num_steps"], first_step=cut.first_step if cut else 1)
+    return last, settings["num_steps"]
 
 
 def _end_of(other: Root) -> CheckpointId:

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from ludic.batches.packing import MicroBatch, PackedKeptTokens
+from ludic.batches.packing import MicroBatch, PackedRagged
 from ludic.errors import ModelError
 from ludic.training.config import ON_CPU
 from ludic.training.packed import PACKED_ATTENTION, keep_apart, packed_arguments, with_lengths
@@ -32,6 +32,10 @@ from ludic.training.packed import PACKED_ATTENTION, keep_apart, packed_arguments
 
 CHUNK_TOKENS: int = ON_CPU["logprob_chunk_tokens"]
 """Rows of logits in memory at once: 0.6 GB of float32 at a vocabulary of 150,000, and enough to keep a GPU busy."""
+
+LEFT_OUT = -1e30
+"""Logit of a token that top_k or top_p left out: the sampler drew from the softmax over the others. Its probability is
+0, and, unlike -inf, 0 times it is 0."""
 
 _METHOD = "ludic_token_logprobs"
 
@@ -151,7 +155,7 @@ def linear_logprobs(
     targets: Tensor,
     temperatures: Tensor,
     *,
-    kept: PackedKeptTokens | None = None,
+    kept: PackedRagged | None = None,
     softcap: float | None = None,
     chunk_tokens: int = CHUNK_TOKENS,
     entropy_gradient: bool = False,
@@ -183,7 +187,7 @@ class _LinearLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         temperatures: Tensor,
-        kept: PackedKeptTokens | None,
+        kept: PackedRagged | None,
         softcap: float | None,
         chunk_tokens: int,
         entropy_gradient: bool,
@@ -242,10 +246,22 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float 
     return _capped(logits.to(torch.promote_types(logits.dtype, torch.float32)), softcap)
 
 
-def _scaled(logits: Tensor, temperatures: Tensor, kept: PackedKeptTokens | None, rows: slice) -> Tensor:
+def _scaled(logits: Tensor, temperatures: Tensor, kept: PackedRagged | None, rows: slice) -> Tensor:
     """Return the (C, V) logits of some rows over their temperatures, without the tokens left out; in place."""
     scaled = logits.div_(temperatures[rows, None])
-    return scaled if kept is None else kept.leave_out(scaled, rows.start)
+    return scaled if kept is None else _leave_out(scaled, kept, rows.start)
+
+
+def _leave_out(logits: Tensor, kept: PackedRagged, start: int) -> Tensor:
+    """Set the logits of tokens that were not kept to LEFT_OUT, in place. logits: (C, V), of rows from `start`.
+
+    A token without any kept was drawn from the whole vocabulary, or was not sampled.
+    """
+    stop = start + len(logits)
+    part = slice(int(kept.bounds[start]), int(kept.bounds[stop]))
+    is_out = kept.has_any[start:stop, None].repeat(1, logits.shape[1])
+    is_out[kept.rows[part] - start, kept.values[part]] = False
+    return logits.masked_fill_(is_out, LEFT_OUT)
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:

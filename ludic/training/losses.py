@@ -10,7 +10,7 @@ values, and where the ratio was clipped, capped or gated off; both (A,).
 # Shapes: A = response tokens of a micro-batch. Logprobs, log ratios and KLs are in nats.
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ludic.batches.packing import MicroBatch
+from ludic.schema.columns import array_columns
 from ludic.training.config import (
     Cispo,
     Clipping,
@@ -80,9 +81,37 @@ KL_ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "
 # --- Inputs of objectives ----------------------------------------------------------------------------------------
 
 
+class TermColumns(Mapping[str, Any]):
+    """Arrays of a micro-batch's rows, as in MicroBatch.columns, for an objective that needs more than the terms.
+
+    Those along the response and along the row are 0 at tokens that were not sampled, like the terms; they must not be
+    ragged. All others are as they are. One that no row has is one unknown value a token (MicroBatch.column): a rank
+    whose rows have none raises no error while others wait for it.
+    """
+
+    def __init__(self, batch: MicroBatch) -> None:
+        self._batch = batch
+
+    def __getitem__(self, name: str) -> Any:
+        column, values = array_columns()[name], self._batch.column(name)
+        if column.ragged or column.along not in ("response", "row"):
+            return values
+        mask = self._batch.action_mask.reshape(-1, *[1] * (values.ndim - 1))
+        return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._batch.columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._batch.columns
+
+    def __len__(self) -> int:
+        return len(self._batch.columns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTerms:
-    """Inputs of an objective; all (A,), and 0 at tokens that were not sampled."""
+    """Inputs of an objective; all but `columns` (A,), and 0 at tokens that were not sampled."""
 
     logprobs: Tensor
     """The trainer's logprobs, with gradient."""
@@ -94,6 +123,8 @@ class TokenTerms:
     """bool: sampled tokens."""
     sequence_ids: Tensor
     """int64, below A; see `loss_units`."""
+    columns: Mapping[str, Any]
+    """Arrays of the rows by the name of their column (TermColumns)."""
     log_reference: Tensor | None = None
     """log(reference / trainer), with gradient; None without a reference."""
 
@@ -134,6 +165,7 @@ def make_terms(
         advantages=torch.where(mask, batch.advantages, 0),
         mask=mask,
         sequence_ids=loss_units(batch, config),
+        columns=TermColumns(batch),
         log_reference=None if reference_logprobs is None else torch.where(mask, reference_logprobs, 0) - logprobs,
     )
 

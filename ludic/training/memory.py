@@ -393,8 +393,8 @@ def _batch(num_tokens: int, length: int) -> Any:
                 rollout_id=str(index),
                 prompt_tokens=np.zeros(1, np.int32),
                 response_tokens=np.zeros(each, np.int32),
-                sampler_logprobs=np.zeros(each, np.float32),
                 advantage=0.0,
+                columns={"response_logprobs": np.zeros(each, np.float32)},
             )
             for index, each in enumerate(lengths)
         ]

@@ -26,6 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ludic.batches.packing import TrainingSequence, pack
+from ludic.defaults import Longrope
 from ludic.distributed import from_main, is_main, run_on_main
 from ludic.errors import ModelError, one_line
 from ludic.models.families import (
@@ -46,7 +47,6 @@ from ludic.models.weight_files import (
     make_model,
     without_progress_bars,
 )
-from ludic.run_config import Longrope
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
@@ -122,8 +122,8 @@ def packed_logprobs(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> 
             rollout_id=str(index),
             prompt_tokens=tokens[:1],
             response_tokens=tokens[1:],
-            sampler_logprobs=np.zeros(len(tokens) - 1, np.float32),
             advantage=0.0,
+            columns={"response_logprobs": np.zeros(len(tokens) - 1, np.float32)},
         )
         for index, tokens in enumerate(sequences)
     ]

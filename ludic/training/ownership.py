@@ -17,13 +17,14 @@ import pyarrow as pa
 
 from ludic.batches.offline import OfflineSource
 from ludic.batches.online import OnlineSource
-from ludic.batches.replay import ReplanSource
+from ludic.batches.replay import ReplanSource, ReplaySource
 from ludic.batches.source import PlanSource
-from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.distributed import run_on_main
 from ludic.errors import ConfigError, StoreError
 from ludic.models.first_model import first_tokenizer
-from ludic.store import Attempt, MetricsLog, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of
+from ludic.store import Attempt, MetricsLog, Root
 from ludic.store.attempts import (
     NOTHING_TO_RESUME,
     checkpoint_folder,
@@ -31,12 +32,14 @@ from ludic.store.attempts import (
     folder_of,
     last_checkpoint,
     newest_attempt,
+    read_cut,
     record_attempt,
 )
 from ludic.store.claims import await_free, claim, held, newest_claim
+from ludic.store.code import to_dicts, warn_of_other_code
 from ludic.store.records import CheckpointInfo, CodeRecord, Lease
 from ludic.training.config import TrainConfig
-from ludic.training.inherited_settings import open_replay
+from ludic.training.inherited_settings import check_replay
 from ludic.training.publisher import Publisher
 from ludic.training.tracking import Tracking
 from ludic.troubles import Trouble, find_mismatch, find_training_troubles, find_truncated_support, warn_of_rows
@@ -100,12 +103,19 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> PlanS
         elif batch.replan_from is not None:
             opened.append(ReplanSource(root, batch, loss_unit=loss_unit))
         elif batch.replay_batches is not None:
-            opened.append(open_replay(root, config, batch.replay_batches))
+            opened.append(_open_replay(root, config, batch.replay_batches))
         else:
             opened.append(OnlineSource(root, batch, stop, loss_unit=loss_unit))
 
     run_on_main(open_)
     return next(iter(opened), None)
+
+
+def _open_replay(root: Root, config: TrainConfig, url: str) -> ReplaySource:
+    other = Root.open(url)
+    last, num_steps = check_replay(root, other, config)
+    cut = read_cut(other)
+    return ReplaySource(other, last, num_steps, first_step=cut.first_step if cut else 1)
 
 
 def agree_on_steps(config: TrainConfig, source: PlanSource | None, resumed: CheckpointInfo | None) -> TrainConfig:
@@ -153,12 +163,13 @@ def open_ownership(
     predecessor: the claim to follow. found: the checkpoint from `agree_on_checkpoint`.
     """
     assert source is not None
+    run = run_of(root)
     with ExitStack() as stack:
         # Closed after the lease is released, for which no successor waits.
         tracking = stack.enter_context(Tracking(root, config))
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         code = source.keep_code()
-        for trouble in find_truncated_support(root.run, config.flat()):
+        for trouble in find_truncated_support(run, config.flat()):
             logger.warning(trouble.text)
         tokenizer = first_tokenizer(root)
         lease = claim(root, predecessor, lease_s=config.lease_s)
@@ -178,7 +189,7 @@ def open_ownership(
         source.resume(resumed, publisher)
         tracking.start(resumed.step if resumed else 0)
         log = StepLog(stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id)))), attempt)
-        warn = warn_of_rows(logger, partial(_find_troubles, root.run, config.flat()))
+        warn = warn_of_rows(logger, partial(_find_troubles, run, config.flat()))
 
         def write_metrics(step: int, row: Mapping[str, Any], ledger: pa.Table) -> None:
             log.write(step, row)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from ludic.batches.budget import Budget
 from ludic.errors import SchemaError
+from ludic.run_json import run_of
 from ludic.store import (
     Attempt,
     LatestPolicy,
@@ -51,7 +52,7 @@ class Publisher:
         self._root, self._attempt, self._keep = root, attempt, keep
         self._writer = PolicyWriter(root, full_every)
         self._costs: dict[str, float] = {}
-        self._budget = Budget(root.run, max_off_policy_steps, attempt.attempt_id)
+        self._budget = Budget(run_of(root), max_off_policy_steps, attempt.attempt_id)
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ludic-publish")
         self._writing: Future[None] | None = None

@@ -26,11 +26,11 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
+from ludic.defaults import Longrope
 from ludic.distributed import broadcast_bytes, bytes_from_main, num_ranks, run_on_all, run_on_main
 from ludic.errors import SchemaError
 from ludic.models.lora import adapters_off, base_weights
 from ludic.models.rope import original_length
-from ludic.run_config import Longrope
 from ludic.schema import arrow_schema
 from ludic.store.root import Root
 from ludic.store.tables import ReferenceRow, read_reference, read_reference_index, write_reference
@@ -189,7 +189,7 @@ def _sequences(batch: MicroBatch) -> Iterator[_Packed]:
     start = 0
     for rollout_id, length in zip(batch.rollout_ids, lengths.tolist(), strict=False):
         if length:
-            is_cut = batch.kept_tokens is not None and batch.kept_tokens.is_cut[start : start + length].any().item()
+            is_cut = batch.kept_tokens is not None and batch.kept_tokens.has_any[start : start + length].any().item()
             yield _Packed(rollout_id, length, batch.temperatures[start].item(), bool(is_cut))
         start += length
 

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from ludic.batches.packing import MicroBatch
 from ludic.errors import TrainingError
 from ludic.models.experts import Routers
+from ludic.schema.columns import with_columns
 from ludic.schema.validation import UNKNOWN_EXPERT
 from ludic.training.adamw_8bit import adamw_8bit
 from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
@@ -68,7 +69,7 @@ def train_step(
     timer = timer or StepTimer(model.device)
     if not isinstance(config.loss.objective, OffPolicy):
         # It compares with no sampler, but is about the whole distribution, and the model's own experts.
-        micro_batches = [replace(batch, kept_tokens=None, experts=None) for batch in micro_batches]
+        micro_batches = [with_columns(batch, kept_tokens=None, experts=None) for batch in micro_batches]
     totals: dict[str, Tensor] = {}
     with timer.device("collectives"):
         num_sequences = _count_sequences(micro_batches, config, model.device)

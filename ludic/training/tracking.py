@@ -23,6 +23,7 @@ from ludic.by_name import find_by_name
 from ludic.errors import LudicError
 from ludic.installed import require
 from ludic.masking import SECRET_NAME, mask
+from ludic.run_json import run_of
 from ludic.sql.connect import connect, open_duckdb, refresh
 from ludic.sql.query import ask, ask_table
 from ludic.sql.reports import components_by_environment, figure, steps_by_environment
@@ -208,7 +209,7 @@ class Tracking:
 
     def _run(self, after_step: int) -> None:
         with _warning_once(self._config.tracker.log_to):
-            settings = {**asdict(self._root.run), **self._config.flat(), **_populations()}
+            settings = {**asdict(run_of(self._root)), **self._config.flat(), **_populations()}
             with _open(self._root, self._config.tracker, settings, after_step) as log:
                 self._follow(_Sender(self._root, self._config.tracker, log))
 
@@ -460,4 +461,4 @@ class FinishedEvaluations:
 
     def _step_of(self, version: int) -> int:
         policy = read_policy(self._root, version)
-        return version * self._root.run.steps_per_version if policy is None else policy.step
+        return version * run_of(self._root).steps_per_version if policy is None else policy.step

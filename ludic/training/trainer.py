@@ -30,6 +30,7 @@ from ludic.models.first_model import first_config, first_model, local_folder, re
 from ludic.models.lora import add_adapters
 from ludic.models.weight_files import load_config
 from ludic.paths import is_url
+from ludic.run_json import run_of
 from ludic.store import Root, check_not_fenced
 from ludic.store.attempts import check_not_replaced, folder_of, prune_checkpoints
 from ludic.store.records import CheckpointInfo
@@ -93,7 +94,7 @@ def train(
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
         run_on_main(partial(remember_model, root, model))
-        config = follow_device(config, root.run, partial(_model_config, root), mesh)
+        config = follow_device(config, run_of(root), partial(_model_config, root), mesh)
         newest = agree_on_newest(root)
         source = open_source(root, config, stop)
         if newest is not None and newest.step >= agree_on_steps(config, source, newest).num_steps:
@@ -410,7 +411,7 @@ class _Trainer:
         """Return whether `step` publishes; offline and in a replay only the last step does, as no worker waits."""
         if step == self._config.num_steps:
             return True
-        return not self._config.batch.is_stored and step % self._root.run.steps_per_version == 0
+        return not self._config.batch.is_stored and step % run_of(self._root).steps_per_version == 0
 
     def _own_attempt(self) -> int:
         assert self._main is not None
@@ -443,7 +444,7 @@ class FirstModel:
 
     def is_named(self, source: str) -> bool:
         """Return whether a folder, an id or a URL names this model."""
-        names = (self.root.run.model, self.given)
+        names = (self.root.record.model, self.given)
         return source in names or any(_is_same_folder(source, name) for name in names if name is not None)
 
 
@@ -460,6 +461,7 @@ def load_trained(
 
     with_weights: if false, the caller must load a checkpoint's weights next. With LoRA, weights are always loaded.
     """
+    run = run_of(first.root)
     # Frozen weights need no more precision than the dtype that they are computed in.
     dtype = None if config.model.lora_rank is None else compute_dtype(config)
     with_weights = with_weights or config.model.lora_rank is not None
@@ -468,15 +470,13 @@ def load_trained(
             folder,
             mesh,
             dtype=dtype or torch.float32,
-            prepare=partial(
-                _prepare, source=first.given or first.root.run.model, seed=first.root.run.seed, config=config
-            ),
+            prepare=partial(_prepare, source=first.given or run.model, seed=run.seed, config=config),
             with_weights=with_weights,
             compute_dtype=compute_dtype(config),
             activation_checkpointing=bool(config.model.activation_checkpointing),
             compile_layers=bool(config.model.compile),
-            float32_head=first.root.run.float32_head,
-            longrope=first.root.run.longrope,
+            float32_head=run.float32_head,
+            longrope=run.longrope,
         )
     return model, build_optimizer(model, config)
 
@@ -505,6 +505,7 @@ def load_reference(
     """
     if config.loss.reference is None:
         return None
+    run = run_of(first.root)
     device, dtype = torch.device(mesh.device_type), compute_dtype(config)
     if config.model.lora_rank is not None and first.is_named(config.loss.reference):
         if config.loss.reference_offload:
@@ -522,15 +523,14 @@ def load_reference(
                 dtype=weights,
                 compute_dtype=dtype,
                 offload=offload,
-                float32_head=first.root.run.float32_head,
-                longrope=first.root.run.longrope,
+                float32_head=run.float32_head,
+                longrope=run.longrope,
             )
         make_reference = model_reference
     reference = make_reference(model, device, chunk_tokens=config.model.logprob_chunk_tokens)
     if not config.loss.reference_cache:
         return reference
     sources = [Root.open(url) for url in (*config.batch.sources, config.batch.replay_batches) if url is not None]
-    run = first.root.run
     name = fingerprint(model, dtype or torch.float32, float32_head=run.float32_head, longrope=run.longrope)
     return CachedReference(reference, first.root, name, device, sources)
 

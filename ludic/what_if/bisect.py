@@ -168,7 +168,7 @@ class _Rollouts:
 
     def __init__(self, root: Root) -> None:
         self._root, self._planned = root, planned_steps(root)
-        self.schema, self.steps = rollouts_schema(root.run.extra_columns), list(self._planned)
+        self.schema, self.steps = rollouts_schema(root.extra_columns), list(self._planned)
 
     def read(self, step: int, columns: list[str]) -> pa.Table:
         rows = read_step(self._root, self._planned, step)
@@ -182,7 +182,7 @@ class _Evals:
     """The evaluated samples of the version that a step published."""
 
     def __init__(self, root: Root) -> None:
-        self._root, self.schema = root, rollouts_schema(root.run.extra_columns)
+        self._root, self.schema = root, rollouts_schema(root.extra_columns)
         files: dict[int, list[RolloutFile]] = {}
         for file in current_files(root, "evals"):
             policy = read_policy(root, file.version)

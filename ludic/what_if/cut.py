@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.batches.config import OFFLINE_SETTINGS
-from ludic.code.kept import copy_code
 from ludic.errors import ConfigError, LudicError
 from ludic.masking import SECRET_NAME
 from ludic.models.first_model import first_model, is_hub_id
@@ -40,6 +39,7 @@ from ludic.store.attempts import (
     read_parent,
 )
 from ludic.store.catalogue import ATTEMPTS, CUT, POLICIES, README, REFERENCE, RUN, WEIGHTS
+from ludic.store.code import copy_code
 from ludic.store.files import RolloutFile
 from ludic.store.filesystem import Storage
 from ludic.store.ledger import ledger_name
@@ -182,7 +182,7 @@ def _attempt(root: Root, attempt_ids: list[int]) -> Attempt:
 
 def _check_reference(root: Root, config: Mapping[str, Any]) -> None:
     reference = config.get("reference")
-    if reference is not None and reference != root.run.model and not is_hub_id(reference):
+    if reference is not None and reference != root.record.model and not is_hub_id(reference):
         raise ConfigError(
             f"{root.url} trains with the reference {reference}, a folder that another machine lacks; a cut can take "
             "along only the run's first model, or name one of the Hub"
@@ -192,7 +192,7 @@ def _check_reference(root: Root, config: Mapping[str, Any]) -> None:
 def _copy_model(root: Root, target: Root, attempt: Attempt, start: CheckpointId | None) -> None:
     """Copy the model's configuration and tokenizer, and the first weights if a replay needs them."""
     needs_weights = start is None or attempt.config.get("lora_rank") is not None
-    if not (needs_weights or attempt.config.get("reference") == root.run.model):
+    if not (needs_weights or attempt.config.get("reference") == root.record.model):
         copy_kept(root, target)
         return
     identity = read_identity(root)
@@ -277,7 +277,7 @@ def _first_of_each(rollout_ids: list[str]) -> list[int]:
 
 def _copy_rollouts(root: Root, target: Root, rows: pa.Table) -> dict[str, _Address]:
     """Write the rows to files of the names that their workers gave; return the new address of each rollout_id."""
-    schema = rollouts_schema(root.run.extra_columns)
+    schema = rollouts_schema(root.extra_columns)
     homes = _homes(rows, read_considered(root, rows, ["worker_id", "sequence"]))
     old = list(zip(*(rows[name].to_pylist() for name in ("root", "file", "row_group", "row")), strict=True))
     files: dict[str, dict[tuple[str, str, int], list[int]]] = {}

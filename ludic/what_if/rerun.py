@@ -14,11 +14,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ludic.batches.replay import Replanner
+from ludic.batches.replanner import Replanner
 from ludic.batches.source import batch_rules
 from ludic.code.kept import find_files, trusted_files
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, StoreError
+from ludic.run_json import run_of
 from ludic.settings import given as as_given
 from ludic.sql.library import load_advantage, load_filter, load_selection
 from ludic.sql.planner import BatchRules
@@ -94,7 +95,8 @@ def config_of(root: Root, attempt_id: int, given: Mapping[str, Any]) -> TrainCon
 
 def rules_of_step(root: Root, config: TrainConfig, given: Mapping[str, Any]) -> BatchRules:
     """Return the rules of a plan. Files that are given now are read from this machine, others from the root's code/."""
-    rules = batch_rules(config.batch, root.run.groups_per_batch, root.run.seed, loss_unit=config.loss.loss_unit)
+    run = run_of(root)
+    rules = batch_rules(config.batch, run.groups_per_batch, run.seed, loss_unit=config.loss.loss_unit)
     named = {given.get("advantage"), *(given.get("filters") or ())}
     uses = rules.uses()
     files = find_files(root, [use for use in uses if use.setting in named], update=True).files

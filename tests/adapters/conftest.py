@@ -11,7 +11,9 @@ import pytest
 from strategies import make_batch
 from tiny_runs import make_model
 
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import RolloutWriter, Root
 
 ENV_NAMES = ("moar_cats", "reasoning_gym/basic_arithmetic", "50% a=b ü?#&")
 
@@ -44,7 +46,7 @@ def add_files() -> AddFiles:
 @pytest.fixture
 def filled(open_url: str, run_config: RunConfig, add_files: AddFiles) -> Root:
     """Versions 0 and 1 of three environments: six files, twelve rows."""
-    root = Root.create(open_url, replace(run_config, env=ENV_NAMES, group_size=2))
+    root = put_run(open_url, replace(run_config, env=ENV_NAMES, group_size=2))
     add_files(root, [0, 1])
     return root
 

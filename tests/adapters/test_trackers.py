@@ -11,7 +11,9 @@ from tiny_runs import create_root, fill, make_model, query
 from wandb_files import read_offline_run, read_table
 
 from ludic.adapters.trackers import tensorboard
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import Root
 from ludic.training.config import TrackerConfig
 from ludic.training.tracking import Sample, TrackedRun
 
@@ -40,7 +42,7 @@ def events(root: Root) -> EventAccumulator:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    return Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("maths",)))
+    return put_run(str(tmp_path / "run"), RunConfig(model="m", env=("maths",)))
 
 
 def test_tensorboard_holds_each_number_at_its_step_also_one_of_an_earlier_step(root):

@@ -15,7 +15,7 @@ from ludic.by_name import find_by_name
 from ludic.environments.registry import make_environment
 
 PACKAGE = Path(ludic.__file__).parent
-ABOVE = ("adapters", "cli", "demos", "operations", "run.py", "__main__.py", "__init__.py")
+ABOVE = ("adapters", "cli", "demos", "operations", "__main__.py", "__init__.py")
 """What may import adapters; `import ludic` itself is light."""
 CORE = [file for file in sorted(PACKAGE.rglob("*.py")) if file.relative_to(PACKAGE).parts[0] not in ABOVE]
 NAMED = sorted({name for file in CORE for name in re.findall(r'"(ludic\.adapters\.[a-z_.]+:\w+)"', file.read_text())})

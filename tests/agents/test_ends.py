@@ -256,7 +256,9 @@ def test_an_error_of_the_engine_is_not_one_of_the_episode() -> None:
 
 
 def test_an_engine_that_returns_no_sampling_mask_is_told_so() -> None:
-    with pytest.raises(ConfigError, match=r"engine scripted 1 returns no sampling mask.*--keep-sampling-mask False"):
+    with pytest.raises(
+        ConfigError, match=r"engine scripted 1 returns no kept_tokens, which training needs.*--keep-sampling-mask False"
+    ):
         run_episode(scripted_agent(["a"]), Script([end()]), sampling={"top_k": 5, "return_mask": True})
 
 

@@ -18,7 +18,7 @@ from ludic.eval.plan import settings_of
 from ludic.models.chat import decode
 from ludic.records import Message, WeightSpan
 from ludic.rollouts.sampler import limits_of
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
 
 LONG = "cats " * 5000
 
@@ -128,7 +128,7 @@ def test_prompts_are_the_same_as_in_the_event_loop(text: str) -> None:
     tokens = np.array([*tokenizer("ok", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id], np.int32)
     completion = Completion(
         tokens=tokens,
-        logprobs=np.zeros(len(tokens), np.float32),
+        columns={"response_logprobs": np.zeros(len(tokens), np.float32)},
         finish_reason="stop",
         weight_versions=(WeightSpan(version=0, start=0, end=len(tokens)),),
     )

@@ -10,12 +10,12 @@ from episodes import EXAMPLE, Script, end, go_on, run_episode
 from ludic.agents.play import make_protocol
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.files import Files, UserFile
 from ludic.environments.environment import Example, Score, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
 from ludic.records import Message, Rollout, ToolCall
 from ludic.rollouts.sampler import make_context, make_parser
+from ludic.user_files import Files, UserFile
 
 OWN = '''\
 from ludic.environments.environment import Example

@@ -27,7 +27,7 @@ def completion(text: str, *, is_cut_off: bool = False) -> Completion:
     span = WeightSpan(version=0, start=0, end=len(ids))
     return Completion(
         tokens=np.array(ids, np.int32),
-        logprobs=np.zeros(len(ids), np.float32),
+        columns={"response_logprobs": np.zeros(len(ids), np.float32)},
         finish_reason="length" if is_cut_off else "stop",
         weight_versions=(span,),
     )
@@ -116,7 +116,7 @@ class Spelling(ScriptedEngine):
         said = completion("".join(self.script[self.num_asked]))
         ids = [token for each in self.script[self.num_asked] for token in chat_tokenizer()(each)["input_ids"]]
         tokens = np.array([*ids, said.tokens[-1]], np.int32)
-        said = replace(said, tokens=tokens, logprobs=np.zeros(len(tokens), np.float32))
+        said = replace(said, tokens=tokens, columns={"response_logprobs": np.zeros(len(tokens), np.float32)})
         self.num_asked += 1
         self.calls.append((request, said))
         return said

@@ -1,19 +1,37 @@
 """Token transcripts from model calls: masks, logprobs, forks, and storage that grows by what is new."""
 
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any
+
 import numpy as np
+import old_transcript
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import as_plain
 
+from ludic.agents import transcript
 from ludic.agents.transcript import RowBuilder, Span, TranscriptBuilder
+from ludic.schema.columns import ArrayColumn, Ragged
 
 
 def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, dtype=np.int32)
 
 
-def nats(*logprobs: float) -> np.ndarray:
-    return np.array(logprobs, dtype=np.float32)
+def nats(*logprobs: float) -> dict[str, Any]:
+    return {"response_logprobs": np.array(logprobs, dtype=np.float32)}
+
+
+def kept(*lists: list[int]) -> dict[str, Any]:
+    return {"kept_tokens": Ragged.of(lists, np.int32)}
+
+
+def experts(*numbers: int) -> dict[str, Any]:
+    """One expert in one layer, for each token that was read."""
+    return {"experts": np.array(numbers, np.int16)[:, None, None]}
 
 
 def test_one_call_is_a_row_without_a_mask() -> None:
@@ -22,9 +40,10 @@ def test_one_call_is_a_row_without_a_mask() -> None:
     assert builder.add_call(ids(1, 2), ids(3, 4, 5), nats(-1, -2, -3)) == Span(segment_index=0, start=0, end=3)
     (row,) = builder.transcripts()
     assert (row.prompt_tokens.tolist(), row.response_tokens.tolist()) == ([1, 2], [3, 4, 5])
-    assert (row.response_logprobs.tolist(), row.action_mask, row.has_logprobs) == ([-1, -2, -3], None, True)
+    assert (row.columns["response_logprobs"].tolist(), row.action_mask) == ([-1, -2, -3], None)
+    assert row.columns.keys() == {"prompt_tokens", "response_tokens", "response_logprobs"}
     assert (row.segment_index, row.parent_segment_index) == (0, None)
-    assert (row.prompt_tokens.dtype, row.response_tokens.dtype, row.response_logprobs.dtype) == ("i4", "i4", "f4")
+    assert [each.dtype for each in row.columns.values()] == ["i4", "i4", "f4"]
 
 
 def test_a_later_call_adds_what_its_prompt_adds_and_its_completion() -> None:
@@ -37,7 +56,7 @@ def test_a_later_call_adds_what_its_prompt_adds_and_its_completion() -> None:
     assert row.response_tokens.tolist() == [3, 4, 5, 6, 7, 8]
     assert row.action_mask is not None
     assert row.action_mask.tolist() == [True, True, False, False, False, True]
-    assert row.response_logprobs.tolist() == [-1, -2, 0, 0, 0, -4]
+    assert row.columns["response_logprobs"].tolist() == [-1, -2, 0, 0, 0, -4]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +95,7 @@ def test_a_completion_without_logprobs_leaves_its_row_without() -> None:
     builder.add_call(ids(1), ids(2), nats(-1))
     builder.add_call(ids(1, 2), ids(3))
     (row,) = builder.transcripts()
-    assert (row.has_logprobs, row.response_logprobs.tolist()) == (False, [0.0, 0.0])
+    assert row.columns.keys() == {"prompt_tokens", "response_tokens"}
 
 
 def test_tokens_of_a_known_row_are_added_in_order() -> None:
@@ -85,23 +104,23 @@ def test_tokens_of_a_known_row_are_added_in_order() -> None:
     row.add_context(ids(2))
     assert row.add_completion(ids(3, 4), nats(-1, -2)) == Span(segment_index=3, start=0, end=2)
     row.add_context(ids(5))
-    transcript = row.transcript(2)
-    assert (transcript.prompt_tokens.tolist(), transcript.response_tokens.tolist()) == ([1, 2], [3, 4, 5])
-    assert transcript.action_mask is not None
-    assert transcript.action_mask.tolist() == [True, True, False]
-    assert (transcript.segment_index, transcript.parent_segment_index) == (3, 2)
+    found = row.transcript(2)
+    assert (found.prompt_tokens.tolist(), found.response_tokens.tolist()) == ([1, 2], [3, 4, 5])
+    assert found.action_mask is not None
+    assert found.action_mask.tolist() == [True, True, False]
+    assert (found.segment_index, found.parent_segment_index) == (3, 2)
 
 
 def test_a_row_without_a_completion_is_a_prompt() -> None:
     row = RowBuilder()
     row.add_context(ids(1, 2))
-    transcript = row.transcript()
-    assert (transcript.prompt_tokens.tolist(), len(transcript.response_tokens)) == ([1, 2], 0)
-    assert (transcript.response_tokens.dtype, transcript.response_logprobs.dtype) == ("i4", "f4")
+    found = row.transcript()
+    assert (found.prompt_tokens.tolist(), len(found.response_tokens)) == ([1, 2], 0)
+    assert (found.response_tokens.dtype, found.columns["response_logprobs"].dtype) == ("i4", "f4")
 
 
-def test_a_completion_needs_a_logprob_for_each_token() -> None:
-    with pytest.raises(ValueError, match="2 tokens and 1 logprobs"):
+def test_a_completion_needs_a_value_for_each_token() -> None:
+    with pytest.raises(ValueError, match="response_logprobs of a completion has length 1, response_tokens has 2"):
         TranscriptBuilder().add_call(ids(1), ids(2, 3), nats(-1))
 
 
@@ -126,10 +145,10 @@ def test_each_call_can_be_read_from_its_row_and_nothing_is_stored_twice(
         before = [*row.prompt_tokens.tolist(), *row.response_tokens[: span.start].tolist()]
         assert before == prompt
         assert row.response_tokens[span.start : span.end].tolist() == completion
-        assert row.response_logprobs[span.start : span.end].tolist() == logprobs
+        assert row.columns["response_logprobs"][span.start : span.end].tolist() == logprobs
     sampled = [np.ones(len(row.response_tokens), bool) if row.action_mask is None else row.action_mask for row in rows]
     assert sum(int(mask.sum()) for mask in sampled) == sum(len(completion) for _, _, completion, _ in calls)
-    assert all(not row.response_logprobs[~mask].any() for row, mask in zip(rows, sampled, strict=True))
+    assert all(not row.columns["response_logprobs"][~mask].any() for row, mask in zip(rows, sampled, strict=True))
     num_stored = sum(len(row.prompt_tokens) + len(row.response_tokens) for row in rows)
     assert num_stored <= sum(len(suffix) + len(completion) for _, suffix, completion in turns)
     assert [row.segment_index for row in rows] == list(range(len(rows)))
@@ -138,43 +157,114 @@ def test_each_call_can_be_read_from_its_row_and_nothing_is_stored_twice(
 
 def test_kept_tokens_are_empty_at_tokens_that_were_not_sampled() -> None:
     builder = TranscriptBuilder()
-    builder.add_call(ids(1, 2), ids(3, 4), nats(-1, -2), (ids(3, 9), ids(4)))
-    builder.add_call(ids(1, 2, 3, 4, 5), ids(8), nats(-4), (ids(7, 8),))
+    builder.add_call(ids(1, 2), ids(3, 4), nats(-1, -2) | kept([3, 9], [4]))
+    builder.add_call(ids(1, 2, 3, 4, 5), ids(8), nats(-4) | kept([7, 8]))
     (row,) = builder.transcripts()
-    assert row.kept_tokens is not None
-    assert [kept.tolist() for kept in row.kept_tokens] == [[3, 9], [4], [], [7, 8]]
-
-
-def experts(*numbers: int) -> np.ndarray:
-    """One expert in one layer, for each token that was read."""
-    return np.array(numbers, np.int16)[:, None, None]
+    assert [each.tolist() for each in row.columns["kept_tokens"]] == [[3, 9], [4], [], [7, 8]]
 
 
 def test_experts_are_of_each_token_that_was_read_when_it_was_read_first() -> None:
     builder = TranscriptBuilder()
-    builder.add_call(ids(1, 2), ids(3, 4), experts=experts(10, 20, 30))
+    builder.add_call(ids(1, 2), ids(3, 4), experts(10, 20, 30))
     # A tool's result is 5. The call reads all again, with other experts: weights may have changed in between.
-    builder.add_call(ids(1, 2, 3, 4, 5), ids(6, 7), experts=experts(11, 21, 31, 40, 50, 60))
-    builder.add_call(ids(1, 9), ids(6), experts=experts(12, 90))
+    builder.add_call(ids(1, 2, 3, 4, 5), ids(6, 7), experts(11, 21, 31, 40, 50, 60))
+    builder.add_call(ids(1, 9), ids(6), experts(12, 90))
     first, second = builder.transcripts()
-    assert first.experts is not None
-    assert first.experts.tolist() == experts(10, 20, 30, 40, 50, 60).tolist()
-    assert second.experts is not None
-    assert second.experts.tolist() == experts(12, 90).tolist()
+    assert first.columns["experts"].tolist() == [[[each]] for each in (10, 20, 30, 40, 50, 60)]
+    assert second.columns["experts"].tolist() == [[[12]], [[90]]]
 
 
-def test_a_row_with_a_completion_that_lacks_its_experts_has_none() -> None:
+@pytest.mark.parametrize("of", [lambda num_read: experts(*range(num_read)), lambda num_read: kept([3])])
+def test_a_row_with_a_completion_that_lacks_an_array_has_none(of: Callable[[int], dict[str, Any]]) -> None:
     builder = TranscriptBuilder()
-    builder.add_call(ids(1), ids(3), experts=experts(10))
-    builder.add_call(ids(1, 3), ids(4))
-    builder.add_call(ids(1, 3, 4), ids(5), experts=experts(10, 30, 40))
+    builder.add_call(ids(1), ids(3), nats(-1) | of(1))
+    builder.add_call(ids(1, 3), ids(4), nats(-1))
+    builder.add_call(ids(1, 3, 4), ids(5), nats(-1) | of(3))
     (row,) = builder.transcripts()
-    assert row.experts is None
+    assert row.columns.keys() == {"prompt_tokens", "response_tokens", "response_logprobs"}
 
 
-def test_a_row_with_a_completion_that_lacks_its_kept_tokens_has_none() -> None:
-    builder = TranscriptBuilder()
-    builder.add_call(ids(1), ids(3), nats(-1), (ids(3, 9),))
-    builder.add_call(ids(1, 3, 5), ids(8), nats(-4))
-    (row,) = builder.transcripts()
-    assert row.kept_tokens is None
+NUMBERS: dict[str, Any] = {"dtype": np.dtype(np.float32), "is_nullable": True, "set_by": "sampler"}
+OTHERS = {
+    "seen": ArrayColumn(name="seen", along="prompt", num_dimensions=1, arrow_type=pa.list_(pa.float32()), **NUMBERS),
+    "tries": ArrayColumn(name="tries", along="row", num_dimensions=0, arrow_type=pa.float32(), **NUMBERS),
+    "top": ArrayColumn(
+        name="top", along="response", num_dimensions=2, fill=-1, arrow_type=pa.list_(pa.list_(pa.float32())), **NUMBERS
+    ),
+    "noted": ArrayColumn(
+        name="noted",
+        along="read",
+        num_dimensions=2,
+        ragged=True,
+        arrow_type=pa.list_(pa.list_(pa.float32())),
+        **NUMBERS,
+    ),
+}
+
+
+def test_an_array_is_joined_by_what_the_catalogue_says_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcript, "array_columns", lambda: OTHERS)
+    row = RowBuilder()
+    row.add_context(ids(1, 2))
+    row.add_completion(
+        ids(3),
+        {
+            "seen": np.array([0.5, 0.25], np.float32),
+            "tries": 1.0,
+            "top": np.array([[7, 8]], np.float32),
+            "noted": Ragged.of([[1], [2, 2]], np.float32),
+        },
+    )
+    row.add_context(ids(4, 5))
+    row.add_completion(
+        ids(6),
+        {
+            "seen": np.zeros(5, np.float32),  # its prompt is not that of the row
+            "tries": 2.0,
+            "top": np.array([[9, 10]], np.float32),
+            "noted": Ragged.of([[0], [0], [3], [], [5]], np.float32),
+        },
+    )
+    row.add_context(ids(7))
+    columns = row.transcript().columns
+    assert (columns["seen"].tolist(), columns["tries"]) == ([0.5, 0.25], 2.0)
+    assert columns["top"].tolist() == [[7, 8], [-1, -1], [-1, -1], [9, 10], [-1, -1]]
+    assert [each.tolist() for each in columns["noted"]] == [[1], [2, 2], [3], [], [5]]
+    row.add_completion(ids(8), {})
+    columns = row.transcript().columns  # what is one value for the row stays that of the last completion that gave one
+    assert (columns["seen"].tolist(), columns["tries"], columns.keys() & {"top", "noted"}) == ([0.5, 0.25], 2.0, set())
+
+
+def as_before(columns: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of add_call before the catalogue."""
+    given = {"logprobs": columns.get("response_logprobs"), **columns}
+    given.pop("response_logprobs", None)
+    return given | ({"kept_tokens": tuple(columns["kept_tokens"])} if "kept_tokens" in columns else {})
+
+
+@given(st.data())
+def test_rows_are_what_they_were_before_the_catalogue(data: st.DataObject) -> None:
+    builder, old, history = TranscriptBuilder(), old_transcript.TranscriptBuilder(), list[int]()
+    lacks = st.lists(st.sampled_from(["response_logprobs", "kept_tokens", "experts"]), max_size=1)
+    for _ in range(data.draw(st.integers(1, 6))):
+        suffix, completion = data.draw(TOKENS), data.draw(TOKENS)
+        prompt = suffix if data.draw(st.booleans()) else [*history, *suffix]
+        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+        num_read = len(prompt) + len(completion) - 1
+        columns = {
+            **nats(*(-rng.random(len(completion)))),
+            **kept(*(sorted({token, *rng.integers(0, 9, 2)}) for token in completion)),
+            "experts": rng.integers(0, 9, (num_read, 2, 3)).astype(np.int16),
+        }
+        for name in data.draw(lacks):
+            del columns[name]
+        span = builder.add_call(ids(*prompt), ids(*completion), columns)
+        before = old.add_call(ids(*prompt), ids(*completion), **as_before(columns))
+        assert astuple(span) == astuple(before)
+        history = [*prompt, *completion]
+    for row, before in zip(builder.transcripts(), old.transcripts(), strict=True):
+        wanted = {name: getattr(before, name) for name in (*row.columns, "action_mask", "kept_tokens", "experts")}
+        if before.has_logprobs:
+            wanted["response_logprobs"] = before.response_logprobs
+        assert as_plain(row.columns) == as_plain({name: each for name, each in wanted.items() if each is not None})
+        assert (row.segment_index, row.parent_segment_index) == (before.segment_index, before.parent_segment_index)

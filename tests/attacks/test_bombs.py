@@ -18,10 +18,12 @@ from strategies import make_batch
 from ludic.errors import SchemaError
 from ludic.maintenance.verify import tables as verified
 from ludic.maintenance.verify.tables import check_file, read_footers
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema, to_table
 from ludic.show.stats import collect_stats
 from ludic.show.watch import Watcher
-from ludic.store import Root, RunConfig, parquet, read_columns, tables
+from ludic.store import Root, parquet, read_columns, tables
 from ludic.store.catalogue import METRICS, REFERENCE, Table
 from ludic.store.files import list_files
 from ludic.store.parquet import MOST_ROW_GROUP_ROWS, decode, open_parquet, read_row_groups
@@ -94,7 +96,7 @@ def read_whole(root: Root, row: Table[Any], name: str) -> pa.Table:
 def test_more_equal_rows_than_ludic_reads_are_refused_by_name(
     tmp_path: Path, run_config: RunConfig, row: Table
 ) -> None:
-    root = Root.create(str(tmp_path), run_config)
+    root = put_run(str(tmp_path), run_config)
     most = min(row.most_rows, _GROUP)
     name = put_equal_rows(root, row, most + 1)
     assert Path(root.path, name).stat().st_size < 4 << 20
@@ -121,7 +123,7 @@ def test_more_equal_rows_than_ludic_reads_are_refused_by_name(
 
 @pytest.mark.parametrize("row", [row for row in TABLES if row.most_rows <= 1 << 16], ids=lambda row: row.kind)
 def test_as_many_rows_as_ludic_reads_are_read(tmp_path: Path, run_config: RunConfig, row: Table) -> None:
-    root = Root.create(str(tmp_path), run_config)
+    root = put_run(str(tmp_path), run_config)
     name = put_equal_rows(root, row, row.most_rows)
     assert check_file(root, name).findings == ()
     with pytest.raises(AssertionError), memory_below(1000):
@@ -129,7 +131,7 @@ def test_as_many_rows_as_ludic_reads_are_read(tmp_path: Path, run_config: RunCon
 
 
 def test_a_metrics_file_of_half_a_megabyte_is_not_read(tmp_path: Path, run_config: RunConfig) -> None:
-    root = Root.create(str(tmp_path), run_config)
+    root = put_run(str(tmp_path), run_config)
     name = put_equal_rows(root, METRICS, 100_000)
     with memory_below(1 << 20):
         status = Watcher(root.url).look()
@@ -162,7 +164,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @by_table
 @pytest.mark.usefixtures("small_memory")
 def test_one_long_text_repeated_is_refused_by_name(tmp_path: Path, run_config: RunConfig, row: Table) -> None:
-    root = Root.create(str(tmp_path), run_config)
+    root = put_run(str(tmp_path), run_config)
     schema = arrow_schema(row.table)
     column = next(field.name for field in schema if pa.types.is_string(field.type) and field.name != "run_id")
     rows = with_value(a_row(root, row, row.name(a_name(row))), column, "x" * 100_000)
@@ -190,7 +192,7 @@ LISTS = [
 def test_a_list_of_many_equal_values_is_refused_by_name(
     tmp_path: Path, run_config: RunConfig, row: Table, column: str
 ) -> None:
-    root = Root.create(str(tmp_path), run_config)
+    root = put_run(str(tmp_path), run_config)
     rows = a_row(root, row, row.name(a_name(row)))
     value = False if pa.types.is_boolean(rows.schema.field(column).type.value_type) else 0
     name = put_rows(root, row, with_value(rows, column, [value] * 2_000_000))

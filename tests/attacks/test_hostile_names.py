@@ -9,11 +9,12 @@ import pytest
 from strategies import make_group
 
 import ludic as package
-from ludic.code.kept import create_root
 from ludic.errors import ConfigError, SchemaError
 from ludic.maintenance.verify import check_root
 from ludic.records import Message, RolloutBatch, RolloutMetadata
-from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import RolloutWriter, Root, fetch_policy
 from ludic.store.catalogue import ATTEMPTS, AttemptName, parse_number
 from ludic.store.files import list_versions, parse_source, read_partition_plans
 from ludic.store.policies import policy_versions, stored_versions

@@ -14,13 +14,13 @@ import pytest
 from matplotlib.figure import Figure
 from strategies import make_batch
 
-from ludic.code.kept import create_root
 from ludic.demos.words import save
 from ludic.errors import LudicError, SchemaError
 from ludic.launch.local import log_folder
 from ludic.launch.supervisor import Child, make_log_folder
 from ludic.maintenance.verify import check_root
 from ludic.row_files import open_sink
+from ludic.run_json import create_root, run_of
 from ludic.store import RolloutWriter, Root, local
 
 SECRET = "the victim's own text"
@@ -90,7 +90,7 @@ TRIED: Mapping[str, Callable[[Root, str], object]] = {
     "copy_all": lambda root, name: root.copy_all({name: PurePosixPath("a.json")}, Path(root.path).with_name("copy")),
     "download": lambda root, name: root.download(name.rpartition("/")[0], Path(root.path).with_name("copy")),
     "folder_for_others": lambda root, name: (root.folder_for_others(name.rpartition("/")[0]) / "new").write_text("x"),
-    "create": lambda root, name: create_root(f"{root.path}/{name.rpartition('/')[0]}", root.run),
+    "create": lambda root, name: create_root(f"{root.path}/{name.rpartition('/')[0]}", run_of(root)),
 }
 """What changes files of a root, or copies them, with a name that leads through a link."""
 READS = {"read", "read_range", "open_file", "exists", "list", "sizes", "folders", "at", "explained", "is_local"}
@@ -137,7 +137,7 @@ def test_a_new_root_may_not_be_a_link_of_another_run_but_its_own_folder_may_be_o
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    root = create_root(str(tmp_path / "link" / "run"), started.run)
+    root = create_root(str(tmp_path / "link" / "run"), run_of(started))
     root.put("policies/LATEST", b"1")
     assert (tmp_path / "elsewhere" / "run" / "policies" / "LATEST").read_bytes() == b"1"
 

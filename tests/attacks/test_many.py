@@ -11,12 +11,14 @@ from strategies import make_batch, make_group
 import ludic as package
 from ludic.errors import ConfigError
 from ludic.records import RolloutBatch, RolloutMetadata
-from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import RolloutReader, RolloutWriter, Root
 from ludic.store.files import check_worker_id
 
 
 def new_root(tmp_path: Path) -> Root:
-    return Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("moar_cats",), group_size=2))
+    return put_run(str(tmp_path / "run"), RunConfig(model="m", env=("moar_cats",), group_size=2))
 
 
 def count(root: Root) -> int:

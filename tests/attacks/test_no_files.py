@@ -23,11 +23,13 @@ from ludic.errors import LudicError, SchemaError
 from ludic.maintenance.verify import check_root
 from ludic.maintenance.verify.records import folders_for_files
 from ludic.maintenance.verify.tables import NOT_OURS
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.show.stats import collect_stats
 from ludic.show.watch import Watcher
 from ludic.sql import connect
 from ludic.sql.root_views import _VIEWS
-from ludic.store import Root, RunConfig
+from ludic.store import Root
 from ludic.store.catalogue import ROWS, Records, Row
 from ludic.store.local import SCRATCH
 
@@ -199,7 +201,7 @@ def test_no_read_of_any_row_opens_what_is_no_file(copy: Root, turn: int) -> None
 
 @pytest.mark.parametrize("kind", NO_FILES)
 def test_a_run_json_that_is_no_file_is_named(tmp_path: Path, run_config: RunConfig, kind: str) -> None:
-    root = Root.create(str(tmp_path), run_config)
+    root = put_run(str(tmp_path), run_config)
     root.delete("run.json")
     place(root, "run.json", kind)
     with never_opened(root.path), pytest.raises(LudicError, match=r"run\.json is a .*, wanted a file"):
@@ -214,7 +216,7 @@ FOLDERS = sorted({row.folder for row in ROWS if row.folder})
 def test_what_stands_in_the_place_of_a_folder_is_named_and_no_trainer_begins_without_it(
     tmp_path: Path, run_config: RunConfig, kind: str
 ) -> None:
-    root = Root.create(str(tmp_path), run_config)
+    root = put_run(str(tmp_path), run_config)
     shutil.rmtree(Path(root.path, SCRATCH))
     for folder in FOLDERS:
         Path(root.path, folder).write_text("no folder") if kind == "a file" else place(root, folder, kind)
@@ -232,7 +234,7 @@ def test_what_stands_in_the_place_of_a_folder_is_named_and_no_trainer_begins_wit
 
 
 def test_a_folder_for_other_programs_holds_files_only(tmp_path: Path, run_config: RunConfig) -> None:
-    root = Root.create(str(tmp_path), run_config)
+    root = put_run(str(tmp_path), run_config)
     for number, kind in enumerate(NO_FILES.keys() - {"a folder"}):
         name = f"policies/version={number}/model.safetensors"
         place(root, name, kind)
@@ -292,7 +294,7 @@ WEIRD = ("{}//x.parquet", "{}/./x.json", "{}/../x.json", "{}/a/../../x", "{}/ver
 
 @pytest.mark.slow
 def test_keys_that_are_no_paths_end_no_listing(s3_server: str, s3_bucket: str, run_config: RunConfig, caplog) -> None:
-    root = Root.create(f"{s3_bucket}/weird", run_config)
+    root = put_run(f"{s3_bucket}/weird", run_config)
     client = boto3.client("s3", endpoint_url=s3_server)
     for folder in FOLDERS:
         root.put(f"{folder}/version=1/own", b"own")

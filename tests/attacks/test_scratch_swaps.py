@@ -14,10 +14,11 @@ import pytest
 from tiny_runs import create_root, fill, make_model, train_here
 
 import ludic
-from ludic.code.kept import create_root as start_root
 from ludic.demos.words import open_demo
-from ludic.launch.here import start_branch
+from ludic.launch.branch import start_branch
 from ludic.maintenance.compact import compact
+from ludic.run_json import create_root as start_root
+from ludic.run_json import run_of
 from ludic.store import Root, local
 from ludic.store.attempts import begin_from_cut
 from ludic.store.filesystem import Storage
@@ -117,7 +118,7 @@ def use_all(shared: Path) -> None:
     train_here(root, num_steps=3, **settings)
     for step in (1, 3):
         cut(root, step, str(shared / f"cut-{step}"))
-    begin_from_cut(start_root(str(shared / "replay"), root.run, like=root), Root.open(str(shared / "cut-3")))
+    begin_from_cut(start_root(str(shared / "replay"), run_of(root), like=root), Root.open(str(shared / "cut-3")))
     start_branch(str(shared / "branch"), root, 1)
     compact(root, before_version=1)
     publish_policy(root, write_config, step=4, attempt_id=2, parent_version=3)

@@ -154,7 +154,7 @@ def bucket_like(root: Root) -> Root:
         __slots__ = ()
         is_local = False
 
-    return Remote(root.url, root.fs, root.path, run_id=root.run_id, run=root.run)
+    return Remote(root.url, root.fs, root.path, run_json=root.run_json)
 
 
 # --- Answers of servers ----------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludic.batches.budget import PATIENCE_S, Budget
-from ludic.store import LatestPolicy, RunConfig
+from ludic.run_config import RunConfig
+from ludic.store import LatestPolicy
 
 TICK_S = 0.5
 

@@ -19,6 +19,7 @@ from ludic.batches.online import OnlineSource
 from ludic.batches.source import batch_rules
 from ludic.errors import AllDroppedError, AllFailedError, ConfigError, StalledError
 from ludic.maintenance.compact import compact
+from ludic.run_json import run_of
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, RolloutWriter, latest_policy, local, read_attempt, start_attempt, write_ledger
 from ludic.store.ledger import recall_sources
@@ -443,7 +444,7 @@ FAILED = {
 
 def fill_failed(root, num_groups, *, worker_id="w0-bad", seed=50, also_good=False):
     """Append groups whose rollouts all failed; with `also_good`, all but the first rollout of the first group."""
-    batch = make_batch(worker_id=worker_id, num_groups=num_groups, group_size=root.run.group_size, seed=seed)
+    batch = make_batch(worker_id=worker_id, num_groups=num_groups, group_size=run_of(root).group_size, seed=seed)
     rollouts = [[replace(rollout, **FAILED) for rollout in group.rollouts] for group in batch.groups]
     if also_good:
         rollouts[0][0] = batch.groups[0].rollouts[0]

@@ -58,7 +58,7 @@ def test_epochs_over_the_root_itself_leave_them_out(root):
 
 
 def test_a_source_and_a_cut_may_hold_rows_of_any_run(root, tmp_path):
-    source = create_root(str(tmp_path / "source"), root.run.model)
+    source = create_root(str(tmp_path / "source"), root.record.model)
     leave(source)
     assert train_here(root, offline=True, sources=(source.url,), epochs=1) == 2
     assert query(root, "select distinct used, reason from batches") == [(True, None)]
@@ -73,5 +73,5 @@ def test_a_source_and_a_cut_may_hold_rows_of_any_run(root, tmp_path):
 def test_imported_rows_are_of_the_run_that_they_were_imported_into(root, tmp_path):
     file = Path(tmp_path / "theirs.jsonl")
     file.write_text('{"prompt": "a", "completion": "b", "reward": 1.0}\n')
-    import_files(root, [str(file)], "jsonl", env="moar_cats", tokenizer=root.run.model)
+    import_files(root, [str(file)], "jsonl", env="moar_cats", tokenizer=root.record.model)
     assert query(root, "select distinct run_id from rollouts") == [(root.run_id,)]

@@ -1,5 +1,5 @@
 from dataclasses import fields
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludic.batches.packing import (
-    KeptTokens,
     MicroBatch,
+    PackedRagged,
     Sequences,
     TrainingSequence,
     assign,
@@ -21,16 +21,18 @@ from ludic.batches.packing import (
     pack_each,
 )
 from ludic.errors import InvalidBatchError
+from ludic.schema.columns import Ragged
 
 
 def sequence(prompt, response, **values):
-    values = {
-        "rollout_id": "r1",
-        "sampler_logprobs": np.full(len(response), -1.0, np.float32),
-        "advantage": 2.0,
-    } | values
+    """A sequence with these values of fields and of columns."""
+    own = {field.name for field in fields(TrainingSequence)}
+    columns = {"response_logprobs": np.full(len(response), -1.0, np.float32)}
     return TrainingSequence(
-        prompt_tokens=np.array(prompt, np.int32), response_tokens=np.array(response, np.int32), **values
+        prompt_tokens=np.array(prompt, np.int32),
+        response_tokens=np.array(response, np.int32),
+        columns=columns | {name: value for name, value in values.items() if name not in own},
+        **{"rollout_id": "r1", "advantage": 2.0} | {name: value for name, value in values.items() if name in own},
     )
 
 
@@ -131,7 +133,7 @@ def test_without_pairs_the_assignment_is_that_of_sequences(case):
 
 
 def test_packing_worked_out_by_hand():
-    first = sequence([10, 11], [12, 13], sampler_logprobs=np.array([-0.5, -0.25], np.float32))
+    first = sequence([10, 11], [12, 13], response_logprobs=np.array([-0.5, -0.25], np.float32))
     second = sequence(
         [20],
         [21, 22, 23],
@@ -181,26 +183,39 @@ def test_micro_batches_packed_at_once_are_those_packed_one_by_one():
         sequence(
             rng.integers(0, 99, 1 + i % 3),
             rng.integers(0, 99, i % 5),
-            sampler_logprobs=rng.normal(size=i % 5).astype(np.float32),
+            response_logprobs=rng.normal(size=i % 5).astype(np.float32),
             action_mask=rng.random(i % 5) < 0.5 if i % 2 else None,
             advantage=rng.normal(size=i % 5).astype(np.float32) if i % 4 else float(i),
             weight=i / 4,
             temperature=0.5 + i,
             rollout_id=f"r{i}",
             pair_id="pair" if i in (7, 9) else None,
+            kept_tokens=kept(*[[i]] * (i % 5)) if i in (1, 9) else None,
+            experts=experts(*range(i % 3 + i % 5)) if i in (7, 9) else None,
         )
         for i in range(12)
     ]
     plans = [[3, 1, 0], [], [5], [11, 7, 2, 9], [10]]  # 0, 5 and 10 have no response
     for packed, plan in zip(pack_each(Sequences.of(rows), plans), plans, strict=True):
         alone = pack([rows[i] for i in plan])
-        for field in fields(MicroBatch):
-            found, expected = getattr(packed, field.name), getattr(alone, field.name)
-            if isinstance(expected, torch.Tensor):
-                assert found.dtype == expected.dtype
-                torch.testing.assert_close(found, expected, rtol=0, atol=0)
-            else:
-                assert found == expected
+        assert_same(packed, alone)
+
+
+def assert_same(found, expected):
+    """Fields of micro-batches, of their columns, and of ragged ones."""
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    elif isinstance(expected, MicroBatch | PackedRagged):
+        for field in fields(expected):
+            assert_same(getattr(found, field.name), getattr(expected, field.name))
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert_same(found[name], expected[name])
+    else:
+        assert np.array_equal(found, expected)
 
 
 def test_cap_cuts_the_end_of_the_response_and_all_that_is_as_long():
@@ -227,7 +242,13 @@ def test_a_prompt_over_the_cap_leaves_nothing_to_train_on():
 @pytest.mark.parametrize(
     ("prompt", "values", "message"),
     [
-        ([1], {"sampler_logprobs": np.zeros(3, np.float32)}, r"rollout r1: sampler_logprobs has shape \(3,\)"),
+        (
+            [1],
+            {"response_logprobs": np.zeros(3, np.float32)},
+            "rollout r1: response_logprobs has length 3, response_tokens has 2",
+        ),
+        ([1], {"response_logprobs": None}, "rollout r1: response_logprobs is NoneType, wanted a NumPy array"),
+        ([1], {"mask": np.ones(2, bool)}, "mask is no array of a row, wanted one of prompt_tokens, "),
         ([1], {"advantage": np.zeros(1, np.float32)}, r"rollout r1: advantage has shape \(1,\)"),
         ([1], {"temperature": 0.0}, r"rollout r1: temperature is 0.0"),
         ([], {}, "rollout r1: prompt_tokens is empty"),
@@ -239,15 +260,15 @@ def test_a_sequence_that_cannot_be_trained_on_is_refused_by_name(prompt, values,
 
 
 def kept(*lists):
-    return KeptTokens(np.array([*chain(*lists)], np.int32), np.append(0, np.cumsum([len(ids) for ids in lists])))
+    return Ragged.of(lists, np.int32)
 
 
 def kept_by_token(batch):
     """The kept tokens of each response token of a micro-batch."""
     packed = batch.kept_tokens
     assert packed.rows.tolist() == np.repeat(np.arange(len(batch.targets)), np.diff(packed.bounds)).tolist()
-    assert packed.is_cut.tolist() == (np.diff(packed.bounds) > 0).tolist()
-    return [packed.ids[start:end].tolist() for start, end in pairwise(packed.bounds.tolist())]
+    assert packed.has_any.tolist() == (np.diff(packed.bounds) > 0).tolist()
+    return [packed.values[start:end].tolist() for start, end in pairwise(packed.bounds.tolist())]
 
 
 def test_kept_tokens_lie_end_to_end_with_the_response_tokens():
@@ -257,6 +278,7 @@ def test_kept_tokens_lie_end_to_end_with_the_response_tokens():
         sequence([1], [8, 2, 3], kept_tokens=kept([8], [], [1, 2, 3])),
     ]
     assert kept_by_token(pack(rows)) == [[5, 9], [6], [], [8], [], [1, 2, 3]]
+    assert pack(rows).kept_tokens.values.dtype == torch.int64
     assert pack(rows[1:2]).kept_tokens is None
     one, other = pack_each(Sequences.of(rows), [[2], [1, 0]])
     assert kept_by_token(one) == [[8], [], [1, 2, 3]]
@@ -273,7 +295,7 @@ def test_kept_tokens_are_cut_with_the_response():
 
 
 def test_kept_tokens_of_another_length_are_refused():
-    with pytest.raises(InvalidBatchError, match=r"kept_tokens has shape \(1,\), response_tokens has \(2,\)"):
+    with pytest.raises(InvalidBatchError, match="kept_tokens has length 1, response_tokens has 2"):
         pack([sequence([1], [5, 6], kept_tokens=kept([5]))])
 
 
@@ -310,7 +332,11 @@ def test_experts_are_cut_with_the_response():
 
 
 def test_experts_of_another_length_or_of_two_models_are_refused():
-    with pytest.raises(InvalidBatchError, match=r"experts has shape \(3, 1, 2\), wanted experts of 2 tokens"):
+    with pytest.raises(InvalidBatchError, match=r"experts has shape \(3, 1, 2\), wanted 2: prompt_tokens, and"):
         pack([sequence([1], [5, 6], experts=experts(10, 50, 60))])
-    with pytest.raises(InvalidBatchError, match="of models with different numbers of layers"):
-        pack([sequence([1], [5], experts=experts(10)), sequence([1], [5], experts=np.zeros((1, 2, 2), np.int16))])
+    rows = [
+        sequence([1], [5], rollout_id=name, experts=values)
+        for name, values in (("r1", experts(10)), ("r2", np.zeros((1, 2, 2), np.int16)))
+    ]
+    with pytest.raises(InvalidBatchError, match=r"rollout r2: experts is \(2, 2\) numbers a token, .* r1 \(1, 2\)"):
+        pack(rows)

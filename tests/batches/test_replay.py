@@ -120,7 +120,7 @@ def test_other_settings_are_refused_by_name(new_root, trained, settings, message
 
 
 def test_a_run_with_another_head_is_refused(trained, tmp_path):
-    root = create_root(str(tmp_path / "again"), trained.run.model, float32_head=True)
+    root = create_root(str(tmp_path / "again"), trained.record.model, float32_head=True)
     with pytest.raises(ConfigError, match="would not repeat it: float32_head is False there and True here"):
         replay(root, trained.url)
 
@@ -129,7 +129,7 @@ def test_a_run_with_another_seed_is_refused_where_the_seed_draws_adapters(new_ro
     adapted = new_root("adapted")
     fill(adapted, num_files=1)
     train_here(adapted, num_steps=1, lora_rank=2)
-    root = create_root(str(tmp_path / "again"), trained.run.model, seed=5)
+    root = create_root(str(tmp_path / "again"), trained.record.model, seed=5)
     with pytest.raises(ConfigError, match="would not repeat it: seed is 0 there and 5 here"):
         replay(root, adapted.url)
     assert replay(root, trained.url) == 6

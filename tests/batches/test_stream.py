@@ -56,8 +56,8 @@ def test_sequences_are_what_was_stored_in_the_order_of_the_plan(new_root, plan_o
         rollout = stored[rollout_id]
         assert_same(sequences.prompt_tokens[index], rollout.prompt_tokens)
         assert_same(sequences.response_tokens[index], rollout.response_tokens)
-        assert_same(sequences.sampler_logprobs[index], rollout.response_logprobs)
-        assert_same(sequences.action_mask[index], rollout.action_mask)
+        assert_same(sequences.columns["response_logprobs"][index], rollout.response_logprobs)
+        assert_same(sequences.columns["action_mask"][index], rollout.action_mask)
         assert sequences.advantage[index] == pytest.approx(advantages[rollout_id], abs=1e-12)
         assert sequences.weight[index] == 1.0
         assert sequences.temperature[index] == np.float32(rollout.temperature)
@@ -71,7 +71,7 @@ def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
 def test_a_mask_of_ones_is_stored_as_none_and_comes_back_as_none(new_root, plan_of):
     root = new_root()
     fill(root, num_files=1)
-    assert set(read_sequences(root, used_rows(plan_of(root))).action_mask) == {None}
+    assert set(read_sequences(root, used_rows(plan_of(root))).columns["action_mask"]) == {None}
 
 
 def test_no_rows_are_no_sequences(new_root, plan_of):

@@ -19,8 +19,10 @@ def test_a_part_has_all_that_came_before_it_in_its_prompt() -> None:
         rollout_id="a",
         prompt_tokens=np.array([1, 2], np.int32),
         response_tokens=np.array([3, 4, 5, 6, 7], np.int32),
-        sampler_logprobs=np.array([-0.3, -0.4, 0, -0.6, -0.7], np.float32),
-        action_mask=np.array([1, 1, 0, 1, 1], bool),
+        columns={
+            "response_logprobs": np.array([-0.3, -0.4, 0, -0.6, -0.7], np.float32),
+            "action_mask": np.array([1, 1, 0, 1, 1], bool),
+        },
         advantage=np.array([3, 4, 5, 6, 7], np.float32),
         weight=0.5,
     )
@@ -28,12 +30,12 @@ def test_a_part_has_all_that_came_before_it_in_its_prompt() -> None:
     assert [tokens.tolist() for tokens in parts.prompt_tokens] == [[1, 2], [1, 2, 3, 4, 5]]
     assert [tokens.tolist() for tokens in parts.response_tokens] == [[3, 4], [6, 7]]
     assert [values.tolist() for values in parts.advantage] == [[3, 4], [6, 7]]
-    assert [mask.tolist() for mask in parts.action_mask] == [[True, True], [True, True]]
+    assert [mask.tolist() for mask in parts.columns["action_mask"]] == [[True, True], [True, True]]
     assert (parts.rollout_id, parts.weight) == (["a", "a"], [0.5, 0.5])
 
 
 def gradient_of(root, batch, mesh, **settings) -> dict[str, torch.Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(root.run.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(root.record.model, dtype=torch.float32)
     shard(model, mesh)
     seen: dict[str, torch.Tensor] = {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -10,7 +10,7 @@ from tiny_runs import fill, final_weights, query, train_here, train_until_killed
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.reading import Vetting
-from ludic.batches.replay import Replanner
+from ludic.batches.replanner import Replanner
 from ludic.batches.source import batch_rules
 from ludic.batches.stream import BatchStream
 from ludic.errors import ConfigError, StalledError

@@ -16,6 +16,7 @@ from forks import Forked
 
 from ludic.cli.settings import parse
 from ludic.operations.start import run
+from ludic.run_json import put_run
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -169,10 +170,10 @@ def test_every_rollout_of_a_simulated_run_is_stored_and_planned_once(tmp_path):
     from benchmarks.scale import _config
     from benchmarks.simulation import FIRST_VERSION, simulate
     from ludic.distributed import init_distributed, shut_down
-    from ludic.store import Root, list_files, read_columns, read_ledger
+    from ludic.store import list_files, read_columns, read_ledger
 
     init_distributed("cpu")
-    root = Root.create(str(tmp_path / "run"), _config(3))
+    root = put_run(str(tmp_path / "run"), _config(3))
     outcome = simulate(root, root, num_steps=2, train_s=3.2)
     shut_down()
     stored = [row for file in list_files(root) for row in read_columns(root, file.name, ["rollout_id"]).to_pylist()]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ludic.code.kept import create_root
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
+from ludic.store import Root
 
 
 def test_a_root_is_made_and_nothing_is_started(ludic, tmp_path: Path, model_folder: str) -> None:
@@ -14,7 +15,7 @@ def test_a_root_is_made_and_nothing_is_started(ludic, tmp_path: Path, model_fold
     result = ludic("create", url, "--model", model_folder, "--env", "moar_cats", "--num-workers", "3")
     assert (result.code, result.err) == (0, "")
     assert result.out == f"{url} is ready; `ludic worker {url}` samples for it, `ludic train {url}` trains\n"
-    run = Root.open(str(url)).run
+    run = run_of(Root.open(str(url)))
     assert (run.env, run.num_workers) == (("moar_cats",), 3)
     assert not (url / "attempts").exists()
 

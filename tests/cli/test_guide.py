@@ -10,7 +10,8 @@ from tiny_runs import fill, train_here
 
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
-from ludic.operations.start import create, run, trainer
+from ludic.operations.create import create
+from ludic.operations.start import run, trainer
 from ludic.sql import connect, run_query
 from ludic.store import Root
 

@@ -32,7 +32,7 @@ def test_a_root_is_started_and_the_losses_are_told(ludic, model_folder: str, ver
         f"ludic: {verl_file}: 2 rollouts without logprobs: no importance ratio can be taken; "
         "ludic train --filters drop_absent_logprobs leaves them out",
     ]
-    assert Root.open(str(root)).run.env == ("verl",)
+    assert Root.open(str(root)).record.env == ("verl",)
 
 
 def test_a_function_named_on_the_command_line_runs_without_more_consent(
@@ -46,7 +46,7 @@ def test_a_function_named_on_the_command_line_runs_without_more_consent(
     result = ludic("import", tmp_path / "run", "--from", f"{function}:cats", verl_file, "--model", model_folder)
     assert (result.code, result.out) == (0, f"{verl_file}: 2 rollouts in 1 group, of 3 records\n")
     assert "not kept" not in result.err
-    assert Root.open(str(tmp_path / "run")).run.env == ("cats",)
+    assert Root.open(str(tmp_path / "run")).record.env == ("cats",)
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_what_can_not_be_done_is_said_in_a_line(
 
 
 def test_another_model_than_the_runs_is_refused(ludic, started: Root, verl_file: Path, tmp_path: Path):
-    other = shutil.copytree(started.run.model, tmp_path / "other")
+    other = shutil.copytree(started.record.model, tmp_path / "other")
     options = ["--from", "verl", "--model", other]
     assert ludic("import", started.url, verl_file, *options).code == 0  # another path of the same model
     (other / "tokenizer.json").write_text("{}")

@@ -9,7 +9,7 @@ from tiny_runs import create_root, fill, make_model, make_whole_root, train_here
 
 from ludic.adapters.exports.weights import export_weights
 from ludic.demos.words import open_demo
-from ludic.store import Root
+from ludic.run_json import put_run, run_of
 
 
 @pytest.fixture(params=[0o022, 0o027], ids=oct)
@@ -51,7 +51,7 @@ def test_the_model_of_the_demo_follows_the_umask(tmp_path: Path, umask: int) -> 
 
 
 def test_a_scratch_folder_is_private_and_files_put_from_it_follow_the_umask(tmp_path: Path, umask: int) -> None:
-    root = Root.create(str(tmp_path / "run"), create_root(str(tmp_path / "other"), "model").run)
+    root = put_run(str(tmp_path / "run"), run_of(create_root(str(tmp_path / "other"), "model")))
     with root.scratch_folder() as folder:
         assert folder.stat().st_mode & 0o7777 == 0o700
         (folder / "private").touch(mode=0o600)

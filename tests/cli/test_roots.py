@@ -9,7 +9,8 @@ from tiny_runs import fill, query
 
 from ludic.errors import MissingRootError
 from ludic.launch.roots import open_or_start
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.store import Root
 from ludic.store.weights import read_identity
 
 RUN = ["--env", "moar_cats", "--num-steps", "1"]
@@ -33,7 +34,7 @@ def test_a_run_whose_model_is_nowhere_leaves_no_root(ludic, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_trainer_is_told_where_the_model_is_now(ludic, make_trained, tmp_path: Path) -> None:
     root = make_trained(str(tmp_path / "run"))
-    elsewhere = shutil.copytree(root.run.model, tmp_path / "elsewhere")
+    elsewhere = shutil.copytree(root.record.model, tmp_path / "elsewhere")
     fill(root, num_files=1, worker_id="w1-test", seed=9)
     flags = ["--num-steps", "2", "--rollout-timeout-s", "5"]
     assert ludic("train", root.url, *flags, "--model", elsewhere).out == f"trained to step 2 of 2 in {root.url}\n"

@@ -45,7 +45,7 @@ def test_the_seed_decides_and_answers_differ(ludic, trained: Root) -> None:
 def test_a_version_can_be_asked_for(ludic, trained: Root) -> None:
     printed = answers(ludic, trained.url, "--version", "0", "--temperature", "0")
     assert printed["policy_version"] == 0
-    model = answers(ludic, trained.run.model, "--temperature", "0")
+    model = answers(ludic, trained.record.model, "--temperature", "0")
     assert (model["policy_version"], model["answers"]) == (None, printed["answers"])
 
 
@@ -90,7 +90,8 @@ def test_what_can_not_be_sampled_is_explained_in_one_line(ludic, trained: Root, 
 def test_a_run_without_a_policy_points_to_its_model(ludic, started: Root) -> None:
     result = ludic("sample", started.url, *PROMPT)
     assert result.err == (
-        f"ludic: {started.url} has published no policy yet; `ludic sample {started.run.model}` asks its first model\n"
+        f"ludic: {started.url} has published no policy yet; "
+        f"`ludic sample {started.record.model}` asks its first model\n"
     )
 
 

@@ -17,9 +17,11 @@ from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import parse, settings_of_command
 from ludic.errors import ConfigError
 from ludic.flags import MOST_LISTED, run_script
-from ludic.operations.start import create, run, trainer, worker
+from ludic.operations.create import create
+from ludic.operations.start import run, trainer, worker
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.settings import Range, SettingsError, check, settings_of, to_flags
-from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
 from ludic.training.config import ON_CPU, LossConfig, PpoClip, TrainConfig
 from ludic.training.inherited_settings import next_config
@@ -449,7 +451,7 @@ WITH_KL = {"objective": "ppo_clip", "clip_high": 0.3, "reference": "first", "kl_
 
 def resumed_with(folder: Path, before: Mapping[str, Any], *args: str) -> TrainConfig:
     """Settings of `ludic train` with these flags where an earlier trainer had those."""
-    root = Root.create(str(folder / "run"), RunConfig(model="model", env=("moar_cats",)))
+    root = put_run(str(folder / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config=json.loads(json.dumps(TrainConfig.of(**before).flat())))
     return train_settings(root.url, *args)
 
@@ -469,7 +471,7 @@ def on_cpu(**settings: Any) -> TrainConfig:
 
 
 def test_a_run_that_an_older_version_began_keeps_its_settings(tmp_path: Path) -> None:
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     root.put("attempts/1.json", Path(__file__).parents[1].joinpath("golden", "attempt-former-names.json").read_bytes())
     assert train_settings(root.url) == on_cpu(
         num_steps=40,
@@ -494,7 +496,7 @@ def test_a_run_that_an_older_version_began_keeps_its_settings(tmp_path: Path) ->
 
 def test_a_run_that_began_with_the_settings_of_all_objectives_is_resumed(tmp_path: Path) -> None:
     # Before, attempts/N.json held the settings of all objectives, whichever was chosen.
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     stored = Path(__file__).parents[1].joinpath("golden", "attempt-all-objectives.json").read_bytes()
     root.put("attempts/1.json", stored)
     assert {"orpo_weight", "vespo_k", "is_ratio_cap"} <= json.loads(stored)["config"].keys()
@@ -597,7 +599,7 @@ def test_an_objective_of_a_preset_drops_what_it_ignores(tmp_path: Path) -> None:
 
 def test_a_table_or_a_dataclass_of_an_objective_overrides_that_of_the_trainer_before(tmp_path: Path) -> None:
     wanted = TrainConfig.of(objective="ppo_clip", clip_high=0.4, learning_rate=0.25)
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config=TrainConfig.of(**CLIPPED | {"clip_low": None}).flat())
     for objective in ({"name": "ppo_clip", "clip_high": 0.4}, PpoClip(clip_high=0.4)):
         assert next_config(root.url, {"objective": objective}) == wanted
@@ -620,6 +622,6 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before(tmp_path: Path) -> N
 
 
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config={"objective": "sft", "ratio_level": "sequence", "dpo_beta": 0.5, "learning_rate": 0.25})
     assert train_settings(root.url) == on_cpu(objective="sft", learning_rate=0.25)

@@ -13,8 +13,10 @@ from strategies import make_batch, make_group
 from ludic.agents.delegation import SubAgent
 from ludic.maintenance.compact import compact
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.show.found import look_up
-from ludic.store import RolloutWriter, Root, RunConfig, list_files
+from ludic.store import RolloutWriter, Root, list_files
 
 Ids = Callable[[int, int], str]
 
@@ -228,7 +230,7 @@ def test_what_compaction_moved_is_shown_from_where_it_is(ludic, started: Root) -
 
 def test_a_runs_own_columns_are_shown(ludic, tmp_path: Path) -> None:
     columns = {"x_judge": "string", "x_spans": "list<int64>", "x_none": "double"}
-    root = Root.create(str(tmp_path / "own"), RunConfig(model="m", env=("moar_cats",), extra_columns=columns))
+    root = put_run(str(tmp_path / "own"), RunConfig(model="m", env=("moar_cats",), extra_columns=columns))
     group = make_group(rewards=[1.0])
     rollout = replace(group.rollouts[0], extra={"x_judge": "fine", "x_spans": [1, 2]})
     write_group(root, replace(group, rollouts=(rollout,)))

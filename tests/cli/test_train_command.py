@@ -25,7 +25,7 @@ def test_an_error_in_a_users_function_is_one_line_with_its_path(ludic, started: 
 
 
 def test_a_pair_advantage_is_what_dpo_wants(ludic, started: Root) -> None:
-    flags = ["--algorithm", "dpo", "--reference", started.run.model, "--advantage", "rloo", "--num-steps", "1"]
+    flags = ["--algorithm", "dpo", "--reference", started.record.model, "--advantage", "rloo", "--num-steps", "1"]
     result = ludic("train", started.url, *flags, "--device", "cpu")
     assert result.code == 1
     assert "rloo.sql: returns no pair_id, which objectives of pairs (dpo, ipo, orpo) need" in result.err

@@ -7,8 +7,9 @@ from command_settings import parsed
 from tiny_runs import create_root, fill, final_weights, query
 
 from ludic.cli.main import main
-from ludic.launch.here import train_args
+from ludic.launch.train import train_args
 from ludic.operations.start import trainer
+from ludic.run_json import run_of
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 
@@ -43,7 +44,7 @@ def test_a_run_is_made_like_its_first_source_and_is_left_as_it_is_when_done(ludi
     url = str(tmp_path / "offline")
     result = ludic("train", url, *OFFLINE, "--sources", source.url)
     assert (result.code, result.out) == (0, f"trained to step 2 in {url}\n")
-    assert Root.open(url).run == source.run
+    assert run_of(Root.open(url)) == run_of(source)
     # The settings are those of the trainer before, so no flag is needed.
     assert ludic("train", url).out == f"trained to step 2 in {url}\n"
     assert ludic("train", url, "--epochs", "2").out == f"trained to step 4 in {url}\n"

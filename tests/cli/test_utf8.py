@@ -15,8 +15,9 @@ from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import settings_of_command
 from ludic.errors import ConfigError
 from ludic.flags import WrongUsageError, read_flags
-from ludic.operations.start import create
+from ludic.operations.create import create
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.settings import Setting
 from ludic.store import Root
 
@@ -58,7 +59,7 @@ def test_texts_are_found_in_every_command() -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    return Root.create(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)))
+    return put_run(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ import pytest
 from strategies import make_batch
 from tiny_runs import fill, train_here
 
-from ludic.code.files import read_user_file
-from ludic.code.kept import keep_files
 from ludic.maintenance.verify import Finding, Report, check_root, meaning_of
 from ludic.records import GroupEvent
 from ludic.schema import conform, to_table
@@ -21,9 +19,11 @@ from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, RolloutWriter, Root, list_files
 from ludic.store.catalogue import WORKERS
 from ludic.store.claims import claim_slot
+from ludic.store.code import keep_files
 from ludic.store.parquet import encode
 from ludic.store.records import encode_record
 from ludic.store.tables import encode_token_stats
+from ludic.user_files import read_user_file
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from ludic.code.consent import CodeUse, give_consent, has_consent
-from ludic.code.files import UserFile, file_of
 from ludic.errors import ConfigError
+from ludic.user_files import UserFile, file_of
 
 
 @pytest.fixture(autouse=True)

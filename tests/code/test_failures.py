@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ludic.agents.requests import EpisodeFailedError, fails_the_episode
-from ludic.code.files import UserFile
 from ludic.code.run import Failure, describe_at, load_file
 from ludic.environments.limits import TimeLimit
+from ludic.user_files import UserFile
 
 OWN = """\
 import json

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from ludic.code.consent import CodeSettings, CodeUse, give_consent
-from ludic.code.files import UserFile, file_of, read_user_file
-from ludic.code.kept import find_files, gives_consent, keep_files, prepare_code, trusted_files
+from ludic.code.kept import find_files, gives_consent, prepare_code, trusted_files
 from ludic.code.kinds import KINDS
 from ludic.code.run import load_file
 from ludic.errors import ConsentError
 from ludic.store import Root
+from ludic.store.code import keep_files
+from ludic.user_files import UserFile, file_of, read_user_file
 
 FORMS = [(kind.role, form.replace("path/to/file", "mine")) for kind in KINDS.values() for form in kind.own]
 USES = [CodeUse(role=role, setting=setting) for role, setting in FORMS if file_of(setting)]

@@ -10,18 +10,14 @@ from pathlib import Path
 import pytest
 
 from ludic.code.consent import CodeUse
-from ludic.code.files import UserFile, read_user_file
-from ludic.code.kept import (
-    CodeRecord,
-    create_root,
-    find_files,
-    keep_files,
-    sampling_uses,
-    trusted_files,
-    warn_of_other_code,
-)
+from ludic.code.kept import find_files, trusted_files
+from ludic.code.uses import sampling_uses
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
+from ludic.store import Root
+from ludic.store.code import keep_files
+from ludic.user_files import UserFile, read_user_file
 
 CATS = "import words\nclass Cats: ...\n"
 ENVIRONMENT = CodeUse(role="environment", setting="cats.py:Cats")
@@ -69,7 +65,7 @@ def test_whoever_creates_a_root_may_run_its_files_from_anywhere(owned, folder, m
     monkeypatch.chdir("/")
     for name in ("cats.py", "words.py"):
         (folder / name).unlink()
-    files = trusted_files(owned, sampling_uses(owned.run))
+    files = trusted_files(owned, sampling_uses(run_of(owned)))
     assert files["cats.py"].source.decode() == CATS
     assert files["cats.py"].imports["words"].source == b"MANY = 3\n"
     assert files["cats.py"].path == folder / "cats.py"
@@ -85,7 +81,7 @@ def test_a_file_that_is_not_there_ends_the_creation_before_it_begins(folder, roo
 def test_another_user_must_agree_first_and_is_told_to_what(owned, folder, monkeypatch):
     be_another_user(monkeypatch, folder)
     with pytest.raises(ConsentError) as caught:
-        trusted_files(owned, sampling_uses(owned.run))
+        trusted_files(owned, sampling_uses(run_of(owned)))
     assert (
         f"environment 'cats.py:Cats', {owned.url}/code/{digest(CATS)}.py, sha256 {digest(CATS)[:12]}, run as "
         f"{folder}/cats.py; read it, and" in str(caught.value)
@@ -143,10 +139,10 @@ def test_files_that_are_kept_at_the_same_time_are_all_kept(folder, root):
 
 def test_a_run_made_after_another_gets_its_files_but_no_consent(owned, folder, monkeypatch, tmp_path):
     be_another_user(monkeypatch, folder)
-    after = create_root(str(tmp_path / "after"), owned.run, like=owned)
+    after = create_root(str(tmp_path / "after"), run_of(owned), like=owned)
     assert names(after) == names(owned)
     with pytest.raises(ConsentError):
-        trusted_files(after, sampling_uses(after.run))
+        trusted_files(after, sampling_uses(run_of(after)))
 
 
 def test_a_damaged_copy_is_named_and_not_run(owned):
@@ -174,19 +170,6 @@ def test_a_list_that_ludic_does_not_write_is_refused(root, entry):
     root.put("code/1.json", json.dumps({"files": {"cats.py": entry}}).encode())
     with pytest.raises(SchemaError, match=r"code/1\.json is no list of users' files that ludic can read"):
         find_files(root, [ENVIRONMENT])
-
-
-def test_other_code_than_that_of_the_life_before_is_named_in_a_line(folder, caplog):
-    now = CodeRecord(role="advantage", name="rloo", sha256="b" * 64, package="ludic-rl 2")
-    same = {"role": "filter", "name": "drop_errors", "sha256": "c" * 64, "imports": {}}
-    before = {"role": "advantage", "name": "rloo", "sha256": "a" * 64, "package": "ludic-rl 1", "imports": {}}
-    warn_of_other_code([same], [now, CodeRecord(role="filter", name="drop_errors", sha256="c" * 64)], where="attempt 1")
-    assert caplog.messages == []
-    warn_of_other_code([before], [now], where="attempt 1")
-    assert caplog.messages == [
-        "advantage 'rloo' is not what attempt 1 ran: sha256 aaaaaaaaaaaa then, bbbbbbbbbbbb now "
-        "(ludic-rl 1 then, ludic-rl 2 now)"
-    ]
 
 
 def test_a_file_that_can_not_be_kept_twice_is_read_from_where_it_was(owned, folder, monkeypatch):

@@ -12,13 +12,14 @@ import pytest
 
 import ludic
 from ludic.agents.parsers import make_parser
-from ludic.code.consent import CodeUse, sampling_uses
-from ludic.code.files import UserFile, file_of
+from ludic.code.consent import CodeUse
 from ludic.code.kinds import ENVIRONMENT, KINDS, MEASURE, PARSER, ROLLOUT_SCORER, TOOL, Kind, check, find, find_own
+from ludic.code.uses import sampling_uses
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, LudicError
 from ludic.installed import is_installed
 from ludic.run_config import RunConfig
+from ludic.user_files import UserFile, file_of
 
 PACKAGE = Path(inspect.getfile(ludic)).parent
 EACH_KIND = pytest.mark.parametrize("kind", [*KINDS.values(), ROLLOUT_SCORER], ids=lambda kind: kind.role)

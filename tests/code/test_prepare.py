@@ -8,10 +8,11 @@ import pytest
 from tiny_runs import create_root
 
 from ludic.code.consent import CodeSettings, CodeUse, has_consent
-from ludic.code.files import Files
-from ludic.code.kept import find_files, keep_files, prepare_code
+from ludic.code.kept import find_files, prepare_code
 from ludic.errors import ConfigError, ConsentError
 from ludic.store import Root
+from ludic.store.code import keep_files
+from ludic.user_files import Files
 
 FILE = "def f(rollouts): ...\ndef g(rollouts): ...\n"
 F = CodeUse(role="advantage", setting="adv.py:f", named_by_root=False)

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from ludic.code.files import UserFile, read_user_file
 from ludic.code.run import describe_failure, load_file
+from ludic.user_files import UserFile, read_user_file
 
 
 def test_the_text_that_was_read_runs_whatever_became_of_the_file(tmp_path):

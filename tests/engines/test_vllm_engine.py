@@ -79,14 +79,12 @@ def test_prompts_that_do_not_fit_one_step_are_sampled(engine: VllmEngine, model_
 def test_the_mask_holds_the_tokens_that_top_k_and_top_p_kept(engine: VllmEngine, model_folder: str) -> None:
     request = a_request(temperature=0.7, top_k=10, top_p=0.8, return_mask=True)
     [completion] = generate_all(engine, [request])
-    assert completion.kept_tokens is not None
+    kept_tokens = completion.columns["kept_tokens"]
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     tokens = torch.from_numpy(np.concatenate([PROMPT, completion.tokens]).astype(np.int64))[None]
     with torch.inference_mode():
         logits = model(tokens).logits[0, len(PROMPT) - 1 : -1].double().numpy() / 0.7
-    for row, kept, token, logprob in zip(
-        logits, completion.kept_tokens, completion.tokens, completion.logprobs, strict=True
-    ):
+    for row, kept, token, logprob in zip(logits, kept_tokens, completion.tokens, completion.logprobs, strict=True):
         ten = np.argsort(-row)[:10]
         shares = np.exp(row[ten]) / np.exp(row[ten]).sum()
         expected = ten[: int(np.searchsorted(np.cumsum(shares), 0.8)) + 1]

@@ -75,9 +75,8 @@ def test_the_mask_asks_for_the_tokens_of_top_k_and_some_that_are_as_likely() -> 
 def test_kept_tokens_are_those_whose_logprob_is_finite() -> None:
     candidates = [([7, 9, 7, 4], [-0.5, -0.1, -0.5, -np.inf]), ([2, 2, 5, 1], [-1.0, -1.0, -1.2, -np.inf])]
     completion = completion_of(candidates=candidates, params={"top_k": 2, "return_mask": True})
-    assert completion.kept_tokens is not None
-    assert [kept.tolist() for kept in completion.kept_tokens] == [[7, 9], [2, 5]]
-    assert completion_of().kept_tokens is None
+    assert [kept.tolist() for kept in completion.columns["kept_tokens"]] == [[7, 9], [2, 5]]
+    assert "kept_tokens" not in completion_of().columns
 
 
 def test_experts_are_those_of_layers_that_have_some_sorted() -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from chat_models import scripted_agent
 
-from ludic.code.files import Files, read_user_file
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
 from ludic.environments.single_turn import ScorerProcesses
 from ludic.errors import ConfigError
 from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
+from ludic.user_files import Files, read_user_file
 
 OWN = """\
 import asyncio

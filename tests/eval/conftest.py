@@ -9,14 +9,16 @@ from evaluations import rows
 from tiny_models import make_model
 
 from ludic.records import AgentStep, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall, new_id
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import RolloutWriter, Root
 
 StoreSamples = Callable[..., None]
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    return Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
+    return put_run(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from tiny_models import make_model
 
 import ludic
 from benchmarks.in_flight import Clock, NoWaits, without_threads
-from ludic.code.kept import create_root
 from ludic.environments import event_loops
 from ludic.eval.config import EvalConfig
 from ludic.eval.sampling import evaluate
 from ludic.rollouts.pump import BegunGroup, Pump
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
 
 OWN = """
 import time

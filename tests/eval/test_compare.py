@@ -12,7 +12,9 @@ import ludic
 from ludic.errors import ConfigError, MissingRootError
 from ludic.eval.statistics import mcnemar
 from ludic.records import Message
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import Root
 from ludic.store.evaluations import evaluation_of, put_evaluation
 from ludic.store.records import CodeRecord, Evaluation
 
@@ -148,7 +150,7 @@ def test_five_pairs_have_no_power(root: Root, store_samples: StoreSamples) -> No
 
 @pytest.mark.slow
 def test_two_roots_are_compared(root: Root, store_samples: StoreSamples, tmp_path: Path) -> None:
-    other = Root.create(str(tmp_path / "o@2"), RunConfig(model="m", env=("addition",)))
+    other = put_run(str(tmp_path / "o@2"), RunConfig(model="m", env=("addition",)))
     store_samples(samples([0.0, 1.0]))
     store_samples(samples([1.0, 1.0]), to=other, version=5)
     row = row_of(ludic.Run(root).compare(0, f"{other.url}@5"))
@@ -157,7 +159,7 @@ def test_two_roots_are_compared(root: Root, store_samples: StoreSamples, tmp_pat
 
 @pytest.mark.slow
 def test_equal_settings_of_two_roots_give_no_warning(root: Root, store_samples: StoreSamples, tmp_path: Path) -> None:
-    other, each = Root.create(str(tmp_path / "o"), RunConfig(model="m", env=("addition",))), evaluation({"n": 1})
+    other, each = put_run(str(tmp_path / "o"), RunConfig(model="m", env=("addition",))), evaluation({"n": 1})
     for to in (root, other):
         store_samples(samples([0.0, 1.0]), to=to, worker_id=worker(each, to))
     assert ludic.Run(root).compare("latest", f"{other.url}@0").warnings == []

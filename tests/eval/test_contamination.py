@@ -12,8 +12,10 @@ from evaluations import row
 import ludic
 from ludic.errors import ConfigError, QueryError
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.store import RolloutWriter, Root
 from ludic.store.parquet import encode_plain
 
 FIVE = "one two three four five"
@@ -178,7 +180,7 @@ def test_the_template_of_the_prompts_is_left_out_unless_asked_for(root, evaluate
 @pytest.mark.slow
 def test_another_root_may_have_trained(root, evaluated, tmp_path: Path) -> None:
     run = evaluated(one=FIVE)
-    other = Root.create(str(tmp_path / "other"), RunConfig(model="m", env=("addition",)))
+    other = put_run(str(tmp_path / "other"), RunConfig(model="m", env=("addition",)))
     with pytest.raises(ConfigError, match=r"no gradient step is in the ledger of .*; name the run that trained"):
         run.contamination()
     train_on(other, {"theirs": (FIVE,)})

@@ -13,7 +13,7 @@ from eval.conftest import StoreSamples, says
 from evaluations import store_evaluation
 
 import ludic
-from ludic.code.kinds import packaged_names
+from ludic.by_name import packaged_names
 from ludic.eval.compare import Side, compare
 from ludic.eval.config import Interval, MeasureConfig
 from ludic.eval.numbers import Chosen, Samples, numbers

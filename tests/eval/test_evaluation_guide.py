@@ -7,7 +7,7 @@ import pytest
 from eval.conftest import StoreSamples
 
 import ludic
-from ludic.code.kinds import packaged_names
+from ludic.by_name import packaged_names
 from ludic.environments.registry import make_environment
 from ludic.eval.config import EvalConfig
 from ludic.eval.suite import _SHARED, read_suite

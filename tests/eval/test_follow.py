@@ -9,7 +9,9 @@ import pytest
 
 from ludic.errors import StoreError
 from ludic.eval.plan import describe_versions, due_versions, missed_versions
-from ludic.store import LatestPolicy, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import LatestPolicy
 from ludic.store.policies import point_latest
 
 
@@ -17,7 +19,7 @@ class Training:
     """A run of which only the newest version is known, and whether it is over."""
 
     def __init__(self, url: str) -> None:
-        self.root = Root.create(url, RunConfig(model="m", env=("addition",)))
+        self.root = put_run(url, RunConfig(model="m", env=("addition",)))
         self.is_over, self.stop = False, threading.Event()
 
     def publish(self, version: int) -> None:

@@ -10,11 +10,11 @@ import pytest
 from eval.conftest import StoreSamples, says
 
 import ludic
-from ludic.code.kinds import packaged_names
+from ludic.by_name import packaged_names
 from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import MeasureConfig
 from ludic.eval.numbers import Chosen, Samples, numbers
-from ludic.launch.here import _with_numbers
+from ludic.launch.evaluate import _with_numbers
 from ludic.sql import connect
 from ludic.sql.library import load_measure
 from ludic.store import Root

@@ -15,9 +15,11 @@ from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.eval.pairing import Sampled, comparable_options, pair_environments
 from ludic.records import Message
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.show.report.page import comparison_section
 from ludic.sql.connect import Connections
-from ludic.store import Root, RunConfig
+from ludic.store import Root
 from ludic.store.evaluations import evaluation_of, put_evaluation
 from ludic.store.records import CodeRecord, Evaluation
 
@@ -35,7 +37,7 @@ def evaluated(
 
 
 def other_root(root: Root, name: str = "other") -> Root:
-    return Root.create(f"{Path(root.path).parent}/{name}", RunConfig(model="m", env=("addition",)))
+    return put_run(f"{Path(root.path).parent}/{name}", RunConfig(model="m", env=("addition",)))
 
 
 def asked(questions: Mapping[str, str], answers: Mapping[str, str | None]) -> dict[str, Any]:

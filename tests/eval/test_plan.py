@@ -10,8 +10,8 @@ from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig, parse_versions
 from ludic.eval.plan import environment_settings, heldout_examples, missing_blocks, sampling_params, settings_of
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run, run_of
 from ludic.settings import arguments
-from ludic.store import Root
 from ludic.store.evaluations import SampleBlock, evaluation_of
 
 
@@ -111,10 +111,10 @@ EVERY_OVERRIDE: dict[str, Any] = {
 def test_the_id_of_an_evaluation_follows_from_its_settings(
     tmp_path: Path, settings: dict[str, Any], ids: list[str]
 ) -> None:
-    root = Root.create(str(tmp_path / "run"), RUN)
+    root = put_run(str(tmp_path / "run"), RUN)
     config = EvalConfig(**arguments(EvalConfig, settings))
     found = [
-        evaluation_of(run.env[0], settings_of(run, sampling_params(root.run, config)), [])
+        evaluation_of(run.env[0], settings_of(run, sampling_params(run_of(root), config)), [])
         for run in environment_settings(root, config)
     ]
     assert [each.evaluation for each in found] == ids

@@ -11,7 +11,6 @@ import pytest
 
 import ludic
 from ludic.code.consent import CodeSettings
-from ludic.code.kept import create_root
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.transformers_engine import TransformersEngine
@@ -19,9 +18,11 @@ from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig
 from ludic.eval.plan import missed_versions
 from ludic.eval.sampling import evaluate
-from ludic.launch.here import open_to_evaluate
+from ludic.launch.evaluate import open_to_evaluate
 from ludic.records import RolloutBatch
-from ludic.store import Root, RunConfig, prune_policies, publish_policy
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import Root, prune_policies, publish_policy
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import ludic
-from ludic.code.kept import create_root
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.eval import sampling
 from ludic.records import RolloutBatch, WeightSpan
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
 from ludic.store.evaluations import BlockClaims
 from ludic.store.records import Evaluator, encode_record
 
@@ -67,7 +67,7 @@ class TickingEngine:
         await ends
         return Completion(
             tokens=np.full(length, 1, np.int32),
-            logprobs=np.full(length, -1.0, np.float32),
+            columns={"response_logprobs": np.full(length, -1.0, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=0, start=0, end=length),),
         )

@@ -11,7 +11,8 @@ import ludic
 from ludic.errors import ConfigError, LudicError
 from ludic.eval.config import EvalConfig
 from ludic.eval.suite import Entry, read_suite
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 
 SUMS = [{"question": f"what is {letter} and two", "answer": letter} for letter in "abcd"]
 SCORER = "def short(example, answer):\n    return len(answer) < 20\n"
@@ -194,7 +195,7 @@ num_examples = 1
 @pytest.fixture
 def make_run(folder: Path, request: pytest.FixtureRequest) -> Any:
     model = request.getfixturevalue("model")
-    return lambda name: ludic.Run(Root.create(str(folder / name), RunConfig(model=model, env=("addition",))))
+    return lambda name: ludic.Run(put_run(str(folder / name), RunConfig(model=model, env=("addition",))))
 
 
 @pytest.fixture(scope="session")

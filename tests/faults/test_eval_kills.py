@@ -14,7 +14,7 @@ from tiny_models import make_model
 import ludic
 from ludic.code.consent import CodeSettings
 from ludic.eval.config import EvalConfig
-from ludic.launch.here import open_to_evaluate
+from ludic.launch.evaluate import open_to_evaluate
 from ludic.store import Root
 
 pytestmark = pytest.mark.slow

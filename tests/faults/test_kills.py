@@ -20,6 +20,7 @@ from strategies import as_plain
 
 from ludic.maintenance.compact import compact
 from ludic.records import RolloutGroup
+from ludic.run_json import put_run, run_of
 from ludic.schema import arrow_schema, from_table
 from ludic.store import Root, list_files, read_columns
 
@@ -117,7 +118,7 @@ def test_nothing_is_lost_or_doubled_by_a_kill_between_any_two_calls(root, tmp_pa
     """Each time in a root of its own, one call later, until the process lives to its end."""
     version_0 = set(lives.group_ids(lives.batch_of("w0", 0)))
     for num_calls in itertools.count():
-        one = Root.create(str(tmp_path / f"run-{num_calls}"), root.run)
+        one = put_run(str(tmp_path / f"run-{num_calls}"), run_of(root))
         life = start(lives.live_once, one.url, num_calls)
         flushed = life.end()
         assert life.process.exitcode in (0, -signal.SIGKILL)

@@ -17,10 +17,10 @@ import pytest
 from strategies import make_batch
 
 import ludic
-from ludic.code.kept import create_root
 from ludic.errors import ReplacedRootError, SchemaError
 from ludic.launch.local import predecessor, worker_child
 from ludic.rollouts.follower import PolicyFollower
+from ludic.run_json import create_root, run_of
 from ludic.schema import arrow_schema
 from ludic.store import (
     LatestPolicy,
@@ -59,7 +59,7 @@ CHECKS = {"check_same_run", "check_claim", "check_not_replaced", "check_not_fenc
 def remake(old: Root) -> Root:
     """Delete a root and start another run in its place, which has a trainer, a worker and a published version."""
     old.fs.rm(old.path, recursive=True)
-    new = create_root(old.url, old.run)
+    new = create_root(old.url, run_of(old))
     start_attempt(new)
     claim_slot(new, 0, "w0-new")
     point_latest(new, LatestPolicy(version=0, budget=1))

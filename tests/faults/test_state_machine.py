@@ -30,8 +30,10 @@ from strategies import as_plain, make_batch
 from ludic.errors import StoreError
 from ludic.maintenance.compact import compact
 from ludic.records import RolloutGroup
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema, from_table
-from ludic.store import Cursor, RolloutReader, RolloutWriter, Root, RunConfig, list_files
+from ludic.store import Cursor, RolloutReader, RolloutWriter, Root, list_files
 from ludic.store.ledger import read_rollouts
 from ludic.store.tombstones import expire, quarantine, stored_files
 
@@ -99,7 +101,7 @@ class StoreUnderFaults(RuleBasedStateMachine):
         super().__init__()
         self.storage = SharedStorage(MemoryFileSystem(global_store=False, skip_instance_cache=True))
         run = RunConfig(model="m", env=("moar_cats",), group_size=GROUP_SIZE)
-        self.root = Root.create("memory://run", run, fs=FaultyFileSystem(self.storage))
+        self.root = put_run("memory://run", run, fs=FaultyFileSystem(self.storage))
         """For what the test itself looks at; nothing goes wrong here."""
         self.numbers = itertools.count()
         self.written: dict[str, RolloutGroup] = {}

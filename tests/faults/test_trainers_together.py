@@ -19,17 +19,10 @@ from filesystems import FaultyFileSystem, ProcessDied, SharedStorage
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ludic.errors import FencedError, OwnedError
+from ludic.run_config import RunConfig
+from ludic.run_json import to_json
 from ludic.schema import arrow_schema
-from ludic.store import (
-    Root,
-    RunConfig,
-    attempts,
-    claims,
-    latest_policy,
-    ledger,
-    read_ledger,
-    write_ledger,
-)
+from ludic.store import Root, attempts, claims, latest_policy, ledger, read_ledger, write_ledger
 from ludic.store.attempts import (
     MARKER,
     chain,
@@ -44,7 +37,6 @@ from ludic.store.attempts import (
 )
 from ludic.store.ledger import ledger_steps
 from ludic.store.records import Attempt, CheckpointId, CheckpointInfo, encode_record
-from ludic.store.root import to_json
 from ludic.training import publisher
 from ludic.training.publisher import Publisher
 
@@ -204,13 +196,13 @@ class Run:
         self.rng = rng
         self.storage = SharedStorage(MemoryFileSystem(global_store=False, skip_instance_cache=True))
         self.eyes = self.connect()
-        self.eyes.put("run.json", to_json(self.eyes.run, self.eyes.run_id))
+        self.eyes.put("run.json", self.eyes.run_json)
         self.final: list[int] = []
         """Groups of the newest checkpoint that was completed while its trainer owned the root: never to be undone."""
 
     def connect(self) -> Root:
         run = RunConfig(model="m", env=("moar_cats",))
-        return Root("memory://run", ScheduledFileSystem(self.storage), "/run", run_id="run", run=run)
+        return Root("memory://run", ScheduledFileSystem(self.storage), "/run", run_json=to_json(run, "run"))
 
     @contextmanager
     def looking(self) -> Iterator[Root]:

@@ -92,7 +92,7 @@ def by_id(rows: Iterator[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def test_every_record_comes_back_bit_for_bit(root, expected):
     for file, groups in expected["files"].items():
-        (batch,) = from_table(read_columns(root, file, rollouts_schema(root.run.extra_columns).names))
+        (batch,) = from_table(read_columns(root, file, rollouts_schema(root.extra_columns).names))
         assert batch.metadata.timestamp == datetime.fromisoformat(expected["created_at"])
         assert as_json(batch.groups) == groups
 
@@ -202,7 +202,7 @@ def test_a_newer_minor_version_reads_the_same(tmp_path, name, expected):
     reader = RolloutReader(root, ["rollout_id", "group_id"])
     assert reader.poll(None).num_rows == len(list(rows_of(expected, "rollouts")))
     for file, groups in expected["files"].items():
-        (batch,) = from_table(read_columns(root, file, rollouts_schema(root.run.extra_columns).names))
+        (batch,) = from_table(read_columns(root, file, rollouts_schema(root.extra_columns).names))
         assert as_json(batch.groups) == groups
     test_sql_sees_every_column(root, expected, "rollouts")
     test_polars_sees_every_column(root, expected)

@@ -11,7 +11,9 @@ import pytest
 import ludic
 from ludic.maintenance.verify import check_root
 from ludic.records import EpisodeEnd, GroupEvent
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import RolloutWriter, Root
 from ludic.store.claims import claim_slot, held_slot
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
@@ -33,7 +35,7 @@ ENDS = (
 
 
 def write(url: str) -> None:
-    root = Root.create(url, RunConfig(model="tiny", env=("moar_cats",)))
+    root = put_run(url, RunConfig(model="tiny", env=("moar_cats",)))
     with held_slot(root, 1, "w1-a"), RolloutWriter(root, "w1-a") as writer:
         writer.append(None, [GroupEvent(event="started", created_at=NOON, **STARTED)])
         writer.flush()

@@ -27,6 +27,8 @@ from ludic.records import (
     RolloutMetadata,
     ToolCall,
 )
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import SCHEMA_VERSION
 from ludic.sql.planner import BatchRules, Planner
 from ludic.store import (
@@ -36,7 +38,6 @@ from ludic.store import (
     RolloutReader,
     RolloutWriter,
     Root,
-    RunConfig,
     point_latest,
     write_ledger,
 )
@@ -88,7 +89,7 @@ def rollout(
     if HAS_TRAJECTORIES:
         defaults["trajectory_id"] = values.get("rollout_id", defaults["rollout_id"])
     identity = {"group_id": group_id, "group_index": index, "group_size": group_size, "policy_version": version}
-    return Rollout(**(defaults | identity | {"episode_reward": reward} | values))
+    return Rollout.of(**(defaults | identity | {"episode_reward": reward} | values))
 
 
 def single_turn() -> RolloutGroup:
@@ -285,7 +286,7 @@ def write_store(folder: Path) -> Root:
         groups_per_batch=1,
         **(columns if HAS_EXTRA else {}),
     )
-    root = Root.create(str(folder), run)
+    root = put_run(str(folder), run)
     for worker_id, kind in (("host-1", "rollouts"), ("host-2", "evals")):
         with RolloutWriter(root, worker_id, folder=kind) as writer:
             for name, groups in FILES.items():

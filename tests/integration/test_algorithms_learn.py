@@ -18,14 +18,15 @@ import pytest
 
 import ludic
 from ludic.agents.agent import Agent
-from ludic.code.kept import create_root
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
 from ludic.rollouts.sampler import GroupSampler
-from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy, latest_policy
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
+from ludic.store import RolloutWriter, Root, fetch_policy, latest_policy
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names, load_algorithm
 from ludic.training.trainer import train
@@ -65,10 +66,10 @@ class Worker:
     """Samples and stores what the trainer needs for a step, whenever it is told to."""
 
     def __init__(self, root: Root, cache: Path, is_useful: Callable[[RolloutGroup], bool]) -> None:
-        self._root, self._cache, self._is_useful, folder = root, cache, is_useful, root.run.model
+        self._root, self._cache, self._is_useful, folder = root, cache, is_useful, root.record.model
         self._engine = TransformersEngine(folder, device="cpu")
         agent = Agent(engine=self._engine, tokenizer=load_tokenizer(folder), model=folder)
-        self._sampler = GroupSampler.of_run(root.run, agent)
+        self._sampler = GroupSampler.of_run(run_of(root), agent)
         self._numbers, self._num_ready = count(), 0
 
     def follow_and_work(self, step: int, row: Mapping[str, Any]) -> None:
@@ -81,7 +82,7 @@ class Worker:
 
     def work(self, step: int) -> None:
         """Groups until a batch of them is useful, for the step after this one."""
-        worker_id, size = f"w0-{step}", self._root.run.groups_per_batch
+        worker_id, size = f"w0-{step}", run_of(self._root).groups_per_batch
         with RolloutWriter(self._root, worker_id) as writer:
             for _ in range(MOST_BATCHES):
                 batch = self._sampler.sample(list(islice(self._numbers, size)), worker_id)

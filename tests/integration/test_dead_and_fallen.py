@@ -41,7 +41,7 @@ DEAD, FALLS = "own.py:Dead", "own.py:Falls"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> ludic.Run:
     folder = tmp_path_factory.mktemp("dead")
-    model = open_demo(str(folder / "demo")).run.model
+    model = open_demo(str(folder / "demo")).record.model
     (folder / "own.py").write_text(OWN)
     ludic_here(folder, "run", "run", "--model", model, "--env", DEAD, FALLS, *SETTINGS)
     return ludic.open(str(folder / "run"))

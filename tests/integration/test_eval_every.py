@@ -17,7 +17,7 @@ from wandb_files import read_offline_run
 
 import ludic
 from ludic.demos.words import open_demo
-from ludic.launch.here import last_step
+from ludic.launch.train import last_step
 from ludic.store import Root
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -41,7 +41,7 @@ main(sys.argv[1:])
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     sizes = {"groups_per_batch": 4, "num_workers": 1, "max_tokens": 16, "accept_incomplete": True}
-    return create_root(str(tmp_path / "run"), open_demo(str(tmp_path / "demo")).run.model, **sizes)
+    return create_root(str(tmp_path / "run"), open_demo(str(tmp_path / "demo")).record.model, **sizes)
 
 
 def wait_until(condition: Callable[[], object], limit_s: float = 120) -> None:

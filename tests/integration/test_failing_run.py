@@ -44,7 +44,7 @@ def run(root: Path, *args: str) -> subprocess.CompletedProcess:
 
 
 def test_a_run_of_which_everything_fails_ends_and_goes_on_after_the_fix(tmp_path: Path) -> None:
-    model = open_demo(str(tmp_path / "demo")).run.model
+    model = open_demo(str(tmp_path / "demo")).record.model
     own, root = tmp_path / "own.py", tmp_path / "run"
     own.write_text(FAILS)
     began = time.monotonic()
@@ -85,7 +85,7 @@ def test_a_run_of_which_everything_fails_ends_and_goes_on_after_the_fix(tmp_path
 
 
 def test_a_run_with_some_good_rollouts_goes_on(tmp_path: Path) -> None:
-    model = open_demo(str(tmp_path / "demo")).run.model
+    model = open_demo(str(tmp_path / "demo")).record.model
     (tmp_path / "own.py").write_text(SOME_FAIL)  # three groups of four
     settings = [*SETTINGS, "--num-steps", "3", "--max-failed-batches", "8"]
     done = run(tmp_path / "run", "--model", model, "--env", f"{tmp_path}/own.py:Own", *settings)

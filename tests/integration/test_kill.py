@@ -16,8 +16,9 @@ from tiny_runs import create_root, cursor_of_ledger, fill, groups_left, make_mod
 
 import ludic
 from ludic.environments.moar_cats import WORDS
-from ludic.launch.here import train_args
+from ludic.launch.train import train_args
 from ludic.models.tiny import make_tiny_model
+from ludic.run_json import run_of
 from ludic.sql import run_checks
 from ludic.store import Cursor, Root, latest_policy, ledger_steps, list_files, newest_attempt_id
 from ludic.store.attempts import checkpoint_ids, complete_checkpoints
@@ -157,7 +158,7 @@ def test_there_was_something_to_recover_from(root):
 
 def test_steps_are_without_gaps_and_train_on_whole_batches(root, num_steps):
     steps = query(root, "select step, count(distinct group_id) from batches where used group by step order by step")
-    assert steps == [(step, root.run.groups_per_batch) for step in range(1, num_steps + 1)]
+    assert steps == [(step, run_of(root).groups_per_batch) for step in range(1, num_steps + 1)]
 
 
 def test_no_group_is_used_or_dropped_twice(root):
@@ -243,7 +244,7 @@ def test_zombies_stop_at_their_next_write_and_change_nothing(tmp_path):
     assert "has not ended by itself; watching" in running.log("trainer-2")
 
     steps = query(root, "select step, count(distinct group_id) from batches where used group by step order by step")
-    assert steps == [(step, root.run.groups_per_batch) for step in range(1, 33)]
+    assert steps == [(step, run_of(root).groups_per_batch) for step in range(1, 33)]
     assert query(root, "from batches select group_id group by group_id having count(distinct step) > 1") == []
     assert query(root, "select count(distinct attempt_id) from batches") == [(NUM_ZOMBIES + 1,)]
     (checkpoint,) = complete_checkpoints(root)

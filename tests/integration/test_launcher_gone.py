@@ -81,7 +81,7 @@ def test_a_stopped_trainer_has_the_time_for_its_last_checkpoint_that_the_user_gi
     proxy.react = lambda method, path: Delay(3.0) if method == "PUT" and "/checkpoints/" in path else None
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     url = f"{s3_bucket}/{uuid.uuid4()}"
-    root = create_root(url, source.run.model)
+    root = create_root(url, source.record.model)
     flags = ("--ranks", "2", "--sources", source.url, *TRAIN, "--stop-within-s", stop_within_s)
     launcher = Forked(["ludic", "train", url, *flags], tmp_path / "log")
     wait_until(launcher, lambda: len(ledger_steps(root, 1)) >= 2, tmp_path)

@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Root:
     """A run with steps of some tenths of a second, in most of which no processor works."""
     (tmp_path / "own.py").write_text(OWN)
     sizes = {"groups_per_batch": 4, "num_workers": 2, "max_tokens": 8, "accept_incomplete": True}
-    model = open_demo(str(tmp_path / "demo")).run.model
+    model = open_demo(str(tmp_path / "demo")).record.model
     return create_root(str(tmp_path / "run"), model, env=(f"{tmp_path}/own.py:Waits",), **sizes)
 
 
@@ -138,7 +138,7 @@ def test_a_second_run_is_refused_before_it_starts_anything_and_one_that_takes_ov
 
 def test_what_always_fails_is_given_up_with_its_last_words(tmp_path: Path) -> None:
     root = open_demo(str(tmp_path / "run"))
-    (Path(root.run.model) / "model.safetensors").write_bytes(b"half a file")
+    (Path(root.record.model) / "model.safetensors").write_bytes(b"half a file")
     broken = start(root, *SETTINGS, "--num-steps", "2")
     _, errors = broken.communicate(timeout=120)
     assert broken.returncode == 1

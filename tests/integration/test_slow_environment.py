@@ -6,9 +6,9 @@ from pathlib import Path
 from forks import Forked
 
 import ludic
-from ludic.code.kept import create_root
 from ludic.demos.words import open_demo
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
 
 OWN = """\
 import time
@@ -39,7 +39,7 @@ def test_a_run_goes_on_while_steps_block_the_event_loop(tmp_path: Path) -> None:
     """By the commands that `ludic run` starts."""
     (tmp_path / "own.py").write_text(OWN)
     run = RunConfig(
-        model=open_demo(str(tmp_path / "demo")).run.model,
+        model=open_demo(str(tmp_path / "demo")).record.model,
         env=(f"{tmp_path}/own.py:Slow",),
         group_size=2,
         groups_per_batch=8,

@@ -16,16 +16,17 @@ from guide_examples import example, judge_of_safes
 
 from ludic.adapters.imports.importing import import_files
 from ludic.agents.tools.registry import environment_tools
-from ludic.code.kept import create_root
 from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
-from ludic.launch.here import train_here
 from ludic.launch.process import interruptible
+from ludic.launch.train import train_here
 from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
 from ludic.sql import connect
-from ludic.store import Root, RunConfig
+from ludic.store import Root
 from ludic.training.config import TrainConfig
 
 KINDS = {"reads": 0.4, "guesses_the_number": 0.3, "guesses_the_answer": 0.3}
@@ -47,7 +48,7 @@ def test_a_tiny_model_learns_to_open_the_safe(tmp_path: Path) -> None:
     with judge_of_safes() as judge:
         root, schemas, demonstrations = make_run(tmp_path, judge)
         warm_start(root, schemas, demonstrations)
-        num_warm_steps = NUM_DEMONSTRATIONS // A_GROUP * NUM_EPOCHS // root.run.groups_per_batch
+        num_warm_steps = NUM_DEMONSTRATIONS // A_GROUP * NUM_EPOCHS // run_of(root).groups_per_batch
         run = forks.ludic("run", root.url, "--num-steps", str(num_warm_steps + NUM_STEPS), *RL.split(), folder=tmp_path)
         assert run.returncode == 0, run.stderr
     before, read_before = of_steps(root, num_warm_steps + 1, num_warm_steps + 3)
@@ -101,7 +102,7 @@ def warm_start(root: Root, schemas: Sequence[Any], demonstrations: Sequence[tupl
                 "episode_reward": reward,
             }
             lines.write(json.dumps({**record, "finish_reason": "stop"}) + "\n")
-    import_files(root, [str(file)], "jsonl", env=root.run.env[0])
+    import_files(root, [str(file)], "jsonl", env=root.record.env[0])
     settings = {"learning_rate": 2e-3, "schedule": "cosine", "warmup_steps": 10, **SETTINGS}
     with interruptible() as stop:
         train_here(

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_runs import create_root, fill, final_weights, ledger, make_model, query, train_config
 
-from ludic.launch.here import train_args
+from ludic.launch.train import train_args
 from ludic.store import Root
 from ludic.store.attempts import complete_checkpoints
 
@@ -61,7 +61,7 @@ def test_two_ranks_write_the_ledger_losses_and_weights_of_one(roots):
         np.testing.assert_allclose(of_two[2:], of_one[2:], rtol=2e-3, atol=1e-5)
     assert {name.rpartition("-")[2] for name in two.list("token_stats")} == {"rank=0.parquet", "rank=1.parquet"}
 
-    before, expected = load_file(f"{one.run.model}/model.safetensors"), final_weights(one)
+    before, expected = load_file(f"{one.record.model}/model.safetensors"), final_weights(one)
     for name, tensor in final_weights(two).items():
         np.testing.assert_allclose(tensor, expected[name], rtol=0, atol=1e-5, err_msg=name)
     assert max(np.abs(expected[name] - before[name]).max() for name in expected) > 1e-3

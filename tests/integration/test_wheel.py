@@ -1,4 +1,4 @@
-"""The wheel that users install holds what is not Python: types, schemas, SQL, algorithms."""
+"""The wheel that users install holds what is not Python: types, schemas, SQL, algorithms, names of other trainers."""
 
 import subprocess
 import sys
@@ -13,9 +13,21 @@ def test_the_wheel_holds_types_schemas_sql_and_algorithms(tmp_path: Path) -> Non
     subprocess.run([*map(str, build), "--wheel-dir", str(tmp_path)], check=True, timeout=240)
     (wheel,) = tmp_path.glob("ludic_rl-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    files = {"ludic/py.typed", *(f"ludic/schemas/{file.name}" for file in (PROJECT / "schemas").glob("*.json"))}
+    files = {
+        "ludic/py.typed",
+        "ludic/coming_from.toml",
+        *(f"ludic/schemas/{file.name}" for file in (PROJECT / "schemas").glob("*.json")),
+    }
     for folder in ("sql", "training/algorithms"):
         found = (PROJECT / "ludic" / folder).rglob("*")
         files |= {file.relative_to(PROJECT).as_posix() for file in found if file.suffix in (".sql", ".toml")}
     assert len(files) > 40
     assert sorted(files - names) == []
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    code = "import ludic.settings; print(ludic.settings.__file__, ludic.settings.unknown('lr', ['learning_rate']))"
+    # Without site's paths, among them the one to this checkout.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path / "installed", capture_output=True, text=True
+    )
+    assert done.stdout.startswith(str(tmp_path)), done.stderr
+    assert "'lr' is a short name; in ludic it is learning_rate" in done.stdout

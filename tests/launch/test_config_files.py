@@ -12,8 +12,8 @@ from command_settings import parsed
 
 from ludic.engines.config import EngineConfig
 from ludic.eval.config import EvalConfig
-from ludic.launch.here import train_args
 from ludic.launch.process import config_args
+from ludic.launch.train import train_args
 from ludic.operations.evaluations import evaluate
 from ludic.operations.start import trainer
 from ludic.training.config import LossConfig, Objective, Orpo, PpoClip, Reinforce, Sft, TrainConfig, Vespo

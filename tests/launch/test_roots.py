@@ -13,7 +13,9 @@ from ludic.errors import ConfigError, ModelError
 from ludic.launch.roots import open_or_start, start_like
 from ludic.models.first_model import first_model
 from ludic.models.tiny import make_tiny_model
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of
+from ludic.store import Root
 from ludic.store.catalogue import IDENTITY
 from ludic.store.weights import read_identity
 
@@ -29,7 +31,7 @@ def test_the_demo_keeps_its_model_under_any_root_and_nowhere_else(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     root = open_demo(root_url)
-    assert root.run.model == f"{root_url}/model"
+    assert root.record.model == f"{root_url}/model"
     assert list((tmp_path / "here").iterdir()) == []
     with first_model(root) as folder:
         weights = (folder / "model.safetensors").read_bytes()
@@ -55,7 +57,7 @@ def test_a_run_is_started_with_its_model_kept_and_another_place_of_it_is_no_othe
     assert read_identity(open_or_start(url, run)) is not None
     moved = str(model.rename(tmp_path / "moved"))
     root = open_or_start(url, RunConfig(model=moved, env=("moar_cats",)))
-    assert root.run == run
+    assert run_of(root) == run
     (tmp_path / "moved" / "tokenizer.json").write_bytes(b"{}")
     with pytest.raises(ModelError, match=r"tokenizer differs \(tokenizer.json\)"):
         open_or_start(url, RunConfig(model=moved, env=("moar_cats",)))
@@ -67,7 +69,7 @@ def test_a_run_like_another_has_its_model(tmp_path: Path, model: Path, model_fol
     like = open_or_start(str(tmp_path / "run"), RunConfig(model=str(model), env=("moar_cats",)))
     assert read_identity(start_like(str(tmp_path / "again"), like, None)) == read_identity(like)
     other = start_like(str(tmp_path / "other"), like, model_folder)
-    assert (other.run.model, other.run.env) == (model_folder, like.run.env)
+    assert (other.record.model, other.record.env) == (model_folder, like.record.env)
 
 
 def test_the_factors_of_a_longrope_model_are_recorded_once_and_another_choice_is_another_run(tmp_path: Path) -> None:
@@ -81,10 +83,10 @@ def test_the_factors_of_a_longrope_model_are_recorded_once_and_another_choice_is
     for name, asked, found in (("short", run, "short"), ("long", long, "long")):
         root = open_or_start(str(tmp_path / name), asked)
         assert json.loads(root.read("run.json"))["longrope"] == found
-        assert open_or_start(root.url, asked).run == replace(asked, longrope=found)
+        assert run_of(open_or_start(root.url, asked)) == replace(asked, longrope=found)
     with pytest.raises(ConfigError, match="longrope is 'long' there, 'short' was asked for"):
         open_or_start(root.url, replace(long, longrope="short"))
-    assert start_like(str(tmp_path / "like"), root, None).run.longrope == "long"
+    assert run_of(start_like(str(tmp_path / "like"), root, None)).longrope == "long"
     plain = tmp_path / "plain"
     make_tiny_model(str(plain), ["a", "b"])
     other = start_like(str(tmp_path / "other"), root, str(plain))

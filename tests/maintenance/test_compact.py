@@ -21,6 +21,8 @@ from strategies import make_batch
 
 import ludic.maintenance.compact as compaction
 from ludic.maintenance.compact import Skipped, compact, sealed_before
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema, to_table
 from ludic.schema.tables import VERSION_KEY
 from ludic.store import (
@@ -30,7 +32,6 @@ from ludic.store import (
     RolloutReader,
     RolloutWriter,
     Root,
-    RunConfig,
     list_files,
     point_latest,
     read_columns,
@@ -387,7 +388,7 @@ def test_older_files_gain_nulls_and_what_newer_ones_hold_is_kept(root, next_batc
 def test_whatever_fits_into_memory_all_rows_come_out_once_in_whole_groups(
     sizes, buffer_bytes, ahead_bytes, row_group_rows, seed
 ):
-    root = Root.create(f"memory://{uuid.uuid4()}", RunConfig(model="m", env=("moar_cats",)))
+    root = put_run(f"memory://{uuid.uuid4()}", RunConfig(model="m", env=("moar_cats",)))
     for sequence, num_groups in enumerate(sizes):
         batch = make_batch(worker_id="w0", num_groups=num_groups, group_size=2, response_length=2, seed=seed + sequence)
         put(root, RolloutFile(0, "moar_cats", "w0", sequence), batch)
@@ -446,7 +447,7 @@ def test_a_crash_before_any_storage_call_loses_and_doubles_nothing(root_url, run
     """Over memory:// at each call, on a disk at those that change something: what is stored is the same between."""
     index, is_over = 0, False
     while not is_over:
-        root = Root.create(f"{root_url}-{index}", run_config)
+        root = put_run(f"{root_url}-{index}", run_config)
         groups = put_two_partitions(root, put_file)
         is_over = not crash(root, index, only_changes=not root_url.startswith("memory"))
         assert sorted(delivered(root)) == groups, f"after a crash before call {index}"

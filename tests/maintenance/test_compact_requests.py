@@ -21,7 +21,9 @@ import ludic
 from ludic.maintenance import compact as compaction
 from ludic.maintenance.compact import compact
 from ludic.records import EpisodeEnd, GroupEvent
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import RolloutWriter, Root
 from ludic.store.files import SOURCES_KEY, read_partition_plans
 from ludic.store.parquet import DIGESTS_KEY, encode_plain
 from ludic.store.writer import encode_events
@@ -203,7 +205,7 @@ def test_row_groups_and_buffers_bound_the_merge_of_many_files(root: Root, monkey
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Root:
     """A compacted run without findings, which nobody changes."""
-    root = Root.create(str(tmp_path_factory.mktemp("sound") / "run"), RunConfig(model="tiny-qwen2", env=("moar_cats",)))
+    root = put_run(str(tmp_path_factory.mktemp("sound") / "run"), RunConfig(model="tiny-qwen2", env=("moar_cats",)))
     fill(root)
     ludic.open(root.url).compact()
     report = ludic.open(root.url).verify()
@@ -331,10 +333,10 @@ def test_a_crash_before_any_storage_call_loses_and_doubles_nothing(root_url: str
     def as_of_one_run(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [row | {"run_id": "one", "root": "one"} for row in rows]
 
-    rows = as_of_one_run(fill(Root.create(root_url, run_config)))
+    rows = as_of_one_run(fill(put_run(root_url, run_config)))
     index, is_over = 0, False
     while not is_over:
-        root = Root.create(f"{root_url}-{index}", run_config)
+        root = put_run(f"{root_url}-{index}", run_config)
         put_files(root)
         fs = FaultyFileSystem(SharedStorage(LocalFileSystem(auto_mkdir=True) if root.is_local else root.fs))
         fs.faults.extend([*[None] * index, Fault.DIE_BEFORE])

@@ -84,7 +84,7 @@ def test_first_weights_that_are_nowhere_are_said_to_be_needed(root: Root, model:
         train(root, num_steps=1)
     assert train_with(root, str(moved), num_steps=1) == 1
     # The new path is not kept: the checkpoint is enough from now on.
-    assert root.run.model == str(model)
+    assert root.record.model == str(model)
     assert train(root, num_steps=2) == 2
 
 

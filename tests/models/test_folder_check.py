@@ -22,7 +22,8 @@ from ludic.models.folder_check import check_model_folder
 from ludic.models.lora import base_of_adapter, merge_adapter
 from ludic.models.weight_files import load_config, load_pretrained, make_config, open_weights
 from ludic.rollouts.sample import Question, sample_run
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.training.model import load_model, load_sharded
 
 PACKAGE = Path(ludic.__file__).parent
@@ -226,7 +227,7 @@ def test_an_engine_in_use_reads_no_weights_outside_of_the_folder(sound: Path, ho
 
 
 def test_sample_and_export_read_no_weights_outside_of_the_root(sound: Path, hostile: Path, tmp_path: Path) -> None:
-    root = Root.create(str(tmp_path / "run"), RunConfig(model=str(sound), env=("moar_cats",)))
+    root = put_run(str(tmp_path / "run"), RunConfig(model=str(sound), env=("moar_cats",)))
     version = publish(root, str(hostile), budget=1)
     (tmp_path / "run" / "policies" / "private").mkdir()
     shutil.copy(tmp_path / "private" / "model.safetensors", tmp_path / "run" / "policies" / "private")

@@ -22,8 +22,9 @@ from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, 
 from ludic.engines.transformers_engine import TransformersEngine, exact_attention
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import ConfigError, ModelError
+from ludic.launch.roots import with_longrope
 from ludic.models.families import logprobs_alone, shrink, spread
-from ludic.models.rope import check_served, max_positions, original_length, with_longrope
+from ludic.models.rope import check_served, max_positions, original_length
 from ludic.models.tiny import make_tiny_model
 from ludic.models.weight_files import load_config, load_pretrained
 from ludic.run_config import RunConfig
@@ -226,7 +227,7 @@ def run_of(folder: str, **settings: object) -> RunConfig:
     ],
 )
 def test_a_run_takes_long_factors_if_its_rows_may_be_longer_than_the_original_length(folder, settings, longrope):
-    assert with_longrope(run_of(folder, **settings), Path(folder)).longrope == longrope
+    assert with_longrope(run_of(folder, **settings), load_config(folder)).longrope == longrope
 
 
 @pytest.mark.parametrize(
@@ -242,15 +243,15 @@ def test_a_run_takes_long_factors_if_its_rows_may_be_longer_than_the_original_le
 )
 def test_lengths_that_the_factors_or_the_model_do_not_reach_are_refused(folder, settings, message):
     with pytest.raises(ConfigError, match=message):
-        with_longrope(run_of(folder, **settings), Path(folder))
+        with_longrope(run_of(folder, **settings), load_config(folder))
 
 
 def test_longrope_of_another_model_is_refused(tmp_path):
     config_of("llama", {"rope_type": "default", "rope_theta": 1e4}).save_pretrained(tmp_path)
-    run = run_of(str(tmp_path))
-    assert with_longrope(run, tmp_path) == run
+    run, config = run_of(str(tmp_path)), load_config(str(tmp_path))
+    assert with_longrope(run, config) == run
     with pytest.raises(ConfigError, match=f"longrope is long, and {tmp_path} is no longrope model"):
-        with_longrope(replace(run, longrope="long"), tmp_path)
+        with_longrope(replace(run, longrope="long"), config)
 
 
 @pytest.mark.parametrize(("longrope", "served"), [(None, 64), ("short", 10), ("long", 65), ("long", 256)])
@@ -332,7 +333,13 @@ def test_whoever_makes_a_model_or_an_engine_hands_on_the_factors_of_the_run() ->
         for name in {name for name, node in _functions(tree) if _takes_factors(node)} - {"RunConfig"}:
             for other in [path] if name.startswith("_") else trees:
                 takers[other].add(name)
-    assert takers["run.py"] >= {"load_pretrained", "load_model", "load_sharded", "EngineSetup", "ServerArguments"}
+    assert takers["operations/run.py"] >= {
+        "load_pretrained",
+        "load_model",
+        "load_sharded",
+        "EngineSetup",
+        "ServerArguments",
+    }
     missing = set()
     for path, tree in trees.items():
         for function in (node for _, node in _functions(tree) if not isinstance(node, ast.AnnAssign)):

@@ -47,7 +47,7 @@ class Errand:
         ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
         return Completion(
             tokens=np.array(ids, np.int32),
-            logprobs=np.full(len(ids), -0.5, np.float32),
+            columns={"response_logprobs": np.full(len(ids), -0.5, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=len(ids)),),
         )

@@ -13,6 +13,7 @@ from ludic.adapters.imports.importing import import_file
 from ludic.models.chat import load_tokenizer
 from ludic.store import Root
 from ludic.training.presets import load_algorithm
+from ludic.run_json import run_of
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def test_a_root_trained_offline_shows_the_rollouts_of_its_source(
     names = names_of("rollouts", root.url, monkeypatch)
     assert names["trained"].startswith("2 gradient steps used ")
     assert names["lineage"].height == 1
-    assert names["group"]["reward"].len() == root.run.group_size
+    assert names["group"]["reward"].len() == run_of(root).group_size
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from ludic.operations.fit_inputs import (
     write_questions,
     write_rewards,
 )
-from ludic.store.inputs import located
+from ludic.run_json import located
 
 WORDS = ["red", "blue", "green", "yellow", "white", "black", "pink", "brown"]
 QUESTIONS = [{"question": f"say the word {a} {b}", "answer": a} for a in WORDS for b in WORDS]

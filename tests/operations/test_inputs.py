@@ -18,8 +18,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from ludic.code.consent import give_consent, sampling_uses
-from ludic.code.kept import create_root
+from ludic.code.consent import give_consent
+from ludic.code.uses import sampling_uses
 from ludic.environments.limits import NO_LIMIT
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.eval.config import EvalConfig
@@ -29,9 +29,10 @@ from ludic.operations.fit import _begun_rewards, _environment, _refuse_other_row
 from ludic.operations.fit_inputs import Inputs, write_questions
 from ludic.rollouts.sampler import open_code
 from ludic.run_config import RunConfig
+from ludic.run_json import create_root, located, run_of
 from ludic.store import Root
 from ludic.store.catalogue import IMPORTS, ImportName
-from ludic.store.inputs import data_of, located
+from ludic.store.inputs import data_of
 from ludic.store.records import ImportBegun, encode_record
 
 ROWS = [{"question": f"say {word}", "answer": word} for word in ("red", "blue", "green", "pink", "black", "brown")]
@@ -105,7 +106,7 @@ def as_old(root: Root, path: str) -> Root:
     values["env"], values["env_options"] = [path], {path: {"scorer": "exact"}}
     root.put("run.json", json.dumps(values).encode())
     old = Root.open(root.url)
-    for use in sampling_uses(old.run):  # as whoever began the run did
+    for use in sampling_uses(run_of(old)):  # as whoever began the run did
         give_consent(use, {}, root=old.url, run_id=old.run_id)
     return old
 
@@ -125,7 +126,7 @@ def test_each_kind_of_root_holds_its_data_and_finds_it_from_another_machine(
     root_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_root(root_url)
-    assert root.run.env == (ENV,)
+    assert root.record.env == (ENV,)
     assert root.read(f"inputs/{STORED['stored']}") == TEXT
     monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache of another machine"))
     for _ in range(2):  # the second time from the cache
@@ -146,7 +147,7 @@ def test_a_root_that_was_moved_is_opened_from_elsewhere(tmp_path: Path, monkeypa
         moved = Root.open(url)
         assert asked(moved) == ALL
         # The same call goes on with the run.
-        assert RunConfig(model="m", **settings(Inputs.of(url), moved)).differences(root.run) == ""
+        assert RunConfig(model="m", **settings(Inputs.of(url), moved)).differences(run_of(root)) == ""
 
 
 @pytest.mark.parametrize("place", ["runs/lr1/", "/home/user/.cache/ludic/"])
@@ -223,7 +224,7 @@ def test_a_root_of_before_goes_on_with_values_that_are_spelled_now(
     before = root.list("inputs")
     inputs = Inputs.of("run")
     found = settings(inputs, root, rows)
-    assert found == {"env": root.run.env, "env_options": {root.run.env[0]: {"scorer": "exact"}}}
+    assert found == {"env": root.record.env, "env_options": {root.record.env[0]: {"scorer": "exact"}}}
     assert root.list("inputs") == before
     with pytest.raises(ConfigError, match="began with other rows"):
         settings(inputs, root, [{**QUESTION, "more": "else"}])
@@ -280,7 +281,7 @@ def test_damaged_data_is_not_read_from_a_root_of_any_kind(root_url: str, is_olde
     for copy in [] if root.is_local else Path(os.environ["LUDIC_CACHE_DIR"]).rglob(STORED["stored"]):
         copy.unlink()
     with pytest.raises(StoreError, match=rf"/inputs/{STORED['stored']} does not hold the rows that its name says"):
-        located(root.run, root)
+        located(run_of(root), root)
 
 
 def test_a_copy_that_is_killed_on_the_way_is_repaired_by_the_same_command(
@@ -292,10 +293,10 @@ def test_a_copy_that_is_killed_on_the_way_is_repaired_by_the_same_command(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ludic.code.kept.copy_code", killed)
+        patch.setattr("ludic.run_json.copy_code", killed)
         with pytest.raises(KeyboardInterrupt):
-            create_root(root_url, like.run, like=like)
-    other = create_root(root_url, like.run, like=like)
+            create_root(root_url, run_of(like), like=like)
+    other = create_root(root_url, run_of(like), like=like)
     shutil.rmtree(like.path)
     assert asked(other) == ALL
 
@@ -319,7 +320,7 @@ def test_only_data_of_the_root_has_such_a_name(tmp_path: Path, stored: Any) -> N
     run = RunConfig(model="m", env=("qa/x",), env_options={"qa/x": {"stored": stored}})
     root = create_root(str(tmp_path / "run"), run)
     with pytest.raises(ConfigError, match=r"environment qa/x: stored is .*, wanted the name of a file in inputs/"):
-        located(root.run, root)
+        located(run_of(root), root)
 
 
 def test_data_behind_a_link_that_leads_out_is_not_read(tmp_path: Path) -> None:
@@ -344,7 +345,7 @@ def test_a_class_in_a_folder_qa_is_no_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [lambda root: root, lambda root: as_old(root, f"qa/old/inputs/{STORED['stored']}")])
 def test_a_root_like_another_has_its_data_and_its_identities(tmp_path: Path, make: Callable[[Root], Root]) -> None:
     like = make(make_root(str(tmp_path / "one")))
-    other = create_root(str(tmp_path / "other"), like.run, like=like)
+    other = create_root(str(tmp_path / "other"), run_of(like), like=like)
     shutil.rmtree(tmp_path / "one")
     assert asked(other) == ALL
     assert other.example_ids == Root.open(other.url).example_ids == like.example_ids

@@ -28,7 +28,7 @@ from ludic.row_files import to_plain
 from ludic.settings import Range, is_operation, operation
 
 if TYPE_CHECKING:
-    from ludic.run import Run
+    from ludic.operations.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

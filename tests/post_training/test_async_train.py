@@ -36,7 +36,7 @@ def test_full_integration_moar_cats(demo: Path, tmp_path: Path) -> None:
     # A worker that is slower than the trainer passes over versions.
     assert mean_reward(root, range(35, 41)) >= 20 * mean_reward(root, range(1))
 
-    before = heldout_answers(root, root.run.model, temperature=0.8)
+    before = heldout_answers(root, root.record.model, temperature=0.8)
     after = heldout_answers(root, fetch_policy(root, latest.version, tmp_path), temperature=0.8)
     trained_on = ludic.connect(root).execute("select distinct env_example_id from rollouts").fetchall()
     assert {rollout.env_example_id for rollout in after}.isdisjoint(example for (example,) in trained_on)

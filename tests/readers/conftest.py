@@ -10,9 +10,10 @@ import pytest
 from ray_settings import VARIABLES
 from strategies import make_batch
 
-from ludic.code.kept import create_root
 from ludic.maintenance.compact import compact
-from ludic.store import RolloutWriter, Root, RunConfig, list_files
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import RolloutWriter, Root, list_files
 
 GOLDEN = Path(__file__).parents[1] / "golden/v1.0"
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from tiny_models import make_model
 
-from ludic.code.kept import create_root
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.rollouts.worker import WorkerConfig, run_worker
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import Root
 
 WaitUntil = Callable[[Callable[[], bool]], None]
 

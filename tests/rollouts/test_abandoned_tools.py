@@ -17,7 +17,7 @@ from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import ModelError
 from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
 
 SCRIPT = LimitedEnvironments("script", lambda: Script([end()]))
 CALL = '<tool_call>{"name": "stubborn", "arguments": {}}</tool_call>'

@@ -13,7 +13,9 @@ from ludic.errors import ConfigError
 from ludic.launch.roots import create_run
 from ludic.launch.work import work as launch_work
 from ludic.rollouts.config import WorkerConfig
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of
+from ludic.store import Root
 from ludic.training.config import TrainConfig
 
 PARSER = """\
@@ -142,5 +144,5 @@ def test_several_agents_have_rows_of_their_own(
 
 def test_a_run_of_before_schema_1_2_keeps_one_step() -> None:
     golden = Path(__file__).parents[1] / "golden"
-    assert Root.open(str(golden / "v1.1")).run.max_steps == 1
-    assert Root.open(str(golden / "v1.2")).run.max_steps is None
+    assert run_of(Root.open(str(golden / "v1.1"))).max_steps == 1
+    assert run_of(Root.open(str(golden / "v1.2"))).max_steps is None

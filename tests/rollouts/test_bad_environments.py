@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from tiny_models import committed_rows, publish
 
-from ludic.code.kept import create_root
+from ludic.run_json import create_root
 from ludic.sql import connect
 
 BASE = """

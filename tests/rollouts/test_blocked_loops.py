@@ -25,14 +25,15 @@ from tiny_models import publish
 
 from benchmarks.in_flight import Clock, NoWaits, without_threads
 from ludic.batches.budget import Budget
-from ludic.code.kept import create_root
 from ludic.errors import EngineError
 from ludic.records import GroupEvent, RolloutBatch, RolloutGroup
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.follower import SwapTimes
 from ludic.rollouts.pump import BegunGroup, Finished, Pump
 from ludic.rollouts.worker import Stream, opened_stream
-from ludic.store import LatestPolicy, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
+from ludic.store import LatestPolicy, Root
 from ludic.store.policies import point_latest
 from ludic.store.writer import FLUSH_AGE_S, MadeFile
 
@@ -195,7 +196,7 @@ class Trainer:
     """Reads what is appended, takes `train_s` a step, and writes LATEST; its version stays 0."""
 
     def __init__(self, root: Root, clock: Clock, train_s: float) -> None:
-        self._root, self.clock, self._train_s, self._budget = root, clock, train_s, Budget(root.run, None)
+        self._root, self.clock, self._train_s, self._budget = root, clock, train_s, Budget(run_of(root), None)
         self._num_files_read = 0
         self._num_read = self._num_ready = self._step = 0
         self._ends_s: float | None = None
@@ -211,7 +212,7 @@ class Trainer:
             await asyncio.sleep(0.2)
 
     def turn(self) -> None:
-        now_s, size = self.clock.time(), self._root.run.groups_per_batch
+        now_s, size = self.clock.time(), run_of(self._root).groups_per_batch
         for file in Writer.files[self._num_files_read :]:
             self._num_files_read += 1
             self._num_read, self._num_ready = self._num_read + file.num_groups, self._num_ready + file.num_groups

@@ -5,8 +5,8 @@ import re
 import pytest
 from tiny_models import committed_rows, publish
 
-from ludic.code.kept import create_root
 from ludic.errors import ConfigError, TimeLimitError
+from ludic.run_json import create_root
 from ludic.sql import connect
 
 ENDLESS = """
@@ -46,7 +46,7 @@ def root(start):
 def test_an_endless_score_is_a_failed_rollout(root, work):
     assert work(root, env_timeout_s=0.1, num_groups=2) == 2
     rows = committed_rows(root, "env_example_id", "episode_reward", "error")
-    (env,) = root.run.env
+    (env,) = root.record.env
     said = f"TimeLimitError: environment {env}: score on example 'sum-1' did not return within 0.1 s; "
     by_example = {row["env_example_id"]: (row["episode_reward"], row["error"]) for row in rows}
     limit = "--env-timeout-s sets the limit (sums.py:12, in score)"

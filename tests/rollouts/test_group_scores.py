@@ -13,14 +13,14 @@ from tiny_models import committed_rows, publish
 
 from ludic.agents.agent import Agent
 from ludic.agents.delegation import helper
-from ludic.code.kept import create_root
 from ludic.environments.environment import Example, GroupAnswer, Score, SpanReward, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.single_turn import SingleTurn
 from ludic.records import Message, Rollout
 from ludic.rollouts.pump import Pump
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
 
 EXAMPLE = Example(example_id="e", messages=(Message(role="user", content="?"),))
 

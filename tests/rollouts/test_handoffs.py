@@ -16,12 +16,13 @@ import pytest
 from benchmarks.in_flight import Clock, without_threads
 from ludic.batches import online
 from ludic.batches.online import OnlineSource
-from ludic.code.kept import create_root
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.records import WeightSpan
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import opened_stream
-from ludic.store import Root, RunConfig, start_attempt
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import Root, start_attempt
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
 
@@ -38,7 +39,7 @@ class Engine:
         await asyncio.sleep(SAMPLED_S)
         return Completion(
             tokens=np.ones(4, np.int32),
-            logprobs=np.full(4, -1.0, np.float32),
+            columns={"response_logprobs": np.full(4, -1.0, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=4),),
         )

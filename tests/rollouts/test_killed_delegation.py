@@ -17,7 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from ludic.code.consent import CodeSettings
 from ludic.launch.roots import create_run
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of
+from ludic.store import Root
 from ludic.training.config import TrainConfig
 
 pytestmark = pytest.mark.slow
@@ -53,7 +55,7 @@ class Talker:
         tokens = np.array(ids[: request.params.max_tokens], np.int32)
         return Completion(
             tokens=tokens,
-            logprobs=np.full(len(tokens), -0.5, np.float32),
+            columns={"response_logprobs": np.full(len(tokens), -0.5, np.float32)},
             finish_reason="stop" if len(tokens) == len(ids) else "length",
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=len(tokens)),),
         )
@@ -129,7 +131,7 @@ def test_no_group_is_lost_doubled_or_without_its_children(tmp_path: Path, start:
                 time.sleep(0.002)
             time.sleep(chance.uniform(0, 0.2))
             process.send_signal(signal.SIGKILL)
-    num_done = len(stored(killed)) // killed.run.group_size
+    num_done = len(stored(killed)) // run_of(killed).group_size
     for root, num_groups in ((killed, NUM_GROUPS), (whole, num_done + NUM_GROUPS)):
         with worker(root, tmp_path, num_groups) as process:
             assert process.wait(timeout=120) == 0, process.printed()

@@ -15,7 +15,8 @@ from tiny_models import committed_rows, publish
 import ludic
 from ludic.code.consent import CodeSettings
 from ludic.launch.roots import create_run
-from ludic.store import Root, RunConfig, list_files
+from ludic.run_config import RunConfig
+from ludic.store import Root, list_files
 from ludic.training.config import TrainConfig
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ class Talker:
             left -= num_tokens
         return Completion(
             tokens=np.full(length, 5, np.int32),
-            logprobs=np.full(length, -0.5, np.float32),
+            columns={"response_logprobs": np.full(length, -0.5, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=length),),
         )

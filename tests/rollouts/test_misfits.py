@@ -11,8 +11,8 @@ from ludic.environments.environment import Transition
 from ludic.environments.limits import LimitedEnvironments
 from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
+from ludic.run_config import RunConfig
 from ludic.schema import validate
-from ludic.store import RunConfig
 
 
 def rows_of_three(second: Transition, **settings: Any) -> list[Rollout]:

@@ -38,7 +38,7 @@ class Batch:
             self.calls.remove(call)
         return Completion(
             tokens=np.array([1], np.int32),
-            logprobs=np.zeros(1, np.float32),
+            columns={"response_logprobs": np.zeros(1, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=1),),
         )

@@ -9,8 +9,8 @@ from tiny_models import logits_by_hand, make_reward_model, publish
 
 import ludic
 from ludic.adapters.reward_models import digest_of
-from ludic.code.kept import create_root
 from ludic.models import reward_model
+from ludic.run_json import create_root
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_a_workers_rows_have_the_models_reward(tmp_path: Path, run_config, work,
     }
     settings = {"env": (env,), "env_options": {env: options}, "group_size": 4, "accept_incomplete": True}
     root = create_root(str(tmp_path / "run"), run_config(**settings))
-    publish(root, root.run.model, budget=4)
+    publish(root, root.record.model, budget=4)
     work(root, num_groups=4)
 
     run = ludic.open(root.url)

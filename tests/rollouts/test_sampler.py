@@ -24,8 +24,8 @@ from ludic.errors import ConfigError
 from ludic.models.chat import load_tokenizer
 from ludic.records import Message, Rollout, RolloutGroup, new_id
 from ludic.rollouts.sampler import GroupSampler, TurnOrder
+from ludic.run_config import RunConfig
 from ludic.schema import validate
-from ludic.store import RunConfig
 
 MakeSampler = Callable[..., GroupSampler]
 

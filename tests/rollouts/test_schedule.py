@@ -13,7 +13,9 @@ from ludic.errors import ConfigError
 from ludic.maintenance.compact import compact
 from ludic.rollouts import schedule
 from ludic.rollouts.schedule import MAX_SLOT, Schedule, new_slot, new_worker_id, read_earlier_lives
-from ludic.store import RolloutWriter, Root, RunConfig, list_files
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import RolloutWriter, Root, list_files
 from ludic.store.reader import Intervals
 from ludic.store.tombstones import expire, stored_files
 
@@ -115,7 +117,7 @@ def test_missing_gives_all_numbers_but_the_committed_ones_lowest_first(
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    return Root.create(str(tmp_path), run_of(2))
+    return put_run(str(tmp_path), run_of(2))
 
 
 @pytest.fixture

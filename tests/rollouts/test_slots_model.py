@@ -18,13 +18,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from strategies import make_batch
 
-from ludic.code.kept import create_root
 from ludic.errors import SlotTakenError
 from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.rollouts.schedule import Schedule, read_earlier_lives
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
 from ludic.schema import to_table
-from ludic.store import Cursor, RolloutFile, RolloutReader, Root, RunConfig
+from ludic.store import Cursor, RolloutFile, RolloutReader, Root
 from ludic.store.claims import check_holds_slot, claim_slot
 from ludic.store.parquet import encode
 
@@ -76,7 +77,7 @@ def life(run: Run, number: int) -> Iterator[None]:
     yield
     lives = read_earlier_lives(run.root, 0)
     yield
-    missing = Schedule.of_slot(run.root.run, 0).missing(lives.positions)
+    missing = Schedule.of_slot(run_of(run.root), 0).missing(lives.positions)
     for sequence, group in enumerate(itertools.takewhile(lambda group: group < NUM_GROUPS, missing)):
         for act in ("sample", "append"):
             if run.rules.checks_claims:

@@ -16,13 +16,14 @@ import pytest
 from tiny_models import committed_rows, publish
 
 import ludic
-from ludic.code.kept import create_root
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.errors import EngineError, HalfLoadedError, ModelError
 from ludic.records import GROUP_CLOSED, WeightSpan
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import run_worker
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import Root
 
 TOKENS = 8
 ENVIRONMENT = """
@@ -76,7 +77,7 @@ class SlowEngine:
         ends = [*starts[1:], TOKENS]
         return Completion(
             tokens=np.full(TOKENS, 1, np.int32),
-            logprobs=np.full(TOKENS, -1.0, np.float32),
+            columns={"response_logprobs": np.full(TOKENS, -1.0, np.float32)},
             finish_reason="length",
             weight_versions=tuple(
                 WeightSpan(version=versions[start], start=start, end=end)

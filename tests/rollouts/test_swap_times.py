@@ -27,7 +27,7 @@ class Engine:
     async def generate(self, request: GenerationRequest) -> Completion:
         return Completion(
             tokens=np.array([1], np.int32),
-            logprobs=np.zeros(1, np.float32),
+            columns={"response_logprobs": np.zeros(1, np.float32)},
             finish_reason="length",
             weight_versions=(WeightSpan(version=3, start=0, end=1),),
             first_token_s=self._first_token_s,

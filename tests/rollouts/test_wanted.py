@@ -11,7 +11,6 @@ from tiny_models import committed_rows, publish
 from transformers import AutoTokenizer
 
 from ludic.agents.agent import Agent
-from ludic.code.kept import create_root
 from ludic.environments.environment import Example, GroupAnswer, Score, Transition
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
@@ -20,7 +19,8 @@ from ludic.environments.single_turn import SingleTurn
 from ludic.models.chat import decode
 from ludic.records import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
 
 SECRET = "sesame"
 EXAMPLE = Example(example_id="e", messages=(Message(role="user", content="say the word"),), wanted=SECRET)

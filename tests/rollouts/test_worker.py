@@ -18,20 +18,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tiny_models import committed_rows, forward_logprobs, publish
 
 import ludic.environments.toys
-from ludic.code.kept import create_root
 from ludic.errors import ConfigError, SlotTakenError, StoreError
 from ludic.rollouts import follower
 from ludic.rollouts.worker import WorkerConfig, pauses_between_reads
-from ludic.store import (
-    LatestPolicy,
-    MetricsTail,
-    Root,
-    RunConfig,
-    fetch_policy,
-    latest_policy,
-    list_files,
-    point_latest,
-)
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import LatestPolicy, MetricsTail, Root, fetch_policy, latest_policy, list_files, point_latest
 from ludic.store.catalogue import WORKERS
 from ludic.store.claims import claim_slot
 from ludic.store.records import encode_record

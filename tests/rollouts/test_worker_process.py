@@ -17,10 +17,11 @@ import pytest
 from forks import Forked
 from tiny_models import committed_rows, forward_logprobs, publish
 
-from ludic.code.kept import create_root
 from ludic.errors import SlotTakenError
 from ludic.launch.process import SUPERVISED
-from ludic.store import MetricsTail, RolloutReader, Root, RunConfig, list_files
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import MetricsTail, RolloutReader, Root, list_files
 
 pytestmark = pytest.mark.slow
 

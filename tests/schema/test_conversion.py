@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import as_plain, make_batch, make_group, rollout_batches
+from strategies import as_plain, changed, make_batch, make_group, rollout_batches
 
 from ludic.errors import InvalidBatchError, SchemaError
 from ludic.records import AgentStep, EnvironmentStep, Message, RolloutBatch, RolloutMetadata, ToolCall
@@ -27,7 +27,7 @@ from ludic.schema import (
 def one_row(**changes) -> RolloutBatch:
     """A batch of one rollout with these fields changed."""
     group = make_group(group_size=1)
-    rollout = replace(group.rollouts[0], **changes)
+    rollout = changed(group.rollouts[0], **changes)
     metadata = RolloutMetadata(worker_id="w", timestamp=datetime(2026, 1, 1, tzinfo=UTC))
     return RolloutBatch(groups=(replace(group, rollouts=(rollout,)),), metadata=metadata)
 

@@ -5,24 +5,21 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from ludic.records import Rollout
-from ludic.schema import MATRIX_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema
+from ludic.schema import array_columns, arrow_schema
 from ludic.schema.conversion import INDEX_FIELDS, RECORDS
 
 STAMPS = {"run_id", "worker_id", "sequence", "created_at", "group_key"}
 """Columns that the store adds to a Rollout."""
+ARRAYS = array_columns().keys()
+"""Columns that are in Rollout.columns."""
 
 
 def kind_of(type_: pa.DataType, name: str) -> Any:
     """The Python type that holds values of an Arrow type."""
-    if name in (*TOKEN_COLUMNS, *MATRIX_COLUMNS):
-        return np.ndarray
-    if name in RAGGED_COLUMNS:
-        return Sequence[np.ndarray]
     if pa.types.is_list(type_):
         return Sequence[kind_of(type_.value_type, name)]
     if pa.types.is_map(type_):
@@ -52,7 +49,7 @@ def hints_of(record: type) -> dict[str, Any]:
     return get_type_hints(record) | {name: get_type_hints(getter)["return"] for name, getter in properties.items()}
 
 
-ROWS = [(Rollout, [field for field in arrow_schema("rollouts") if field.name not in STAMPS])]
+ROWS = [(Rollout, [field for field in arrow_schema("rollouts") if field.name not in STAMPS | ARRAYS])]
 for _name, _record in RECORDS.items():
     _list = arrow_schema("rollouts").field(_name if _name != "tool_calls" else "messages").type
     if _name == "tool_calls":
@@ -66,4 +63,4 @@ def test_each_column_has_a_field_of_its_kind_and_each_field_a_column(record: typ
     assert {column.name: (kind_of(column.type, column.name), column.nullable) for column in columns} == {
         column.name: described(hints[column.name]) for column in columns
     }
-    assert {field.name for field in fields(record)} - {"extra"} <= {column.name for column in columns}
+    assert {field.name for field in fields(record)} - {"extra", "columns"} <= {column.name for column in columns}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.schema.tables import render
+from ludic.schema.docs import render
 
 PAGE = Path(__file__).parents[2] / "docs" / "schemas.md"
 

@@ -10,11 +10,9 @@ from strategies import as_plain, make_batch
 from ludic.errors import ConfigError, SchemaError
 from ludic.schema import (
     EXTRA_TYPES,
-    MATRIX_COLUMNS,
-    RAGGED_COLUMNS,
     SCALAR_COLUMNS,
     SCHEMA_VERSION,
-    TOKEN_COLUMNS,
+    array_columns,
     arrow_schema,
     check_extra_columns,
     check_schema,
@@ -101,12 +99,11 @@ def test_an_unknown_table_is_refused_by_name():
 
 
 def test_scalar_and_token_columns_are_told_from_the_types():
-    assert RAGGED_COLUMNS == ("kept_tokens",)
-    assert MATRIX_COLUMNS == ("experts",)
-    assert TOKEN_COLUMNS == ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards", "action_mask")
+    tokens = ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards", "action_mask")
+    assert tuple(array_columns()) == (*tokens, "kept_tokens", "experts")
     nested = {"agent_steps", "environment_steps", "messages", "reward_components", "metadata", "weight_versions"}
     assert set(ROLLOUTS.names) == {
-        *(*SCALAR_COLUMNS, *TOKEN_COLUMNS, *RAGGED_COLUMNS, *MATRIX_COLUMNS),
+        *(*SCALAR_COLUMNS, *array_columns()),
         *(*nested, "traceback"),
     }
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from strategies import make_batch
+from strategies import changed, make_batch
 
 from ludic.schema import to_table
 from ludic.schema.validation import TRAINED_COLUMNS, find_untrainable
@@ -61,9 +61,7 @@ def test_kept_tokens_may_be_left_out_at_a_token_and_have_to_be_token_ids():
     table = rows(response_tokens=TOKENS, kept_tokens=[[4, 5]] + [[]] * 15)
     assert find_untrainable(table, VOCABULARY) == {}
     table = rows(response_tokens=TOKENS, kept_tokens=[[5, 256]] + [[]] * 15)
-    assert find_untrainable(table, VOCABULARY) == {
-        2: "kept_tokens at token 0 holds a number that is no token id, wanted 0 to 255"
-    }
+    assert find_untrainable(table, VOCABULARY) == {2: "kept_tokens is 256 at token 0, wanted a token id from 0 to 255"}
 
 
 def test_rows_of_a_worker_pass_also_if_no_model_is_known():
@@ -76,7 +74,7 @@ def test_a_failed_row_without_a_response_passes():
     batch = make_batch(num_groups=1)
     empty = dict.fromkeys(("response_logprobs", "token_rewards"), np.zeros(0, np.float32))
     group = batch.groups[0]
-    failed = replace(
+    failed = changed(
         group.rollouts[0], error="x", response_tokens=np.zeros(0, np.int32), agent_steps=(), action_mask=None, **empty
     )
     group = replace(group, rollouts=(failed, *group.rollouts[1:]))

@@ -5,11 +5,12 @@ from datetime import datetime
 
 import numpy as np
 import pytest
-from strategies import make_group
+from strategies import changed, make_group
 
 from ludic.errors import InvalidBatchError
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall, WeightSpan
 from ludic.schema import Problem, find_problems, validate
+from ludic.schema.columns import Ragged
 
 GROUP = make_group(group_size=2, response_length=4)
 FIRST, SECOND = GROUP.rollouts
@@ -35,7 +36,7 @@ def tokens(*values: int) -> np.ndarray:
 
 def problems_of_second(**changes) -> list[tuple[str, str]]:
     """Column and reason of every problem, with these fields of the group's second row changed."""
-    problems = find_problems(batch_of(group_of(FIRST, replace(SECOND, **changes))))
+    problems = find_problems(batch_of(group_of(FIRST, changed(SECOND, **changes))))
     rollout_id = changes.get("rollout_id", SECOND.rollout_id)
     assert {problem.where for problem in problems} <= {f"rollout {rollout_id}"}
     return [(problem.column, problem.reason) for problem in problems]
@@ -129,7 +130,7 @@ def test_a_logprob_may_be_above_zero_by_rounding_only():
 
 
 def test_a_token_that_was_not_sampled_has_no_logprob():
-    rollout = replace(TURNS, response_logprobs=np.full(7, -1, np.float32))
+    rollout = changed(TURNS, response_logprobs=np.full(7, -1, np.float32))
     (problem,) = find_problems(batch_of(GROUP, group_of(rollout)))
     assert problem == Problem(
         where=f"rollout {TURNS.rollout_id}",
@@ -191,7 +192,7 @@ def test_the_row_is_found_among_rows_of_other_lengths():
     ]
     bad = rows[1].response_logprobs.copy()
     bad[0] = np.nan
-    rows[1] = replace(rows[1], response_logprobs=bad)
+    rows[1] = changed(rows[1], response_logprobs=bad)
     (problem,) = find_problems(batch_of(*map(group_of, rows)))
     assert problem.where == f"rollout {rows[1].rollout_id}"
     assert problem.reason == "is nan at token 0, wanted a finite number"
@@ -319,29 +320,34 @@ def test_extra_that_is_no_mapping_is_refused():
 
 
 # SECOND has four tokens; those of TURNS at index 3 were not sampled.
-SOUND = tuple(tokens(*sorted({int(token), 200_000})) for token in SECOND.response_tokens)
+SOUND = [sorted({int(token), 200_000}) for token in SECOND.response_tokens]
+
+
+def kept(*lists: list[int]) -> Ragged:
+    return Ragged.of(lists, np.int32)
 
 
 def test_kept_tokens_of_every_token_are_sound():
-    assert problems_of_second(kept_tokens=SOUND) == []
+    assert problems_of_second(kept_tokens=kept(*SOUND)) == []
 
 
 @pytest.mark.parametrize(
     ("kept_tokens", "reason"),
     [
-        (SOUND[:3], "has length 3, response_tokens has 4"),
-        (SOUND[0], "is ndarray, wanted a tuple of NumPy arrays of int32"),
-        ((*SOUND[:3], [1]), "holds other values than NumPy arrays of int32 of one dimension"),
-        ((*SOUND[:3], tokens()), "at token 3 lacks the sampled token, wanted it among the kept ones"),
+        (kept(*SOUND[:3]), "has length 3, response_tokens has 4"),
+        (tokens(1, 2, 3, 4), "is ndarray, wanted a Ragged of int32"),
+        (Ragged.of(SOUND, np.int64), "holds int64, wanted int32"),
+        (kept(*SOUND[:3], []), "at token 3 lacks the sampled token, wanted it among the kept ones"),
         (
-            (tokens(200_000), SOUND[1], tokens(200_000), SOUND[3]),
+            kept([200_000], SOUND[1], [200_000], SOUND[3]),
             "at token 0, and 1 more lacks the sampled token, wanted it among the kept ones",
         ),
-        ((SOUND[0][::-1], *SOUND[1:]), "at token 0 does not ascend, wanted sorted ids, each once"),
+        (kept(SOUND[0][::-1], *SOUND[1:]), f"is {SOUND[0][0]} at token 0, wanted sorted numbers, each once"),
         (
-            (tokens(-1, *SOUND[0]), *SOUND[1:]),
-            "at token 0 holds a number that is no token id, wanted 0 to 2147483647",
+            kept(SOUND[0], [*SOUND[1][:1], *SOUND[1]], *SOUND[2:]),
+            f"is {SOUND[1][0]} at token 1, wanted sorted numbers, each once",
         ),
+        (kept([-1, *SOUND[0]], *SOUND[1:]), "is -1 at token 0, wanted a token id from 0 to 2147483647"),
     ],
 )
 def test_kept_tokens_that_the_trainer_can_not_renormalise_over_are_refused(kept_tokens, reason):
@@ -349,9 +355,9 @@ def test_kept_tokens_that_the_trainer_can_not_renormalise_over_are_refused(kept_
 
 
 def test_tokens_that_were_not_sampled_keep_none():
-    kept = tuple(tokens(token) for token in TURNS.response_tokens)
-    (problem,) = find_problems(batch_of(group_of(replace(TURNS, kept_tokens=kept))))
-    assert problem.reason == "at token 3 is not empty, wanted no ids, since action_mask is 0"
+    of_all = kept(*([token] for token in TURNS.response_tokens.tolist()))
+    (problem,) = find_problems(batch_of(group_of(changed(TURNS, kept_tokens=of_all))))
+    assert problem.reason == f"is [{TURNS.response_tokens[3]}] at token 3, wanted no numbers, since action_mask is 0"
 
 
 def experts_of(num_read: int) -> np.ndarray:
@@ -360,6 +366,8 @@ def experts_of(num_read: int) -> np.ndarray:
 
 
 READ = SECOND.prompt_length + SECOND.response_length - 1
+OF_INT16 = "wanted a NumPy array of int16 of three dimensions"
+ONE_A_TOKEN_READ = f"wanted {READ}: prompt_tokens, and response_tokens without the last one"
 
 
 def test_experts_of_every_token_that_was_read_are_sound():
@@ -369,19 +377,16 @@ def test_experts_of_every_token_that_was_read_are_sound():
 @pytest.mark.parametrize(
     ("experts", "reason"),
     [
-        (experts_of(READ).astype(np.int32), f"is int32 of shape ({READ}, 3, 2), wanted int16 of three dimensions"),
-        (experts_of(READ)[0], "is int16 of shape (3, 2), wanted int16 of three dimensions"),
-        ([[[1, 4]]], "is list, wanted a NumPy array of int16"),
+        (experts_of(READ).astype(np.int32), f"is int32 of shape ({READ}, 3, 2), {OF_INT16}"),
+        (experts_of(READ)[0], f"is int16 of shape (3, 2), {OF_INT16}"),
+        ([[[1, 4]]], f"is list, {OF_INT16}"),
+        (experts_of(READ + 1), f"has shape ({READ + 1}, 3, 2), {ONE_A_TOKEN_READ}"),
+        (experts_of(READ)[:, :0], f"has shape ({READ}, 0, 2), {ONE_A_TOKEN_READ}"),
         (
-            experts_of(READ + 1),
-            f"has shape ({READ + 1}, 3, 2), wanted experts for each of the {READ} tokens that the sampler read",
+            experts_of(READ)[..., ::-1].copy(),
+            f"is 1 at token 0, and {READ - 1} more, wanted sorted numbers, each once",
         ),
-        (
-            experts_of(READ)[:, :0],
-            f"has shape ({READ}, 0, 2), wanted experts for each of the {READ} tokens that the sampler read",
-        ),
-        (experts_of(READ)[..., ::-1].copy(), "does not ascend, wanted a layer's experts sorted, each once"),
-        (experts_of(READ) - np.int16(2), "holds numbers from -1 to 2, wanted 0 to 32767"),
+        (experts_of(READ) - np.int16(2), f"is -1 at token 0, and {READ - 1} more, wanted 0 to 32767"),
     ],
 )
 def test_experts_that_no_router_chose_are_refused(experts, reason):

@@ -7,13 +7,15 @@ import pytest
 from strategies import make_batch
 
 import ludic
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import RolloutWriter
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> ludic.Run:
     """A run of two groups of four rollouts."""
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",), group_size=4))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",), group_size=4))
     with RolloutWriter(root, "w0-test") as writer:
         writer.append(make_batch(worker_id="w0-test", rewards=[[1.0, 0.0, 0.5, 0.5], [1.0, 1.0, 0.0, 0.0]]))
     return ludic.Run(root)

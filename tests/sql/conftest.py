@@ -12,6 +12,7 @@ import pytest
 from strategies import make_batch
 
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema, to_table
 from ludic.sql.connect import open_duckdb
 from ludic.store.files import RolloutFile
@@ -45,7 +46,7 @@ def filesystem() -> str:
 @pytest.fixture
 def root(filesystem: str, tmp_path: Path) -> Iterator[Root]:
     url = str(tmp_path / "run") if filesystem == "local" else f"memory://{uuid.uuid4()}"
-    root = Root.create(url, RunConfig(model="tiny", env=("moar_cats",)))
+    root = put_run(url, RunConfig(model="tiny", env=("moar_cats",)))
     yield root
     root.fs.rm(root.path, recursive=True)
 

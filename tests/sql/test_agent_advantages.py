@@ -13,7 +13,7 @@ from episodes import Script, end, go_on, run_episode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sql.conftest import connection
-from strategies import make_group
+from strategies import changed, make_group
 
 from ludic.agents.contexts import make_context
 from ludic.agents.parsers import make_parser
@@ -82,7 +82,7 @@ def with_turns(
         )
         for i, reward in enumerate(rewards)
     ]
-    return replace(
+    return changed(
         rollout,
         response_tokens=np.ones(length, np.int32),
         response_logprobs=np.zeros(length, np.float32),
@@ -266,7 +266,7 @@ def test_rae_is_the_recursion(rewards: list[float], decay: float):
 def with_first_completion(rollout: Rollout, token: int) -> Rollout:
     """Two turns of which the first samples this token twice, and the second the reward."""
     rollout = with_turns(rollout, [0, 0])
-    return replace(rollout, response_tokens=np.array([token, token, 0, 9, token, 0], np.int32))
+    return changed(rollout, response_tokens=np.array([token, token, 0, 9, token, 0], np.int32))
 
 
 def test_tree_grpo_adds_the_advantage_in_the_tree_to_that_in_the_group():
@@ -296,7 +296,7 @@ def test_tree_grpo_tells_completions_apart_that_differ_by_a_zero_at_their_start(
     def first(name: str, reward: float, tokens: list[int]) -> Rollout:
         found = with_turns(row(name, name, reward), [0, 0])
         steps = (replace(found.agent_steps[0], start=0, end=len(tokens)), *found.agent_steps[1:])
-        return replace(found, response_tokens=np.array([*tokens, 9, 9, 9, 9, 9, 9][:6], np.int32), agent_steps=steps)
+        return changed(found, response_tokens=np.array([*tokens, 9, 9, 9, 9, 9, 9][:6], np.int32), agent_steps=steps)
 
     found = estimate("tree_grpo", [first("a", 1.0, [0, 5]), first("b", 0.0, [5])], epsilon=TINY)
     assert found == pytest.approx({"a": HALF, "b": -HALF})
@@ -453,7 +453,7 @@ def test_a_turn_with_a_tool_call_has_the_advantage_of_the_step_that_it_leads_to(
     # both turns of a lead to its one environment step of reward 3, against 1 of b; c has no tokens and no turns
     a, b = with_turns(row("a", "A", 3.0), [0, 3]), with_turns(row("b", "B", 1.0), [1])
     step = replace(a.environment_steps[1], turn=0, agent_steps=(0, 1))
-    empty = replace(
+    empty = changed(
         row("c", "C", 2.0),
         response_tokens=np.zeros(0, np.int32),
         response_logprobs=np.zeros(0, np.float32),

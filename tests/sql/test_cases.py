@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from strategies import make_group
 
-from ludic.code.kinds import packaged_names, read_packaged
+from ludic.by_name import packaged_names, read_packaged
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.schema import to_table
 from ludic.sql import advantages, load_filter, run_query

@@ -15,6 +15,7 @@ import pytest
 import ludic
 from ludic.errors import MissingRootError, QueryError
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema
 from ludic.sql import run_query
 from ludic.sql.root_views import RangedFileSystem, _KeptViews
@@ -167,7 +168,7 @@ def types(*roots: Root) -> list[tuple[str, str, str]]:
 def test_views_that_this_process_has_created_before_are_the_same_for_another_root(
     tmp_path: Path, rows, run_config: RunConfig
 ) -> None:
-    first, second = (Root.create(str(tmp_path / name), run_config) for name in ("first", "second"))
+    first, second = (put_run(str(tmp_path / name), run_config) for name in ("first", "second"))
     expected = types(first)
     assert {name for name, _, _ in expected} > set(VIEWS)
     second.put_if_absent(RolloutFile(0, "moar_cats", "w0", 0).name, encode(rows([[1.0, 0.5]])))
@@ -177,7 +178,7 @@ def test_views_that_this_process_has_created_before_are_the_same_for_another_roo
         assert both.execute("select root, count(*) from rollouts group by 1").fetchall() == [(second.url, 2)]
         assert both.execute("select root from roots").fetchall() == [(first.url,), (second.url,)]
         assert ludic.connect(first).execute("select count(*) from rollouts").fetchall() == [(0,)]
-    other = Root.create(str(tmp_path / "other"), replace(run_config, extra_columns={"x_mine": "int64"}))
+    other = put_run(str(tmp_path / "other"), replace(run_config, extra_columns={"x_mine": "int64"}))
     assert ("rollouts", "x_mine", "BIGINT") in types(other)
     assert types(first) == expected
 
@@ -186,7 +187,7 @@ def test_views_that_this_process_has_created_before_are_the_same_for_another_roo
 def first_root(tmp_path: Path, run_config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Root:
     """A root in a process that has not connected to any."""
     monkeypatch.setattr("ludic.sql.root_views._kept", _KeptViews())
-    return Root.create(str(tmp_path / "run"), run_config)
+    return put_run(str(tmp_path / "run"), run_config)
 
 
 def test_views_are_created_anew_when_somebody_has_deleted_those_that_are_kept(
@@ -265,7 +266,7 @@ def test_any_other_file_that_can_not_be_read_can_be_left_out(root: Root, store, 
 @pytest.mark.parametrize("folder", ["it's [1]", "a*b?", "version=7/env=x", "{a,b} é"])
 def test_folders_may_have_any_name(tmp_path, rows, folder: str):
     for url in (f"{tmp_path}/{folder}", f"memory://{tmp_path}/{folder}"):
-        root = Root.create(url, RunConfig(model="tiny", env=("moar_cats",)))
+        root = put_run(url, RunConfig(model="tiny", env=("moar_cats",)))
         root.put("rollouts/version=3/env=moar_cats/worker-0.parquet", encode(rows([[1.0, 0.0]], policy_version=3)))
         assert ludic.connect(url).sql("select version, env, num_episodes from groups").fetchall() == [
             (3, "moar_cats", 2)
@@ -415,7 +416,7 @@ def test_supervising_needs_no_torch():
 
 def test_ludic_has_what_it_says():
     for name in ludic.__all__:
-        assert getattr(ludic, name).__name__ in (name, f"{name}_run")  # ludic.open is ludic.run.open_run
+        assert getattr(ludic, name).__name__ in (name, f"{name}_run")  # ludic.open is ludic.operations.run.open_run
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ludic.nothing  # noqa: B018
 

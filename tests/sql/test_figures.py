@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 import ludic
-from ludic.code.kinds import packaged_names, read_packaged
+from ludic.by_name import packaged_names, read_packaged
 from ludic.sql.connect import open_duckdb
 from ludic.sql.reports import figure, means
 

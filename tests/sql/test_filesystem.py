@@ -9,8 +9,10 @@ import fsspec
 import pytest
 
 import ludic
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.sql.root_views import RangedFileSystem
-from ludic.store import MetricsLog, Root, RunConfig
+from ludic.store import MetricsLog
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def test_a_listing_names_files_as_they_are_opened(name):
 
 @pytest.mark.slow
 def test_a_view_of_a_bucket_costs_no_request_for_each_file(monkeypatch: pytest.MonkeyPatch):
-    root = Root.create(f"memory://{uuid.uuid4()}", RunConfig(model="tiny", env=("moar_cats",)))
+    root = put_run(f"memory://{uuid.uuid4()}", RunConfig(model="tiny", env=("moar_cats",)))
 
     def num_requests(num_files: int) -> int:
         for number in range(num_files):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.code.kinds import read_packaged
+from ludic.by_name import read_packaged
 from ludic.errors import QueryError
 from ludic.schema.validation import TRUNCATION_REASONS
 from ludic.sql import BatchRules, Planner

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,6 +176,43 @@ def test_sql_that_fails_names_advantage_and_filters(con, tmp_path):
     (tmp_path / "mine.sql").write_text("no_such_column")
     with pytest.raises(QueryError, match=r"rloo\.sql and .*mine\.sql: .*no_such_column"):
         advantages(con, "rloo", filters=[str(tmp_path / "mine.sql")])
+
+
+def test_a_users_advantage_reads_the_rewards_of_peers(con, sql_file):
+    path = sql_file(
+        """select rollout_id, (episode_reward - lowest - mean) / (std + $epsilon) as advantage
+        from trajectory_rows left join rewards_of_peers using (group_id, peers)"""
+    )
+    assert advantages(con, path, epsilon=1e-6).equals(advantages(con, "grpo"))
+
+
+# --- Macros ---------------------------------------------------------------------------------------------
+
+
+def baseline_of(*rewards: float | None) -> dict[str, Any]:
+    con = open_duckdb()
+    con.execute("create table given (reward double)")
+    con.executemany("insert into given values (?)", [[reward] for reward in rewards])
+    (found,) = con.sql("select unnest(baseline_of(reward)) from given").to_arrow_table().to_pylist()
+    return found
+
+
+def test_a_baseline_is_of_the_scored_rewards_relative_to_the_lowest():
+    # 0, 1 and 2 above the lowest
+    found = {"n": 3, "lowest": 4.0, "total": 3.0, "mean": 1.0, "std": 1.0, "rewards": [4.0, 5.0, 6.0]}
+    assert baseline_of(5.0, None, 4.0, 6.0) == found
+    assert baseline_of(0.7) == {"n": 1, "lowest": 0.7, "total": 0.0, "mean": 0.0, "std": 0.0, "rewards": [0.7]}
+
+
+def test_a_baseline_of_no_rewards_has_none():
+    nothing = dict.fromkeys(("lowest", "total", "mean", "rewards"))
+    assert baseline_of(None) == {"n": 0, "std": 0.0, **nothing}
+
+
+def test_a_baseline_loses_no_digits_of_large_rewards():
+    # sums of the rewards themselves would be rounded to multiples of 8
+    found = baseline_of(*(1e16 + 2 * i for i in range(5)))
+    assert (found["total"], found["mean"]) == (20.0, 4.0)
 
 
 @pytest.mark.parametrize("path", sorted(SQL.rglob("*.sql")), ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from strategies import make_batch
+from strategies import changed, make_batch
 from tiny_runs import create_root, query
 
 import ludic
@@ -75,7 +75,7 @@ def root(tmp_path: Path) -> Root:
     batch = make_batch(num_groups=1, group_size=2, response_length=4)
     mask = np.array([True, False, True, True])
     first, second = (
-        replace(row, response_logprobs=np.where(mask, np.float32(-1), np.float32(0)), action_mask=mask, temperature=0.5)
+        changed(row, response_logprobs=np.where(mask, np.float32(-1), np.float32(0)), action_mask=mask, temperature=0.5)
         for row in batch.groups[0].rollouts
     )
     spans = (WeightSpan(version=0, start=0, end=3), WeightSpan(version=1, start=3, end=4))

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ludic.code.kinds import read_packaged
+from ludic.by_name import read_packaged
 from ludic.errors import ConfigError, QueryError
 from ludic.schema import SCALAR_COLUMNS, arrow_schema
 from ludic.sql import BatchRules, Planner, advantages, connect

@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from ludic.code.kinds import packaged_names, read_packaged
+from ludic.by_name import packaged_names, read_packaged
 from ludic.records import comparable_reward
 from ludic.sql import run_query
 from ludic.sql.connect import open_duckdb

@@ -10,6 +10,7 @@ import pytest
 import ludic
 from ludic.errors import QueryError
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import rollouts_schema
 from ludic.sql import advantages
 from ludic.store.attempts import start_attempt
@@ -20,7 +21,7 @@ from ludic.store.root import Root
 def make_root(url: object, rewards=(), *, rows, seed: int = 0, version: int = 0, **extra: tuple[str, object]) -> Root:
     """A run with one file of rollouts; extra: type and value of columns of its own."""
     columns = {name: type_ for name, (type_, _) in extra.items()}
-    root = Root.create(str(url), RunConfig(model="tiny", env=("moar_cats",), extra_columns=columns))
+    root = put_run(str(url), RunConfig(model="tiny", env=("moar_cats",), extra_columns=columns))
     if rewards:
         table = rows(rewards, seed=seed, policy_version=version)
         schema = rollouts_schema(columns)

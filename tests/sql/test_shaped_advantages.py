@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sql.conftest import connection
-from strategies import make_group
+from strategies import changed, make_group
 
 from ludic.errors import QueryError
 from ludic.records import AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
@@ -39,7 +39,7 @@ def group_of(rewards: Sequence[float | None], lengths: Sequence[int], seed: int 
 def with_length(rollout: Rollout, length: int, token_rewards: Sequence[float] | None = None) -> Rollout:
     tokens, zeros = np.ones(length, np.int32), np.zeros(length, np.float32)
     given = zeros if token_rewards is None else np.array(token_rewards, np.float32)
-    return replace(
+    return changed(
         rollout,
         response_tokens=tokens,
         response_logprobs=zeros,

@@ -16,10 +16,12 @@ import ludic
 from ludic.errors import QueryError
 from ludic.maintenance.compact import compact
 from ludic.maintenance.verify.checks import ROW_CHECKS, small_views_as_tables
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import rollouts_schema
 from ludic.sql import advantages, run_query, snapshot
 from ludic.sql.library import has_rows, load_checks
-from ludic.store import RolloutFile, Root, RunConfig, list_files
+from ludic.store import RolloutFile, Root, list_files
 from ludic.store.parquet import encode
 
 pytestmark = pytest.mark.slow
@@ -63,7 +65,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, rows) -> Iterator[Run]:
 
 def make_run(url: str, rows: Callable[..., pa.Table]) -> Run:
     """Versions 0 to 2 of two environments, two files of two groups in each."""
-    root = Root.create(url, RunConfig(model="tiny", env=("moar_cats",), extra_columns=EXTRA))
+    root = put_run(url, RunConfig(model="tiny", env=("moar_cats",), extra_columns=EXTRA))
     tables: dict[str, pa.Table] = {}
     for seed in range(12):
         file = RolloutFile(seed // 4, ("moar_cats", "a/b c")[seed // 2 % 2], "worker-0", seed)
@@ -287,7 +289,7 @@ def many(tmp_path: Path, rows, monkeypatch: pytest.MonkeyPatch) -> Many:
     """Of four files."""
     monkeypatch.setattr(snapshot, "FEW_FILES", 2)
     disk = Counting()
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)), fs=disk)
+    root = put_run(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)), fs=disk)
     many = Many(root, disk, rows)
     for number in range(4):
         many.put(number)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isnan, sqrt
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -13,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sql.conftest import connection
 from sql.test_agent_advantages import HALF, TINY, child, estimate, row
+from strategies import changed
 
-from ludic.code.kinds import packaged_names
+import ludic
+from ludic.by_name import packaged_names
 from ludic.records import GROUP_CLOSED, AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema import to_table
 from ludic.sql.library import advantages
+from ludic.store.root import Root
 
 ADVANTAGES = packaged_names("advantages")
 PARAMS: Mapping[str, dict[str, Any]] = {
@@ -64,7 +68,7 @@ def _row_of(trajectory: Rollout, turns: Sequence[Turn], segment: int, first_turn
         )
         for i, turn in enumerate(turns)
     )
-    return replace(
+    return changed(
         trajectory,
         rollout_id=trajectory.rollout_id if segment == 0 else f"{trajectory.rollout_id}+{segment}",
         trajectory_id=trajectory.rollout_id,
@@ -222,6 +226,26 @@ def test_an_episode_that_was_given_up_changes_nobodys_advantage(name: str, rows:
     turns = [replace(each, episode_reward=None, error=GROUP_CLOSED) for each in turns]
     found = by_turn(name, [*closed, *turns])
     assert {key: value for key, value in found.items() if key[0] != "x"} == pytest.approx(by_turn(name, rows))
+
+
+# With several threads, rows reach an aggregate in any order, and a sum in another order has other last digits.
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_the_order_of_rows_changes_no_bit_of_an_advantage(name: str):
+    rng = np.random.default_rng(0)
+    rows = family(rng.normal(size=(12, 3)).tolist(), splits=[(1,), (), ()] * 12)
+    assert by_turn(name, [rows[i] for i in rng.permutation(len(rows))]) == by_turn(name, rows)
+
+
+def test_the_rewards_of_peers_are_those_that_share_a_baseline(rows: list[Rollout], root: Root, store):
+    group = RolloutGroup(key="g", rollouts=tuple(replace(each, group_id="g") for each in rows))
+    batch = RolloutBatch(groups=(group,), metadata=RolloutMetadata(worker_id="worker"))
+    store(to_table(batch, run_id="run", sequence=0))
+    found = ludic.connect(root.url).sql("from rewards_of_peers").to_arrow_table().drop(["std"]).to_pylist()
+    of_root = {"group_id": "g", "root": root.url, "lowest": 0.0}
+    assert sorted(found, key=itemgetter("n")) == [
+        {**of_root, "peers": "environment", "n": 2, "total": 1.0, "mean": 0.5, "rewards": [0.0, 1.0]},
+        {**of_root, "peers": "solver, depth 1", "n": 4, "total": 1.5, "mean": MEAN, "rewards": [0.0, 0.0, 0.5, 1.0]},
+    ]
 
 
 # --- The record's own method, and noise --------------------------------------------------------------------

@@ -6,10 +6,11 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import EXTRA_TYPES, arrow_schema, rollouts_schema
 from ludic.schema.tables import table_names
 from ludic.sql.root_views import columns_sql, duckdb_type
-from ludic.store import Root, RunConfig
 
 EXTRA_COLUMNS = {f"x_{number}": type_ for number, type_ in enumerate(EXTRA_TYPES)}
 
@@ -31,6 +32,6 @@ def test_a_type_that_no_column_has_is_refused():
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("pandas") is None, reason="pandas is not installed")
 def test_a_connection_does_not_import_pandas(tmp_path):
-    root = Root.create(str(tmp_path), RunConfig(model="tiny", env=("moar_cats",)))
+    root = put_run(str(tmp_path), RunConfig(model="tiny", env=("moar_cats",)))
     program = "import sys, ludic; ludic.connect(sys.argv[1]); assert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", program, root.url], check=True)

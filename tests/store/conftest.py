@@ -14,6 +14,7 @@ from strategies import make_batch
 
 from ludic.records import RolloutBatch
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import to_table
 from ludic.store.failures import RETRY_LIMIT
 from ludic.store.files import RolloutFile
@@ -73,7 +74,7 @@ def s3_proxy(request: pytest.FixtureRequest, s3_server: str, monkeypatch: pytest
 @pytest.fixture
 def unreliable_root(run_config: RunConfig) -> Iterator[Root]:
     """A root in memory; its `fs` is an UnreliableFileSystem."""
-    root = Root.create(f"memory://{uuid.uuid4()}", run_config)
+    root = put_run(f"memory://{uuid.uuid4()}", run_config)
     yield replace(root, fs=UnreliableFileSystem())
     root.fs.rm(root.path, recursive=True)
 

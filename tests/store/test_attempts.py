@@ -8,9 +8,9 @@ import pytest
 import ludic
 from ludic.errors import FencedError, SchemaError
 from ludic.renamed_settings import RENAMED
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema
 from ludic.store import (
-    Root,
     check_not_fenced,
     ledger_steps,
     newest_attempt_id,
@@ -148,7 +148,7 @@ PARENTS = {1: None, 2: (1, 6), 3: (2, 9), 4: (1, 4), 5: (3, 7)}
 )
 def test_the_chain_is_what_sql_says_it_is(tmp_path, run_config, newest, expected):
     assert [(link.attempt_id, link.last_step) for link in chain(newest, PARENTS.get)] == expected
-    root = Root.create(str(tmp_path / "run"), run_config)
+    root = put_run(str(tmp_path / "run"), run_config)
     for attempt_id in range(1, newest + 1):
         parent_attempt, parent_step = PARENTS[attempt_id] or (None, None)
         start_attempt(root, parent_attempt=parent_attempt, parent_step=parent_step)

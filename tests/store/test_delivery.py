@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from strategies import make_batch
 
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import to_table
-from ludic.store import Cursor, RolloutFile, RolloutReader, Root, RunConfig
+from ludic.store import Cursor, RolloutFile, RolloutReader
 from ludic.store.parquet import encode
 
 WORKERS = ("w0", "w1", "w1-2")
@@ -28,7 +30,7 @@ class Delivery(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.root = Root.create(f"memory://{uuid.uuid4()}", RunConfig(model="m", env=("moar_cats",)))
+        self.root = put_run(f"memory://{uuid.uuid4()}", RunConfig(model="m", env=("moar_cats",)))
         self.sequences = {worker: itertools.count() for worker in WORKERS}
         self.seeds = itertools.count()
         self.late: list[tuple[str, bytes, list[str]]] = []

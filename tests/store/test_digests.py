@@ -11,8 +11,10 @@ from strategies import make_batch
 
 from ludic.errors import SchemaError
 from ludic.maintenance.verify.tables import read_content
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import to_table
-from ludic.store import Root, RunConfig, read_columns
+from ludic.store import Root, read_columns
 from ludic.store.parquet import DIGESTS_KEY, PAGE_BYTES, decode, encode, encode_plain, open_writer
 
 NAME = "rollouts/version=0/env=moar_cats/w0-0.parquet"
@@ -104,7 +106,7 @@ def test_a_file_of_another_writer_is_read_as_it_is(rows: pa.Table) -> None:
 
 def test_text_that_is_no_utf8_is_named_with_its_column(tmp_path: Path, run_config: RunConfig, rows: pa.Table) -> None:
     """Of another writer, so that no digest tells. Arrow itself hands such text out."""
-    root, sink = Root.create(str(tmp_path / "run"), run_config), io.BytesIO()
+    root, sink = put_run(str(tmp_path / "run"), run_config), io.BytesIO()
     pq.write_table(rows, sink, compression="none", use_dictionary=False)
     for text, column in ((b"example-3", "group_key"), (b"cat number", "messages")):
         root.put(NAME, sink.getvalue().replace(text, b"\xff" + text[1:]))

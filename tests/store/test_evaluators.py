@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import Root
 from ludic.store.claims import describe_process
 from ludic.store.evaluations import BlockClaims
 from ludic.store.records import Evaluator, encode_record
@@ -18,7 +20,7 @@ BLOCK = "evals/version=0/env=addition/eval-0123456789abcdef-0.8-0.1-0.parquet"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    return Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
+    return put_run(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
 
 
 OTHER = "evaluators/01929292-0000-7000-8000-000000000000.json"

@@ -10,6 +10,7 @@ import pytest
 
 from ludic.errors import ModelError, SchemaError
 from ludic.maintenance.verify.records import check_model
+from ludic.run_json import put_run, run_of
 from ludic.store import Root
 from ludic.store.catalogue import IDENTITY
 from ludic.store.weights import copy_kept, identify, keep_model, read_identity, read_kept
@@ -103,7 +104,7 @@ def test_a_run_of_the_same_model_gets_the_same_files_weights_included(root: Root
             (scratch / name).parent.mkdir(exist_ok=True)
             (scratch / name).write_bytes(FILES[name])
         keep_model(root, scratch, identify(scratch, "made"), with_weights=True)
-    other = Root.create(str(tmp_path / "other"), root.run)
+    other = put_run(str(tmp_path / "other"), run_of(root))
     copy_kept(root, other)
     assert read_identity(other) == read_identity(root)
     assert {name: other.read(name) for name in other.list("model")} == {n: root.read(n) for n in root.list("model")}

@@ -14,8 +14,9 @@ import pytest
 from filesystems import Fault, FaultyFileSystem, SharedStorage
 from fsspec.implementations.memory import MemoryFileSystem
 
+from ludic.defaults import MOST_LEASE_S
 from ludic.errors import OwnedError, SchemaError
-from ludic.settings import LEASE_RANGE
+from ludic.run_json import put_run
 from ludic.store import Root, start_attempt
 from ludic.store.catalogue import LEASES, AttemptName
 from ludic.store.claims import LeaseWatch, await_free, claim, describe_process, held, is_dead, newest_claim, read_lease
@@ -118,7 +119,7 @@ def test_a_file_that_is_no_lease_is_named(root):
 
 
 def test_a_listing_that_misses_the_newest_claims_is_made_up_for(run_config):
-    root = Root.create(f"memory://{uuid.uuid4()}", run_config, fs=FaultyFileSystem(SharedStorage(MemoryFileSystem())))
+    root = put_run(f"memory://{uuid.uuid4()}", run_config, fs=FaultyFileSystem(SharedStorage(MemoryFileSystem())))
     for after in range(4):
         claim(root, after)
     root.fs.faults.append(Fault.STALE)  # without the newest three
@@ -195,7 +196,7 @@ def test_a_description_of_no_process_proves_nothing():
 
 
 def test_the_longest_lease_that_a_trainer_may_have_is_read_again(root):
-    lease = claim(root, 0, lease_s=LEASE_RANGE.high)
+    lease = claim(root, 0, lease_s=MOST_LEASE_S)
     assert read_lease(root, 1) == lease
 
 

@@ -8,8 +8,10 @@ from strategies import make_batch
 from ludic.errors import StoreError
 from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import to_table
-from ludic.store import RolloutFile, Root, RunConfig, list_files
+from ludic.store import RolloutFile, Root, list_files
 from ludic.store.files import find_rows, read_addresses
 from ludic.store.parquet import encode
 
@@ -80,7 +82,7 @@ def file_name(root: Root, version: int, sequence: int) -> str:
 
 def test_statistics_spare_reading_ids(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """Of 16 files whose ids count up, as uuid7 does, one is read beyond its footer."""
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)))
     wanted = ""
     for sequence in range(16):
         table = to_table(make_batch(seed=sequence, policy_version=7), run_id=root.run_id, sequence=sequence)
@@ -107,7 +109,7 @@ def test_a_filesystem_that_fails_is_an_error_and_not_an_absence(tmp_path, monkey
                 raise PermissionError(13, "Permission denied", str(path))
             return super().open(path, *args, **kwargs)
 
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)), fs=Failing())
+    root = put_run(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)), fs=Failing())
     put(root, 0, 0)
     with pytest.raises(StoreError, match="worker-0-0"):
         find_rows(root, "nothing")

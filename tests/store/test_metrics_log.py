@@ -10,8 +10,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ludic.errors import ConfigError, StoreError
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema
-from ludic.store import MetricsLog, MetricsTail, Root
+from ludic.store import MetricsLog, MetricsTail
 from ludic.store.parquet import encode_plain
 
 
@@ -123,7 +124,7 @@ class SlowListings(MemoryFileSystem):
 
 
 def test_between_two_listings_the_files_that_follow_are_found_by_name(run_config):
-    root = Root.create(f"memory://{uuid.uuid4()}", run_config)
+    root = put_run(f"memory://{uuid.uuid4()}", run_config)
     slow = replace(root, fs=SlowListings())
     tail = MetricsTail(slow)
     for step in range(4):
@@ -151,7 +152,7 @@ class SlowReads(SlowListings):
 
 @pytest.mark.slow
 def test_the_next_files_of_many_workers_are_asked_for_together(run_config):
-    root = Root.create(f"memory://{uuid.uuid4()}", run_config)
+    root = put_run(f"memory://{uuid.uuid4()}", run_config)
     slow = replace(root, fs=SlowReads())
     tail = MetricsTail(slow)
     writers = [f"worker-w{slot}" for slot in range(80)]

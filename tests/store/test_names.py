@@ -10,15 +10,13 @@ import msgspec
 import pytest
 
 from ludic.errors import SchemaError
-from ludic.run_config import RunConfig
 from ludic.store import Root
 from ludic.store.catalogue import ROWS, Records
 from ludic.store.records import CodeRecord, Manifest, RelativeName, convert, encode_json
 from ludic.store.weights import MANIFEST, read_identity, read_manifest
 
-# The settings of run.json have checks of their own (tests/test_settings.py).
 RECORDS = sorted(
-    {row.record for row in ROWS if isinstance(row, Records)} - {RunConfig} | {CodeRecord, Manifest},
+    {row.record for row in ROWS if isinstance(row, Records)} | {CodeRecord, Manifest},
     key=lambda record: record.__name__,
 )
 HOSTILE = (

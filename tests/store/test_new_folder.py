@@ -46,13 +46,15 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 import ludic
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema
-from ludic.schema.tables import render
-from ludic.store import Root, RunConfig
+from ludic.schema.docs import render
+from ludic.store import Root
 from ludic.store.catalogue import NAPS, SequenceName, to_markdown
 from ludic.store.tables import put_table, read_table
 
-root = Root.create(sys.argv[1], RunConfig(model="tiny", env=("moar_cats",)))
+root = put_run(sys.argv[1], RunConfig(model="tiny", env=("moar_cats",)))
 row = {"worker_id": "w0-a", "seconds": 2.5, "created_at": datetime(2026, 1, 2, tzinfo=UTC)}
 rows = pa.Table.from_pylist([row], arrow_schema("naps"))
 first = SequenceName("w0-a", 0)

@@ -13,8 +13,9 @@ import pytest
 from strategies import make_batch
 
 from ludic.records import RolloutBatch
+from ludic.run_json import put_run
 from ludic.schema import to_table
-from ludic.store import RolloutWriter, Root
+from ludic.store import RolloutWriter
 from ludic.store.parquet import encode
 
 ODD_NAME = "reasoning_gym/a b%"
@@ -23,7 +24,7 @@ ODD_NAME = "reasoning_gym/a b%"
 @pytest.fixture
 def folder(tmp_path, run_config) -> Path:
     """rollouts/ with 2 groups of 3 rows in each of version 0 and 1 of two environments: 24 rows."""
-    root = Root.create(str(tmp_path / "run"), run_config)
+    root = put_run(str(tmp_path / "run"), run_config)
     with RolloutWriter(root, "w0") as writer:
         for seed, (version, env_name) in enumerate((v, e) for v in (0, 1) for e in ("moar_cats", ODD_NAME)):
             writer.append(

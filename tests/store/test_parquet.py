@@ -5,6 +5,7 @@ import pytest
 from strategies import make_batch
 
 from ludic.errors import SchemaError
+from ludic.run_json import put_run
 from ludic.schema import to_table
 from ludic.store import Root
 from ludic.store.parquet import encode, read_columns
@@ -32,7 +33,7 @@ def test_a_file_that_was_replaced_is_read_anew(root: Root):
 
 @pytest.mark.slow
 def test_more_files_than_are_remembered(tmp_path, run_config):
-    root = Root.create(str(tmp_path / "run"), run_config)
+    root = put_run(str(tmp_path / "run"), run_config)
     tables = {f"rollouts/{seed}.parquet": table_of(root, seed, num_groups=1) for seed in range(150)}
     for name, table in tables.items():
         put(root, table, name)

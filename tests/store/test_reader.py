@@ -17,8 +17,10 @@ from strategies import make_batch
 
 from ludic.errors import SchemaError, StoreError
 from ludic.maintenance.compact import compact
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema, to_table
-from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
+from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, list_files, read_columns
 from ludic.store.parquet import encode, read_rows
 
 on_one_filesystem = pytest.mark.parametrize("root_url", ["memory"], indirect=True)
@@ -459,7 +461,7 @@ def test_a_broken_compacted_file_stops_nobody_and_is_read_when_it_is_there(root,
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
 def test_whatever_listings_show_of_sources_and_compacted_files_all_is_delivered_once(data):
-    root = Root.create(f"memory://{uuid.uuid4()}", RunConfig(model="m", env=("moar_cats",)))
+    root = put_run(f"memory://{uuid.uuid4()}", RunConfig(model="m", env=("moar_cats",)))
     root = replace(root, fs=UnreliableFileSystem())
     names, groups = put_sources_and_compacted(root, num_sources=5)
     reader, history, saved = reader_of(root), [], ("{}", [])

@@ -12,8 +12,8 @@ import pytest
 from s3_proxy import SLOW_DOWN, Delay, Refuse, Reset
 
 from ludic.errors import ConfigError, StoreError
+from ludic.run_json import put_run
 from ludic.store import failures
-from ludic.store.root import Root
 from ludic.store.s3 import S3
 
 MANY_TIMES = 4
@@ -42,7 +42,7 @@ def short_waits(monkeypatch):
 
 @pytest.fixture
 def s3_root(s3_proxy, s3_bucket, run_config):
-    root = Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    root = put_run(f"{s3_bucket}/{uuid.uuid4()}", run_config)
     root.put("there.bin", b"there")
     s3_proxy.requests.clear()
     return root
@@ -82,7 +82,7 @@ def test_an_answer_that_comes_too_late_is_asked_for_again(s3_proxy, s3_bucket, r
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 0.3}})
     monkeypatch.setenv("LUDIC_RETRY_S", "60")
     s3_proxy.once(*[Delay(1.0)] * MANY_TIMES)
-    assert Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config).list("") == ["run.json"]
+    assert put_run(f"{s3_bucket}/{uuid.uuid4()}", run_config).list("") == ["run.json"]
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_a_lost_answer_to_the_last_part_is_no_other_file(s3_proxy, s3_root, smal
 @pytest.mark.slow
 def test_a_forked_child_is_told_to_open_the_root_again(s3_bucket, run_config):
     """obstore's threads are not forked with the rest: a call in the child would wait for ever."""
-    root = Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    root = put_run(f"{s3_bucket}/{uuid.uuid4()}", run_config)
     script = f"""
 import multiprocessing
 from ludic.errors import StoreError

@@ -16,27 +16,28 @@ from hypothesis import strategies as st
 
 from ludic.errors import ConfigError, MissingRootError, SchemaError, StoreError
 from ludic.run_config import RunConfig
+from ludic.run_json import from_json, put_run, run_of, to_json
 from ludic.store.catalogue import RUN
 from ludic.store.filesystem import TAIL_BYTES, Storage
-from ludic.store.root import Root, from_json, to_json
+from ludic.store.root import Root
 
 
 def test_a_created_root_opens_with_the_same_run(root_url, run_config):
-    created = Root.create(root_url, run_config)
+    created = put_run(root_url, run_config)
     opened = Root.open(root_url)
-    assert (opened.run, opened.run_id, opened.url) == (run_config, created.run_id, root_url)
+    assert (run_of(opened), opened.run_id, opened.url) == (run_config, created.run_id, root_url)
 
 
 def test_creating_again_with_the_same_settings_resumes_the_run(root_url, run_config):
-    assert Root.create(root_url, run_config).run_id == Root.create(f"{root_url}/", run_config).run_id
+    assert put_run(root_url, run_config).run_id == put_run(f"{root_url}/", run_config).run_id
 
 
 def test_creating_again_with_other_settings_names_each_that_differs(root, root_url, run_config):
     other = replace(run_config, group_size=5, seed=9)
     with pytest.raises(ConfigError, match=r"group_size is 4 there, 5 was asked for, seed is 0 there, 9") as caught:
-        Root.create(root_url, other)
+        put_run(root_url, other)
     assert "model" not in str(caught.value)
-    assert Root.open(root_url).run == run_config
+    assert run_of(Root.open(root_url)) == run_config
 
 
 def test_opening_where_no_run_is_says_so(root_url):
@@ -116,7 +117,7 @@ def test_of_many_that_create_one_file_from_local_ones_one_succeeds(root):
 
 
 def test_a_local_file_in_the_scratch_folder_is_linked_and_not_copied(tmp_path, run_config):
-    root = Root.create(str(tmp_path), run_config)
+    root = put_run(str(tmp_path), run_config)
     with root.scratch_folder() as folder:
         (folder / "large").write_bytes(b"content")
         assert root.put_file_if_absent(folder / "large", "a.bin")
@@ -132,14 +133,14 @@ def test_a_disk_without_hard_links_and_exclusive_renames_is_refused(tmp_path, ru
     monkeypatch.setattr(os, "link", no_hard_links)
     monkeypatch.setattr(sys, "platform", "plan9")
     with pytest.raises(StoreError, match=r"run\.json: .*neither hard links nor .*: choose another disk"):
-        Root.create(str(tmp_path), run_config)
+        put_run(str(tmp_path), run_config)
     assert not (tmp_path / "run.json").exists()
 
 
 def test_without_hard_links_an_exclusive_rename_keeps_the_promise(tmp_path, run_config, monkeypatch):
     """exFAT and many FUSE mounts answer link(2) like this."""
     monkeypatch.setattr(os, "link", no_hard_links)
-    root = Root.create(str(tmp_path / "run"), run_config)
+    root = put_run(str(tmp_path / "run"), run_config)
     assert root.put_if_absent("a/b.bin", b"first")
     assert root.put_if_absent("a/b.bin", b"first")
     assert not root.put_if_absent("a/b.bin", b"second")
@@ -344,15 +345,15 @@ def test_nothing_temporary_is_left_or_seen(root):
 def test_a_filesystem_that_overwrites_is_refused_when_a_run_starts(run_config):
     fsspec.register_implementation("overwriting", OverwritingFileSystem, clobber=True)
     with pytest.raises(StoreError, match="OverwritingFileSystem overwrites files although it was asked to create only"):
-        Root.create("overwriting://start", run_config)
+        put_run("overwriting://start", run_config)
 
 
 def test_a_filesystem_that_overwrites_is_refused_when_a_writer_opens(run_config):
     fsspec.register_implementation("overwriting", OverwritingFileSystem, clobber=True)
-    Root.create("memory://resumed", run_config)
+    put_run("memory://resumed", run_config)
     with pytest.raises(StoreError, match="ludic needs put-if-absent"):
         Root.open("overwriting://resumed", writable=True)
-    assert Root.open("overwriting://resumed").run == run_config
+    assert run_of(Root.open("overwriting://resumed")) == run_config
 
 
 json_values = st.recursive(
@@ -366,8 +367,7 @@ json_values = st.recursive(
 @given(st.dictionaries(st.text(), st.dictionaries(st.text(), json_values, max_size=2), max_size=2))
 def test_options_never_differ_from_themselves_after_storage(options):
     config = RunConfig(model="m", env=("e",), env_options=options)
-    stored, run_id = from_json(to_json(config, "an-id"), "run.json")
-    assert run_id == "an-id"
+    stored = from_json(to_json(config, "an-id"), "run.json")
     assert config.differences(stored) == ""
     assert json.loads(json.dumps(asdict(stored))) == json.loads(json.dumps(asdict(config)))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ludic.errors import SchemaError, StoreError
+from ludic.run_json import put_run
 from ludic.store import local
 from ludic.store.root import Root
 from ludic.temporary import is_protected
@@ -25,7 +26,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files
 @pytest.fixture
 def root(tmp_path: Path, run_config) -> Root:
     """A root that only this user may change; its folders have names of their own."""
-    return Root.create(str(tmp_path / "above" / "run"), run_config)
+    return put_run(str(tmp_path / "above" / "run"), run_config)
 
 
 def is_in(folder: Path, root: Root) -> bool:
@@ -263,7 +264,7 @@ def for_all() -> Iterator[Path]:
 def test_another_user_may_rename_a_scratch_folder_at_most_and_gets_nothing(
     for_all: Path, run_config, mode: int, rename: str
 ) -> None:
-    root = Root.create(str(for_all / "run"), run_config)
+    root = put_run(str(for_all / "run"), run_config)
     for folder in (Path(root.path), Path(root.path, ".tmp")):
         folder.chmod(mode)
     victim = for_all / "victim"

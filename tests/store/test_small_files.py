@@ -9,9 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from strategies import make_batch
 
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run, to_json
 from ludic.schema import to_table
 from ludic.schema.tables import VERSION_KEY
-from ludic.store import Root, RunConfig, read_columns
+from ludic.store import Root, read_columns
 from ludic.store import reader as module
 from ludic.store.files import RolloutFile
 from ludic.store.parquet import encode, encode_plain, sound_footer
@@ -134,7 +136,7 @@ def test_no_large_file_is_read_whole_to_learn_the_schemas(root: Root, files: lis
 
 
 def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path) -> None:
-    root = Root.create(str(tmp_path), RunConfig(model="m", env=("moar_cats",), extra_columns={"x_judge": "string"}))
+    root = put_run(str(tmp_path), RunConfig(model="m", env=("moar_cats",), extra_columns={"x_judge": "string"}))
     newer = make_table(1).append_column(pa.field("x_judge", pa.string()), pa.array(["a", None, "b", "c"]))
     for number, table in enumerate([make_table(0).drop_columns(["finish_reason"]), newer]):
         root.put(file_of(number).name, encode(table))
@@ -142,7 +144,7 @@ def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path) -> None:
     (small,) = read_small_files(root, [file_of(0), file_of(1), file_of(1)], ["finish_reason", "x_judge"])
     assert small.table.column("finish_reason").to_pylist()[:4] == [None] * 4
     assert small.table.column("x_judge").to_pylist() == [None] * 4 + ["a", None, "b", "c"] * 2
-    unknown = dataclasses.replace(root, run=dataclasses.replace(root.run, extra_columns={}))
+    unknown = dataclasses.replace(root, run_json=to_json(RunConfig(model="m", env=("moar_cats",)), root.run_id))
     assert len(list(read_small_files(unknown, [file_of(1)], COLUMNS))) == 1
 
 

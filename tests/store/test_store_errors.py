@@ -16,6 +16,7 @@ from fsspec.registry import known_implementations
 from s3_proxy import Refuse, Reply, S3Proxy
 
 from ludic.errors import ConfigError, StoreError
+from ludic.run_json import put_run, run_of
 from ludic.store import RolloutWriter, Root, failures
 from ludic.store.filesystem import Storage
 from ludic.store.root import SCHEMES, check_scheme
@@ -42,11 +43,11 @@ def test_a_path_below_a_file_is_refused(tmp_path, run_config):
     (tmp_path / "file").write_text("I am no folder")
     url = str(tmp_path / "file" / "run")
     with pytest.raises(StoreError, match=rf"^{url}/run\.json: NotADirectoryError: "):
-        Root.create(url, run_config)
+        put_run(url, run_config)
 
 
 def test_a_file_that_is_not_there_yet_is_not_looked_through_for_secrets(tmp_path, run_config, monkeypatch):
-    root, searched = Root.create(str(tmp_path / "run"), run_config), []
+    root, searched = put_run(str(tmp_path / "run"), run_config), []
     monkeypatch.setattr(failures, "mask", searched.append)
     with pytest.raises(FileNotFoundError):
         root.read("policies/LATEST")
@@ -61,7 +62,7 @@ def test_a_failure_that_is_shown_whole_has_no_secret(monkeypatch):
 
 
 def test_a_folder_that_became_a_file_stops_no_worker_silently(tmp_path, run_config, next_batch):
-    root = Root.create(str(tmp_path / "run"), run_config)
+    root = put_run(str(tmp_path / "run"), run_config)
     (tmp_path / "run" / "rollouts").write_text("I am no folder")
     writer = RolloutWriter(root, "w0")
     writer.append(next_batch())
@@ -80,19 +81,19 @@ def test_a_run_is_at_the_schemes_of_the_documentation_and_all_others_are_refused
         check_scheme(url)
         assert f"`{scheme}://" in table or scheme in ("local", "s3a", "gcs", "abfss")  # other names of the same
         return
-    for call in (lambda: Root.create(url, run_config), lambda: Root.open(url, writable=True)):
+    for call in (lambda: put_run(url, run_config), lambda: Root.open(url, writable=True)):
         with pytest.raises(ConfigError, match=rf"^{url}: no run can be at {scheme}://, .*; wanted a folder, s3://, gs"):
             call()
 
 
 def test_a_filesystem_that_the_program_has_registered_is_tried(run_config):
     fsspec.register_implementation("mine", MemoryFileSystem, clobber=True)
-    assert Root.create("mine://registered/run", run_config).url == "mine://registered/run"
+    assert put_run("mine://registered/run", run_config).url == "mine://registered/run"
 
 
 def test_a_filesystem_that_is_registered_by_the_name_of_its_class_is_tried(run_config, monkeypatch):
     monkeypatch.setitem(known_implementations, "named", {"class": "fsspec.implementations.memory.MemoryFileSystem"})
-    assert Root.create("named://registered/run", run_config).url == "named://registered/run"
+    assert put_run("named://registered/run", run_config).url == "named://registered/run"
 
 
 def test_a_filesystem_that_cannot_be_reached_is_named():
@@ -102,18 +103,18 @@ def test_a_filesystem_that_cannot_be_reached_is_named():
 
 def test_a_password_in_the_url_is_refused_and_not_shown(run_config):
     with pytest.raises(ConfigError, match=r"gs://host/run was given with a user, a password or a key") as caught:
-        Root.create(f"gs://me:{SECRET}@host/run", run_config)
+        put_run(f"gs://me:{SECRET}@host/run", run_config)
     assert SECRET not in str(caught.value)
 
 
 def test_a_secret_in_the_query_is_refused_and_not_shown(run_config):
     with pytest.raises(ConfigError, match=r"^az://container/run was given with") as caught:
-        Root.create(f"az://container/run?sv=2024&sig={SECRET}", run_config)
+        put_run(f"az://container/run?sv=2024&sig={SECRET}", run_config)
     assert SECRET not in str(caught.value)
 
 
 def test_a_full_disk_is_named_and_holds_nothing_half_written(tiny_disk, run_config):
-    root = Root.create(str(tiny_disk / "run"), run_config)
+    root = put_run(str(tiny_disk / "run"), run_config)
     with pytest.raises(StoreError, match=r"run/a\.bin: .*No space left.*; the disk or the quota is full: free some"):
         root.put_if_absent("a.bin", bytes(2 << 20))
     with pytest.raises(StoreError, match="the disk or the quota is full"):
@@ -123,15 +124,15 @@ def test_a_full_disk_is_named_and_holds_nothing_half_written(tiny_disk, run_conf
 
 
 def test_a_disk_that_is_mounted_read_only_is_named_and_can_be_read(tiny_disk, run_config):
-    root = Root.create(str(tiny_disk / "run"), run_config)
+    root = put_run(str(tiny_disk / "run"), run_config)
     _mount("-o", "remount,ro", str(tiny_disk))
     with pytest.raises(StoreError, match=r"run/a\.bin: .*the disk is mounted read-only: mount it for writing"):
         root.put_if_absent("a.bin", b"1")
     with pytest.raises(StoreError, match="mounted read-only"):
         Root.open(str(tiny_disk / "run"), writable=True)
     with pytest.raises(StoreError, match="mounted read-only"):
-        Root.create(str(tiny_disk / "other"), run_config)
-    assert Root.open(str(tiny_disk / "run")).run == run_config
+        put_run(str(tiny_disk / "other"), run_config)
+    assert run_of(Root.open(str(tiny_disk / "run"))) == run_config
 
 
 def test_a_folder_of_somebody_else_is_named(tmp_path, run_config, monkeypatch):
@@ -142,11 +143,11 @@ def test_a_folder_of_somebody_else_is_named(tmp_path, run_config, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(StoreError, match=r"run\.json: PermissionError: .*this user may not write to the folder: see"):
-        Root.create(str(tmp_path), run_config)
+        put_run(str(tmp_path), run_config)
 
 
 def test_a_file_where_a_folder_is_listed_is_named(tmp_path, run_config, caplog):
-    root = Root.create(str(tmp_path), run_config)
+    root = put_run(str(tmp_path), run_config)
     (tmp_path / "rollouts").write_text("I am no folder")
     assert root.list("rollouts") == []
     assert f"passed over: {root.path}/rollouts is no folder, wanted one: delete it, or move it" in caplog.text
@@ -155,7 +156,7 @@ def test_a_file_where_a_folder_is_listed_is_named(tmp_path, run_config, caplog):
 @pytest.fixture
 def refusing(s3_proxy, s3_bucket, run_config, tmp_path):
     """refusing(reaction): each thing one can do to a root, once its server reacts like this."""
-    root = Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    root = put_run(f"{s3_bucket}/{uuid.uuid4()}", run_config)
     (tmp_path / "file").write_bytes(b"1")
 
     def acts(reaction):
@@ -221,7 +222,7 @@ def test_whatever_one_does_a_refusal_is_one_line_with_url_cause_and_advice(refus
 
 def test_a_deletion_in_bulk_that_is_refused_for_one_file_is_an_error(s3_proxy, s3_bucket, run_config):
     """S3 answers such a request with 200, and lists the refusals."""
-    root = Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    root = put_run(f"{s3_bucket}/{uuid.uuid4()}", run_config)
     root.put("a/b.bin", b"")
     key = f"{root.path.partition('/')[2]}/a/b.bin"
     error = f"<Error><Key>{key}</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
@@ -237,7 +238,7 @@ def test_a_deletion_in_bulk_that_is_refused_for_one_file_is_an_error(s3_proxy, s
 
 def test_a_missing_bucket_is_named(s3_proxy, run_config):
     for act in (
-        lambda: Root.create("s3://no-such-bucket/run", run_config),
+        lambda: put_run("s3://no-such-bucket/run", run_config),
         lambda: Root.open("s3://no-such-bucket/run"),
     ):
         with pytest.raises(StoreError, match=r"^s3://no-such-bucket/run/run\.json: .*create bucket no-such-bucket, or"):
@@ -247,7 +248,7 @@ def test_a_missing_bucket_is_named(s3_proxy, run_config):
 def test_a_bucket_deleted_under_a_worker_is_named(s3_server, run_config, next_batch):
     client = boto3.client("s3", endpoint_url=s3_server)
     client.create_bucket(Bucket="short-lived")
-    root = Root.create("s3://short-lived/run", run_config)
+    root = put_run("s3://short-lived/run", run_config)
     client.delete_object(Bucket="short-lived", Key="run/run.json")
     client.delete_bucket(Bucket="short-lived")
     writer = RolloutWriter(root, "w0")
@@ -261,7 +262,7 @@ def test_a_bucket_deleted_under_a_worker_is_named(s3_server, run_config, next_ba
 def test_an_endpoint_that_is_down_is_named(s3_proxy, monkeypatch, run_config):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(StoreError, match=r"^s3://bucket/run/run\.json: .*http://127\.0\.0\.1:1.*; see the network"):
-        Root.create("s3://bucket/run", run_config)
+        put_run("s3://bucket/run", run_config)
 
 
 def test_missing_credentials_are_named(s3_proxy, monkeypatch, run_config, tmp_path):
@@ -270,7 +271,7 @@ def test_missing_credentials_are_named(s3_proxy, monkeypatch, run_config, tmp_pa
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     with pytest.raises(StoreError, match=r"run\.json: NoCredentialsError: .*; set AWS_PROFILE or AWS_ACCESS_KEY_ID"):
-        Root.create("s3://bucket/run", run_config)
+        put_run("s3://bucket/run", run_config)
 
 
 def test_keys_come_from_the_profile_in_the_home_folder(s3_proxy, s3_bucket, monkeypatch, run_config, tmp_path):
@@ -282,7 +283,7 @@ def test_keys_come_from_the_profile_in_the_home_folder(s3_proxy, s3_bucket, monk
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "team")
-    Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    put_run(f"{s3_bucket}/{uuid.uuid4()}", run_config)
     signed = {headers["authorization"].partition(", ")[0] for headers in s3_proxy.headers}
     assert len(signed) == 1
     assert re.search(r"AKIDOFPROFILE/\d{8}/eu-west-1/s3", signed.pop())
@@ -297,7 +298,7 @@ def test_a_region_that_nobody_names_is_that_of_the_bucket(s3_server, monkeypatch
     proxy = S3Proxy(s3_server)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    root = Root.create(f"s3://ludic-in-{region}/{uuid.uuid4()}", run_config)
+    root = put_run(f"s3://ludic-in-{region}/{uuid.uuid4()}", run_config)
     proxy.headers.clear()
     assert root.list("") == ["run.json"]
     assert f"/{region}/s3/" in proxy.headers[0]["authorization"]
@@ -305,7 +306,7 @@ def test_a_region_that_nobody_names_is_that_of_the_bucket(s3_server, monkeypatch
 
 
 def test_no_message_shows_a_key_a_signature_or_a_token(s3_proxy, s3_bucket, run_config):
-    root = Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    root = put_run(f"{s3_bucket}/{uuid.uuid4()}", run_config)
     message = (
         f"AKIAIOSFODNN7EXAMPLE may not; see https://host/x?X-Amz-Credential={SECRET}&amp;X-Amz-Signature={SECRET} "
         f"and https://me:{SECRET}@host/ with Authorization: Bearer {SECRET}"
@@ -327,11 +328,11 @@ def test_a_server_that_refuses_without_naming_the_condition_keeps_its_promise(s3
         return Refuse(412, "PreconditionFailed") if method == "PUT" and len(puts) == 2 else None
 
     s3_proxy.react = refuse_the_second
-    Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    put_run(f"{s3_bucket}/{uuid.uuid4()}", run_config)
     assert len(puts) == 2
 
 
 def test_a_server_that_overwrites_is_refused(s3_proxy, s3_bucket, run_config):
     s3_proxy.react = lambda method, path: Reply(200)
     with pytest.raises(StoreError, match="S3 overwrites files although it was asked to create only"):
-        Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+        put_run(f"{s3_bucket}/{uuid.uuid4()}", run_config)

@@ -14,12 +14,14 @@ from filesystems import num_files
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import as_plain, make_batch, make_group, rollout_batches
+from strategies import as_plain, changed, make_batch, make_group, rollout_batches
 
 from ludic.errors import ConfigError, InvalidBatchError, NameTakenError, StoreError
 from ludic.records import RolloutBatch, RolloutMetadata
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema, from_table, to_table
-from ludic.store import RolloutFile, RolloutWriter, Root, RunConfig, list_files, read_columns
+from ludic.store import RolloutFile, RolloutWriter, Root, list_files, read_columns
 from ludic.store.parquet import group_starts, read_rows, row_group_bounds
 from ludic.store.writer import commit
 
@@ -178,7 +180,7 @@ def _shrunk(group, size: int, number: int):
 
 
 def _local_root(tmp_path_factory) -> Root:
-    return Root.create(str(tmp_path_factory.mktemp("root") / "run"), RunConfig(model="m", env=("e",)))
+    return put_run(str(tmp_path_factory.mktemp("root") / "run"), RunConfig(model="m", env=("e",)))
 
 
 @on_one_filesystem
@@ -192,7 +194,7 @@ def test_groups_of_one_partition_are_one_file_whatever_lies_between_them(root):
 
 def test_a_runs_own_columns_are_files_columns(tmp_path, next_batch):
     columns = {"x_judge": "string", "x_spans": "list<int64>"}
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("e",), extra_columns=columns))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="m", env=("e",), extra_columns=columns))
     batch = next_batch()
     first, second = batch.groups[0].rollouts
     rollouts = (replace(first, extra={"x_judge": "gpt", "x_spans": [1, 2]}), second)
@@ -285,7 +287,7 @@ def test_long_texts_stay_unread_when_tokens_are_read(tmp_path, run_config, next_
     batch = next_batch()
     step = replace(batch.groups[0].rollouts[0].environment_steps[0], observation=observation)
     rollouts = [replace(rollout, environment_steps=(step,)) for rollout in batch.groups[0].rollouts]
-    root = Root.create(str(tmp_path / "run"), run_config)
+    root = put_run(str(tmp_path / "run"), run_config)
     with never_by_itself(root) as writer:
         writer.append(replace(batch, groups=(replace(batch.groups[0], rollouts=tuple(rollouts)),)))
     (file,) = list_files(root)
@@ -341,7 +343,7 @@ def test_each_batch_is_a_file_however_slow_the_filesystem_is(tmp_path, run_confi
         commit(*args)
 
     monkeypatch.setattr("ludic.store.writer.commit", commit_late)
-    root, batches = Root.create(str(tmp_path / "run"), run_config), [next_batch(num_groups=n) for n in (2, 1, 3, 1)]
+    root, batches = put_run(str(tmp_path / "run"), run_config), [next_batch(num_groups=n) for n in (2, 1, 3, 1)]
     with RolloutWriter(root, "w0", flush_age_s=1e9, file_per_batch=True) as writer:
         for batch in batches:
             writer.append(batch)
@@ -394,7 +396,7 @@ def test_a_bad_row_is_named_and_nothing_of_its_batch_is_written(root, next_batch
     sound, bad = next_batch(num_groups=2), next_batch(num_groups=2)
     logprobs = bad.groups[1].rollouts[0].response_logprobs.copy()
     logprobs[2] = np.nan
-    rollout = replace(bad.groups[1].rollouts[0], response_logprobs=logprobs)
+    rollout = changed(bad.groups[1].rollouts[0], response_logprobs=logprobs)
     group = replace(bad.groups[1], rollouts=(rollout, *bad.groups[1].rollouts[1:]))
     with never_by_itself(root) as writer:
         with pytest.raises(InvalidBatchError) as caught:

@@ -14,7 +14,7 @@ from conftest import random_model, random_sequences, train
 from ludic.batches.packing import pack
 from ludic.distributed import init_distributed, num_ranks, rank, run_on_main, shut_down
 from ludic.run_config import RunConfig
-from ludic.store import Root
+from ludic.run_json import put_run
 from ludic.training.config import TrainConfig
 from ludic.training.model import shard
 from ludic.training.step import build_optimizer, train_step
@@ -38,7 +38,7 @@ def losses(optimizer: str) -> list[float]:
 
 def make_root(out: str) -> str:
     random_model(**SIZES).save_pretrained(f"{out}/model")
-    return Root.create(f"{out}/run", RunConfig(model=f"{out}/model", env=("moar_cats",))).url
+    return put_run(f"{out}/run", RunConfig(model=f"{out}/model", env=("moar_cats",))).url
 
 
 def main(out: str) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign_pairs, pack
 from ludic.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.store.attempts import complete_checkpoints
 from ludic.store.root import Root
 from ludic.training.checkpoint import load_checkpoint
@@ -54,8 +55,10 @@ def _random_sequence(rng: np.random.Generator, rollout_id: str, *, plain: bool) 
         rollout_id=rollout_id,
         prompt_tokens=rng.integers(0, VOCAB_SIZE, prompt_length, dtype=np.int32),
         response_tokens=rng.integers(0, VOCAB_SIZE, length, dtype=np.int32),
-        sampler_logprobs=rng.normal(-5.5, 0.2, length).astype(np.float32),
-        action_mask=None if plain else mask,
+        columns={
+            "response_logprobs": rng.normal(-5.5, 0.2, length).astype(np.float32),
+            "action_mask": None if plain else mask,
+        },
         advantage=float(rng.normal()) if plain else rng.normal(size=length).astype(np.float32),
         weight=1.0 if plain else 0.5,
         temperature=1.0 if plain else 0.7,
@@ -89,7 +92,7 @@ def train(
     rank has nothing to do. resume_from is an attempt and a step; options are those of `load_sharded`.
     """
     root, config = Root.open(url), TrainConfig.of(learning_rate=1e-3, weight_decay=0.1, optimizer=optimizer)
-    model = load_sharded(root.run.model, init_distributed("cpu"), **options)
+    model = load_sharded(root.record.model, init_distributed("cpu"), **options)
     adam = build_optimizer(model, config)
     if resume_from:
         infos = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
@@ -154,7 +157,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_root(tmp_path: Path, model_folder: Path) -> Root:
-    return Root.create(str(tmp_path / "run"), RunConfig(model=str(model_folder), env=("moar_cats",)))
+    return put_run(str(tmp_path / "run"), RunConfig(model=str(model_folder), env=("moar_cats",)))
 
 
 @pytest.fixture(scope="session")

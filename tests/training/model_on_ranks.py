@@ -8,7 +8,6 @@ OUT/rank=R.json: for each case the largest difference of a logprob and of a grad
 import json
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from transformers import PreTrainedModel
 from ludic.batches.packing import MicroBatch, pack
 from ludic.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.models.experts import Routers
+from ludic.schema.columns import with_columns
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import shard
 from ludic.training.packed import packed_arguments
@@ -53,7 +53,7 @@ def replayed(family: str) -> dict[str, float]:
     for index, sequence in enumerate(random_sequences(5, seed=1)):
         scores = torch.rand(sequence.num_tokens - 1, num_layers, num_experts, generator=numbers)
         experts = scores.topk(chosen).indices.sort().values.short().numpy()
-        sequences.append(replace(sequence, experts=None if index == 2 else experts))
+        sequences.append(with_columns(sequence, experts=None if index == 2 else experts))
     expected = []
     for batch in (pack([sequence]) for sequence in sequences):
         with nullcontext() if batch.experts is None else of_whole.replay(batch.experts):

@@ -118,7 +118,7 @@ def train_all(every: int) -> dict[str, Tensor]:
 def copy_checkpoint(url: str, source: int, target: int) -> None:
     """Through a model and an optimizer that are sharded over the ranks there are."""
     root = Root.open(url)
-    model = load_model(root.run.model)
+    model = load_model(root.record.model)
     shard(model, init_distributed("cpu"))
     optimizer = build_optimizer(model, TrainConfig())
     (info,) = (i for i in complete_checkpoints(root) if (i.attempt_id, i.step) == (source, 3))

@@ -64,7 +64,7 @@ def largest_difference(found: list[Tensor], expected: list[Tensor]) -> float:
 
 def cached(root: Root) -> dict[str, Any]:
     """Micro-batches computed for the same sequences: at first, then dealt to the other rank, and by a new cache."""
-    model = load_sharded(root.run.model, init_distributed("cpu"))
+    model = load_sharded(root.record.model, init_distributed("cpu"))
     num_computed: list[int] = []
 
     def counting(batches: list[MicroBatch]) -> list[Tensor]:
@@ -93,7 +93,7 @@ def cached(root: Root) -> dict[str, Any]:
 def main(out: str, root_url: str, large_model: str) -> None:
     init_distributed("cpu")
     root = Root.open(root_url)
-    adapt = partial(add_adapters, source=root.run.model, rank=2, alpha=8)
+    adapt = partial(add_adapters, source=root.record.model, rank=2, alpha=8)
     seen = {
         "memory": memory_of_loading(large_model),
         "adapters": train(root_url, attempt_id=2, steps=range(1, 4), prepare=adapt),

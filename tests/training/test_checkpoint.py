@@ -14,12 +14,12 @@ from tiny_models import whole
 from tiny_runs import save_checkpoint
 
 from ludic.errors import FencedError, ModelError, NameTakenError, SchemaError
+from ludic.run_json import put_run, run_of
 from ludic.store import Cursor
 from ludic.store.attempts import checkpoint_to_resume, complete_checkpoints, folder_of, prune_checkpoints, start_attempt
 from ludic.store.claims import claim
 from ludic.store.filesystem import Storage
 from ludic.store.records import decode_json
-from ludic.store.root import Root
 from ludic.training.checkpoint import load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.model import full_state_dict, shard
@@ -189,7 +189,7 @@ def test_what_an_earlier_attempt_left_incomplete_is_pruned_and_ones_own_is_not(r
 @pytest.mark.parametrize("num_calls", range(8))
 def test_a_checkpoint_whose_upload_is_cut_anywhere_does_not_exist_or_is_whole(run_root, trainer, num_calls, crash):
     storage = SharedStorage(MemoryFileSystem())
-    root = Root.create(f"memory://{uuid.uuid4()}", run_root.run, fs=FaultyFileSystem(storage))
+    root = put_run(f"memory://{uuid.uuid4()}", run_of(run_root), fs=FaultyFileSystem(storage))
     model, optimizer = trainer()
     first = save(root, model, optimizer, step=1)
     root.fs.faults.extend([None] * num_calls + [crash])
@@ -206,7 +206,7 @@ def test_a_checkpoint_whose_upload_is_cut_anywhere_does_not_exist_or_is_whole(ru
 
 
 def test_checkpoints_live_on_any_filesystem(run_root, trainer):
-    root = Root.create("memory://checkpoints-of-a-test", run_root.run)
+    root = put_run("memory://checkpoints-of-a-test", run_of(run_root))
     model, optimizer = trainer()
     info = save(root, model, optimizer)
     other, other_optimizer = trainer(seed=1)

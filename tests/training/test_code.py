@@ -6,11 +6,12 @@ from hashlib import sha256
 import pytest
 from tiny_runs import create_root, fill, ledger, train_here
 
+from ludic.by_name import read_packaged
 from ludic.code.consent import CodeUse, give_consent
-from ludic.code.kept import find_files, keep_files
-from ludic.code.kinds import read_packaged
+from ludic.code.kept import find_files
 from ludic.errors import QueryError
 from ludic.store import Root, read_attempt
+from ludic.store.code import keep_files
 
 ADVANTAGE = """
 def scaled(rollouts, *, by=1.0):

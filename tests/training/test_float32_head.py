@@ -38,7 +38,7 @@ def sampled(engine, num=16):
                 rollout_id=f"r{request.seed}",
                 prompt_tokens=request.prompt_tokens,
                 response_tokens=completion.tokens,
-                sampler_logprobs=completion.logprobs,
+                columns=completion.columns,
                 advantage=1.0,
             )
             for request, completion in zip(requests, generate_all(engine, requests), strict=True)

@@ -2,7 +2,6 @@
 
 import math
 import shutil
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import torch
 from tiny_runs import query
 
 import ludic
-from ludic.batches.packing import KeptTokens, MicroBatch, TrainingSequence, pack, pack_kept_tokens
+from ludic.batches.packing import MicroBatch, PackedRagged, TrainingSequence, pack
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.tiny import make_tiny_model
+from ludic.schema.columns import Ragged, with_columns
 from ludic.training.logprobs import linear_logprobs, token_logprobs
 from ludic.training.model import load_model
 from ludic.training.reference import CachedReference, model_reference
@@ -24,15 +24,16 @@ from ludic.training.reference import CachedReference, model_reference
 CUTS: list[dict[str, Any]] = [{"top_k": 5}, {"top_p": 0.8}, {"top_k": 7, "top_p": 0.9, "temperature": 0.7}]
 
 
-def kept(*lists: list[int]) -> KeptTokens:
-    return KeptTokens(np.array([*chain(*lists)], np.int32), np.append(0, np.cumsum([len(ids) for ids in lists])))
+def packed_of(*lists: list[int]) -> PackedRagged:
+    """Kept tokens of two sequences, the first of one token; none for a token is an empty list."""
+    return PackedRagged.of([Ragged.of(part, np.int32) for part in (lists[:1], lists[1:])], np.int64)
 
 
 def test_logprobs_and_entropy_over_the_kept_tokens_worked_out_by_hand():
     # probabilities 0.1, 0.2, 0.3, 0.4. Over tokens 1 and 3: 1/3, 2/3; over all; over token 2 alone: 1
     hidden, weight = torch.ones(3, 1), torch.tensor([[0.1], [0.2], [0.3], [0.4]]).log()
     targets, temperatures = torch.tensor([3, 3, 2]), torch.ones(3)
-    packed = pack_kept_tokens([kept([1, 3]), None, kept([2])], [1, 1, 1])
+    packed = packed_of([1, 3], [], [2])
     logprobs, entropy = linear_logprobs(hidden, weight, None, targets, temperatures, kept=packed)
     assert logprobs.tolist() == pytest.approx([math.log(2 / 3), math.log(0.4), 0])
     assert entropy[0].item() == pytest.approx(math.log(3) / 3 + 2 / 3 * math.log(3 / 2))
@@ -51,7 +52,7 @@ def test_values_and_gradients_are_those_of_a_plain_masked_softmax(chunk_tokens, 
     is_kept[torch.arange(7), targets] = True
     lists = [row.nonzero()[:, 0].tolist() for row in is_kept]
     lists[2], is_kept[2] = [], True  # drawn from the whole vocabulary
-    packed = pack_kept_tokens([kept(*lists[:4]), kept(*lists[4:])], [4, 3])
+    packed = packed_of(*lists)
     weights = torch.linspace(-1, 2, 7, dtype=torch.float64)
 
     def with_gradients(logprobs, entropies):
@@ -92,10 +93,9 @@ def sampled(folder: str, **params: Any) -> MicroBatch:
                 rollout_id=f"r{request.seed}",
                 prompt_tokens=prompt,
                 response_tokens=done.tokens,
-                sampler_logprobs=done.logprobs,
+                columns=done.columns,
                 advantage=1.0,
                 temperature=settings.temperature,
-                kept_tokens=None if done.kept_tokens is None else kept(*(ids.tolist() for ids in done.kept_tokens)),
             )
         )
     return pack(rows)
@@ -106,8 +106,7 @@ def test_the_engines_logprobs_are_the_trainers_with_the_same_weights(folder, cut
     batch, model = sampled(folder, **cut), load_model(folder)
     with torch.no_grad():
         logprobs, _ = token_logprobs(model, batch, chunk_tokens=7)
-        batch_without = MicroBatch(**{n: getattr(batch, n) for n in batch.__slots__ if n != "kept_tokens"})
-        over_all, _ = token_logprobs(model, batch_without)
+        over_all, _ = token_logprobs(model, with_columns(batch, kept_tokens=None))
     torch.testing.assert_close(logprobs, batch.sampler_logprobs, rtol=0, atol=1e-5)
     assert (over_all - batch.sampler_logprobs).mean() < -0.1
     assert ((over_all - batch.sampler_logprobs) < 1e-5).all()  # the sampler left tokens out
@@ -115,9 +114,9 @@ def test_the_engines_logprobs_are_the_trainers_with_the_same_weights(folder, cut
 
 def test_the_engine_returns_the_tokens_that_it_drew_from_if_it_is_asked(folder):
     batch = sampled(folder, top_k=5)
-    assert batch.kept_tokens.is_cut.all()
+    assert batch.kept_tokens.has_any.all()
     assert np.diff(batch.kept_tokens.bounds).tolist() == [5] * len(batch.targets)
-    of_token = batch.kept_tokens.ids.reshape(-1, 5)
+    of_token = batch.kept_tokens.values.reshape(-1, 5)
     assert (of_token.diff(dim=1) > 0).all()
     assert (of_token == batch.targets[:, None]).any(dim=1).all()
     assert sampled(folder).kept_tokens is None  # nothing was cut

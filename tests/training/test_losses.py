@@ -1,17 +1,22 @@
 """Promises of every objective, and what turns objectives into a loss: means, KL and entropy."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from losses_by_hand import PAIRED, WIDE, batch_of, loss_and_gradient, with_bound
 
+from ludic.batches.packing import MicroBatch, TrainingSequence, pack
+from ludic.schema.columns import Ragged, with_columns
 from ludic.settings import convert
 from ludic.training.config import LossConfig
 from ludic.training.logprobs import linear_logprobs
-from ludic.training.losses import OBJECTIVES, rl_loss
+from ludic.training.losses import OBJECTIVES, make_terms, rl_loss
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,8 @@ def test_entropy_is_rewarded_through_its_gradient():
 def test_gradients_agree_with_finite_differences(settings):
     sequences = ([1.1, 0.4], [1.0, -1.0]), ([2.0, 0.9], [0.5, 2.0])
     batch, logprobs = batch_of(*sequences, mask=np.array([True, True]))
-    batch = replace(batch, sampler_logprobs=batch.sampler_logprobs.double(), advantages=batch.advantages.double())
+    batch = with_columns(batch, response_logprobs=batch.sampler_logprobs.double())
+    batch = replace(batch, advantages=batch.advantages.double())
     reference = torch.full((4,), -0.7, dtype=torch.float64)
 
     def loss(x):
@@ -223,7 +229,7 @@ def test_gradients_agree_with_finite_differences(settings):
 
 def test_what_a_sampler_says_of_masked_tokens_reaches_nothing():
     batch, logprobs = batch_of(([2.0, 1.0], [1.0, 1.0]), mask=np.array([True, False]))
-    batch = replace(batch, sampler_logprobs=torch.tensor([-1.0, math.nan]))
+    batch = with_columns(batch, response_logprobs=torch.tensor([-1.0, math.nan]))
     loss, sums = rl_loss(logprobs, batch, LossConfig(), num_action_tokens=1, num_sequences=1)
     assert loss.item() == pytest.approx(-2 * (-1 + math.log(2)))
     assert sums["sampler_kl"].item() == pytest.approx(1 - math.log(2))
@@ -235,3 +241,48 @@ def test_what_a_reference_says_of_masked_tokens_reaches_nothing():
     assert sums["reference_kl"] == pytest.approx(3 - 1 - math.log(3))
     assert loss == pytest.approx(0.1 * (3 - 1 - math.log(3)))
     assert gradient == pytest.approx([0.1 * (1 - 3), 0])
+
+
+def row(rollout_id: str, mask: list[bool], **columns: np.ndarray | Ragged | float) -> TrainingSequence:
+    """A prompt of two tokens, and a response of one token for each of the mask."""
+    always = {"response_logprobs": np.zeros(len(mask), np.float32), "action_mask": np.array(mask)}
+    return TrainingSequence(
+        rollout_id=rollout_id,
+        prompt_tokens=np.zeros(2, np.int32),
+        response_tokens=np.zeros(len(mask), np.int32),
+        advantage=1.0,
+        columns={**always, **columns},
+    )
+
+
+def columns_of(batch: MicroBatch) -> Mapping[str, Any]:
+    return make_terms(torch.zeros(len(batch.targets)), batch, None, LossConfig()).columns
+
+
+def test_an_objective_reads_every_array_that_a_row_has():
+    experts = np.arange(3 * 2, dtype=np.int16).reshape(3, 1, 2)
+    kept = Ragged.of([[4, 7], []], np.int32)
+    rewards = np.array([0.5, 2.0], np.float32)  # any array of the catalogue
+    one = row("one", [True, False], experts=experts, kept_tokens=kept, token_rewards=rewards)
+    columns = columns_of(pack([one, row("other", [True])]))
+    # At a token that was not sampled: 0. In a row without rewards: unknown.
+    assert columns["token_rewards"].tolist() == pytest.approx([0.5, 0, math.nan], nan_ok=True)
+    assert columns["action_mask"].tolist() == [True, False, True]
+    # Beside the tokens read, of which the prompts are a part: as they are.
+    assert columns["experts"][:, 0].tolist() == [[0, 1], [2, 3], [4, 5], [-1, -1], [-1, -1]]
+    of_tokens = columns["kept_tokens"]
+    assert [of_tokens.values[a:b].tolist() for a, b in pairwise(of_tokens.bounds)] == [[4, 7], [], []]
+    assert set(columns) == {"response_logprobs", "action_mask", "experts", "kept_tokens", "token_rewards"}
+
+
+def test_an_array_that_no_row_has_is_unknown_to_an_objective_and_no_error():
+    """The dummy of a rank without sequences has none, and a rank that raised alone would hang the others."""
+    for batch in (pack([]), pack([row("one", [True, False, True])])):
+        columns, num_tokens = columns_of(batch), len(batch.targets)
+        is_sampled = batch.action_mask.tolist()
+        assert "token_rewards" not in columns
+        assert columns["token_rewards"].isnan().tolist() == is_sampled
+        assert columns["experts"].shape == (batch.input_ids.shape[1], 1, 1)
+        assert columns["kept_tokens"].has_any.tolist() == [False] * num_tokens
+    with pytest.raises(KeyError, match="token_reward"):
+        columns["token_reward"]

@@ -182,7 +182,7 @@ def kept_by(config: Qwen3Config, num_tokens: int, length: int) -> int:
             rollout_id=str(name),
             prompt_tokens=values[:1].int().numpy(),
             response_tokens=values.int().numpy(),
-            sampler_logprobs=values.numpy(),
+            columns={"response_logprobs": values.numpy()},
             advantage=1.0,
         )
 

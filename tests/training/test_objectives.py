@@ -81,7 +81,7 @@ def loss_of(config: LossConfig) -> float:
             rollout_id=f"r{index}",
             prompt_tokens=np.zeros(1, np.int32),
             response_tokens=np.zeros(len(of_sequence), np.int32),
-            sampler_logprobs=np.full(len(of_sequence), -1.0, np.float32),
+            columns={"response_logprobs": np.full(len(of_sequence), -1.0, np.float32)},
             advantage=advantage,
             pair_id=f"p{index // 2}",
         )

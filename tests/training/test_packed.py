@@ -195,7 +195,7 @@ def rows_of_tokens() -> list[TrainingSequence]:
             rollout_id=str(length),
             prompt_tokens=(tokens := numbers.integers(3, 100, length + 1, dtype=np.int32))[:1],
             response_tokens=tokens[1:],
-            sampler_logprobs=np.zeros(length, np.float32),
+            columns={"response_logprobs": np.zeros(length, np.float32)},
             advantage=0.0,
         )
         for length in (5, 23, 1, 14)

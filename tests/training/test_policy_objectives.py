@@ -8,6 +8,7 @@ import pytest
 import torch
 from losses_by_hand import batch_of, loss_and_gradient
 
+from ludic.schema.columns import with_columns
 from ludic.training.config import LossConfig, TrainConfig
 from ludic.training.losses import rl_loss
 from ludic.training.presets import load_algorithm
@@ -219,9 +220,8 @@ def test_the_unbounded_gradient_is_unbiased_under_another_sampler():
     sampler, rewards = np.array([0.2, 0.5, 0.3]), np.array([1.0, -2.0, 0.5])
     expected = torch.autograd.grad((logits.softmax(-1) * torch.tensor(rewards)).sum(), logits)[0]
     batch, _ = batch_of(([1.0] * 3, rewards))
-    batch = replace(
-        batch, sampler_logprobs=torch.tensor(np.log(sampler)).float(), weights=torch.tensor(sampler).float()
-    )
+    batch = with_columns(batch, response_logprobs=torch.tensor(np.log(sampler)).float())
+    batch = replace(batch, weights=torch.tensor(sampler).float())
     loss, _ = rl_loss(logits.log_softmax(-1), batch, LossConfig(), num_action_tokens=1, num_sequences=1)
     assert torch.autograd.grad(-loss, logits)[0].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
@@ -235,7 +235,8 @@ def test_distillation_descends_the_reverse_kl_to_its_teacher():
         logprobs = logits.log_softmax(-1)
         kl = (logprobs.exp() * (logprobs - teacher.log())).sum()
         expected = torch.autograd.grad(kl, logits, retain_graph=True)[0]
-        drawn = replace(batch, sampler_logprobs=logprobs.detach(), weights=logprobs.detach().exp())
+        drawn = with_columns(batch, response_logprobs=logprobs.detach())
+        drawn = replace(drawn, weights=logprobs.detach().exp())
         counts = {"num_action_tokens": 1, "num_sequences": 1}
         loss, _ = rl_loss(logprobs, drawn, config, **counts, reference_logprobs=teacher.log())
         gradient = torch.autograd.grad(loss, logits)[0]

@@ -96,7 +96,9 @@ def test_a_second_pass_does_not_run_the_model(run_root, counting, sequences):
     some = sequences(4, 2)[::-1] + sequences(4, 1)
     for again in (cache, CachedReference(counting, run_root, MODEL, CPU)):
         found = torch.cat(again([pack(some[:3]), pack(some[3:])]))
-        assert torch.allclose(found, model_reference(load_model(run_root.run.model), CPU)([pack(some)])[0], atol=1e-5)
+        assert torch.allclose(
+            found, model_reference(load_model(run_root.record.model), CPU)([pack(some)])[0], atol=1e-5
+        )
     assert counting.num_computed == 4
 
 

@@ -77,9 +77,8 @@ def packed(prompts: list[np.ndarray], completions: list[Completion]) -> MicroBat
             rollout_id=f"r{number}",
             prompt_tokens=prompt,
             response_tokens=done.tokens,
-            sampler_logprobs=done.logprobs,
+            columns=done.columns,
             advantage=1.0,
-            experts=done.experts,
         )
         for number, (prompt, done) in enumerate(zip(prompts, completions, strict=True))
     ]
@@ -93,7 +92,7 @@ def test_the_engine_returns_the_experts_that_each_sequence_alone_would_choose(an
     for prompt, done in zip(prompts, completions, strict=True):
         with torch.no_grad(), routers.record() as recorded:
             token_logprobs(model, packed([prompt], [done]))
-        np.testing.assert_array_equal(done.experts, recorded().numpy())
+        np.testing.assert_array_equal(done.columns["experts"], recorded().numpy())
 
 
 def test_an_engine_returns_experts_only_if_it_keeps_them_and_is_asked(mixture):
@@ -103,8 +102,8 @@ def test_an_engine_returns_experts_only_if_it_keeps_them_and_is_asked(mixture):
         generate_all(TransformersEngine(mixture, device="cpu"), [asked])
     engine = TransformersEngine(mixture, device="cpu", keep_experts=True)
     one, other = generate_all(engine, [asked, GenerationRequest(prompt_tokens=prompt, params=params, seed=0)])
-    assert one.experts is not None
-    assert other.experts is None
+    assert "experts" in one.columns
+    assert "experts" not in other.columns
     assert one.tokens.tolist() == other.tokens.tolist()
 
 
@@ -222,6 +221,6 @@ def test_experts_of_another_model_are_named_and_left_to_the_routers(tmp_path: Pa
     deeper = write_mixture(str(tmp_path / "deeper"), "gpt_oss")  # four layers
     other = ludic.create(str(tmp_path / "other"), model=deeper, **RUN)
     other.train(**TRAIN, offline=True, sources=(stored.root.url,), replay_experts=True)
-    assert "the experts of 16 rollouts are not replayed; those of the first" in caplog.text
+    assert "the experts of 16 rollouts are not used; those of the first" in caplog.text
     assert "experts has 4 experts in each of 2 layers, the model sends a token to 4 in each of 4" in caplog.text
     assert query(other.root, "select count(*), count(experts_changed) from metrics") == [(1, 0)]

@@ -238,5 +238,5 @@ def test_a_run_records_both_losses_and_the_balance(tmp_path, mixture_folder, set
 def test_a_run_of_a_dense_model_with_router_losses_is_refused_at_its_start(new_root):
     root = new_root()
     fill(root, num_files=1)
-    with pytest.raises(ModelError, match=f"{root.run.model}: router_balance_weight and router_z_weight are for"):
+    with pytest.raises(ModelError, match=f"{root.record.model}: router_balance_weight and router_z_weight are for"):
         train_here(root, num_steps=1, router_balance_weight=0.01)

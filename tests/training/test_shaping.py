@@ -20,8 +20,10 @@ def sequence(sampler, advantage, mask=None):
         rollout_id="r",
         prompt_tokens=np.zeros(1, np.int32),
         response_tokens=np.zeros(len(sampler), np.int32),
-        sampler_logprobs=np.array(sampler, np.float32),
-        action_mask=None if mask is None else np.array(mask),
+        columns={
+            "response_logprobs": np.array(sampler, np.float32),
+            "action_mask": None if mask is None else np.array(mask),
+        },
         advantage=np.array(advantage, np.float32) if np.ndim(advantage) else float(advantage),
     )
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ludic.models.lora import add_adapters
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,7 @@ FAMILIES = ("qwen2", "gemma2", "gemma3")
 def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     random_model_of("qwen2").save_pretrained(folder / "model")
-    return Root.create(str(folder / "root"), RunConfig(model=str(folder / "model"), env=("moar_cats",)))
+    return put_run(str(folder / "root"), RunConfig(model=str(folder / "model"), env=("moar_cats",)))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_what_one_rank_computed_another_finds(seen):
 
 
 def test_adapters_train_on_two_ranks_as_on_one_which_goes_on_from_them(train_here, seen, root):
-    adapt = partial(add_adapters, source=root.run.model, rank=2, alpha=8)
+    adapt = partial(add_adapters, source=root.record.model, rank=2, alpha=8)
     expected = train_here(root.url, attempt_id=1, steps=range(1, 6), prepare=adapt)
     resumed = train_here(root.url, attempt_id=3, steps=range(4, 6), prepare=adapt, resume_from=(2, 3))
     for found, wanted in zip(seen[0]["adapters"] + resumed, expected, strict=True):

@@ -9,6 +9,7 @@ from tiny_models import whole
 
 from ludic.batches.packing import assign, pack
 from ludic.errors import TrainingError
+from ludic.schema.columns import with_columns
 from ludic.settings import convert
 from ludic.training.config import LossConfig, TrainConfig
 from ludic.training.losses import rl_loss
@@ -66,10 +67,11 @@ def padded_loss_and_gradients(model, sequences):
         start = len(s.prompt_tokens)
         response = logits[row, start - 1 : lengths[row] - 1] / s.temperature
         logprobs = response.log_softmax(-1)[torch.arange(len(s.response_tokens)), s.response_tokens]
-        ratio = (logprobs - torch.from_numpy(s.sampler_logprobs)).exp()
+        ratio = (logprobs - torch.from_numpy(s.columns["response_logprobs"])).exp()
         advantages = torch.from_numpy(np.broadcast_to(s.advantage, s.response_tokens.shape).copy())
         token_loss = -s.weight * ratio.detach() * logprobs * advantages
-        loss = loss + (token_loss if s.action_mask is None else token_loss[torch.from_numpy(s.action_mask)]).sum()
+        mask = s.columns.get("action_mask")
+        loss = loss + (token_loss if mask is None else token_loss[torch.from_numpy(mask)]).sum()
     loss = loss / num_action_tokens(sequences)
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.named_parameters()}
@@ -162,7 +164,7 @@ def test_a_rollout_of_the_trainers_own_weights_has_ratio_one(step, tiny_model, s
     own = []
     for s in some:
         logprobs = reference_logprobs(model, pack([s])).numpy()
-        own.append(replace(s, sampler_logprobs=logprobs, advantage=1.0))
+        own.append(replace(with_columns(s, response_logprobs=logprobs), advantage=1.0))
     metrics, _, _ = step(
         [pack(own)],
         num_action_tokens=num_action_tokens(own),

@@ -106,7 +106,7 @@ def test_a_trainer_that_learns_nothing_says_so(new_root, caplog):
 def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
     root, _ = local
     reported = {}
-    train_here(root, num_steps=3, reference=root.run.model, report=lambda step, row: reported.update({step: row}))
+    train_here(root, num_steps=3, reference=root.record.model, report=lambda step, row: reported.update({step: row}))
     rows = query(
         root,
         """
@@ -138,7 +138,7 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
 
 def test_the_parts_of_a_step_are_measured_and_make_up_no_more_than_the_step(local):
     root, _ = local
-    train_here(root, num_steps=2, reference=root.run.model, checkpoint_every=1)
+    train_here(root, num_steps=2, reference=root.record.model, checkpoint_every=1)
     rows = query(
         root,
         """
@@ -156,7 +156,7 @@ def test_the_operations_of_a_step_are_those_of_its_sequences_cut_to_their_limit(
     root = new_root()
     fill(root, num_files=1)
     train_here(root, num_steps=1, max_seq_len=10)
-    cost = model_cost(load_model(root.run.model))
+    cost = model_cost(load_model(root.record.model))
     # 2 groups of 4 sequences of 8 prompt tokens and 16 sampled ones, of which 2 are left.
     expected = step_flops(cost, np.full(8, 8), np.full(8, 2))
     assert query(root, "select model_flops, mfu, num_seq_len_truncated from metrics") == [(expected, None, 8)]

@@ -11,7 +11,6 @@ import pytest
 from tiny_models import committed_rows, make_model, publish
 
 import ludic
-from ludic.code.kept import create_root
 from ludic.demos.calculator import open_demo as open_agents_demo
 from ludic.demos.calculator import rl_config, warm_start
 from ludic.demos.words import OTHER_WORDS, keep_new_model
@@ -22,7 +21,9 @@ from ludic.launch.local import launch
 from ludic.launch.work import work
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.config import WorkerConfig
-from ludic.store import Root, RunConfig, latest_policy
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
+from ludic.store import Root, latest_policy
 from ludic.store.catalogue import MODEL
 
 pytestmark = pytest.mark.slow

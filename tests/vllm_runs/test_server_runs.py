@@ -21,15 +21,16 @@ from vllm_servers import RECOMMENDED, VllmServer, running_servers
 
 import ludic
 from benchmarks.ports import free_port
-from ludic.code.kept import create_root
 from ludic.demos.words import demo_config, open_demo
 from ludic.engines.engine import generate_all
 from ludic.engines.server_engine import ServerEngine
 from ludic.errors import ModelError
 from ludic.models.families import logprobs_alone
 from ludic.models.weight_files import load_config, load_pretrained
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
 from ludic.settings import to_flags
-from ludic.store import Root, RunConfig, latest_policy
+from ludic.store import Root, latest_policy
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,7 +63,7 @@ def version_of(root: Root) -> int:
 def test_a_run_goes_on_when_its_server_is_killed_and_started_again(tmp_path: Path) -> None:
     url = str(tmp_path / "run")
     root = open_demo(url)
-    with running_servers(str(root.run.model), tmp_path) as [server]:
+    with running_servers(str(root.record.model), tmp_path) as [server]:
         flags = ["--engine", "server", "--server-url", server.url, *to_flags(demo_config(NUM_STEPS).flat())]
         run = Forked(["ludic", "run", url, *flags], tmp_path / "run.log")
         try:
@@ -137,7 +138,7 @@ def test_the_recommended_command_computes_with_new_weights_and_a_server_without_
 @contextlib.contextmanager
 def ludic_serve(root: Root, log: Path) -> Iterator[VllmServer]:
     """`ludic serve`, with an object that knows its URL."""
-    server = VllmServer(root.run.model, log)
+    server = VllmServer(root.record.model, log)
     with log.open("ab") as file:
         command = [sys.executable, "-m", "ludic", "serve", root.url, "--port", str(server.port), "--max-batch", "16"]
         server.process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)

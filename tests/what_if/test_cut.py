@@ -18,12 +18,12 @@ from tiny_runs import copied, create_root, fill, make_model, train_here
 
 import ludic
 from ludic.errors import ConfigError, SchemaError
-from ludic.launch.here import open_to_train
+from ludic.launch.train import open_to_train
 from ludic.maintenance.verify import check_root
+from ludic.run_json import run_of, to_json
 from ludic.store import Root
 from ludic.store.attempts import checkpoint_folder, read_cut
 from ludic.store.filesystem import Storage
-from ludic.store.root import to_json
 from ludic.store.tombstones import expire, stored_files
 from ludic.training.inherited_settings import next_config
 from ludic.what_if.cut import cut
@@ -183,11 +183,11 @@ def test_a_pruned_policy_is_left_out_and_said(copy, tmp_path):
 
 def test_options_that_look_like_credentials_are_left_out(copy, tmp_path):
     options = {"moar_cats": {"api_key": "sk-123", "size": 3, "judge": {"access_token": "t-456"}}}
-    copy.put("run.json", to_json(replace(copy.run, env_options=options), copy.run_id))
+    copy.put("run.json", to_json(replace(run_of(copy), env_options=options), copy.run_id))
     cut(Root.open(copy.url), 1, str(tmp_path / "out"))
     for file in (tmp_path / "out").rglob("*"):
         assert not (file.is_file() and any(secret in file.read_bytes() for secret in (b"sk-123", b"t-456")))
-    assert Root.open(str(tmp_path / "out")).run.env_options["moar_cats"]["size"] == 3
+    assert Root.open(str(tmp_path / "out")).record.env_options["moar_cats"]["size"] == 3
 
 
 CUT_AND_DIE = """

@@ -19,7 +19,7 @@ from tiny_runs import (
 from ludic.batches.source import batch_rules
 from ludic.code.consent import CONFIG_VARIABLE, CodeSettings
 from ludic.errors import ConfigError, ConsentError, QueryError
-from ludic.launch.here import prepare_trainer_code
+from ludic.launch.train import prepare_trainer_code
 from ludic.sql.planner import Planner
 from ludic.store import RolloutReader, Root, start_attempt, write_ledger
 from ludic.store.tables import ScoreLog

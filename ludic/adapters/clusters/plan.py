@@ -18,13 +18,14 @@ from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, ModelError, one_line
 from ludic.launch.config import LaunchConfig
-from ludic.launch.here import args_of_ranks
 from ludic.launch.plan import Machine, Settings, plan
 from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
 from ludic.launch.roots import url_anywhere
+from ludic.launch.train import args_of_ranks
 from ludic.masking import secrets_of
 from ludic.models.first_model import first_config
 from ludic.models.weight_files import load_config
+from ludic.run_json import run_of
 from ludic.settings import settings_of, to_flags
 from ludic.store import Root
 from ludic.training.config import TrainConfig
@@ -155,7 +156,7 @@ def make_plan(
     return ClusterPlan(
         name=f"ludic-{root.run_id.replace('-', '')[-8:]}",
         url=url_anywhere(root),
-        workers=root.run.num_workers if cluster.workers is None else cluster.workers,
+        workers=run_of(root).num_workers if cluster.workers is None else cluster.workers,
         cluster=cluster,
         tensor_parallel=engine.tensor_parallel,
         num_steps=config.num_steps,
@@ -179,8 +180,9 @@ def _memory(root: Root, config: TrainConfig, engine: EngineConfig, cluster: Clus
             *(_UNKNOWN_GB, one_line(error)),
         )
         return Memory(trainer=_UNKNOWN_GB * cluster.ranks, worker=_UNKNOWN_GB)
-    processes = LaunchConfig(ranks=cluster.nodes * cluster.ranks, local_workers=min(1, root.run.num_workers))
-    settings = Settings(run=root.run, train=config, processes=processes, engine=engine)
+    run = run_of(root)
+    processes = LaunchConfig(ranks=cluster.nodes * cluster.ranks, local_workers=min(1, run.num_workers))
+    settings = Settings(run=run, train=config, processes=processes, engine=engine)
     # Enough GPUs for the count; how large they are does not change the host's memory.
     num_gpus = processes.ranks + engine.tensor_parallel if cluster.gpus else 0
     found = plan(model, settings, Machine(gpus=num_gpus, gpu_bytes=10**12))

@@ -95,7 +95,7 @@ def export(root: "Root", options: ExportOptions, target: str | BinaryIO | None, 
             return export_logs(root, local_path(_url(target, "inspect"), "the folder of logs"), options.version, track)
     from ludic.adapters.exports.text import export_text
 
-    return export_text(root, options, target)
+    return export_text(root, target, format=options.format, table=options.table, where=options.where, sql=options.sql)
 
 
 def _url(target: str | BinaryIO | None, format: str) -> str:

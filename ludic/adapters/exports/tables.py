@@ -219,7 +219,7 @@ def _field_names_below(prefix: str, type_: Any) -> Iterator[str]:
 
 def _delta_schema(root: Root) -> pa.Schema:
     """Return the run's columns, then the partition columns."""
-    return pa.schema([*rollouts_schema(root.run.extra_columns), *_PARTITION])
+    return pa.schema([*rollouts_schema(root.extra_columns), *_PARTITION])
 
 
 def _add_action(footer: Footer) -> Any:
@@ -323,7 +323,7 @@ def _iceberg_home(root: Root, catalog: Path | None) -> Path:
 
 def _iceberg_table(catalog: "SqlCatalog", root: Root, folder: Folder) -> "Table":
     """Open the table, or create it, and add missing columns of the run's schema."""
-    schema = rollouts_schema(root.run.extra_columns)
+    schema = rollouts_schema(root.extra_columns)
     catalog.create_namespace_if_not_exists(NAMESPACE)
     table = catalog.create_table_if_not_exists(f"{NAMESPACE}.{folder}", schema=schema, properties=_PROPERTIES)
     with table.update_schema() as update:

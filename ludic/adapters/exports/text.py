@@ -11,7 +11,6 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from ludic.adapters.exports.exporting import ExportOptions
 from ludic.errors import ConfigError
 from ludic.paths import local_path
 from ludic.results import Part, Result, plural
@@ -20,7 +19,7 @@ from ludic.schema import resolve_row
 from ludic.settings import SettingsError
 from ludic.sql.query import open_result
 from ludic.store import Root
-from ludic.store.files import whole_rows
+from ludic.store.files import Folder, whole_rows
 
 _ROWS_A_BATCH = 64
 
@@ -44,14 +43,19 @@ class TextReport(Result):
         return self.location is None
 
 
-def export_text(root: Root, options: ExportOptions, target: str | BinaryIO | None) -> TextReport:
-    """Write the rows that the options choose. target: a file that does not exist, or an open binary file."""
-    sink = _new_sink(target, options.format)
-    if options.sql is not None:
-        with open_result([root], options.sql, rows_a_batch=_ROWS_A_BATCH) as result:
-            return _write(result.schema.names, plain_rows(result), options.format, sink)
-    result = whole_rows(root, options.table, _matching(root, options))
-    return _write(result.schema.names, _resolved_rows(result), options.format, sink)
+def export_text(
+    root: Root, target: str | BinaryIO | None, *, format: str, table: Folder, where: str | None, sql: str | None
+) -> TextReport:
+    """Write the rows of a table that match `where`, or the result of a query.
+
+    target: a file that does not exist, or an open binary file; None is stdout. format: of ROW_WRITERS.
+    """
+    sink = _new_sink(target, format)
+    if sql is not None:
+        with open_result([root], sql, rows_a_batch=_ROWS_A_BATCH) as result:
+            return _write(result.schema.names, plain_rows(result), format, sink)
+    result = whole_rows(root, table, _matching(root, table, where))
+    return _write(result.schema.names, _resolved_rows(result), format, sink)
 
 
 def _new_sink(target: str | BinaryIO | None, format: str) -> Path | BinaryIO:
@@ -69,12 +73,12 @@ def _new_sink(target: str | BinaryIO | None, format: str) -> Path | BinaryIO:
     return path
 
 
-def _matching(root: Root, options: ExportOptions) -> set[str] | None:
+def _matching(root: Root, table: Folder, where: str | None) -> set[str] | None:
     """Return the ids of the rows that match `where`; None means all rows."""
-    if options.where is None:
+    if where is None:
         return None
     # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
-    query = f"select rollout_id from {options.table} where (\n{options.where}\n)"  # noqa: S608
+    query = f"select rollout_id from {table} where (\n{where}\n)"  # noqa: S608
     with open_result([root], query) as result:
         return {rollout_id for batch in result for rollout_id in batch.column("rollout_id").to_pylist()}
 

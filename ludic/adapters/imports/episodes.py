@@ -12,16 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ludic.agents.transcript import Transcript, TranscriptBuilder
+from ludic.agents.transcript import NO_ARRAYS, Transcript, TranscriptBuilder
 from ludic.errors import LudicError, RefusedRecordError
 from ludic.messages import ReadMessages, check_text, read_messages
 from ludic.models.encoding import encode, encode_all
 from ludic.models.turns import Turn, Turns
 from ludic.records import AgentStep, FinishReason, Message
+from ludic.schema.columns import Columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,29 +56,48 @@ class Conversation:
     """Schemas of the tools that the model was shown, as in OpenAI's chat format."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Row:
     """Tokens that the model saw and sampled."""
 
-    prompt_tokens: np.ndarray
-    """(prompt_length,) int32."""
-    response_tokens: np.ndarray
-    """(response_length,) int32; every list below is as long."""
-    response_logprobs: np.ndarray | None = None
-    """(response_length,) float32, nats; None if they are not known."""
-    action_mask: np.ndarray | None = None
-    """(response_length,) bool; None if all tokens were sampled."""
-    kept_tokens: Sequence[np.ndarray] | None = None
-    """Token ids, (kept,) int32, that the sampler kept at each token; None if they are not known."""
-    experts: np.ndarray | None = None
-    """(prompt_length + response_length - 1, L, K) int16, chosen by the sampler's routers; None if not known."""
-    token_rewards: np.ndarray | None = None
-    """(response_length,) float32; None puts the reward of the episode at the end of its last row."""
-    messages: Sequence[Any] = ()
-    agent_steps: Sequence[AgentStep] | None = None
+    columns: Columns
+    """Arrays by the name of their column, at least prompt_tokens and response_tokens. Without response_logprobs they
+    are not known; without token_rewards, the reward of the episode is at the end of its last row."""
+    messages: Sequence[Any]
+    agent_steps: Sequence[AgentStep] | None
     """None makes the whole response one step, or makes no steps if there is an action_mask."""
-    unread: Mapping[str, int] = field(default_factory=dict)
+    unread: Mapping[str, int]
     """Number of messages with a field that is not known, by the field's name."""
+
+    def __init__(
+        self,
+        *,
+        columns: Columns = NO_ARRAYS,
+        messages: Sequence[Any] = (),
+        agent_steps: Sequence[AgentStep] | None = None,
+        unread: Mapping[str, int] = MappingProxyType({}),
+        **arrays: Any,
+    ) -> None:
+        """arrays: more columns, by name; None leaves one out."""
+        given = {name: values for name, values in arrays.items() if values is not None}
+        values = {"columns": {**columns, **given}, "messages": messages, "agent_steps": agent_steps, "unread": unread}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def prompt_tokens(self) -> np.ndarray:
+        """(prompt_length,) int32."""
+        return self.columns["prompt_tokens"]
+
+    @property
+    def response_tokens(self) -> np.ndarray:
+        """(response_length,) int32."""
+        return self.columns["response_tokens"]
+
+    @property
+    def action_mask(self) -> np.ndarray | None:
+        """(response_length,) bool; None if all tokens were sampled."""
+        return self.columns.get("action_mask")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,14 +201,7 @@ def _episode_rows(episode: Episode, get_turns: Callable[[], Turns]) -> Encoding[
 
 def row_of(transcript: Transcript, messages: Sequence[Message], steps: Sequence[AgentStep]) -> Row:
     """Return the row of a transcript."""
-    return Row(
-        prompt_tokens=transcript.prompt_tokens,
-        response_tokens=transcript.response_tokens,
-        response_logprobs=transcript.response_logprobs if transcript.has_logprobs else None,
-        action_mask=transcript.action_mask,
-        messages=messages,
-        agent_steps=steps,
-    )
+    return Row(columns=transcript.columns, messages=messages, agent_steps=steps)
 
 
 def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:

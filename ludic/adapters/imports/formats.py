@@ -36,12 +36,12 @@ from ludic.adapters.imports.records import (
     to_array,
 )
 from ludic.agents.transcript import RowBuilder, Span
-from ludic.code.files import UserFile, digest, python_file_of
 from ludic.code.kinds import FORMAT, find, find_own
 from ludic.code.run import describe, describe_failure
 from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import read_messages, read_tools, refusal
 from ludic.records import AgentStep, FinishReason, Message, Purpose, WeightSpan, add_rewards
+from ludic.user_files import UserFile, digest, python_file_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +138,9 @@ def _weight_versions(record: Record) -> tuple[WeightSpan, ...] | None:
 
 
 def _jsonl_row(record: Record) -> Row | Conversation | Texts:
-    tokens: dict[str, Any] = {name: record.array(name, np.int32) for name in ("prompt_tokens", "response_tokens")}
-    tokens |= {name: record.array(name, np.float32) for name in ("response_logprobs", "token_rewards")}
-    tokens["action_mask"] = record.array("action_mask", np.bool_)
-    tokens["kept_tokens"], tokens["experts"] = record.arrays("kept_tokens", np.int32), record.matrices("experts")
-    completion, messages = record.text("completion"), record.get("messages") or ()
-    if tokens["prompt_tokens"] is not None and tokens["response_tokens"] is not None:
-        return Row(**tokens, messages=_own_messages(messages))
+    columns, completion, messages = record.columns(), record.text("completion"), record.get("messages") or ()
+    if {"prompt_tokens", "response_tokens"} <= columns.keys():
+        return Row(columns=columns, messages=_own_messages(messages))
     if completion is None and messages:
         return Conversation(messages=messages, tools=read_tools(record.get("tools")))
     return Texts(prompt=record.need("prompt", "completion")[0], completion=str(completion))
@@ -386,7 +382,8 @@ def _add_sampled(builder: RowBuilder, index: int, node: Json) -> list[Span]:
     for part in np.split(np.arange(len(tokens)), np.flatnonzero(np.diff(mask)) + 1):
         if mask[part[0]]:
             known = not np.isnan(logprobs[part]).any()
-            spans.append(builder.add_completion(tokens[part], logprobs[part] if known else None))
+            columns = {"response_logprobs": logprobs[part]} if known else {}
+            spans.append(builder.add_completion(tokens[part], columns))
         else:
             builder.add_context(tokens[part])
     return spans

@@ -31,7 +31,6 @@ from ludic.adapters.imports.episodes import Episode, GetStopTokens, GetTokenizer
 from ludic.adapters.imports.formats import Format, load_format
 from ludic.adapters.imports.forms import OWN
 from ludic.adapters.imports.records import Record, as_texts, open_file, read_records
-from ludic.code.kept import create_root
 from ludic.code.run import only_exceptions
 from ludic.data_files import is_lines
 from ludic.defaults import Track, untracked
@@ -57,8 +56,10 @@ from ludic.records import (
     RolloutMetadata,
 )
 from ludic.results import Part, Result, plural
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root, run_of
 from ludic.schema.validation import find_problems
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.store import RolloutWriter, Root
 from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
 from ludic.store.records import ImportBegun, ImportReport, Refusal, encode_record
@@ -294,7 +295,7 @@ def _use(job: _Import, batch: Sequence[dict[str, Any] | str]) -> dict[int, str]:
         with _refusing(job, refused, index):
             if isinstance(values, str):
                 raise RefusedRecordError(values)
-            record = Record({**job.path, **values}, {*job.path, *job.root.run.extra_columns})
+            record = Record({**job.path, **values}, {*job.path, *job.root.extra_columns})
             drafts += [_Draft(index, record, episode) for episode in _episodes(job, record)]
     made: list[_Made] = []
     found = rows_of([draft.episode for draft in drafts], job.get_tokenizer, job.get_stop_tokens)
@@ -383,7 +384,7 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
             rollout_id=f"{place}/{segment}",
             segment_index=segment,
             trajectory_id=f"{place}/0",
-            metadata=metadata if row.response_logprobs is not None else {**metadata, **LOGPROBS_ABSENT},
+            metadata=metadata if "response_logprobs" in row.columns else {**metadata, **LOGPROBS_ABSENT},
         )
         for segment, row in enumerate(rows)
     ]
@@ -404,7 +405,7 @@ def _reasons(job: _Import, episodes: Sequence[Sequence[Rollout]]) -> list[str | 
     groups = tuple(RolloutGroup(key="", rollouts=tuple(rollouts)) for rollouts in episodes)
     batch = RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=job.worker_id))
     try:
-        problems = find_problems(batch, job.root.run.extra_columns, vocab_size=job.vocab_size)
+        problems = find_problems(batch, job.root.extra_columns, vocab_size=job.vocab_size)
         reason = "; ".join(f"{problem.column} {problem.reason}" for problem in problems[:3])
     except LudicError:
         raise
@@ -420,7 +421,7 @@ def _reasons(job: _Import, episodes: Sequence[Sequence[Rollout]]) -> list[str | 
 
 def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[str, Any]:
     """Return the columns that the rows of an episode share, as if it were a group of one."""
-    run = job.root.run
+    run = run_of(job.root)
     given = {name: value for name, value in episode.columns.items() if value is not None}
     if isinstance(given.get("wanted"), str):
         given["wanted"] = shortened(given["wanted"], MOST_WANTED_CHARACTERS)[0]
@@ -452,21 +453,21 @@ def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[s
 
 def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
     """Return the columns of one row. reward: the episode's, in its last row."""
-    length, steps, mask = len(row.response_tokens), tuple(row.agent_steps or ()), row.action_mask
-    logprobs = np.zeros(length, np.float32) if row.response_logprobs is None else row.response_logprobs
-    rewards = np.zeros(length, np.float32) if row.token_rewards is None else row.token_rewards
-    if row.token_rewards is None and reward is not None:
-        if not abs(reward) <= LARGEST_REWARD:
-            raise RefusedRecordError(f"the reward is {reward}, wanted a finite float32")
-        rewards[-1:] = reward
+    zeros = np.zeros(len(row.response_tokens), np.float32)
+    columns = {"response_logprobs": zeros, **row.columns}
+    steps, mask, logprobs = tuple(row.agent_steps or ()), row.action_mask, columns["response_logprobs"]
+    if mask is not None and len(mask) == len(logprobs):
+        columns["response_logprobs"] = np.where(mask, logprobs, 0)
+    if mask is not None and mask.all():
+        del columns["action_mask"]
+    if "token_rewards" not in columns:
+        columns["token_rewards"] = zeros.copy()
+        if reward is not None:
+            if not abs(reward) <= LARGEST_REWARD:
+                raise RefusedRecordError(f"the reward is {reward}, wanted a finite float32")
+            columns["token_rewards"][-1:] = reward
     return {
-        "prompt_tokens": row.prompt_tokens,
-        "response_tokens": row.response_tokens,
-        "response_logprobs": logprobs if mask is None or len(mask) != len(logprobs) else np.where(mask, logprobs, 0),
-        "token_rewards": rewards,
-        "action_mask": None if mask is None or mask.all() else mask,
-        "kept_tokens": row.kept_tokens,
-        "experts": row.experts,
+        "columns": columns,
         "num_turns": max(1, len(steps)),
         "agent_steps": steps,
         "messages": tuple(row.messages),
@@ -577,7 +578,7 @@ def import_files(
         mapping = replace(mapping, env_field="")
     if not files:
         raise ConfigError("no file to import was named")
-    if model not in (None, root.run.model):
+    if model not in (None, root.record.model):
         remember_model(root, model)
     get_tokenizer = functools.cache(lambda: _load_tokenizer(root, tokenizer))
     get_stop_tokens = functools.cache(lambda: _stop_tokens(root, tokenizer))
@@ -587,7 +588,7 @@ def import_files(
             url,
             mapping,
             env_name=env or mapping.name,
-            tokenizer=tokenizer or root.run.model,
+            tokenizer=tokenizer or root.record.model,
             get_tokenizer=get_tokenizer,
             get_stop_tokens=get_stop_tokens,
             track=track,
@@ -616,7 +617,7 @@ def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase"
     with temporary_folder("tokenizer") as folder:
         write_files(first_tokenizer(root), folder)
         tokenizer = load_tokenizer(str(folder))
-    tokenizer.name_or_path = root.run.model  # for errors
+    tokenizer.name_or_path = root.record.model  # for errors
     return tokenizer
 
 

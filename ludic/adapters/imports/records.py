@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import fsspec
@@ -18,6 +19,7 @@ import pyarrow as pa
 from ludic.data_files import read_rows, table_rows
 from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import refusal
+from ludic.schema.columns import ArrayColumn, Columns, Ragged, array_columns
 from ludic.settings import check_url
 
 Records = Iterator[tuple[int, dict[str, Any] | str]]
@@ -87,17 +89,17 @@ class Record:
         """Return an integer; text of digits is converted, since fields of a path are text."""
         return self._get(names, _to_integer, "a whole number")
 
-    def array(self, name: str, dtype: type) -> np.ndarray | None:
-        """Return an array of shape (length,). dtype: np.int32, np.float32 or np.bool_."""
+    def array(self, name: str, dtype: Any) -> np.ndarray | None:
+        """Return an array of shape (length,). dtype: of integers, floats or bool."""
         return self._get([name], lambda value: to_array(value, dtype), f"a list of {np.dtype(dtype)}")
 
-    def arrays(self, name: str, dtype: type) -> tuple[np.ndarray, ...] | None:
-        """Return an array for each list of a list. dtype: as in `array`."""
-        return self._get([name], lambda value: _to_arrays(value, dtype), f"a list of lists of {np.dtype(dtype)}")
-
-    def matrices(self, name: str) -> np.ndarray | None:
-        """Return an array of three dimensions, int16, from lists of lists of lists."""
-        return self._get([name], _to_matrices, "lists of lists of lists of int16, of equal lengths")
+    def columns(self) -> Columns:
+        """Return the arrays of a row that it has, by the name of their column."""
+        found = {
+            column.name: self._get([column.name], partial(_to_values, column), _wanted(column))
+            for column in array_columns().values()
+        }
+        return {name: values for name, values in found.items() if values is not None}
 
     def object(self, name: str) -> dict[str, Any]:
         """Return an object, which may be JSON text; empty if it is absent."""
@@ -123,37 +125,41 @@ def _from_text(value: Any) -> Any:
     return value
 
 
-def to_array(values: Any, dtype: type) -> np.ndarray:
-    """Convert a list to an array of shape (length,). Raises ValueError if its values do not fit the dtype.
+def to_array(values: Any, dtype: Any, num_dimensions: int = 1) -> np.ndarray:
+    """Convert a list, or lists of equal lengths, to an array. Raises ValueError if its values do not fit the dtype.
 
-    dtype: int32, float32 or bool.
+    dtype: of integers, floats or bool.
     """
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in _KINDS[dtype]):
+    array, wanted = np.asarray(values), np.dtype(dtype)  # raises ValueError if lists are of unequal lengths
+    if array.ndim != num_dimensions or (array.size and array.dtype.kind not in _KINDS[wanted.kind]):
         raise ValueError("no list of numbers")
     with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and the row is refused for it
-        converted: np.ndarray = array.astype(dtype)
-    if dtype is np.int32 and not np.array_equal(converted, array):
-        raise ValueError("beyond int32")
+        converted: np.ndarray = array.astype(wanted)
+    if wanted.kind == "i" and not np.array_equal(converted, array):
+        raise ValueError(f"beyond {wanted}")
     return converted
 
 
-_KINDS = {np.int32: "iu", np.float32: "iuf", np.bool_: "biu"}
-"""Kinds of NumPy types that may be converted to each dtype."""
+_KINDS = {"i": "iu", "f": "iuf", "b": "biu"}
+"""Kinds of NumPy types that may be converted to each kind."""
 
 
-def _to_matrices(values: Any) -> np.ndarray:
-    array = np.asarray(values)  # raises ValueError if lists are of unequal lengths
-    converted: np.ndarray = array.astype(np.int16) if array.dtype.kind in "iu" else array
-    if array.ndim != 3 or converted.dtype != np.int16 or not np.array_equal(converted, array):
-        raise ValueError("no matrices of int16")
-    return converted
-
-
-def _to_arrays(values: Any, dtype: type) -> tuple[np.ndarray, ...]:
+def _to_values(column: ArrayColumn, values: Any) -> Any:
+    """Convert what a file has to the values of a column. Raises ValueError if it does not fit."""
+    if not column.ragged:
+        return to_array(values, column.dtype, column.num_dimensions)[()]
     if not isinstance(values, list):
         raise ValueError("no list of lists")
-    return tuple(to_array(each, dtype) for each in values)
+    return Ragged.of((to_array(each, column.dtype) for each in values), column.dtype)
+
+
+def _wanted(column: ArrayColumn) -> str:
+    """Describe the values of a column in a file, for a message."""
+    if not column.num_dimensions:
+        return f"a number that is {column.dtype}"
+    is_even = column.num_dimensions > 1 and not column.ragged
+    lists = "a list of " + "lists of " * (column.num_dimensions - 1)
+    return f"{lists}{column.dtype}{', of equal lengths' * is_even}"
 
 
 def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:

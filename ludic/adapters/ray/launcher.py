@@ -17,9 +17,10 @@ from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.installed import require
 from ludic.launch.config import LaunchConfig
-from ludic.launch.here import last_step
 from ludic.launch.local import check_launch, predecessor, worker_settings
 from ludic.launch.roots import other_location, url_anywhere
+from ludic.launch.train import last_step
+from ludic.run_json import run_of
 from ludic.show.watch import Watcher, open_view
 from ludic.store import Root
 from ludic.training.config import TrainConfig
@@ -78,7 +79,8 @@ def launch(
 
     Raises as ludic.launch.local.launch does, and ConfigError if Ray is not installed or the cluster is not found.
     """
-    check_launch(config, processes, engine, root.run.num_workers)
+    num_workers = run_of(root).num_workers
+    check_launch(config, processes, engine, num_workers)
     model = other_location(root, model)
     root = Root.open(url_anywhere(root))  # processes of Ray have another working directory
     if last_step(root) < config.num_steps:
@@ -104,8 +106,8 @@ def launch(
                 stop_within_s=processes.stop_within_s,
             )
             replaces = predecessor(root, take_over=processes.take_over)
-            with _control(root, processes.workers_of(root.run.num_workers)) as control:
-                _warn_of_room(processes, processes.workers_of(root.run.num_workers))
+            with _control(root, processes.workers_of(num_workers)) as control:
+                _warn_of_room(processes, processes.workers_of(num_workers))
                 _watch(root, control, workers, lambda: trainer.run(replaces, control), processes.stop_within_s)
     return last_step(root)
 

@@ -26,10 +26,10 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ludic.code.consent import CodeSettings
 from ludic.distributed import BACKENDS
 from ludic.errors import FencedError, LudicError, OwnedError, one_line
-from ludic.launch.here import train_here
 from ludic.launch.local import newest_checkpoint, predecessor, worker_child
 from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
 from ludic.launch.supervisor import ChildError, supervise
+from ludic.launch.train import train_here
 from ludic.store import Root
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from ludic.code.run import Failure, describe, failure_of, only_exceptions
+from ludic.code.waits import finished
 from ludic.errors import ConfigError, ToolError, unknown_name
 from ludic.model_json import read_json
 from ludic.printable import shortened, storable
 from ludic.records import ToolCall
-from ludic.waits import finished
 
 
 @runtime_checkable

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
-from ludic.code.files import digest
-from ludic.code.kept import check_list, parse_name
 from ludic.errors import SchemaError, StoreError
 from ludic.maintenance.verify.checks import Finding, reason_of
 from ludic.maintenance.verify.tables import FOREIGN_NAME, TABLES
@@ -37,12 +35,14 @@ from ludic.store.catalogue import (
     Records,
     row_of,
 )
+from ludic.store.code import check_list, parse_name
 from ludic.store.inputs import check_data
 from ludic.store.ledger import ledger_name
 from ludic.store.policies import read_delta, versions_with_weights
 from ludic.store.records import ModelIdentity, decode_json
 from ludic.store.tombstones import is_quarantined
 from ludic.store.weights import digest_file, folder_problems, kept_files, read_identity
+from ludic.user_files import digest
 
 # --- Records and code -----------------------------------------------------------------------------------------
 # Check that each record can be read, is as it was written, and stands in its own file; and find foreign names.

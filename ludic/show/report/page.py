@@ -26,6 +26,7 @@ from ludic.paths import local_path
 from ludic.records import comparable_reward
 from ludic.results import Frame, Part, Result, number, printable, size
 from ludic.row_files import open_sink
+from ludic.run_json import run_of
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
 from ludic.show.report.plots import Figure, Mark, Series, draw
 from ludic.show.stats import describe_run, describe_trainer, means_frames
@@ -116,7 +117,7 @@ def _facts(con: duckdb.DuckDBPyConnection, root: Root, last_step: int | None) ->
     attempt = newest_attempt(root)
     engines = [row["engine"] for row in ask(con, root, figure("engines"))]
     return {
-        **describe_run({"root": root.url, "run_id": root.run_id, "run": asdict(root.run)}),
+        **describe_run({"root": root.url, "run_id": root.run_id, "run": asdict(run_of(root))}),
         **({"engine": ", ".join(engines)} if engines else {}),
         **(describe_trainer(attempt.config, last_step) if attempt is not None else {}),
     }

@@ -14,6 +14,7 @@ from textual.widgets import Static
 
 from ludic.printable import printable
 from ludic.results import number, pairs
+from ludic.run_json import run_of
 from ludic.show.terminal.data import MOST_ROWS, RunData, versions
 from ludic.show.terminal.list_screen import CompareList, ListScreen
 from ludic.show.terminal.rollout_screen import RolloutScreen, SideBySide
@@ -63,7 +64,7 @@ class ViewApp(App[None]):
 
     def facts(self) -> Text:
         """Return the run's settings in two lines."""
-        root, run = self.data.root, self.data.root.run
+        root, run = self.data.root, run_of(self.data.root)
         latest = latest_policy(root)
         newest = "no policy yet" if latest is None else f"newest policy version {latest.version}"
         lines = (

@@ -11,25 +11,10 @@
 -- $depth_discount: factor on the root's advantage for each delegation above the child
 -- default: inherit_weight = 0.5
 -- default: depth_discount = 1.0
-with recursive
--- sorted, so that sums are bit-identical for any number of threads
-agents as (
-    select group_id, agent_id, depth, list(reward order by reward) as rewards
+with recursive baselines as (
+    select group_id, agent_id, depth, unnest(baseline_of(reward))
     from trajectories
-    where reward is not null
     group by group_id, agent_id, depth
-),
-
--- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
-baselines as (
-    select
-        group_id,
-        agent_id,
-        depth,
-        len(rewards) as n,
-        rewards[1] as lowest,
-        list_sum([reward - rewards[1] for reward in rewards]) as total
-    from agents
 ),
 
 owned as materialized (

@@ -25,23 +25,10 @@ components as (
     )
 ),
 
--- sorted, so that sums are bit-identical for any number of threads
-groups as (
-    select group_id, peers, component, list(reward order by reward) as rewards
+baselines as (
+    select group_id, peers, component, unnest(baseline_of(reward))
     from components
     group by group_id, peers, component
-),
-
--- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
-baselines as (
-    select
-        group_id,
-        peers,
-        component,
-        rewards[1] as lowest,
-        list_avg([reward - rewards[1] for reward in rewards]) as mean,
-        list_stddev_samp([reward - rewards[1] for reward in rewards]) as std
-    from groups
 ),
 
 parts as (
@@ -49,7 +36,7 @@ parts as (
         trajectory_id,
         peers,
         component,
-        coalesce(weight, 1) * (reward - lowest - mean) / (coalesce(std, 0) + $epsilon) as part
+        coalesce(weight, 1) * (reward - lowest - mean) / (std + $epsilon) as part
     from components
     inner join baselines using (group_id, peers, component)
     left join weights using (component)
@@ -61,6 +48,7 @@ sums as (
     group by trajectory_id
 ),
 
+-- sorted, so that sums are bit-identical for any number of threads
 sorted as (
     select peers, list(total order by total) as totals
     from sums

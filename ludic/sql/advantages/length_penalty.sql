@@ -33,22 +33,10 @@ penalised as (
     from scaled
 ),
 
--- sorted, so that sums are bit-identical for any number of threads
-groups as (
-    select group_id, peers, list(reward order by reward) as rewards
+baselines as (
+    select group_id, peers, unnest(baseline_of(reward))
     from penalised
     group by group_id, peers
-),
-
--- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
-baselines as (
-    select
-        group_id,
-        peers,
-        len(rewards) as n,
-        rewards[1] as lowest,
-        list_sum([reward - rewards[1] for reward in rewards]) as total
-    from groups
 )
 
 select rollout_id, (n * (reward - lowest) - total) / greatest(n - 1, 1) as advantage

@@ -17,27 +17,13 @@ with punished as (
     where reward is not null
 ),
 
--- sorted, so that sums are bit-identical for any number of threads
-groups as (
-    select group_id, peers, list(reward order by reward) as rewards
+baselines as (
+    select group_id, peers, unnest(baseline_of(reward))
     from punished
     group by group_id, peers
-),
-
--- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
-baselines as (
-    select
-        group_id,
-        peers,
-        rewards[1] as lowest,
-        list_avg([reward - rewards[1] for reward in rewards]) as mean,
-        list_stddev_samp([reward - rewards[1] for reward in rewards]) as std
-    from groups
 )
 
-select
-    rollout_id,
-    (reward - lowest - mean) / (coalesce(std, 0) + $epsilon) as advantage
+select rollout_id, (reward - lowest - mean) / (std + $epsilon) as advantage
 from trajectory_rows
 left join punished using (trajectory_id)
 left join baselines on baselines.group_id = punished.group_id and baselines.peers = punished.peers

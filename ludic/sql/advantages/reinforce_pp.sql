@@ -5,25 +5,12 @@
 -- NULL: for a rollout that was not scored
 -- $epsilon is added to the standard deviation, see grpo
 -- default: epsilon = 1e-6
-with
--- sorted, so that sums are bit-identical for any number of threads
-batch as (
-    select peers, list(reward order by reward) as rewards
+with batch as (
+    select peers, unnest(baseline_of(reward))
     from trajectories
-    where reward is not null
     group by peers
-),
-
--- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
-baseline as (
-    select
-        peers,
-        rewards[1] as lowest,
-        list_avg([reward - rewards[1] for reward in rewards]) as mean,
-        list_stddev_samp([reward - rewards[1] for reward in rewards]) as std
-    from batch
 )
 
-select rollout_id, (episode_reward - lowest - mean) / (coalesce(std, 0) + $epsilon) as advantage
+select rollout_id, (episode_reward - lowest - mean) / (std + $epsilon) as advantage
 from trajectory_rows
-left join baseline using (peers)
+left join batch using (peers)

@@ -1,32 +1,12 @@
 -- rloo: reward minus the mean reward of the other scored trajectories of the group (leave-one-out)
 -- paper: Ahmadian et al. 2024, arXiv 2402.14740, section 2.2
--- grain: one row per rollout_id | reads: trajectory_rows, trajectories
+-- grain: one row per rollout_id | reads: trajectory_rows, rewards_of_peers
 -- a trajectory counts once, and is compared with its peers in the group (view trajectory_rows); alone it gets 0
 -- NULL: for a rollout that was not scored
 -- $noise_scale: standard deviation of normal noise against identical rewards, 0 is off; the noise depends only on
 -- rollout_id and $seed (Box-Muller over an MD5), so a batch can be recomputed exactly
 -- default: noise_scale = 0
 -- default: seed = 0
-with
--- sorted, so that sums are bit-identical for any number of threads
-groups as (
-    select group_id, peers, list(reward order by reward) as rewards
-    from trajectories
-    where reward is not null
-    group by group_id, peers
-),
-
--- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
-baselines as (
-    select
-        group_id,
-        peers,
-        len(rewards) as n,
-        rewards[1] as lowest,
-        list_sum([reward - rewards[1] for reward in rewards]) as total
-    from groups
-)
-
 select
     rollout_id,
     (n * (episode_reward - lowest) - total) / greatest(n - 1, 1)
@@ -38,4 +18,4 @@ select
             else 0
         end as advantage
 from trajectory_rows
-left join baselines using (group_id, peers)
+left join rewards_of_peers using (group_id, peers)

@@ -106,7 +106,7 @@ class Doubler:
         ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
         return Completion(
             tokens=np.array(ids, np.int32),
-            logprobs=np.full(len(ids), -1, np.float32),
+            columns={"response_logprobs": np.full(len(ids), -1, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=len(ids)),),
         )

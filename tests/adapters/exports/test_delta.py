@@ -18,7 +18,9 @@ import ludic
 from ludic.adapters.exports.tables import export_delta, storage_options
 from ludic.errors import ConfigError
 from ludic.maintenance.compact import compact
-from ludic.store import RolloutWriter, Root, RunConfig, list_files
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run, run_of, to_json
+from ludic.store import RolloutWriter, Root, list_files
 
 AddFiles = Callable[..., None]
 IN_A_FOLDER = pytest.mark.parametrize("open_url", ["local"], indirect=True)
@@ -124,7 +126,9 @@ def test_ludic_itself_does_not_see_the_log(filled: Root):
 @IN_A_FOLDER
 def test_columns_that_the_run_did_not_have_at_the_first_export_are_added(filled: Root):
     export_delta(filled)
-    grown = replace(filled, run=replace(filled.run, extra_columns={"x_judge": "string"}))
+    grown = replace(
+        filled, run_json=to_json(replace(run_of(filled), extra_columns={"x_judge": "string"}), filled.run_id)
+    )
     batch = make_batch(worker_id="w1-test", num_groups=1, group_size=2, seed=99)
     rollouts = tuple(replace(rollout, extra={"x_judge": "fine"}) for rollout in batch.groups[0].rollouts)
     with RolloutWriter(grown, "w1-test") as writer:
@@ -167,7 +171,7 @@ def test_a_table_that_somebody_else_made_is_left_alone(filled: Root):
 
 
 def test_evals_are_a_table_of_their_own(tmp_path: Path, run_config: RunConfig):
-    root = Root.create(str(tmp_path / "run"), run_config)
+    root = put_run(str(tmp_path / "run"), run_config)
     with RolloutWriter(root, "w0-test", folder="evals") as writer:
         writer.append(make_batch(worker_id="w0-test", purpose="eval"))
     export_delta(root, "evals")
@@ -175,6 +179,6 @@ def test_evals_are_a_table_of_their_own(tmp_path: Path, run_config: RunConfig):
 
 
 def test_a_root_that_only_this_process_has_is_refused(run_config: RunConfig):
-    root = Root.create("memory://exported", run_config)
+    root = put_run("memory://exported", run_config)
     with pytest.raises(ConfigError, match="not memory://"):
         export_delta(root)

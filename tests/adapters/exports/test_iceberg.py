@@ -15,6 +15,7 @@ from table_rows import by_id, stored_rows
 from ludic.adapters.exports.tables import TableReport, export_iceberg, open_catalog
 from ludic.errors import ConfigError
 from ludic.maintenance.compact import compact
+from ludic.run_json import put_run, run_of, to_json
 from ludic.store import RolloutWriter, Root, list_files
 
 AddFiles = Callable[..., None]
@@ -105,7 +106,9 @@ def test_files_that_are_gone_leave_the_table(filled, export, load):
 @IN_A_FOLDER
 def test_columns_that_the_run_did_not_have_at_the_first_export_are_added(filled: Root, catalog: Path, export, load):
     export()
-    grown = replace(filled, run=replace(filled.run, extra_columns={"x_judge": "string"}))
+    grown = replace(
+        filled, run_json=to_json(replace(run_of(filled), extra_columns={"x_judge": "string"}), filled.run_id)
+    )
     batch = make_batch(worker_id="w1-test", num_groups=1, group_size=2, seed=99)
     rollouts = tuple(replace(rollout, extra={"x_judge": "fine"}) for rollout in batch.groups[0].rollouts)
     with RolloutWriter(grown, "w1-test") as writer:
@@ -130,7 +133,7 @@ def test_a_table_of_an_older_schema_takes_newer_files_with_fields_in_the_midst_o
 @IN_A_FOLDER
 def test_one_catalog_is_not_for_two_roots(filled: Root, catalog: Path, export, run_config, tmp_path: Path):
     export()
-    other = Root.create(str(tmp_path / "other"), run_config)
+    other = put_run(str(tmp_path / "other"), run_config)
     with pytest.raises(ConfigError, match="choose another catalog"):
         export_iceberg(other, catalog=catalog)
 

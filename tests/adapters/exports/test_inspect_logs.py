@@ -12,7 +12,8 @@ import ludic
 from ludic.cli.main import main
 from ludic.errors import ConfigError
 from ludic.records import Message, ToolCall
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 
 inspect_log = pytest.importorskip("inspect_ai.log", reason="`make inspect` makes an environment with inspect_ai")
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")  # inspect_ai under pandas 3.1
@@ -34,7 +35,7 @@ def conversation(example: str, index: int) -> tuple[Message, ...]:
 @pytest.fixture
 def run(tmp_path: Path) -> ludic.Run:
     """Version 3 of one environment with REWARDS, version 4 of another."""
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="org/m", env=("addition",)))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="org/m", env=("addition",)))
     store_evaluation(
         root,
         REWARDS,

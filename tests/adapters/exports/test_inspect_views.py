@@ -7,14 +7,15 @@ import pytest
 from evaluations import store_evaluation
 
 import ludic
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 
 DOCS = Path(ludic.__file__).parents[1] / "docs" / "interop.md"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> ludic.Run:
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
     store_evaluation(root, {"a": [1.0, 0.0], "b": [0.8, None]}, version=3)
     return ludic.Run(root)
 

@@ -167,7 +167,7 @@ def test_adapters_are_exported_as_the_model_that_they_make(tmp_path: Path, publi
     for name, choice in {"step": {"step": 2}, "version": {"version": 2}}.items():
         export_weights(root, str(tmp_path / name), **choice)
     by_step, by_version = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("step", "version"))
-    first = AutoModelForCausalLM.from_pretrained(root.run.model).state_dict()
+    first = AutoModelForCausalLM.from_pretrained(root.record.model).state_dict()
     assert not list(tmp_path.glob("*/adapter*"))
     for name, weight in by_step.state_dict().items():
         assert torch.allclose(weight, by_version.state_dict()[name], rtol=0, atol=1e-6), name

@@ -22,7 +22,7 @@ def die_after_the_first(self: Root, name: str, data: bytes) -> bool:
 
 
 _Root.put_if_absent = die_after_the_first
-model = root.run.model
+model = root.record.model
 import_file(
     root,
     sys.argv[2],

@@ -22,8 +22,10 @@ from ludic.adapters.imports.records import Record
 from ludic.errors import ModelError
 from ludic.models.tiny import TOOL_TEMPLATE
 from ludic.records import Rollout, new_id
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema, from_table
-from ludic.store import Root, RunConfig, list_files, read_columns
+from ludic.store import Root, list_files, read_columns
 from ludic.store.records import ImportReport
 
 STORED = Path(__file__).with_name("conversations.json")
@@ -135,7 +137,7 @@ RECORDS = list(_records())
 
 def bring_in(records: Sequence[Mapping[str, Any] | str], folder: Path, template: str, fmt: Format, **options: Any):
     """Import records into a root in memory, with the tokenizer of bytes and a template; returns root and report."""
-    root = Root.create(f"memory://{new_id()}", RunConfig(model="none", env=("cats",), temperature=0.9))
+    root = put_run(f"memory://{new_id()}", RunConfig(model="none", env=("cats",), temperature=0.9))
     tokenizer = chat_tokenizer()
     before, tokenizer.chat_template = tokenizer.chat_template, template
     how = {"env_name": "cats", "tokenizer": "none", "get_tokenizer": lambda: tokenizer, **options}

@@ -15,7 +15,6 @@ import ludic
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
 from ludic.agents.agent import PromptBuilder
-from ludic.code.kept import create_root
 from ludic.demos.calculator import make_demonstrations
 from ludic.errors import ConfigError
 from ludic.messages import to_message
@@ -23,8 +22,10 @@ from ludic.models.chat import load_tokenizer, render_text
 from ludic.models.first_model import remember_model, vocabulary_of
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.records import Rollout
+from ludic.run_config import RunConfig
+from ludic.run_json import create_root
 from ludic.schema import arrow_schema, from_table
-from ludic.store import Root, RunConfig, list_files, read_columns
+from ludic.store import Root, list_files, read_columns
 from ludic.store.records import ImportReport
 
 Import = Callable[..., ImportReport]
@@ -41,13 +42,13 @@ def bring_in(root: Root) -> Import:
     """bring_in(path, "verl"): as `ludic import` does."""
 
     def with_calls() -> PreTrainedTokenizerBase:
-        tokenizer = load_tokenizer(root.run.model)
+        tokenizer = load_tokenizer(root.record.model)
         tokenizer.chat_template = tokenizer.chat_template.replace(" <eos>", SHOWN_CALLS + " <eos>")
         return tokenizer
 
     def bring_in(path: Path, name: str) -> ImportReport:
         fmt = load_format(name)
-        options = {"env_name": fmt.name, "tokenizer": root.run.model, "get_tokenizer": with_calls}
+        options = {"env_name": fmt.name, "tokenizer": root.record.model, "get_tokenizer": with_calls}
         return import_file(root, str(path), fmt, **options)
 
     return bring_in
@@ -369,6 +370,37 @@ def test_jsonl_takes_tokens_then_messages_then_texts(root: Root, bring_in: Impor
     assert conversation.response_tokens.tolist() == encode("bb <eos>")
     assert texts.prompt_tokens.tolist() == encode("<|user|> aa <eos><|assistant|>")
     assert texts.response_tokens.tolist() == encode("cc <eos>")
+
+
+def test_jsonl_takes_each_array_of_the_catalogue(root: Root, bring_in: Import, tmp_path: Path):
+    tokens = {"prompt_tokens": [5, 6], "response_tokens": [7, 8], "episode_reward": 1}
+    good = tokens | {"kept_tokens": [[6, 7], [8]], "experts": [[[0, 1]], [[2, 3]], [[0, 3]]], "token_rewards": "[0, 1]"}
+    bad = {
+        "experts": [
+            ([[[0, 1]], [[2]]], "wanted a list of lists of lists of int16, of equal lengths"),
+            ([[[0, 70_000]]] * 3, "wanted a list of lists of lists of int16, of equal lengths"),
+            ([0, 1, 2], "wanted a list of lists of lists of int16, of equal lengths"),
+            ([[[0, 1]]] * 2, "has shape (2, 1, 2), wanted 3: prompt_tokens, and response_tokens without the last one"),
+        ],
+        "kept_tokens": [
+            ([7, 8], "wanted a list of lists of int32"),
+            ([[7], [0.5]], "wanted a list of lists of int32"),
+            ([[7]], "has length 1, response_tokens has 2"),
+            ([[7, 5], [8]], "is 5 at token 0, wanted sorted numbers, each once"),
+        ],
+        "action_mask": [([[True], [True]], "wanted a list of bool")],
+        "token_rewards": [(["a", "b"], "wanted a list of float32")],
+    }
+    cases = [(name, value, reason) for name, found in bad.items() for value, reason in found]
+    records = [good, *(tokens | {name: value} for name, value, _ in cases)]
+    report = bring_in(peers.write_lines(tmp_path / "mine.jsonl", records), "jsonl")
+    (row,) = rollouts_of(root)
+    assert [each.tolist() for each in row.columns["kept_tokens"]] == [[6, 7], [8]]
+    assert (row.columns["experts"].tolist(), row.columns["experts"].dtype) == (good["experts"], np.int16)
+    assert row.token_rewards.tolist() == [0.0, 1.0]
+    for refusal, (name, _, reason) in zip(report.refused, cases, strict=True):
+        assert refusal.reason.startswith(f"{name} "), refusal
+        assert reason in refusal.reason
 
 
 MINE = """

@@ -29,8 +29,10 @@ from ludic.messages import read_messages
 from ludic.models.tiny import TOOL_TEMPLATE
 from ludic.operations.fit_inputs import Inputs, read_rows
 from ludic.records import Rollout, new_id
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema, from_table
-from ludic.store import Root, RunConfig, list_files, read_columns
+from ludic.store import list_files, read_columns
 from ludic.store.records import ImportReport
 
 HERE = Path(__file__).parents[3]
@@ -57,7 +59,7 @@ def plain(name: str) -> Iterator[dict[str, Any]]:
 
 
 def bring_in(path: Path | str, name: str = "jsonl") -> tuple[list[Rollout], ImportReport]:
-    root, tokenizer = Root.create(f"memory://{new_id()}", RunConfig(model="none", env=("cats",))), chat_tokenizer()
+    root, tokenizer = put_run(f"memory://{new_id()}", RunConfig(model="none", env=("cats",))), chat_tokenizer()
     before, tokenizer.chat_template = tokenizer.chat_template, TOOL_TEMPLATE
     try:
         how = {"env_name": "cats", "tokenizer": "none", "get_tokenizer": lambda: tokenizer}

@@ -23,10 +23,12 @@ from ludic.adapters.imports.importing import import_file
 from ludic.errors import ConfigError
 from ludic.maintenance.compact import compact
 from ludic.models.chat import load_tokenizer
+from ludic.operations.run import Run
 from ludic.records import Rollout, RolloutBatch, new_id
-from ludic.run import Run
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema import arrow_schema, from_table
-from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
+from ludic.store import RolloutReader, RolloutWriter, Root, list_files, read_columns
 from ludic.store.records import ImportReport, decode_json, encode_json
 
 pytestmark = pytest.mark.slow
@@ -38,7 +40,7 @@ _NUM_GROUPS = 70
 
 
 def bring_in(root: Root, path: Path, name: str = "verl", env_name: str = "cats") -> ImportReport:
-    model = root.run.model
+    model = root.record.model
     return import_file(
         root,
         str(path),
@@ -50,7 +52,7 @@ def bring_in(root: Root, path: Path, name: str = "verl", env_name: str = "cats")
 
 
 def new_root(url: str, model_folder: str) -> Root:
-    return Root.create(url, RunConfig(model=model_folder, env=("cats",), group_size=2))
+    return put_run(url, RunConfig(model=model_folder, env=("cats",), group_size=2))
 
 
 @pytest.fixture
@@ -236,7 +238,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, model_folder: str):
 
 def test_own_columns_of_the_run_take_the_fields_of_their_names(tmp_path: Path, model_folder: str):
     run = RunConfig(model=model_folder, env=("cats",), extra_columns={"x_judge": "string", "x_spans": "list<int64>"})
-    root = Root.create(str(tmp_path / "run"), run)
+    root = put_run(str(tmp_path / "run"), run)
     records = [
         peers.verl_record("cc", 1.0, x_judge="fine", x_spans=[1, 2]),
         peers.verl_record("dd", 1.0, x_judge=4),
@@ -252,7 +254,7 @@ def test_own_columns_of_the_run_take_the_fields_of_their_names(tmp_path: Path, m
 def test_what_ludic_exports_as_jsonl_comes_back_bit_for_bit(batch: RolloutBatch):
     metadata = replace(batch.metadata, worker_id="w0-test")
     with tempfile.TemporaryDirectory() as folder:
-        origin, root = (Root.create(f"memory://{new_id()}", RunConfig(model="none", env=("cats",))) for _ in range(2))
+        origin, root = (put_run(f"memory://{new_id()}", RunConfig(model="none", env=("cats",))) for _ in range(2))
         with RolloutWriter(origin, "w0-test") as writer:
             writer.append(replace(batch, metadata=metadata))
         lines = Path(folder) / "rows.jsonl"
@@ -274,8 +276,7 @@ def by_old_id(root: Root) -> dict[str, Any]:
 
 _COME_BACK = """
 env_name env_example_id purpose agent_id policy_version policy_version_last model temperature top_p top_k max_tokens
-seed prompt_tokens response_tokens response_logprobs token_rewards episode_reward reward_components truncated
-truncation_reason finish_reason error messages weight_versions engine kept_tokens experts
+seed episode_reward reward_components truncated truncation_reason finish_reason error messages weight_versions engine
 """
 
 
@@ -283,7 +284,7 @@ def what_comes_back(row: Rollout, metadata: Mapping[str, str]) -> dict[str, Any]
     mask = np.ones(row.response_length, np.bool_) if row.action_mask is None else row.action_mask
     own = {name: value for name, value in metadata.items() if name not in _IDS}
     values = {name: getattr(row, name) for name in _COME_BACK.split()}
-    return as_plain({**values, "action_mask": mask, "metadata": own})
+    return as_plain({**values, **row.columns, "action_mask": mask, "metadata": own})
 
 
 _IDS = ("rollout_id", "episode_id", "group_key", "parent_rollout_id")

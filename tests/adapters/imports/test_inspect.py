@@ -143,7 +143,7 @@ def test_what_ludic_wrote_comes_back_with_version_rewards_and_agents(run: ludic.
     options = {"env_name": "sums", "reward_components": {"exact": 0.5}, "messages": said}
     store_evaluation(run.root, rewards, version=3, **options)
     run.export("inspect", tmp_path / "logs")
-    copy = start(tmp_path / "copy", run.root.run.model)
+    copy = start(tmp_path / "copy", run.root.record.model)
     copy.import_(list((tmp_path / "logs").glob("*.eval")), "inspect")
     same = ["policy_version", "env_name", "num_examples", "num_samples", "num_unscored", "num_failed"]
     assert copy.evaluation().samples.select(same).equals(run.evaluation().samples.select(same))

@@ -89,7 +89,7 @@ class SaidEngine:
         assert tokens[-1] in self.family.stop_tokens(self.tokenizer)
         return Completion(
             tokens=tokens,
-            logprobs=np.full(len(tokens), -1.0, np.float32),
+            columns={"response_logprobs": np.full(len(tokens), -1.0, np.float32)},
             finish_reason="stop",
             weight_versions=(WeightSpan(version=0, start=0, end=len(tokens)),),
         )

@@ -21,7 +21,7 @@ from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, JudgeError
 from ludic.records import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.store import RunConfig
+from ludic.run_config import RunConfig
 
 EXAMPLE = Example(example_id="e", messages=(Message(role="user", content="?"),))
 

@@ -15,7 +15,7 @@ from adapters.judge.conftest import JudgeServer
 from judge_replies import send
 
 import ludic
-from ludic.code.consent import sampling_uses
+from ludic.code.uses import sampling_uses
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, ScorerError
 from ludic.run_config import RunConfig

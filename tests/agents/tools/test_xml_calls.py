@@ -17,7 +17,8 @@ from ludic.models.chat import render_text
 from ludic.records import Message, RolloutBatch, ToolCall
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run, make_environments
 from ludic.run_config import RunConfig
-from ludic.store import RolloutWriter, Root
+from ludic.run_json import put_run
+from ludic.store import RolloutWriter
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "text": {"type": "string"},
@@ -213,7 +214,7 @@ def test_a_format_that_is_named_goes_before_the_template_and_one_that_cant_be_to
 
 def test_an_exported_conversation_is_rendered_to_the_text_that_was_sampled(tmp_path: Path) -> None:
     batch = played(QWEN3_CODER, ["I look.\n" + CALLS["qwen3_coder"], "42 cats"])
-    root = Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("moar_cats",), group_size=1))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="m", env=("moar_cats",), group_size=1))
     with RolloutWriter(root, "w0-test") as writer:
         writer.append(batch)
     ludic.open(root.url).export("jsonl", tmp_path / "rows.jsonl")

@@ -10,7 +10,9 @@ from eval.conftest import StoreSamples, store_samples
 from strategies import make_batch
 
 from ludic.records import Message, RolloutBatch
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import RolloutWriter, Root
 
 __all__ = ["store_samples"]
 
@@ -29,7 +31,7 @@ StoreRollouts = Callable[..., None]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    return Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
+    return put_run(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
 
 
 @pytest.fixture

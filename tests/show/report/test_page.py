@@ -13,6 +13,7 @@ import ludic
 from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.records import RolloutBatch, RolloutMetadata
+from ludic.run_json import put_run, run_of
 from ludic.show.report.page import evaluation_section, gather, render
 from ludic.sql.connect import Connections
 from ludic.store import MetricsLog, RolloutWriter, Root
@@ -211,7 +212,7 @@ def test_versions_of_a_run_without_evaluations_are_refused(root: Root) -> None:
 def test_a_comparison_shows_gains_and_losses_with_both_answers(
     root: Root, store_samples: StoreSamples, tmp_path: Path
 ) -> None:
-    other = Root.create(str(tmp_path / "other"), root.run)
+    other = put_run(str(tmp_path / "other"), run_of(root))
     store_samples({"a": [0.0, 0.0], "b": [1.0, 1.0]}, messages=says("sum?", "here"))
     store_samples({"a": [1.0, 0.0], "b": [0.0, 0.0]}, to=other, messages=says("sum!", "there"))
     text = shown(root, compare=("0", f"{other.url}@latest"))

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ludic.operations import ask_again, evaluations, exchange, keep, look, machines, start
 from ludic.results import Part, Result
-from ludic.store import Root, RunConfig
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of
+from ludic.store import Root
 
 if TYPE_CHECKING:
     from ludic.show.watch import Watcher
@@ -34,7 +36,7 @@ class Run(Result):
     @property
     def config(self) -> RunConfig:
         """Settings that workers and trainers share, from run.json."""
-        return self.root.run
+        return run_of(self.root)
 
     work = start.work
     train = start.train
@@ -100,6 +102,3 @@ class Run(Result):
 def open_run(url: str | PathLike[str]) -> Run:
     """Open the run at a folder or URL. Raises MissingRootError if there is none, SchemaError if run.json is damaged."""
     return Run(Root.open(fspath(url)))
-
-
-create = start.create

@@ -1,6 +1,6 @@
-"""The users' .py and .sql files that settings name: which they are, and their texts.
+"""The users' .py and .sql files that settings name: which they are, and their texts. Nothing here runs them.
 
-A file is read once, so that the text that runs is the text that is stored.
+A file is read once, so that the text that runs (ludic.code) is the text that is stored (ludic.store.code).
 
 A Python file is read with the modules in its folder that it imports by name, directly or through each other: cats.py
 with `import words` is read with words.py. Packages in its folder, and modules imported by a computed name, must be
@@ -17,6 +17,8 @@ from types import MappingProxyType
 
 MCP = "mcp:"
 """Prefix of tools that a server has."""
+QUESTIONS = "qa/"
+"""Prefix of environments that read questions from a file or a dataset."""
 MAX_BYTES = 10_000_000
 """Largest size of a file, in bytes; larger files are refused, since a root stores a copy of each."""
 
@@ -68,8 +70,6 @@ class UserFile:
         """Path of each text, its module's __file__, by module name; "" is the file itself."""
         return {"": str(self.path), **{name: str(module.path) for name, module in sorted(self.imports.items())}}
 
-
-_STARTS = ("fit", "grpo", "sft", "dpo")
 
 Files = Mapping[str, UserFile]
 """Users' files by their names in the settings, such as cats.py."""
@@ -137,42 +137,6 @@ def modules_beside(path: Path, source: bytes) -> dict[str, bytes]:
                 found[name] = _read(beside)
                 unread.append(found[name])
     return found
-
-
-def training_starts_at(source: bytes) -> int | None:
-    """Return the line of a text that starts a training whenever the text is run; None if there is none.
-
-    It is a call of ludic.grpo and its like, or of train() of a Trainer, outside of functions, classes and the part
-    below `if __name__ == "__main__":`.
-    """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the error shows when the file is run
-        return None
-    has_trainer = any(
-        alias.name.rpartition(".")[2].endswith("Trainer")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    )
-    for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or _is_main_part(statement):
-            continue
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Call) and _starts_training(node.func, has_trainer=has_trainer):
-                return node.lineno
-    return None
-
-
-def _is_main_part(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
-
-
-def _starts_training(called: ast.expr, *, has_trainer: bool) -> bool:
-    if not isinstance(called, ast.Attribute):
-        return False
-    is_ludics = isinstance(called.value, ast.Name) and called.value.id == "ludic" and called.attr in _STARTS
-    return is_ludics or (has_trainer and called.attr == "train")
 
 
 def imported_names(source: bytes) -> Iterator[str]:

@@ -2,7 +2,7 @@ from hashlib import sha256
 
 import pytest
 
-from ludic.code.files import MAX_BYTES, UserFile, file_of, files_of, read_user_file
+from ludic.user_files import MAX_BYTES, UserFile, file_of, files_of, read_user_file
 
 
 @pytest.mark.parametrize(

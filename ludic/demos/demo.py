@@ -1,0 +1,31 @@
+"""`ludic demo`. Imports nothing slow, since `ludic --help` reads the docstring below."""
+
+from ludic.demos import NUM_WORKERS
+from ludic.settings import Count, operation
+
+
+@operation()
+def demo(*, agents: bool = False, root: str | None = None, num_steps: Count | None = None) -> None:
+    """Teach a tiny model on this machine, in a minute; with --agents, to call a tool.
+
+    Args:
+        agents: Teach a model to call a tool instead: demonstrations, a warm start, then RL. Takes some minutes.
+        root: Folder or URL of the run; a stopped demo is resumed. None is runs/demo, or runs/demo-agents with --agents.
+        num_steps: Number of gradient steps of RL. None is 60, or 50 with --agents.
+    """
+    from ludic.launch.process import interrupt_on_sigterm
+
+    interrupt_on_sigterm()
+    if agents:
+        from ludic.demos.calculator import teach_a_tool
+
+        teach_a_tool(root or "runs/demo-agents", num_steps or 50)
+    else:
+        from ludic.engines.config import EngineConfig
+        from ludic.launch.config import LaunchConfig
+        from ludic.launch.start_server import started_early
+
+        with started_early(LaunchConfig(), EngineConfig(), NUM_WORKERS):
+            from ludic.demos.words import teach_words  # imports torch, and meanwhile so does the server
+
+            teach_words(root or "runs/demo", num_steps or 60)

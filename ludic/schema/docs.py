@@ -1,0 +1,78 @@
+"""docs/schemas.md, from schemas/ and the catalogue of arrays."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from ludic.schema.columns import ArrayColumn, array_columns
+from ludic.schema.tables import Column, TableSchema, load_table, table_names, type_name
+
+_INTRODUCTION = """\
+# Tables
+
+Made from `schemas/` by `python -m ludic.schema`, as `make format` does; edit those files instead.
+A minor version adds nullable columns, and anything else is a new major version. Elements of
+lists and values of maps are never null. Fields of structs follow their column, as `column[].field`.
+
+A run may declare columns of its own for rollouts, `x_` and a name, in `extra_columns` of `run.json`; they come last,
+any may be null, and their types are string, int64, double, bool and lists of these.
+"""
+
+_TABLE_HEAD = "| name | type | null | meaning |\n| --- | --- | --- | --- |\n"
+
+
+def render() -> str:
+    """Return docs/schemas.md: name, type, nullability and meaning of each column of ludic's tables, and its arrays."""
+    return "\n".join([_INTRODUCTION, *(_render_table(load_table(name)) for name in table_names()), _render_arrays()])
+
+
+def _render_table(table: TableSchema) -> str:
+    head = f"## {table.name} {table.version}\n\n{table.doc}\n\n{_TABLE_HEAD}"
+    return head + "".join(line for column in table.columns for line in _render_column(column, ""))
+
+
+def _render_column(column: Column, prefix: str) -> Iterator[str]:
+    name = prefix + column.name
+    doc = column.doc.replace("|", "\\|")
+    yield f"| `{name}` | `{type_name(column.type)}` | {'null' if column.nullable else ''} | {doc} |\n"
+    path = f"{name}[]." if pa.types.is_list(column.type) else f"{name}."
+    for child in column.children:
+        yield from _render_column(child, path)
+
+
+_ARRAYS = """\
+## Arrays of a row
+
+What ludic knows of the arrays of `rollouts`: keys of their rows in `schemas/rollouts.v1.json` that the stored schema
+does not have. A new array is a new row there, with `"nullable": true`, and a new minor version: a completion may then
+have it (`Completion.columns`), and it is checked, assembled, stored, cut, packed and handed to the loss
+(`terms.columns`) by what its row says.
+
+| key | meaning |
+| --- | --- |
+| `along` | the tokens with a value each: `prompt`; `response`; `read`, all but the last one; or `row`: one value |
+| `ragged` | whether the numbers of a token are a list of any length; without it, all tokens of a row have as many |
+| `ascending` | whether the numbers of a token must rise |
+| `holds_token` | whether the numbers of a sampled token must include its id |
+| `fill` | the value at response tokens that were not sampled; without it, any |
+| `null` | what stands in a batch for a row without the array; without it, NaN, or 0 for integers |
+| `range` | the least and the greatest number, or `token ids`; without it, all finite ones |
+| `set_by` | who gives the values: the `transcript` that is assembled, the `sampler` of each completion, the `episode` |
+| `trained` | whether training reads it: `always`, or `on request`; without it, never |
+| `encoding` | of its numbers in Parquet |
+
+| name | along | fill | null | range | set by | training reads it |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def _render_arrays() -> str:
+    return _ARRAYS + "".join(map(_render_array, array_columns().values()))
+
+
+def _render_array(column: ArrayColumn) -> str:
+    values = ["" if value is None else f"`{str(value).lower()}`" for value in (column.fill, column.null)]
+    wanted = "" if column.dtype.kind == "b" else column.wanted_number().removeprefix("wanted ")
+    wanted = "token ids" if column.is_token_ids else wanted
+    cells = (f"`{column.name}`", column.along, *values, wanted, column.set_by, column.trained or "never")
+    return f"| {' | '.join(cells)} |\n"

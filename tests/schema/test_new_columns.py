@@ -1,0 +1,227 @@
+"""A new array of a row is one row of the catalogue: sampling, storing, SQL, cuts, packing and losses follow from it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_runs import create_root, fill, make_model
+
+import ludic
+
+PACKAGE = Path(ludic.__file__).parent
+SAMPLED = {"nullable": True, "set_by": "sampler", "trained": "always", "doc": "Of this test."}
+ROWS = [
+    # A number a sampled token; a list a token read; k values a token; one value a row.
+    {"name": "surprise", "type": {"list": "float"}, "along": "response", "fill": 0, "range": [0, 10], **SAMPLED},
+    {"name": "seen", "type": {"list": {"list": "int32"}}, "along": "read", "ragged": True, "range": [0, 9], **SAMPLED},
+    {"name": "teacher", "type": {"list": {"list": "float"}}, "along": "response", "fill": 0, **SAMPLED},
+    {"name": "pace", "type": "float", "along": "row", **SAMPLED},
+]
+OWN = """\
+import numpy as np
+
+from ludic.engines.engine import Completion
+from ludic.environments.environment import Example, Transition
+from ludic.records import Message, WeightSpan
+from ludic.schema import Ragged
+
+
+def sampled(request):
+    # Values that the loss can compute again from the tokens' logprobs, and from their places.
+    rng = np.random.default_rng(request.seed)
+    logprobs = -rng.integers(1, 9, int(rng.integers(2, 6))).astype(np.float32) / 8
+    num_read = len(request.prompt_tokens) + len(logprobs) - 1
+    return Completion(
+        tokens=rng.integers(3, 99, len(logprobs)).astype(np.int32),
+        finish_reason="stop",
+        weight_versions=(WeightSpan(version=0, start=0, end=len(logprobs)),),
+        columns={
+            "response_logprobs": logprobs,
+            "surprise": -logprobs,
+            "seen": Ragged.of(([index % 7] * (index % 3) for index in range(num_read)), np.int32),
+            "teacher": logprobs[:, None] - np.arange(3, dtype=np.float32),
+            "pace": 0.25,
+        },
+    )
+
+
+class Drawn:
+    name, repeats_in_any_batch, max_length, max_batch = "drawn 1", True, 512, 4
+
+    def __init__(self, folder, *, version, setup):
+        self.policy_version = version
+
+    def load_weights(self, folder, version):
+        self.policy_version = version
+
+    async def generate(self, request):
+        return sampled(request)
+
+
+class Adds:
+    max_steps = 3
+
+    def example(self, index, split):
+        return Example(example_id=f"{split}-{index}", messages=(Message(role="user", content="ab ac"),))
+
+    def reset(self, example):
+        self.num_steps = 0
+        return example.messages
+
+    def step(self, action):
+        self.num_steps += 1
+        more = None if self.num_steps == 3 else "ad"
+        return Transition(observation=more, reward=float(len(action) % 5), terminated=more is None, truncated=False)
+"""
+LOSS = """
+
+
+def _reads_new_columns(terms: TokenTerms, config: Reinforce) -> tuple[Tensor, Tensor]:
+    import os
+    from pathlib import Path
+
+    of, mask = terms.columns, terms.mask
+    assert torch.equal(of["surprise"][mask], -terms.sampler_logprobs[mask])
+    wanted = terms.sampler_logprobs[mask, None] - torch.arange(3)
+    assert torch.equal(of["teacher"][mask], wanted)
+    assert set(of["pace"][mask].tolist()) == {0.25}
+    assert not of["surprise"][~mask].any() and not of["teacher"][~mask].any()
+    counts = np.diff(of["seen"].bounds)
+    assert set(of["seen"].values.tolist()) <= set(range(7)) and set(counts.tolist()) <= {0, 1, 2}
+    rank = os.environ.get("RANK", "0")
+    with Path(os.environ["SEEN"]).open("a") as file:
+        file.write(f"{rank} {int(mask.sum())} {len(counts)} {int(counts.sum())}\\n")
+    return reinforce(terms, config)
+
+
+OBJECTIVES = {**OBJECTIVES, "reinforce": _reads_new_columns}
+"""
+CHECKS = """\
+import sys
+from dataclasses import replace
+
+import numpy as np
+from own import Drawn, sampled
+
+import ludic
+from ludic.batches.packing import pack
+from ludic.engines.engine import GenerationRequest, SamplingParams, check_completion
+from ludic.errors import EngineError, InvalidBatchError
+from ludic.maintenance.compact import compact
+from ludic.records import RolloutBatch, RolloutMetadata
+from ludic.schema import Ragged, from_table, with_columns
+from ludic.schema.docs import render
+from ludic.store import RolloutWriter, Root, list_files
+
+run, old = ludic.open(sys.argv[1]), Root.open(sys.argv[2], writable=True)
+
+# Sampled, assembled over turns and segments, stored, asked in SQL.
+rows = run.sql('''
+    select segment_index, prompt_length, response_length, action_mask, response_logprobs, surprise, seen, teacher, pace
+    from rollouts
+''').rows()
+assert max(row[0] for row in rows) == 1, "a context was rewritten into a new segment"
+assert any(mask is not None for _, _, _, mask, *_ in rows), "a row of several calls"
+for _, prompt, response, _, logprobs, surprise, seen, teacher, pace in rows:
+    assert surprise == [-each for each in logprobs] and len(surprise) == response
+    assert seen == [[index % 7] * (index % 3) for index in range(prompt + response - 1)]
+    assert [each[0] for each in teacher] == logprobs and {len(each) for each in teacher} == {3}
+    assert pace == 0.25
+assert run.verify().findings == []
+assert "| `surprise` | response | `0` |  | 0 to 10 | sampler | always |" in render()
+
+# Refused by name where it does not fit, from an engine and when it is stored.
+request = GenerationRequest(prompt_tokens=np.array([5, 6], np.int32), params=SamplingParams(), seed=3)
+sound = sampled(request)
+check_completion("drawn", request, sound, None)
+n = len(sound.tokens)
+for name, bad in {
+    "surprise": np.zeros(n + 1, np.float32),
+    "surprise ": np.full(n, 11, np.float32),
+    "seen": sound.columns["seen"][:-1],
+    "seen ": Ragged.of([[10]] * (n + 1), np.int32),
+    "teacher": np.zeros((n, 3), np.float64),
+    "pace": "fast",
+    "spell": np.zeros(n, np.float32),
+    "action_mask": np.ones(n, bool),
+}.items():
+    try:
+        check_completion("drawn", request, with_columns(sound, **{name.strip(): bad}), None)
+    except EngineError as error:
+        assert name.strip() in str(error), error
+    else:
+        raise AssertionError(name)
+with ludic.connect(run.root) as con:
+    stored = from_table(con.execute("from rollouts order by rollout_id").to_arrow_table())
+groups = [group for batch in stored for group in batch.groups]
+spoilt = with_columns(groups[0].rollouts[0], teacher=np.zeros((1, 3), np.float32))
+metadata = RolloutMetadata(worker_id="w1-new")
+with RolloutWriter(old, "w1-new") as writer:
+    try:
+        writer.append(RolloutBatch((replace(groups[0], rollouts=(spoilt, *groups[0].rollouts[1:])),), metadata))
+    except InvalidBatchError as error:
+        assert "teacher has shape (1, 3), response_tokens has" in str(error), error
+    else:
+        raise AssertionError("a wrong length was stored")
+
+    # Absent in files of before, with which it is compacted.
+    whole = [group for group in groups if len(group.rollouts) >= group.rollouts[0].group_size]
+    writer.append(RolloutBatch(tuple(whole[:2]), metadata))
+def of_old():
+    return sorted(ludic.connect(old).execute(
+        "select rollout_id, surprise, seen, teacher, pace, len(response_tokens) from rollouts"
+    ).fetchall())
+before = of_old()
+assert {row[1] is None for row in before} == {True, False}
+num_files = len(list_files(old))
+compact(old)
+assert len(list_files(old)) < num_files and of_old() == before
+assert {row[1] is None and row[2] is None and row[3] is None and row[4] is None for row in before} == {True, False}
+"""
+
+
+def copy_with_rows(code: Path) -> None:
+    """The package with four rows more in the catalogue, and a loss that reads them."""
+    shutil.copytree(PACKAGE, code / "ludic", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE.parent / "schemas", code / "schemas")
+    path = code / "schemas/rollouts.v1.json"
+    table = json.loads(path.read_text())
+    names = [column["name"] for column in table["columns"]]
+    table["columns"][names.index("experts") + 1 : names.index("experts") + 1] = ROWS
+    major, minor = table["version"].split(".")
+    path.write_text(json.dumps(table | {"version": f"{major}.{int(minor) + 1}"}))
+    with (code / "ludic/training/losses.py").open("a") as losses:
+        losses.write(LOSS.replace("np.diff", "__import__('numpy').diff"))
+
+
+@pytest.mark.slow
+def test_a_row_of_the_catalogue_is_all_that_an_array_needs(tmp_path: Path) -> None:
+    copy_with_rows(tmp_path / "code")
+    (tmp_path / "own.py").write_text(OWN)
+    model = make_model(tmp_path / "model")
+    old = create_root(str(tmp_path / "old"), model)
+    fill(old, num_files=2)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path / 'code'}{os.pathsep}{tmp_path}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "SEEN": str(tmp_path / "seen"),
+    }
+
+    def python(*words: str) -> None:
+        command = [sys.executable, *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+
+    settings = ["--env", "own.py:Adds", "--engine", "own.py:Drawn", "--context", "window:2", "--accept-incomplete"]
+    settings += ["--group-size", "4", "--groups-per-batch", "4", "--num-steps", "3", "--ranks", "2", "--device", "cpu"]
+    settings += ["--max-seq-len", "24", "--algorithm", "reinforce"]
+    python("-m", "ludic", "run", str(tmp_path / "run"), "--model", model, *settings)
+    seen = [tuple(map(int, line.split())) for line in (tmp_path / "seen").read_text().splitlines()]
+    assert {rank for rank, *_ in seen} == {0, 1}
+    assert sum(num_tokens for _, num_tokens, *_ in seen) > 0
+    python("-c", CHECKS, str(tmp_path / "run"), old.url)
