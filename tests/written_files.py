@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from oracles.present import rollout_of
 
-from ludic.adapters.exports.exporting import ExportOptions
-from ludic.adapters.exports.text import export_text
+from ludic.adapters.exports.exporting import ExportOptions, export
+from ludic.defaults import untracked
 from ludic.maintenance.compact import compact
 from ludic.records import (
     AgentStep,
@@ -37,8 +37,10 @@ from ludic.records import (
     ToolCall,
     WeightSpan,
 )
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.sql.planner import BatchRules, Planner
-from ludic.store import Attempt, RolloutReader, RolloutWriter, Root, RunConfig, write_ledger
+from ludic.store import Attempt, RolloutReader, RolloutWriter, Root, write_ledger
 from ludic.store.catalogue import ATTEMPTS
 from ludic.store.ledger import ledger_name
 
@@ -268,13 +270,13 @@ def append(root: Root, worker_id: str, batches: Iterable[RolloutBatch]) -> None:
 def digests_of(name: str, folder: Path) -> dict[str, str]:
     """Write one of the roots below a folder: run.json, files of a worker, a ledger, exports, and compacted files."""
     run, batches = roots()[name]
-    root = Root.create(str(folder / name), run, run_id=RUN_ID)
+    root = put_run(str(folder / name), run, run_id=RUN_ID)
     append(root, "w0", batches)
     found = {"run.json": digest(root.read("run.json")), **digests_below(root, ("rollouts", "requests"))}
     for advantage in ("rloo", "token_returns"):
         found[f"ledger of {advantage}"] = _ledger(root, advantage, attempt_id=1 + (advantage != "rloo"))
     for export_format in ("jsonl", "csv"):
-        export_text(root, ExportOptions(format=export_format), sink := BytesIO())
+        export(root, ExportOptions(format=export_format), sink := BytesIO(), untracked)
         found[f"export as {export_format}"] = digest(sink.getvalue())
     compact(root)
     compacted = digests_below(root, ("rollouts", "requests"))
@@ -302,7 +304,7 @@ def digests_of_old(name: str, folder: Path) -> dict[str, str]:
     shutil.copytree(GOLDEN / name, folder / name)
     root = Root.open(str(folder / name), writable=True)
     before = digests_below(root, ("rollouts", "requests"))
-    append(root, "w1", [make_batch("w1", 2, 3, seed=1, arrays=ARRAYS, extra=bool(root.run.extra_columns))])
+    append(root, "w1", [make_batch("w1", 2, 3, seed=1, arrays=ARRAYS, extra=bool(root.extra_columns))])
     compact(root)
     return {file: each for file, each in digests_below(root, ("rollouts", "requests")).items() if file not in before}
 

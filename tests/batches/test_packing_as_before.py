@@ -19,6 +19,7 @@ from ludic.batches.reading import read_rank_batch
 from ludic.batches.source import Plan
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.run_config import RunConfig
+from ludic.run_json import put_run
 from ludic.schema.validation import Routing
 from ludic.sql.planner import BatchRules, Planner
 from ludic.store import RolloutReader, RolloutWriter, Root
@@ -167,7 +168,7 @@ def stored(request, tmp_path_factory) -> tuple[Root, Plan, dict[str, dict[str, A
     """A root with 12 groups of 4 in two files, a plan of them all, and their arrays by rollout_id."""
     folder: Path = tmp_path_factory.mktemp("packing")
     run = RunConfig(model="tiny", env=("moar_cats",), group_size=4, keep_experts=True)
-    root = Root.create(str(folder / "run"), run)
+    root = put_run(str(folder / "run"), run)
     rng, of_rows = np.random.default_rng(37), dict[str, dict[str, Any]]()
     for worker in range(2):
         groups = []
