@@ -237,7 +237,8 @@ def test_a_plan_is_read_as_well_when_its_files_were_compacted_since(new_root, pl
     after = read_sequences(root, rows)
     assert after.rollout_id == rows["rollout_id"].to_pylist()
     for name in ("response_tokens", "action_mask"):
-        for found, expected in zip(getattr(after, name), getattr(before, name), strict=True):
+        arrays = ({"response_tokens": each.response_tokens, **each.columns}[name] for each in (after, before))
+        for found, expected in zip(*arrays, strict=True):
             assert_same(found, expected)
     assert after.advantage == before.advantage
 

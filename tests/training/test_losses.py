@@ -264,11 +264,11 @@ def test_an_objective_reads_every_array_that_a_row_has():
     kept = Ragged.of([[4, 7], []], np.int32)
     rewards = np.array([0.5, 2.0], np.float32)  # any array of the catalogue
     one = row("one", [True, False], experts=experts, kept_tokens=kept, token_rewards=rewards)
-    columns = columns_of(pack([one, row("other", [True])]))
-    # At a token that was not sampled: 0. In a row without rewards: unknown.
-    assert columns["token_rewards"].tolist() == pytest.approx([0.5, 0, math.nan], nan_ok=True)
+    columns = columns_of(pack([one, row("other", [True], token_rewards=rewards[:1])]))
+    # 0 at a token that was not sampled.
+    assert columns["token_rewards"].tolist() == [0.5, 0, 0.5]
     assert columns["action_mask"].tolist() == [True, False, True]
-    # Beside the tokens read, of which the prompts are a part: as they are.
+    # As they are, beside the tokens read, of which the prompts are a part.
     assert columns["experts"][:, 0].tolist() == [[0, 1], [2, 3], [4, 5], [-1, -1], [-1, -1]]
     of_tokens = columns["kept_tokens"]
     assert [of_tokens.values[a:b].tolist() for a, b in pairwise(of_tokens.bounds)] == [[4, 7], [], []]
