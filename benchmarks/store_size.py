@@ -28,7 +28,7 @@ from ludic.flags import run_script
 from ludic.records import RolloutBatch, new_id
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
-from ludic.schema import TOKEN_COLUMNS, column_values, to_table, validate
+from ludic.schema import array_columns, column_values, to_table, validate
 from ludic.store import RolloutFile, read_rows
 from ludic.store.local import Content
 from ludic.store.parquet import encode
@@ -221,7 +221,8 @@ def packed_bytes(batch: RolloutBatch) -> Format:
 
 def rows_of_arrays(batch: RolloutBatch) -> Rows:
     table = to_table(batch, run_id="none", sequence=0)
-    arrays = {name: column_values(table, name) for name in TOKEN_COLUMNS}
+    names = [column.name for column in array_columns().values() if column.is_number_a_token]
+    arrays = {name: column_values(table, name) for name in names}
     return [row | {name: arrays[name][index] for name in arrays} for index, row in enumerate(table.to_pylist())]
 
 

@@ -5,11 +5,11 @@ from dataclasses import astuple
 from typing import Any
 
 import numpy as np
-import old_transcript
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import transcript_before as old_transcript
 from strategies import as_plain
 
 from ludic.agents import transcript

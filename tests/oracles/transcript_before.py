@@ -1,4 +1,8 @@
-"""Rows assembled array by array, as before the catalogue of arrays; ludic.agents.transcript must give the same."""
+"""The functions of before the catalogue of columns (commit b33740f4), copied without a change: an oracle.
+
+Issue 37 rewrites how a row's arrays are assembled from calls. tests/agents/test_transcript_as_before.py compares both.
+This file goes when the issue ends. It imports nothing that the issue rewrites.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
