@@ -111,6 +111,8 @@ class ArrayColumn:
     lowest: float | None = None
     """Least number; None is the least finite one of the type."""
     highest: float | None = None
+    wanted: str | None = None
+    """The range in words, for messages; None is its two numbers."""
     is_token_ids: bool = False
     """Whether numbers are from 0 to the model's vocabulary."""
     set_by: SetBy
@@ -294,6 +296,8 @@ class ArrayColumn:
         """Describe the range of its numbers, for a message."""
         if self.is_token_ids:
             return f"wanted a token id from 0 to {num_ids - 1}"
+        if self.wanted is not None:
+            return f"wanted {self.wanted}"
         if self.lowest is None and self.highest is None:
             return f"wanted a finite {self.dtype}"
         lowest, highest = self.bounds()

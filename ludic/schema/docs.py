@@ -57,6 +57,7 @@ have it (`Completion.columns`), and it is checked, assembled, stored, cut, packe
 | `fill` | the value at response tokens that were not sampled; without it, any |
 | `null` | what stands in a batch for a row without the array; without it, NaN, or 0 for integers |
 | `range` | the least and the greatest number, or `token ids`; without it, all finite ones |
+| `wanted` | the range in words, for messages |
 | `set_by` | who gives the values: the `transcript` that is assembled, the `sampler` of each completion, the `episode` |
 | `trained` | whether training reads it: `always`, or `on request`; without it, never |
 | `encoding` | of its numbers in Parquet |

@@ -148,7 +148,7 @@ def test_more_than_arrows_offsets_can_count_makes_several_chunks(monkeypatch):
     # 8 rows of 16 tokens, and of texts of about 40 bytes: at most two rows in a chunk.
     batch = make_batch(num_groups=2, group_size=4)
     whole = to_table(batch, run_id="run", sequence=0)
-    monkeypatch.setattr("ludic.schema.conversion._MAX_ELEMENTS", 40)
+    monkeypatch.setattr("ludic.schema.arrays.MAX_ELEMENTS", 40)
     table = to_table(batch, run_id="run", sequence=0)
     chunks = table["response_tokens"].chunks
     assert max(len(chunk.values) for chunk in chunks) <= 40

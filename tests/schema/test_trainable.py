@@ -40,8 +40,16 @@ LOGPROBS = [-1.0] * 16
         ("response_tokens", TOKENS[1:], "has 15 tokens, the row says 16"),
         ("response_logprobs", LOGPROBS[1:], "has 15 tokens, the row says 16"),
         ("action_mask", [True] * 3, "has 3 tokens, the row says 16"),
-        ("response_logprobs", [5.0, *LOGPROBS[1:]], "is 5.0 at token 0, wanted at most 0"),
-        ("response_logprobs", [-9999.0, *LOGPROBS[1:]], "is -9999.0 at token 0, wanted at least -100"),
+        (
+            "response_logprobs",
+            [5.0, *LOGPROBS[1:]],
+            "is 5.0 at token 0, wanted the logarithm of a probability, -100 to 0",
+        ),
+        (
+            "response_logprobs",
+            [-9999.0, *LOGPROBS[1:]],
+            "is -9999.0 at token 0, wanted the logarithm of a probability, -100 to 0",
+        ),
         ("response_logprobs", [np.nan, *LOGPROBS[1:]], "is nan at token 0, wanted a finite number"),
         ("response_logprobs", [np.inf, *LOGPROBS[1:]], "is inf at token 0, wanted a finite number"),
         ("response_logprobs", [-np.inf, *LOGPROBS[1:]], "is -inf at token 0, wanted a finite number"),
