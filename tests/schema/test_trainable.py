@@ -43,12 +43,12 @@ LOGPROBS = [-1.0] * 16
         (
             "response_logprobs",
             [5.0, *LOGPROBS[1:]],
-            "is 5.0 at token 0, wanted the logarithm of a probability, -100 to 0",
+            "is 5.0 at token 0, wanted the logarithm of a probability",
         ),
         (
             "response_logprobs",
             [-9999.0, *LOGPROBS[1:]],
-            "is -9999.0 at token 0, wanted the logarithm of a probability, -100 to 0",
+            "is -9999.0 at token 0, wanted the logarithm of a probability",
         ),
         ("response_logprobs", [np.nan, *LOGPROBS[1:]], "is nan at token 0, wanted a finite number"),
         ("response_logprobs", [np.inf, *LOGPROBS[1:]], "is inf at token 0, wanted a finite number"),
