@@ -30,8 +30,8 @@ from benchmarks.kept_tokens import parquet_sizes
 from benchmarks.measure import print_table
 from ludic.flags import run_script
 from ludic.models.families import spread
-from ludic.schema import arrow_schema
-from ludic.schema.conversion import to_matrices
+from ludic.schema import array_columns
+from ludic.schema.arrays import to_arrow
 
 _COLUMN = "experts.list.element.list.element.list.element"
 LAST_REWARD = (
@@ -95,8 +95,8 @@ def drawn_experts(mixture: Mixture, num_tokens: int) -> np.ndarray:
 def encoded_bytes(mixture: Mixture, length: int, num_rollouts: int) -> dict[str, float]:
     """Return the bytes a token of each encoding, of rollouts of `length` tokens in one row group."""
     experts = drawn_experts(mixture, length * num_rollouts)
-    type_ = arrow_schema("rollouts").field("experts").type
-    table = pa.table({"experts": to_matrices(np.split(experts, num_rollouts), type_, "experts")})
+    column = array_columns()["experts"]
+    table = pa.table({column.name: to_arrow(column, np.split(experts, num_rollouts))})
     sizes = parquet_sizes(table, _COLUMN)
     codec = pa.Codec("zstd", compression_level=1)
     num_bits = int(np.ceil(np.log2(mixture.experts)))

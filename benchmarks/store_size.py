@@ -26,7 +26,7 @@ from benchmarks.measure import in_a_process, median_ratio, print_table, take_tur
 from benchmarks.rollouts import Source, make_batch
 from ludic.flags import run_script
 from ludic.records import RolloutBatch, new_id
-from ludic.schema import TOKEN_COLUMNS, column_values, to_table, validate
+from ludic.schema import array_columns, column_values, to_table, validate
 from ludic.store import RolloutFile, Root, RunConfig, read_rows
 from ludic.store.local import Content
 from ludic.store.parquet import encode
@@ -219,7 +219,7 @@ def packed_bytes(batch: RolloutBatch) -> Format:
 
 def rows_of_arrays(batch: RolloutBatch) -> Rows:
     table = to_table(batch, run_id="none", sequence=0)
-    arrays = {name: column_values(table, name) for name in TOKEN_COLUMNS}
+    arrays = {name: column_values(table, name) for name, column in array_columns().items() if column.is_number_a_token}
     return [row | {name: arrays[name][index] for name in arrays} for index, row in enumerate(table.to_pylist())]
 
 
