@@ -131,6 +131,7 @@ for _, prompt, response, _, logprobs, surprise, seen, teacher, pace in rows:
     assert seen == [[index % 7] * (index % 3) for index in range(prompt + response - 1)]
     assert [each[0] for each in teacher] == logprobs and {len(each) for each in teacher} == {3}
     assert pace == 0.25
+assert run.sql("select sum(num_seq_len_truncated) from metrics").rows()[0][0] > 0, "rows were cut before the loss"
 assert run.verify().findings == []
 assert "| `surprise` | response | `0` |  | 0 to 10 | sampler | always |" in render()
 
@@ -156,13 +157,14 @@ for name, bad in {
     else:
         raise AssertionError(name)
 with ludic.connect(run.root) as con:
-    stored = from_table(con.execute("from rollouts order by rollout_id").to_arrow_table())
+    stored = from_table(con.sql("from rollouts order by group_id, rollout_id").to_arrow_table())
 groups = [group for batch in stored for group in batch.groups]
 spoilt = with_columns(groups[0].rollouts[0], teacher=np.zeros((1, 3), np.float32))
 metadata = RolloutMetadata(worker_id="w1-new")
 with RolloutWriter(old, "w1-new") as writer:
     try:
-        writer.append(RolloutBatch((replace(groups[0], rollouts=(spoilt, *groups[0].rollouts[1:])),), metadata))
+        bad = replace(groups[0], rollouts=(spoilt, *groups[0].rollouts[1:]))
+        writer.append(RolloutBatch(groups=(bad,), metadata=metadata))
     except InvalidBatchError as error:
         assert "teacher has shape (1, 3), response_tokens has" in str(error), error
     else:
@@ -170,7 +172,7 @@ with RolloutWriter(old, "w1-new") as writer:
 
     # Absent in files of before, with which it is compacted.
     whole = [group for group in groups if len(group.rollouts) >= group.rollouts[0].group_size]
-    writer.append(RolloutBatch(tuple(whole[:2]), metadata))
+    writer.append(RolloutBatch(groups=tuple(whole[:2]), metadata=metadata))
 def of_old():
     return sorted(ludic.connect(old).execute(
         "select rollout_id, surprise, seen, teacher, pace, len(response_tokens) from rollouts"
@@ -219,7 +221,7 @@ def test_a_row_of_the_catalogue_is_all_that_an_array_needs(tmp_path: Path) -> No
 
     settings = ["--env", "own.py:Adds", "--engine", "own.py:Drawn", "--context", "window:2", "--accept-incomplete"]
     settings += ["--group-size", "4", "--groups-per-batch", "4", "--num-steps", "3", "--ranks", "2", "--device", "cpu"]
-    settings += ["--max-seq-len", "24", "--algorithm", "reinforce"]
+    settings += ["--max-seq-len", "16", "--algorithm", "reinforce"]
     python("-m", "ludic", "run", str(tmp_path / "run"), "--model", model, *settings)
     seen = [tuple(map(int, line.split())) for line in (tmp_path / "seen").read_text().splitlines()]
     assert {rank for rank, *_ in seen} == {0, 1}

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +164,26 @@ def stored(root: Root, report: ImportReport) -> dict[str, Any]:
     rows = [
         [
             *(-1 - row.request_index, row.segment_index, row.prompt_length, row.response_length, row.action_length),
-            sha256(repr(as_plain(row)).replace(_SINCE_1_7, "").encode()).hexdigest()[:16],
+            sha256(repr(_with_arrays_as_fields(row)).replace(_SINCE_1_7, "").encode()).hexdigest()[:16],
         ]
         for row in rollouts_of(root)
     ]
     told = {name: value for name, value in asdict(report).items() if name not in ("file", "form")}
     return json.loads(json.dumps({"rows": rows, "report": told}))
+
+
+def _with_arrays_as_fields(row: Rollout) -> tuple[str, dict[str, Any]]:
+    """The row as it was when STORED was made: each array a field, None if it is absent."""
+    kind, values = as_plain(row)
+    arrays = dict.fromkeys(ARRAYS) | values["columns"]
+    fields = ([(name, value)] if name != "columns" else arrays.items() for name, value in values.items())
+    return kind, dict(chain.from_iterable(fields))
+
+
+ARRAYS = (
+    *("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards", "action_mask", "kept_tokens"),
+    "experts",
+)
 
 
 @pytest.mark.parametrize("together", [7, None])
