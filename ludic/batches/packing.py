@@ -707,10 +707,9 @@ def _lay_out(column: ArrayColumn, sequences: Sequences, layout: _Layout) -> dict
         return {}
     first = next((values[index] for plan in layout.plans for index in plan if values[index] is not None), None)
     like = None if first is None else np.asarray(first)[None] if column.along == "row" else first
-    one = None if column.ragged else column.unknown(1, like)
 
     def unknown(num_tokens: int) -> Any:
-        return column.unknown(num_tokens) if one is None else np.broadcast_to(one, (num_tokens, *one.shape[1:]))
+        return column.unknown(num_tokens, like)
 
     def parts_of(index: int) -> tuple[Any, ...]:
         num_prompt, num_response = len(prompts[index]), len(responses[index])
