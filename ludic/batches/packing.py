@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import accumulate, chain, pairwise, zip_longest
-from math import prod
+from itertools import accumulate, chain, pairwise, repeat, zip_longest
+from operator import is_
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -23,6 +23,12 @@ from ludic.errors import InvalidBatchError
 from ludic.schema.columns import ArrayColumn, Columns, Ragged, array_columns
 
 V = TypeVar("V")
+
+
+def _is_none(values: Iterable[Any]) -> Iterable[bool]:
+    """Return of each value whether it is None; arrays can't be compared with it."""
+    return map(is_, values, repeat(None))
+
 
 # --- Sequences -----------------------------------------------------------------------------------------
 
@@ -82,8 +88,9 @@ class Sequences:
     """By the name of the column, its value of each sequence; None where it is absent."""
 
     def __post_init__(self) -> None:
+        prompts, responses = list(map(len, self.prompt_tokens)), list(map(len, self.response_tokens))
         for name in dict.fromkeys((*_ALWAYS, *self.columns)):
-            self._check_column(name)
+            self._check_column(name, prompts, responses)
         rows = zip(
             self.rollout_id, self.prompt_tokens, self.response_tokens, self.advantage, self.temperature, strict=True
         )
@@ -103,18 +110,23 @@ class Sequences:
                     "greedy samples can't be trained on, drop them with a filter"
                 )
 
-    def _check_column(self, name: str) -> None:
-        column = array_columns().get(name)
+    def _check_column(self, name: str, prompts: list[int], responses: list[int]) -> None:
+        """Check one column. prompts, responses: lengths of each row's tokens."""
+        column, of_rows = array_columns().get(name), self.column(name)
         if column is None:
             raise InvalidBatchError(f"{name} is no array of a row, wanted one of {', '.join(array_columns())}")
-        rows = zip(self.rollout_id, self.prompt_tokens, self.response_tokens, self.column(name), strict=True)
         is_plain = column.is_number_a_token or column.ragged
+        has_none = any(_is_none(of_rows))
+        if is_plain and column.along == "response" and not has_none and list(map(len, of_rows)) == responses:
+            return
+        if has_none and column.is_nullable and all(_is_none(of_rows)):
+            return
         shapes: dict[tuple[int, ...], str] = {}
-        for rollout_id, prompt, response, values in rows:
+        for rollout_id, prompt, response, values in zip(self.rollout_id, prompts, responses, of_rows, strict=True):
             if values is None:
                 reason = column.misfit(None)
             else:
-                reason = column.wrong_length(values, len(prompt), len(response))
+                reason = column.wrong_length(values, prompt, response)
                 if not is_plain and (column.along == "row" or len(values)):  # without tokens there is no shape
                     shapes.setdefault(np.shape(values)[0 if column.along == "row" else 1 :], rollout_id)
             if reason is not None:
@@ -189,6 +201,8 @@ def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np
         return [values[row] for row, *_ in bounds]
 
     def cut(column: ArrayColumn, values: Sequence[Any]) -> list[Any]:
+        if all(_is_none(values)):
+            return [None] * len(bounds)
         return [column.cut(values[row], len(prompts[row]), start, end) for row, start, end in bounds]
 
     return Sequences(
@@ -566,57 +580,92 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
     """Pack micro-batches. plans: indexes of each one's sequences, at least one, none with an empty response."""
     if not plans:
         return []
+    layout = _Layout.of(sequences, plans)
     names = dict.fromkeys((*_ALWAYS, *sequences.columns))
-    laid = {name: parts for name in names if (parts := _lay_out(array_columns()[name], sequences, plans))}
-    regular = {name: parts for name, parts in laid.items() if not array_columns()[name].ragged}
-    out, of_columns = _allocate(_shapes(sequences, plans), {name: _shape(name, regular[name]) for name in regular})
-    packed_lengths, num_targets = _write_tokens(sequences, plans, out)
-    for name, parts in regular.items():
-        np.concatenate(list(chain.from_iterable(parts.values())), out=of_columns[name])
-    num_inputs = list(map(sum, packed_lengths))
+    laid = {name: parts for name in names if (parts := _lay_out(array_columns()[name], sequences, layout))}
+    flat = {
+        name: layout.counts(_is_of_inputs(column), laid[name])
+        for name in laid
+        if _is_flat(column := array_columns()[name])
+    }
+    num_inputs, num_targets = sum(layout.num_inputs), sum(layout.num_targets)
+    out, of_columns = _allocate(
+        {name: (num_inputs if name in _OF_INPUTS else num_targets, dtype) for name, dtype in _FIELDS.items()},
+        {name: (sum(counts), _dtype(array_columns()[name])) for name, counts in flat.items()},
+    )
+    _write_tokens(sequences, layout, out)
     pieces = {
-        name: torch.from_numpy(array)[None].split(num_inputs, dim=1)
+        name: torch.from_numpy(array)[None].split(layout.num_inputs, dim=1)
         if name in _OF_INPUTS
-        else torch.from_numpy(array).split(num_targets)
+        else torch.from_numpy(array).split(layout.num_targets)
         for name, array in out.items()
     }
     columns: list[dict[str, Any]] = [{} for _ in plans]
     for name, parts in laid.items():
-        if name in regular:
-            of_plans = torch.from_numpy(of_columns[name]).split([sum(map(len, each)) for each in parts.values()])
+        if name in flat:
+            np.concatenate(list(chain.from_iterable(parts.values())), out=of_columns[name])
+            packed: Sequence[Any] = torch.from_numpy(of_columns[name]).split(flat[name])
         else:
-            of_plans = [PackedRagged.of(each, _dtype(array_columns()[name])) for each in parts.values()]
-        for number, packed in zip(parts, of_plans, strict=True):
-            columns[number][name] = packed
+            packed = [_joined(array_columns()[name], each) for each in parts.values()]
+        for number, of_plan in zip(parts, packed, strict=True):
+            columns[number][name] = of_plan
     return [
         MicroBatch(
             **{name: pieces[name][number] for name in pieces},
             rollout_ids=tuple(sequences.rollout_id[index] for index in plan),
-            sequence_lengths=packed_lengths[number],
+            sequence_lengths=tuple(layout.input_lengths[start:stop].tolist()),
             columns=columns[number],
         )
-        for number, plan in enumerate(plans)
+        for number, (plan, (start, stop)) in enumerate(zip(plans, layout.bounds, strict=True))
     ]
 
 
-def _write_tokens(
-    sequences: Sequences, plans: Sequence[Sequence[int]], out: dict[str, np.ndarray]
-) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Write all fields but the columns; returns each micro-batch's packed tokens by sequence, and response tokens."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """Where the sequences of P micro-batches lie; together they are B sequences, end to end."""
+
+    plans: Sequence[Sequence[int]]
+    """(P,): indexes of each micro-batch's sequences."""
+    bounds: list[tuple[int, int]]
+    """(P,): begin and end of each micro-batch among the B sequences."""
+    lengths: np.ndarray
+    """(B,) int64: response tokens."""
+    input_lengths: np.ndarray
+    """(B,) int64: packed tokens. A response's last token predicts nothing, so it is a target but never an input."""
+    num_targets: list[int]
+    """(P,): response tokens of each micro-batch."""
+    num_inputs: list[int]
+    """(P,): packed tokens of each micro-batch."""
+
+    @classmethod
+    def of(cls, sequences: Sequences, plans: Sequence[Sequence[int]]) -> Self:
+        indexes = list(chain.from_iterable(plans))
+        lengths = np.array([len(sequences.response_tokens[index]) for index in indexes])
+        input_lengths = lengths + [len(sequences.prompt_tokens[index]) - 1 for index in indexes]
+        bounds = list(pairwise(accumulate(map(len, plans), initial=0)))
+        num_targets, num_inputs = (
+            [int(each[start:stop].sum()) for start, stop in bounds] for each in (lengths, input_lengths)
+        )
+        return cls(plans, bounds, lengths, input_lengths, num_targets, num_inputs)
+
+    def counts(self, of_inputs: bool, numbers: Iterable[int]) -> list[int]:
+        """Return the packed tokens of these micro-batches, or their response tokens."""
+        counts = self.num_inputs if of_inputs else self.num_targets
+        return [counts[number] for number in numbers]
+
+
+def _write_tokens(sequences: Sequences, layout: _Layout, out: dict[str, np.ndarray]) -> None:
+    """Write all fields but the columns."""
+    plans, lengths, input_lengths = layout.plans, layout.lengths, layout.input_lengths
     indexes = list(chain.from_iterable(plans))
 
-    def pick(column: Sequence[V]) -> list[V]:
-        return [column[index] for index in indexes]
+    def pick(values: Sequence[V]) -> list[V]:
+        return [values[index] for index in indexes]
 
     prompts, responses = pick(sequences.prompt_tokens), pick(sequences.response_tokens)
-    lengths = np.array([len(response) for response in responses])
-    # A response's last token predicts nothing, so it is a target but never an input.
-    input_lengths = lengths + [len(prompt) - 1 for prompt in prompts]
     inputs = [part for prompt, response in zip(prompts, responses, strict=True) for part in (prompt, response[:-1])]
-    bounds = list(pairwise(accumulate(map(len, plans), initial=0)))
-    ends = [end for start, stop in bounds for end in np.cumsum(input_lengths[start:stop]).tolist()]
+    ends = [end for start, stop in layout.bounds for end in np.cumsum(input_lengths[start:stop]).tolist()]
     counting = np.arange(max(ends))
-
     np.concatenate(inputs, out=out["input_ids"])
     np.concatenate([counting[:length] for length in input_lengths.tolist()], out=out["position_ids"])
     logit_positions = [counting[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
@@ -631,8 +680,6 @@ def _write_tokens(
         out["pair_ids"] = np.repeat(
             list(chain.from_iterable(_pair_numbers(sequences, plan) for plan in plans)), lengths
         )
-    packed_lengths = [tuple(input_lengths[start:stop].tolist()) for start, stop in bounds]
-    return packed_lengths, [int(lengths[start:stop].sum()) for start, stop in bounds]
 
 
 def _pair_numbers(sequences: Sequences, plan: Sequence[int]) -> list[int]:
@@ -653,15 +700,16 @@ def _spread(values: Sequence[Any], lengths: np.ndarray, out: np.ndarray) -> None
         out[:] = np.repeat(np.array(values, out.dtype), lengths)
 
 
-def _lay_out(column: ArrayColumn, sequences: Sequences, plans: Sequence[Sequence[int]]) -> dict[int, list[Any]]:
+def _lay_out(column: ArrayColumn, sequences: Sequences, layout: _Layout) -> dict[int, list[Any]]:
     """Return a column's values, which lie end to end, by the number of the micro-batch; none for one without any."""
     values, prompts, responses = sequences.column(column.name), sequences.prompt_tokens, sequences.response_tokens
-    first = next((values[index] for index in chain.from_iterable(plans) if values[index] is not None), None)
+    if column.name not in _ALWAYS and all(_is_none(values)):
+        return {}
+    first = next((values[index] for plan in layout.plans for index in plan if values[index] is not None), None)
     like = None if first is None else np.asarray(first)[None] if column.along == "row" else first
-    one = None if column.ragged else column.unknown(1, like)
 
     def unknown(num_tokens: int) -> Any:
-        return column.unknown(num_tokens) if one is None else np.broadcast_to(one, (num_tokens, *one.shape[1:]))
+        return column.unknown(num_tokens, like)
 
     def parts_of(index: int) -> tuple[Any, ...]:
         num_prompt, num_response = len(prompts[index]), len(responses[index])
@@ -674,12 +722,22 @@ def _lay_out(column: ArrayColumn, sequences: Sequences, plans: Sequence[Sequence
         return (values[index],)
 
     laid = {}
-    for number, plan in enumerate(plans):
-        if any(values[index] is not None for index in plan):
+    for number, plan in enumerate(layout.plans):
+        of_plan = [values[index] for index in plan]
+        if column.along in ("response", "read") and not any(_is_none(of_plan)):
+            laid[number] = of_plan
+        elif not all(_is_none(of_plan)):
             laid[number] = [part for index in plan for part in parts_of(index)]
         elif column.name in _ALWAYS:
             laid[number] = [unknown(sum(len(responses[index]) for index in plan))]
     return laid
+
+
+def _joined(column: ArrayColumn, parts: Sequence[Any]) -> Tensor | PackedRagged:
+    """Return a column of a micro-batch whose values lie end to end."""
+    if column.ragged:
+        return PackedRagged.of(parts, _dtype(column))
+    return torch.from_numpy(np.concatenate(parts, dtype=_dtype(column)))
 
 
 def _is_of_inputs(column: ArrayColumn) -> bool:
@@ -687,45 +745,34 @@ def _is_of_inputs(column: ArrayColumn) -> bool:
     return column.along in ("read", "prompt")
 
 
+def _is_flat(column: ArrayColumn) -> bool:
+    """Return whether a column has one number for each token of a micro-batch."""
+    return column.is_number_a_token or (column.along == "row" and column.num_dimensions == 0)
+
+
 def _dtype(column: ArrayColumn) -> np.dtype:
     """Return the dtype of a column in a micro-batch; torch takes no index but int64."""
     return np.dtype(np.int64) if column.is_token_ids else column.dtype
 
 
-_Shape = tuple[tuple[int, ...], np.dtype]
-_OF_INPUTS = dict.fromkeys(("input_ids", "position_ids"), np.dtype(np.int64))
-_OF_TARGETS = {
-    **dict.fromkeys(("logit_positions", "targets", "sequence_ids"), np.dtype(np.int64)),
+_OF_INPUTS = ("input_ids", "position_ids")
+_FIELDS: Mapping[str, np.dtype] = {
+    **dict.fromkeys((*_OF_INPUTS, "logit_positions", "targets", "sequence_ids"), np.dtype(np.int64)),
     **dict.fromkeys(("advantages", "weights", "temperatures"), np.dtype(np.float32)),
 }
 
 
-def _shapes(sequences: Sequences, plans: Sequence[Sequence[int]]) -> dict[str, _Shape]:
-    """Return shape and dtype of the fields of all micro-batches."""
-    indexes = list(chain.from_iterable(plans))
-    num_targets = sum(len(sequences.response_tokens[index]) for index in indexes)
-    num_inputs = num_targets + sum(len(sequences.prompt_tokens[index]) - 1 for index in indexes)
-    of_inputs = {name: ((num_inputs,), dtype) for name, dtype in _OF_INPUTS.items()}
-    return of_inputs | {name: ((num_targets,), dtype) for name, dtype in _OF_TARGETS.items()}
-
-
-def _shape(name: str, parts: Mapping[int, Sequence[np.ndarray]]) -> _Shape:
-    """Return shape and dtype of a column of all micro-batches that have it."""
-    arrays = list(chain.from_iterable(parts.values()))
-    return (sum(map(len, arrays)), *arrays[0].shape[1:]), _dtype(array_columns()[name])
-
-
-def _allocate(*groups: Mapping[str, _Shape]) -> list[dict[str, np.ndarray]]:
-    """Allocate arrays by name, for each group, in one memory block.
+def _allocate(*groups: Mapping[str, tuple[int, np.dtype]]) -> list[dict[str, np.ndarray]]:
+    """Allocate arrays of these lengths and dtypes by name, for each group, in one memory block.
 
     Mapping new pages costs more than writing to them. A block of this size gets large pages, or is reused for the
-    next batch.
+    next batch. Arrays with several numbers a token are not in it: they would make it too large to be reused.
     """
-    wanted = [(number, name, *shape) for number, group in enumerate(groups) for name, shape in group.items()]
+    wanted = [(number, name, *each) for number, group in enumerate(groups) for name, each in group.items()]
     wanted.sort(key=lambda each: -each[3].itemsize)  # wide types first, so that each array is aligned
-    sizes = [prod(shape) * dtype.itemsize for *_, shape, dtype in wanted]
+    sizes = [length * dtype.itemsize for *_, length, dtype in wanted]
     pieces = np.split(np.empty(sum(sizes), np.uint8), np.cumsum(sizes)[:-1])
     arrays: list[dict[str, np.ndarray]] = [{} for _ in groups]
-    for (number, name, shape, dtype), piece in zip(wanted, pieces, strict=True):
-        arrays[number][name] = piece.view(dtype).reshape(shape)
+    for (number, name, _, dtype), piece in zip(wanted, pieces, strict=True):
+        arrays[number][name] = piece.view(dtype)
     return arrays
