@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-PACKAGES = ("httpx2", "msgspec", "platformdirs", "tenacity", "uuid_utils", "xxhash")
+PACKAGES = ("msgspec", "platformdirs", "tenacity", "uuid_utils", "xxhash")
 """Packages that core modules of ludic import and that PyTorch, transformers, safetensors and pyarrow do not need."""
 
 
