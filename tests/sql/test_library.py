@@ -193,26 +193,20 @@ def baseline_of(*rewards: float | None) -> dict[str, Any]:
     con = open_duckdb()
     con.execute("create table given (reward double)")
     con.executemany("insert into given values (?)", [[reward] for reward in rewards])
-    (found,) = con.sql("select unnest(baseline_of(reward)) from given").to_arrow_table().to_pylist()
+    ((found,),) = con.execute("select baseline_of(reward) from given").fetchall()
     return found
 
 
 def test_a_baseline_is_of_the_scored_rewards_relative_to_the_lowest():
     # 0, 1 and 2 above the lowest
-    found = {"n": 3, "lowest": 4.0, "total": 3.0, "mean": 1.0, "std": 1.0, "rewards": [4.0, 5.0, 6.0]}
-    assert baseline_of(5.0, None, 4.0, 6.0) == found
-    assert baseline_of(0.7) == {"n": 1, "lowest": 0.7, "total": 0.0, "mean": 0.0, "std": 0.0, "rewards": [0.7]}
-
-
-def test_a_baseline_of_no_rewards_has_none():
-    nothing = dict.fromkeys(("lowest", "total", "mean", "rewards"))
-    assert baseline_of(None) == {"n": 0, "std": 0.0, **nothing}
+    assert baseline_of(5.0, None, 4.0, 6.0) == {"n": 3, "lowest": 4.0, "total": 3.0, "std": 1.0}
+    assert baseline_of(0.7) == {"n": 1, "lowest": 0.7, "total": 0.0, "std": 0.0}
+    assert baseline_of(None) == {"n": 0, "lowest": None, "total": None, "std": 0.0}
 
 
 def test_a_baseline_loses_no_digits_of_large_rewards():
     # sums of the rewards themselves would be rounded to multiples of 8
-    found = baseline_of(*(1e16 + 2 * i for i in range(5)))
-    assert (found["total"], found["mean"]) == (20.0, 4.0)
+    assert baseline_of(*(1e16 + 2 * i for i in range(5)))["total"] == 20.0
 
 
 @pytest.mark.parametrize("path", sorted(SQL.rglob("*.sql")), ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -12,7 +12,7 @@
 -- default: inherit_weight = 0.5
 -- default: depth_discount = 1.0
 with recursive baselines as (
-    select group_id, agent_id, depth, unnest(baseline_of(reward))
+    select group_id, agent_id, depth, baseline_of(reward) as base
     from trajectories
     group by group_id, agent_id, depth
 ),
@@ -22,7 +22,7 @@ owned as materialized (
         rollout_id,
         parent_rollout_id,
         depth,
-        (n * (episode_reward - lowest) - total) / greatest(n - 1, 1) as own
+        (base.n * (episode_reward - base.lowest) - base.total) / greatest(base.n - 1, 1) as own
     from rollouts
     left join baselines using (group_id, agent_id, depth)
 ),

@@ -57,11 +57,25 @@ descent as (
     inner join descent on descent.rollout_id = members.parent_rollout_id
 ),
 
-baselines as (
-    select group_id, agent_id, depth, unnest(baseline_of(least(greatest(reward, 0), 1)))
+-- sorted, so that sums are bit-identical for any number of threads
+agents as (
+    select group_id, agent_id, depth, list_sort(list(least(greatest(reward, 0), 1))) as rewards
     from trajectories
-    where reward is not null  -- see members
+    where reward is not null
     group by group_id, agent_id, depth
+),
+
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
+baselines as (
+    select
+        group_id,
+        agent_id,
+        depth,
+        rewards[1] as lowest,
+        list_avg([reward - rewards[1] for reward in rewards]) as mean,
+        list_stddev_samp([reward - rewards[1] for reward in rewards]) as std,
+        case when std > $epsilon then std + $epsilon else 1 end as scale
+    from agents
 ),
 
 compared as (
@@ -86,7 +100,6 @@ credits as (
         starts,
         ends,
         reward,
-        case when std > $epsilon then std + $epsilon else 1 end as scale,
         ((reward - lowest - mean) / scale)::float as base,
         [(least(greatest(reward + penalty, 0), 1) - lowest - mean) / scale for penalty in penalties]::float[]
             as credits

@@ -26,7 +26,7 @@ components as (
 ),
 
 baselines as (
-    select group_id, peers, component, unnest(baseline_of(reward))
+    select group_id, peers, component, baseline_of(reward) as base
     from components
     group by group_id, peers, component
 ),
@@ -36,7 +36,7 @@ parts as (
         trajectory_id,
         peers,
         component,
-        coalesce(weight, 1) * (reward - lowest - mean) / (std + $epsilon) as part
+        coalesce(weight, 1) * (reward - base.lowest - base.total / base.n) / (base.std + $epsilon) as part
     from components
     inner join baselines using (group_id, peers, component)
     left join weights using (component)

@@ -117,28 +117,35 @@ moves as (
     from returns
 ),
 
-states as (
-    select group_id, agent, state, baseline_of(return) as baseline
+-- sorted, so that sums are bit-identical for any number of threads
+sorted as (
+    select group_id, agent, state, list_sort(list(return)) as returns
     from moves
     where state is not null
     group by group_id, agent, state
 ),
 
+-- relative to the lowest return: equal returns give exactly 0, and large returns lose no digits
 shared as (
     select
         group_id,
         agent,
         list(state) as known,
-        list(baseline.lowest) as lowests,
-        list(baseline.mean) as means,
-        list(case when $divide_by_std then baseline.std + $epsilon else 1 end) as scales
-    from states
-    where baseline.n > 1
+        list(returns[1]) as lowests,
+        list(list_avg([return - returns[1] for return in returns])) as means,
+        list(
+            case
+                when $divide_by_std then list_stddev_samp([return - returns[1] for return in returns]) + $epsilon
+                else 1
+            end
+        ) as scales
+    from sorted
+    where len(returns) > 1
     group by group_id, agent
 ),
 
 baselines as (
-    select group_id, agent, unnest(baseline_of(episode_reward))
+    select group_id, agent, baseline_of(episode_reward) as baseline
     from continued
     where is_first
     group by group_id, agent
@@ -148,7 +155,8 @@ credits as (
     select
         rollout_id,
         step_ends,
-        (episode_reward - lowest - mean) / case when $divide_by_std then std + $epsilon else 1 end as base,
+        (episode_reward - baseline.lowest - baseline.total / baseline.n)
+            / case when $divide_by_std then baseline.std + $epsilon else 1 end as base,
         [list_position(known, state) for state in states] as places,
         [
             base

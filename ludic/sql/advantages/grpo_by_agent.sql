@@ -10,11 +10,11 @@
 -- $epsilon is added to the standard deviation, see grpo
 -- default: epsilon = 1e-6
 with baselines as (
-    select group_id, agent_id, depth, unnest(baseline_of(reward))
+    select group_id, agent_id, depth, baseline_of(reward) as base
     from trajectories
     group by group_id, agent_id, depth
 )
 
-select rollout_id, (episode_reward - lowest - mean) / (std + $epsilon) as advantage
+select rollout_id, (episode_reward - base.lowest - base.total / base.n) / (base.std + $epsilon) as advantage
 from trajectory_rows
 left join baselines using (group_id, agent_id, depth)

@@ -34,12 +34,12 @@ penalised as (
 ),
 
 baselines as (
-    select group_id, peers, unnest(baseline_of(reward))
+    select group_id, peers, baseline_of(reward) as base
     from penalised
     group by group_id, peers
 )
 
-select rollout_id, (n * (reward - lowest) - total) / greatest(n - 1, 1) as advantage
+select rollout_id, (base.n * (reward - base.lowest) - base.total) / greatest(base.n - 1, 1) as advantage
 from trajectory_rows
 left join penalised using (trajectory_id)
 left join baselines on baselines.group_id = penalised.group_id and baselines.peers = penalised.peers

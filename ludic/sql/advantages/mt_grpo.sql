@@ -94,13 +94,17 @@ sorted as (
     from agents
 ),
 
--- turns: a struct for each turn
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,
         agent,
-        unnest(baseline_of_sorted(outcomes)),
-        [baseline_of_sorted(rewards) for rewards in turns] as turns
+        outcomes[1] as lowest,
+        list_avg([outcome - outcomes[1] for outcome in outcomes]) as mean,
+        list_stddev_samp([outcome - outcomes[1] for outcome in outcomes]) as std,
+        [rewards[1] for rewards in turns] as lowests,
+        [list_avg([reward - rewards[1] for reward in rewards]) for rewards in turns] as means,
+        [coalesce(list_stddev_samp([reward - rewards[1] for reward in rewards]), 0) for rewards in turns] as stds
     from sorted
 ),
 
@@ -108,12 +112,12 @@ credits as (
     select
         rollout_id,
         step_ends,
-        (outcome - lowest - mean) / (std + $epsilon) as base,
+        (outcome - lowest - mean) / (coalesce(std, 0) + $epsilon) as base,
         [
             base
                 + $turn_weight
-                * (reward - turns[num_before + turn].lowest - turns[num_before + turn].mean)
-                / (turns[num_before + turn].std + $epsilon)
+                * (reward - lowests[num_before + turn] - means[num_before + turn])
+                / (stds[num_before + turn] + $epsilon)
             for reward, turn in turn_rewards
         ] as credits
     from continued

@@ -18,12 +18,12 @@ with punished as (
 ),
 
 baselines as (
-    select group_id, peers, unnest(baseline_of(reward))
+    select group_id, peers, baseline_of(reward) as base
     from punished
     group by group_id, peers
 )
 
-select rollout_id, (reward - lowest - mean) / (std + $epsilon) as advantage
+select rollout_id, (reward - base.lowest - base.total / base.n) / (base.std + $epsilon) as advantage
 from trajectory_rows
 left join punished using (trajectory_id)
 left join baselines on baselines.group_id = punished.group_id and baselines.peers = punished.peers

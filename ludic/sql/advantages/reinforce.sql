@@ -4,11 +4,11 @@
 -- a trajectory counts once, and is compared with its peers in the batch (view trajectory_rows); alone it gets 0
 -- NULL: for a rollout that was not scored
 with batch as (
-    select peers, unnest(baseline_of(reward))
+    select peers, baseline_of(reward) as base
     from trajectories
     group by peers
 )
 
-select rollout_id, episode_reward - lowest - mean as advantage
+select rollout_id, episode_reward - base.lowest - base.total / base.n as advantage
 from trajectory_rows
 left join batch using (peers)

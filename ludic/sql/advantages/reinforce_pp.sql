@@ -6,11 +6,11 @@
 -- $epsilon is added to the standard deviation, see grpo
 -- default: epsilon = 1e-6
 with batch as (
-    select peers, unnest(baseline_of(reward))
+    select peers, baseline_of(reward) as base
     from trajectories
     group by peers
 )
 
-select rollout_id, (episode_reward - lowest - mean) / (std + $epsilon) as advantage
+select rollout_id, (episode_reward - base.lowest - base.total / base.n) / (base.std + $epsilon) as advantage
 from trajectory_rows
 left join batch using (peers)

@@ -22,16 +22,41 @@ with firsts as materialized (
     where reward is not null
 ),
 
+-- sorted, so that sums are bit-identical for any number of threads
 trees as (
-    select group_id, agent_id, depth, tree, unnest(baseline_of(reward))
+    select group_id, agent_id, depth, tree, list(reward order by reward) as rewards
     from firsts
     group by group_id, agent_id, depth, tree
 ),
 
 forests as (
-    select group_id, agent_id, depth, unnest(baseline_of(reward))
-    from firsts
+    select group_id, agent_id, depth, list_sort(flatten(list(rewards))) as rewards
+    from trees
     group by group_id, agent_id, depth
+),
+
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
+tree_baselines as (
+    select
+        group_id,
+        agent_id,
+        depth,
+        tree,
+        rewards[1] as lowest,
+        list_avg([reward - rewards[1] for reward in rewards]) as mean,
+        coalesce(list_stddev_samp([reward - rewards[1] for reward in rewards]), 0) as std
+    from trees
+),
+
+forest_baselines as (
+    select
+        group_id,
+        agent_id,
+        depth,
+        rewards[1] as lowest,
+        list_avg([reward - rewards[1] for reward in rewards]) as mean,
+        coalesce(list_stddev_samp([reward - rewards[1] for reward in rewards]), 0) as std
+    from forests
 ),
 
 estimated as (
@@ -40,8 +65,8 @@ estimated as (
         (reward - trees.lowest - trees.mean) / (trees.std + $epsilon)
             + (reward - forests.lowest - forests.mean) / (forests.std + $epsilon) as advantage
     from firsts
-    inner join trees using (group_id, agent_id, depth, tree)
-    inner join forests using (group_id, agent_id, depth)
+    inner join tree_baselines as trees using (group_id, agent_id, depth, tree)
+    inner join forest_baselines as forests using (group_id, agent_id, depth)
 )
 
 select rollout_id, advantage

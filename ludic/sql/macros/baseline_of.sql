@@ -1,18 +1,14 @@
--- baseline_of: an aggregate of rewards: what each of them is compared with, as {n, lowest, total, mean, std, rewards}
--- rewards: those that are not NULL, sorted, so that sums are bit-identical for any number of threads; n: how many
--- total, mean, std: of the rewards relative to the lowest, so that equal rewards give exactly 0, and large rewards lose no
--- digits; a reward is `reward - lowest - mean` above the mean
+-- baseline_of: what each of several rewards is compared with: an aggregate, {n, lowest, total, std}; of the trajectories
+-- that share a baseline the view rewards_of_peers has them
+-- n: number of rewards that are not NULL; the others do not count
+-- total, std: of the rewards relative to the lowest, so that equal rewards give exactly 0, and large rewards lose no digits;
+-- reward - lowest - total / n is the reward minus the mean
 -- std: of the sample (n - 1), and 0 for one reward
--- NULL: lowest, total, mean and rewards if n is 0
--- baseline_of_sorted: the same of a list, which is sorted and has no NULL
-create or replace macro baseline_of_sorted(rewards) as {
-    n: coalesce(len(rewards), 0),
-    lowest: rewards[1],
-    total: list_sum([reward - rewards[1] for reward in rewards]),
-    mean: list_avg([reward - rewards[1] for reward in rewards]),
-    std: coalesce(list_stddev_samp([reward - rewards[1] for reward in rewards]), 0),
-    rewards: rewards
-};
-
-create or replace macro baseline_of(reward) as
-baseline_of_sorted(list(reward order by reward) filter (reward is not null))
+-- NULL: lowest and total, if n is 0
+-- sorted, so that sums are bit-identical for any number of threads
+create or replace macro baseline_of(reward) as {
+    n: count(reward),
+    lowest: min(reward),
+    total: list_sum([each - min(reward) for each in list(reward order by reward)]),
+    std: coalesce(list_stddev_samp([each - min(reward) for each in list(reward order by reward)]), 0)
+}
