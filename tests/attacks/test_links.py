@@ -109,7 +109,9 @@ READS |= {
     "path",
     "stop",
     "run_id",
-    "run",
+    "run_json",
+    "record",
+    "extra_columns",
 }
 
 

@@ -37,7 +37,7 @@ from ludic.operations.fit_inputs import (
     write_questions,
     write_rewards,
 )
-from ludic.run_json import located
+from ludic.run_json import located, put_run
 
 WORDS = ["red", "blue", "green", "yellow", "white", "black", "pink", "brown"]
 QUESTIONS = [{"question": f"say the word {a} {b}", "answer": a} for a in WORDS for b in WORDS]
@@ -578,16 +578,15 @@ def test_the_columns_of_a_reward_are_no_option_so_a_changed_reward_may_take_othe
     assert environment.step("red").reward == 1.5
 
 
-def test_a_run_keeps_which_scorers_it_names(tmp_path: Path) -> None:
+def test_a_run_keeps_which_scorers_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     env = "qa/questions.jsonl"
     scorers = {"scorer": "reward.py:ludic_score", "columns": ["answer"]}
-
-    class Root:
-        url, run = "runs/mine", ludic.RunConfig(model="x", env=(env,), env_options={env: scorers})
+    root = put_run("runs/mine", ludic.RunConfig(model="x", env=(env,), env_options={env: scorers}))
 
     def kept(**options: Any) -> dict[str, Any]:
         own = {"env_options": {env: {"scorer": "reward.py:ludic_score", **options}}}
-        _keep_columns(Root, own)  # type: ignore[arg-type]
+        _keep_columns(root, own)
         return own["env_options"][env]
 
     assert kept() == scorers
