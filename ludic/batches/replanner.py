@@ -1,8 +1,9 @@
 """Plan the stored steps of a run again, by any rules over the rollouts that each step considered.
 
 By the rules of the step's own trainer a plan equals the ledger in every bit, since what the planner saw follows from
-the ledger; only the time of the plan does not, if a user's SQL reads $now. Reads batches/, rollouts/ and scores/.
-Imports no torch. Raises StoreError if rollouts are gone, QueryError if the rules do not fit them.
+the ledger; only the time of the plan does not, if a user's SQL reads $now. Reads scores/, and earlier batches/ with
+their rollouts for an advantage that has a history. Imports no torch. Raises QueryError if the rules do not fit the
+rollouts.
 """
 
 from collections.abc import Iterable, Sequence

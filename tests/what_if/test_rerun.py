@@ -16,6 +16,7 @@ from tiny_runs import (
     train_until_killed,
 )
 
+import ludic
 from ludic.batches.source import batch_rules
 from ludic.code.consent import CONFIG_VARIABLE, CodeSettings
 from ludic.errors import ConfigError, ConsentError, QueryError
@@ -239,6 +240,37 @@ def test_code_of_the_root_runs_only_with_consent(tmp_path, model, monkeypatch):
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "another user"))
     with pytest.raises(ConsentError, match=r"mine\.sql"):
         rerun(root, given())
+
+
+@pytest.fixture
+def three_steps(tmp_path) -> Root:
+    """Three planned steps, each of the two groups of one file; no trainer has run."""
+    root = create_root(str(tmp_path / "run"), "model")
+    fill(root, num_files=3, groups_per_file=GROUPS_PER_BATCH)
+    config = train_config()
+    planner = Planner(batch_rules(config.batch, GROUPS_PER_BATCH))
+    planner.add(RolloutReader(root, planner.columns).poll(None))
+    attempt = start_attempt(root, config=config.flat())
+    for step in (1, 2, 3):
+        write_ledger(root, attempt, step, planner.plan(step=step, attempt_id=attempt.attempt_id, trainer_version=0))
+    return root
+
+
+@pytest.mark.parametrize("rows_together", [1, 9, 1024])
+def test_steps_are_read_together_and_planned_one_by_one(three_steps, monkeypatch, rows_together):
+    monkeypatch.setattr("ludic.what_if.rerun._ROWS_TOGETHER", rows_together)  # a step has 8 rows
+    again = rerun(three_steps, given())
+    assert again.is_ledger
+    assert again.steps.select("step", "num_considered").rows() == [(1, 8), (2, 8), (3, 8)]
+    used = ludic.connect(three_steps).execute("select rollout_id from batches order by step, batch_index").fetchall()
+    assert again.rows["rollout_id"].to_list() == [rollout_id for (rollout_id,) in used]
+
+
+def test_of_steps_that_are_read_together_the_one_whose_rollouts_are_gone_is_named(three_steps):
+    expire(three_steps, stored_files(three_steps)[1:2], rule="the second")
+    with pytest.raises(ConfigError, match=r"step 2 needs rollouts/\S*-1\.parquet, which is gone"):
+        rerun(three_steps, given())
+    assert rerun(three_steps, given(), steps="3").is_ledger
 
 
 def test_expired_rollouts_are_named(tmp_path, trained):
