@@ -348,7 +348,7 @@ _VIEWS = ("trajectory_rows", "trajectories", "rewards_of_peers")
 def _views_of(text: str) -> list[str]:
     """Return the views that a text reads as parts of a WITH, over the rollouts that an advantage sees.
 
-    The others are left out: DuckDB takes 0.2 ms to parse rewards_of_peers, a fiftieth of what an advantage takes.
+    The others are left out, so that DuckDB need not parse them in each plan.
     """
     last = mentioned([text], _VIEWS)[-1:]
     names = _VIEWS[: _VIEWS.index(last[0]) + 1] if last else ()
