@@ -42,7 +42,7 @@ def test_an_adapter_that_the_core_names_is_there(name: str) -> None:
 
 def test_the_core_names_adapters_of_every_kind() -> None:
     rooms = {name.split(".")[2].partition(":")[0] for name in NAMED}
-    assert rooms == {"environments", "judge", "ray", "reward_models", "scorers", "trackers"}
+    assert rooms == {"environments", "foreign_settings", "judge", "ray", "reward_models", "scorers", "trackers"}
 
 
 @pytest.mark.slow

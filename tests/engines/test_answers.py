@@ -52,19 +52,19 @@ LIES: dict[str, tuple[Callable[[Completion], Completion], str]] = {
     "tokens that are floats": (with_first("tokens", 1, np.float32), "tokens are float32 of shape"),
     "above 0": (
         with_first("response_logprobs", 5.0, np.float32),
-        "response_logprobs is 5.0 at token 0, wanted -100 to 1e-05",
+        "response_logprobs is 5.0 at token 0, wanted the logarithm",
     ),
     "infinite": (
         with_first("response_logprobs", np.inf, np.float32),
-        "response_logprobs is inf at token 0, wanted -100",
+        "response_logprobs is inf at token 0, wanted the logarithm",
     ),
     "minus infinity": (
         with_first("response_logprobs", -np.inf, np.float32),
-        "response_logprobs is -inf at token 0, wanted -100",
+        "response_logprobs is -inf at token 0, wanted the logarithm",
     ),
     "-9999": (
         with_first("response_logprobs", -9999.0, np.float32),
-        "response_logprobs is -9999.0 at token 0, wanted -100",
+        "response_logprobs is -9999.0 at token 0, wanted the logarithm",
     ),
     "too few logprobs": (
         lambda answer: with_columns(answer, response_logprobs=answer.logprobs[1:]),
