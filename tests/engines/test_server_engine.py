@@ -166,7 +166,10 @@ def test_tokens_and_logprobs_that_no_model_gives_are_asked_for_again(
         assert fake.num_completions == 2 * number, name
     said = [record.getMessage() for record in caplog.records]
     assert any("can't be used: tokens from 5 to 1000000, wanted 0 to 63" in text for text in said)
-    assert any("can't be used: response_logprobs is 5.0 at token 1, wanted the logarithm of a probability, -100 to 0" in text for text in said)
+    assert any(
+        "can't be used: response_logprobs is 5.0 at token 1, wanted the logarithm of a probability, -100 to 0" in text
+        for text in said
+    )
 
 
 @pytest.mark.slow
