@@ -10,7 +10,7 @@ from strategies import changed, make_group
 from ludic.errors import InvalidBatchError
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall, WeightSpan
 from ludic.schema import Problem, find_problems, validate
-from ludic.schema.columns import Ragged
+from ludic.schema.columns import Ragged, array_columns
 
 GROUP = make_group(group_size=2, response_length=4)
 FIRST, SECOND = GROUP.rollouts
@@ -65,6 +65,8 @@ def test_a_sound_batch_passes():
         # Numbers
         ("response_logprobs", floats(-1, np.nan, -1, np.nan), "is nan at token 1, and 1 more, wanted a finite number"),
         ("response_logprobs", floats(-1, -1, -1, -np.inf), "is -inf at token 3, wanted a finite number"),
+        ("response_logprobs", floats(-100, -100.5, -1, 0), "is -100.5 at token 1, wanted the logarithm"),
+        ("response_tokens", tokens(0, -1, 5, 6), "is -1 at token 1, wanted a token id from 0 to 2147483647"),
         (
             "response_logprobs",
             floats(-1, 0.5, 0, 0),
@@ -277,6 +279,18 @@ def test_all_bad_rows_are_listed_and_those_beyond_twenty_counted():
         f"rollout {rollout.rollout_id}: finish_reason is 'eos', wanted stop or length or null" for rollout in bad[:20]
     ]
     assert lines[21:] == ["and 3 more"]
+
+
+def test_twenty_bad_rows_are_all_listed():
+    bad = [replace(rollout, finish_reason="eos") for rollout in make_group(group_size=20).rollouts]
+    with pytest.raises(InvalidBatchError) as refused:
+        validate(batch_of(group_of(*bad)))
+    assert len(str(refused.value).split("\n  ")) == 1 + 20
+
+
+def test_the_least_number_of_a_column_is_in_its_range():
+    experts = np.array([[[0, 7]], [[-1, 7]], [[-1, 0]]], np.int16)
+    assert array_columns()["experts"].bad_numbers(experts) == "is -1 at token 1, and 1 more, wanted 0 to 32767"
 
 
 def test_a_row_of_the_wrong_type_does_not_hide_what_is_wrong_with_others():
