@@ -122,7 +122,8 @@ class ArrayColumn:
     holds_token: bool = False
     """Whether the numbers of a sampled token include the token itself; a Ragged along the response."""
     fill: Any = None
-    """Value of response tokens that were not sampled; None if any may stand there."""
+    """Value of response tokens that were not sampled, which is checked; None lets any stand there, and an assembled row
+    has 0, or no numbers."""
     null: Any = None
     """What an absent column means, and what stands in a batch for a row without it; None is NaN, or 0."""
     lowest: float | None = None
@@ -206,10 +207,10 @@ class ArrayColumn:
         return np.full((num_tokens, *(() if like is None else like.shape[1:])), null, self.dtype)
 
     def unsampled(self, num_tokens: int, like: Any = None) -> Any:
-        """Return the values of tokens that were not sampled: `fill`. like: as for `unknown`."""
-        if self.ragged or self.fill is None:
-            return self.unknown(num_tokens, like)
-        return np.full((num_tokens, *(() if like is None else like.shape[1:])), self.fill, self.dtype)
+        """Return the values of tokens that were not sampled: `fill`, else 0 or no numbers. like: as for `unknown`."""
+        if self.ragged:
+            return self.unknown(num_tokens)
+        return np.full((num_tokens, *(() if like is None else like.shape[1:])), self.fill or 0, self.dtype)
 
     def concatenate(self, parts: Sequence[Any]) -> Any:
         """Lay values of consecutive tokens end to end; parts: at least one."""
