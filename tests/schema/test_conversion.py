@@ -226,6 +226,15 @@ def test_a_reference_beyond_the_messages_is_refused():
         from_table(table.set_column(index, table.schema.field(index), shorter))
 
 
+@pytest.mark.parametrize("experts", [[[[1, 2]], [[3]]], [[[1], [2]], [[3]]], [[], []]])
+def test_an_array_whose_lists_differ_in_length_is_refused(experts):
+    table = to_table(make_batch(num_groups=1, group_size=2), run_id="run", sequence=0)
+    index = table.schema.get_field_index("experts")
+    column = pa.array([None, experts], table.schema.field(index).type)
+    with pytest.raises(SchemaError, match="column 'experts' has lists of unequal lengths in one row, or empty ones"):
+        from_table(table.set_column(index, table.schema.field(index), column))
+
+
 # --- A run's own columns -----------------------------------------------------------------------------------
 
 EXTRA_COLUMNS = dict(zip(("x_a", "x_b", "x_c", "x_d"), EXTRA_TYPES[:4], strict=True))

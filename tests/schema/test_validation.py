@@ -10,7 +10,7 @@ from strategies import changed, make_group
 from ludic.errors import InvalidBatchError
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall, WeightSpan
 from ludic.schema import Problem, find_problems, validate
-from ludic.schema.columns import Ragged
+from ludic.schema.columns import Ragged, array_columns
 
 GROUP = make_group(group_size=2, response_length=4)
 FIRST, SECOND = GROUP.rollouts
@@ -65,6 +65,8 @@ def test_a_sound_batch_passes():
         # Numbers
         ("response_logprobs", floats(-1, np.nan, -1, np.nan), "is nan at token 1, and 1 more, wanted a finite number"),
         ("response_logprobs", floats(-1, -1, -1, -np.inf), "is -inf at token 3, wanted a finite number"),
+        ("response_logprobs", floats(-100, -100.5, -1, 0), "is -100.5 at token 1, wanted the logarithm"),
+        ("response_tokens", tokens(0, -1, 5, 6), "is -1 at token 1, wanted a token id from 0 to 2147483647"),
         (
             "response_logprobs",
             floats(-1, 0.5, 0, 0),
@@ -279,6 +281,18 @@ def test_all_bad_rows_are_listed_and_those_beyond_twenty_counted():
     assert lines[21:] == ["and 3 more"]
 
 
+def test_twenty_bad_rows_are_all_listed():
+    bad = [replace(rollout, finish_reason="eos") for rollout in make_group(group_size=20).rollouts]
+    with pytest.raises(InvalidBatchError) as refused:
+        validate(batch_of(group_of(*bad)))
+    assert len(str(refused.value).split("\n  ")) == 1 + 20
+
+
+def test_the_least_number_of_a_column_is_in_its_range():
+    experts = np.array([[[0, 7]], [[-1, 7]], [[-1, 0]]], np.int16)
+    assert array_columns()["experts"].bad_numbers(experts) == "is -1 at token 1, and 1 more, wanted 0 to 32767"
+
+
 def test_a_row_of_the_wrong_type_does_not_hide_what_is_wrong_with_others():
     bad_type = replace(FIRST, episode_reward="high")
     bad_value = replace(make_group(group_size=1, seed=4).rollouts[0], depth=-1)
@@ -345,6 +359,17 @@ def test_kept_tokens_of_every_token_are_sound():
         (kept(*SOUND[:3]), "has length 3, response_tokens has 4"),
         (tokens(1, 2, 3, 4), "is ndarray, wanted a Ragged of int32"),
         (Ragged.of(SOUND, np.int64), "holds int64, wanted int32"),
+        (
+            Ragged(tokens(9, 1, 2, 3, 4), np.array([1, 2, 3, 4, 5])),
+            "has bounds that do not rise from 0 to its 5 numbers",
+        ),
+        (Ragged(tokens(1, 2, 3, 4, 9), np.arange(5)), "has bounds that do not rise from 0 to its 5 numbers"),
+        (Ragged(tokens(1, 2, 3), np.array([0, 2, 1, 2, 3])), "has bounds that do not rise from 0 to its 3 numbers"),
+        (Ragged(tokens(1), np.array([0, 1, 1, 1, 9])), "has bounds that do not rise from 0 to its 1 numbers"),
+        (
+            Ragged(tokens(1), np.array([0, 1.0])),
+            "has bounds that are no array of integers of one dimension, at least one",
+        ),
         (kept(*SOUND[:3], []), "at token 3 lacks the sampled token, wanted it among the kept ones"),
         (
             kept([200_000], SOUND[1], [200_000], SOUND[3]),
@@ -359,7 +384,9 @@ def test_kept_tokens_of_every_token_are_sound():
     ],
 )
 def test_kept_tokens_that_the_trainer_can_not_renormalise_over_are_refused(kept_tokens, reason):
-    assert problems_of_second(kept_tokens=kept_tokens) == [("kept_tokens", reason)]
+    ((column, found),) = problems_of_second(kept_tokens=kept_tokens)
+    assert column == "kept_tokens"
+    assert found.startswith(reason)
 
 
 def test_tokens_that_were_not_sampled_keep_none():
