@@ -49,9 +49,18 @@ TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", "time
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Value in the name of a folder, env=VALUE, that readers of hive partitions take for null."""
 
-_FLAT = select(lambda column: column.is_number_a_token and not column.is_nullable and column.dtype.kind != "b")
+
+def _is_flat(column: ArrayColumn) -> bool:
+    return column.is_number_a_token and not column.is_nullable and column.dtype.kind != "b"
+
+
+def _is_other(column: ArrayColumn) -> bool:
+    return not _is_flat(column) and (column.dtype.kind != "b" or column.fill is not None)
+
+
+_FLAT = select(_is_flat)
 """Arrays that every row has, of one number a token: those of all rows are checked at once."""
-_OTHERS = select(lambda column: column not in _FLAT and (column.dtype.kind != "b" or column.fill is not None))
+_OTHERS = select(_is_other)
 """All others whose values can be wrong: each row's are checked by themselves."""
 _ACTION_MASK = array_columns()["action_mask"]
 

@@ -130,6 +130,7 @@ OTHERS = (
     column_of("pace", "row", 0, pa.float32()),
     column_of("every_pace", "row", 0, pa.int32()),
     column_of("every_teacher", "response", 2, pa.bool_()),
+    column_of("greedy", "response", 1, pa.bool_(), fill=False),
 )
 N = 16 + 8 - 1
 SOUND = {
@@ -141,14 +142,15 @@ SOUND = {
     "pace": 0.5,
     "every_pace": 3,
     "every_teacher": [[True, False, True]] * 16,
+    "greedy": [False] * 15 + [True],
 }
 
 
 def rows_with(**of_third: object) -> pa.Table:
     """Four rows in two chunks with arrays of OTHERS; the third has these values, the first only those it must have."""
     first = {name: value if name.startswith("every") else None for name, value in SOUND.items()}
+    table = rows(**{name: of_third.pop(name) for name in TRAINED_COLUMNS if name in of_third})
     others = [first, SOUND, SOUND | of_third, SOUND]
-    table = rows()
     for column in OTHERS:
         table = table.append_column(column.name, pa.array([row[column.name] for row in others], column.arrow_type))
     return pa.concat_tables([table.slice(0, 1), table.slice(1)])
@@ -158,9 +160,16 @@ def rows_with(**of_third: object) -> pa.Table:
 def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalogue has OTHERS, too."""
     monkeypatch.setattr(validation, "TRAINED", (*validation.TRAINED, *OTHERS))
-    monkeypatch.setattr(
-        validation, "_OTHERS", (*validation._OTHERS, *(each for each in OTHERS if each.dtype.kind != "b"))
-    )
+    monkeypatch.setattr(validation, "_OTHERS", (*validation._OTHERS, *filter(validation._is_other, OTHERS)))
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_a_truth_of_tokens_that_were_not_sampled_has_to_be_its_fill():
+    mask = [True] * 8 + [False] * 7 + [True]
+    assert find_untrainable(rows_with(action_mask=mask), VOCABULARY) == {}
+    reason = "greedy is True at token 9, and 1 more, wanted False, since action_mask is 0"
+    greedy = [False] * 9 + [True] * 2 + [False] * 5
+    assert find_untrainable(rows_with(action_mask=mask, greedy=greedy), VOCABULARY) == {2: reason}
 
 
 @pytest.mark.usefixtures("catalogue")
