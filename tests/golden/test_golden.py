@@ -302,3 +302,8 @@ def test_a_run_of_an_older_schema_can_be_watched(root):
     assert [step["step"] for step in status.steps] == [1]
     assert (status.trainer.owner, status.policy) == ("host-3", read_policy(root, 3))
     draw(status)
+
+
+def test_the_rows_of_an_older_schema_are_verified(root):
+    # The stores have records of a policy, without its weights.
+    assert {finding.check for finding in ludic.open(root.url).verify().findings} == {"policy", "unknown_policies"}
