@@ -4,12 +4,13 @@ Reads docs/coming_from.toml, from the wheel or from the checkout, when it is fir
 by name once a name is unknown, and docs/coming_from.md has the rows as tables.
 """
 
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from ludic.config_files import read_config
 
 PAGE = "docs/coming_from.md"
 
@@ -59,7 +60,7 @@ class Others:
 @cache
 def others() -> Others:
     """Return the settings of all programs."""
-    tables = tomllib.loads(_file().read_text(encoding="utf-8"))
+    tables = read_config(_file())
     return Others(
         programs=tuple(map(_program, tables["program"])),
         short=_program({"name": "", "config": "", "settings": tables["short"]}),
