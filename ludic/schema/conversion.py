@@ -135,12 +135,21 @@ def from_table(table: pa.Table) -> list[RolloutBatch]:
     ]
 
 
+_OF_RECORD = tuple(field.name for field in fields(Rollout) if field.name not in ("columns", "extra"))
+"""Columns that are attributes of a Rollout."""
+
+
 def _to_rollouts(table: pa.Table, extras: Sequence[Mapping[str, Any]]) -> list[Rollout]:
-    names = [*(field.name for field in fields(Rollout) if field.name not in ("columns", "extra")), *array_columns()]
-    columns = {name: column_values(table, name) for name in names}
-    rows = zip(*(columns[name] for name in names), strict=True)
+    values = zip(*(column_values(table, name) for name in _OF_RECORD), strict=True)
+    arrays = {name: column_values(table, name) for name in array_columns() if table[name].null_count < table.num_rows}
+    rows = zip(values, zip(*arrays.values(), strict=True), extras, strict=True)
     return [
-        Rollout.of(**dict(zip(names, row, strict=True)), extra=extra) for row, extra in zip(rows, extras, strict=True)
+        Rollout(
+            **dict(zip(_OF_RECORD, of_row, strict=True)),
+            columns={name: array for name, array in zip(arrays, of_tokens, strict=True) if array is not None},
+            extra=extra,
+        )
+        for of_row, of_tokens, extra in rows
     ]
 
 
