@@ -143,6 +143,8 @@ class Sequences:
     def _fits(self, column: ArrayColumn, prompts: list[int], responses: list[int]) -> bool:
         """Return whether a column is sound, by a look at all rows at once. May be False for one that is."""
         found, lengths = self.column(column.name), {"prompt": prompts, "response": responses}.get(column.along)
+        if len(found) != len(self):
+            return False
         if lengths is None:
             lengths = [] if column.along == "row" else list(map(column.length, prompts, responses))
         if any(_is_none(found)):
@@ -169,8 +171,9 @@ class Sequences:
         rows = list(sequences)
         own = [column.name for column in fields(cls) if column.name != "columns"]
         names = dict.fromkeys(name for row in rows for name in row.columns)
+        values: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in own}
         return cls(
-            **{name: [getattr(row, name) for row in rows] for name in own},
+            **values,
             columns={name: [row.columns.get(name) for row in rows] for name in names},
         )
 
