@@ -9,7 +9,7 @@ on.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise, repeat, zip_longest
 from operator import is_
@@ -34,6 +34,8 @@ def _is_none(values: Iterable[Any]) -> Iterable[bool]:
 
 _ALWAYS = ("response_logprobs", "action_mask")
 """Columns that every loss reads: a micro-batch has them, whether or not a row has a value."""
+_TOKENS = ("prompt_tokens", "response_tokens")
+"""Arrays of a row that are fields of their own here, and tensors of their own in a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,8 +88,12 @@ class Sequences:
     pair_id: Sequence[str | None]
     columns: Mapping[str, Sequence[Any]]
     """By the name of the column, its value of each sequence; None where it is absent."""
+    is_sound: InitVar[bool] = False
+    """Whether the checks are left out: parts of sequences that passed them pass them, too."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, is_sound: bool) -> None:
+        if is_sound:
+            return
         prompts, responses = list(map(len, self.prompt_tokens)), list(map(len, self.response_tokens))
         for name in dict.fromkeys((*_ALWAYS, *self.columns)):
             self._check_column(name, prompts, responses)
@@ -115,20 +121,16 @@ class Sequences:
         column, of_rows = array_columns().get(name), self.column(name)
         if column is None:
             raise InvalidBatchError(f"{name} is no array of a row, wanted one of {', '.join(array_columns())}")
-        is_plain = column.is_number_a_token or column.ragged
-        has_none = any(_is_none(of_rows))
-        if is_plain and column.along == "response" and not has_none and list(map(len, of_rows)) == responses:
-            return
-        if has_none and column.is_nullable and all(_is_none(of_rows)):
+        if self._fits(column, prompts, responses):
             return
         shapes: dict[tuple[int, ...], str] = {}
         for rollout_id, prompt, response, values in zip(self.rollout_id, prompts, responses, of_rows, strict=True):
-            if values is None:
-                reason = column.misfit(None)
+            if values is None or not _has_dimensions(column, values):
+                reason = column.misfit(values)
             else:
                 reason = column.wrong_length(values, prompt, response)
-                if not is_plain and (column.along == "row" or len(values)):  # without tokens there is no shape
-                    shapes.setdefault(np.shape(values)[0 if column.along == "row" else 1 :], rollout_id)
+                if column.along == "row" or len(values):  # without tokens there is no shape
+                    shapes.setdefault(_beyond_tokens(column, values), rollout_id)
             if reason is not None:
                 raise InvalidBatchError(f"rollout {rollout_id}: {name} {reason}")
         if len(shapes) > 1:
@@ -137,6 +139,27 @@ class Sequences:
                 f"rollout {other}: {name} is {other_shape} numbers a token, that of rollout {one} {shape}; the rows of "
                 "a batch must have the same shape, leave some out with a filter"
             )
+
+    def _fits(self, column: ArrayColumn, prompts: list[int], responses: list[int]) -> bool:
+        """Return whether a column is sound, by a look at all rows at once. May be False for one that is."""
+        found, lengths = self.column(column.name), {"prompt": prompts, "response": responses}.get(column.along)
+        if len(found) != len(self):
+            return False
+        if lengths is None:
+            lengths = [] if column.along == "row" else list(map(column.length, prompts, responses))
+        if any(_is_none(found)):
+            if not column.is_nullable:
+                return False
+            rows = [index for index, values in enumerate(found) if values is not None]
+            found, lengths = [found[index] for index in rows], [lengths[index] for index in rows if lengths]
+        if not found:
+            return True
+        if column.along == "row" or set(map(type, found)) != {Ragged if column.ragged else np.ndarray}:
+            return False
+        first = found[0].shape
+        if len(first) != (1 if column.ragged else column.num_dimensions) or 0 in first[1:]:
+            return False
+        return [values.shape for values in found] == [(length, *first[1:]) for length in lengths]
 
     def column(self, name: str) -> Sequence[Any]:
         """Return a column's value of each sequence; None where it is absent."""
@@ -148,8 +171,9 @@ class Sequences:
         rows = list(sequences)
         own = [column.name for column in fields(cls) if column.name != "columns"]
         names = dict.fromkeys(name for row in rows for name in row.columns)
+        values: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in own}
         return cls(
-            **{name: [getattr(row, name) for row in rows] for name in own},
+            **values,
             columns={name: [row.columns.get(name) for row in rows] for name in names},
         )
 
@@ -165,6 +189,19 @@ class Sequences:
     def num_action_tokens(self) -> int:
         """Sum of TrainingSequence.num_action_tokens over the sequences."""
         return sum(map(_num_action_tokens, self.column("action_mask"), self.response_tokens))
+
+
+def _has_dimensions(column: ArrayColumn, values: Any) -> bool:
+    """Return whether values, which are not None, have the dimensions of the column."""
+    if column.ragged or isinstance(values, Ragged):
+        return column.ragged and isinstance(values, Ragged)
+    is_of_type = column.along == "row" or isinstance(values, np.ndarray)
+    return is_of_type and np.ndim(values) == column.num_dimensions
+
+
+def _beyond_tokens(column: ArrayColumn, values: Any) -> tuple[int, ...]:
+    """Return the shape of the numbers of one token."""
+    return np.shape(values) if column.along == "row" else values.shape[1:]
 
 
 def _num_tokens(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> int:
@@ -219,6 +256,7 @@ def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np
         temperature=of_row(sequences.temperature),
         pair_id=of_row(sequences.pair_id),
         columns={name: cut(array_columns()[name], values) for name, values in sequences.columns.items()},
+        is_sound=True,
     )
 
 
@@ -498,6 +536,10 @@ class MicroBatch:
     """rollout_id of each sequence_id; empty in a rank's empty micro-batch."""
     sequence_lengths: tuple[int, ...]
     """Packed tokens of each sequence; the sum is T. Not a tensor, so that reading it never waits for a device."""
+    absent: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The batch's other columns, which no row of this micro-batch has: the shape of the numbers of a token, as the
+    rank's other rows of the step have it; 1 in each dimension where none has the column. With `columns`, the names are
+    the same in all micro-batches of all ranks of a step."""
     columns: Mapping[str, Any]
     """Arrays of the rows by the name of their column. Always response_logprobs and action_mask; of the others, those
     that at least one row has. Along the response: (A, ...), beside targets; along the row: the same, repeated at each
@@ -529,19 +571,21 @@ class MicroBatch:
         return self.columns.get("experts")
 
     def column(self, name: str) -> Any:
-        """Return a column, also one that no row has: then one unknown value a token, on the device of the others.
+        """Return a column, also one of `absent`: then one unknown value a token, on the device of the others.
 
-        Its dimensions beyond the tokens are 1. Raises KeyError if there is no such column.
+        Raises KeyError if the batch does not have it, on every rank: prompt_tokens and response_tokens, which are
+        input_ids and targets; a column that is trained on request, unless it was asked for; one that is not trained.
         """
         if name in self.columns:
             return self.columns[name]
+        if name not in self.absent:
+            raise KeyError(_why_not(name))
         column = array_columns()[name]
         num_tokens = self.input_ids.shape[1] if _is_of_inputs(column) else len(self.targets)
+        unknown = column.unknown(num_tokens, like=np.empty((0, *self.absent[name])))
         if column.ragged:
-            return PackedRagged.of([column.unknown(num_tokens)], _dtype(column)).to(self.targets.device)
-        num_further = column.num_dimensions if column.along == "row" else column.num_dimensions - 1
-        like = np.empty((0, *[1] * num_further))
-        return torch.from_numpy(column.unknown(num_tokens, like).astype(_dtype(column))).to(self.targets.device)
+            return PackedRagged.of([unknown], _dtype(column)).to(self.targets.device)
+        return torch.from_numpy(unknown.astype(_dtype(column))).to(self.targets.device)
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on another device."""
@@ -550,6 +594,17 @@ class MicroBatch:
         moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
         columns = {name: each.to(device, non_blocking=True) for name, each in self.columns.items()}
         return replace(self, **moved, columns=columns)
+
+
+def _why_not(name: str) -> str:
+    """Return why a column is in no micro-batch of a batch, and what to do."""
+    if (column := array_columns().get(name)) is None:
+        return f"{name} is no array of a row, wanted one of {', '.join(array_columns())}"
+    if name in _TOKENS:
+        return f"{name} is no column of a batch: its tokens are in input_ids and targets of the micro-batch"
+    if column.trained is None:
+        return f"{name} is not in the batch: training does not read it; give its row in the catalogue the key trained"
+    return f"{name} is not in the batch: training reads it {column.trained}; start the trainer so that it asks for it"
 
 
 # A rank without sequences still takes part in the collectives of forward and backward. Its single
@@ -573,7 +628,31 @@ def pack_each(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Micr
     """Return the micro-batch of each plan, a list of indexes, as `pack` would make it; all share one memory block."""
     kept = [[index for index in plan if len(sequences.response_tokens[index])] for plan in plans]
     packed = iter(_pack_full(sequences, [indexes for indexes in kept if indexes]))
-    return [next(packed) if indexes else replace(pack([_NOTHING]), rollout_ids=()) for indexes in kept]
+    trained = [name for name, column in array_columns().items() if column.trained == "always" and name not in _TOKENS]
+    shapes = {
+        name: _shape_beyond_tokens(array_columns()[name], sequences.column(name))
+        for name in dict.fromkeys((*trained, *sequences.columns))
+    }
+    micro_batches = [next(packed) if indexes else _masked_dummy() for indexes in kept]
+    return [
+        replace(each, absent={name: shape for name, shape in shapes.items() if name not in each.columns})
+        for each in micro_batches
+    ]
+
+
+def _masked_dummy() -> MicroBatch:
+    (dummy,) = _pack_full(Sequences.of([_NOTHING]), [[0]])
+    return replace(dummy, rollout_ids=())
+
+
+def _shape_beyond_tokens(column: ArrayColumn, values: Sequence[Any]) -> tuple[int, ...]:
+    """Return the shape of the numbers of a token in any of these rows; 1 in each dimension if none has the column."""
+    if column.ragged:
+        return ()
+    shapes = (
+        _beyond_tokens(column, each) for each in values if each is not None and (column.along == "row" or len(each))
+    )
+    return next(shapes, (1,) * (column.num_dimensions - (column.along != "row")))
 
 
 def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[MicroBatch]:
@@ -705,8 +784,7 @@ def _lay_out(column: ArrayColumn, sequences: Sequences, layout: _Layout) -> dict
     values, prompts, responses = sequences.column(column.name), sequences.prompt_tokens, sequences.response_tokens
     if column.name not in _ALWAYS and all(_is_none(values)):
         return {}
-    first = next((values[index] for plan in layout.plans for index in plan if values[index] is not None), None)
-    like = None if first is None else np.asarray(first)[None] if column.along == "row" else first
+    like = np.empty((0, *_shape_beyond_tokens(column, values)))
 
     def unknown(num_tokens: int) -> Any:
         return column.unknown(num_tokens, like)

@@ -82,31 +82,33 @@ KL_ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "
 
 
 class TermColumns(Mapping[str, Any]):
-    """Arrays of a micro-batch's rows, as in MicroBatch.columns, for an objective that needs more than the terms.
+    """Arrays of the rows of a batch, as in MicroBatch.columns, for an objective that needs more than the terms.
 
     Those along the response and along the row are 0 at tokens that were not sampled, like the terms; they must not be
-    ragged. All others are as they are. One that no row has is one unknown value a token (MicroBatch.column): a rank
-    whose rows have none raises no error while others wait for it.
+    ragged. All others are as they are. The names are the same in all micro-batches of a step, on every rank, so that
+    no rank waits for one that takes another way; any other name is a KeyError (MicroBatch.column). Where no row of a
+    micro-batch has a column, it has one unknown value a token. Such a value has as many numbers as the rank's other
+    rows of the step; on a rank without any, 1 in each dimension: an objective must not need k of them.
     """
 
     def __init__(self, batch: MicroBatch) -> None:
         self._batch = batch
 
     def __getitem__(self, name: str) -> Any:
-        column, values = array_columns()[name], self._batch.column(name)
+        values, column = self._batch.column(name), array_columns()[name]
         if column.ragged or column.along not in ("response", "row"):
             return values
         mask = self._batch.action_mask.reshape(-1, *[1] * (values.ndim - 1))
         return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._batch.columns)
+        return filter(self.__contains__, array_columns())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._batch.columns
+        return name in self._batch.columns or name in self._batch.absent
 
     def __len__(self) -> int:
-        return len(self._batch.columns)
+        return len(self._batch.columns) + len(self._batch.absent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -198,7 +198,8 @@ def test_micro_batches_packed_at_once_are_those_packed_one_by_one():
     plans = [[3, 1, 0], [], [5], [11, 7, 2, 9], [10]]  # 0, 5 and 10 have no response
     for packed, plan in zip(pack_each(Sequences.of(rows), plans), plans, strict=True):
         alone = pack([rows[i] for i in plan])
-        assert_same(packed, alone)
+        assert {*packed.columns, *packed.absent} == {"response_logprobs", "action_mask", "kept_tokens", "experts"}
+        assert_same(packed, replace(alone, absent=packed.absent))  # which other rows say
 
 
 def assert_same(found, expected):
@@ -248,6 +249,14 @@ def test_a_prompt_over_the_cap_leaves_nothing_to_train_on():
             "rollout r1: response_logprobs has length 3, response_tokens has 2",
         ),
         ([1], {"response_logprobs": None}, "rollout r1: response_logprobs is NoneType, wanted a NumPy array"),
+        (
+            [1],
+            {"response_logprobs": np.zeros((2, 2), np.float32)},
+            r"rollout r1: response_logprobs is float32 of shape \(2, 2\), wanted a NumPy array of float32 of one dim",
+        ),
+        ([1], {"kept_tokens": np.zeros(2, np.int32)}, "rollout r1: kept_tokens is ndarray, wanted a Ragged of int32"),
+        ([1], {"experts": np.zeros((2, 1), np.int16)}, r"rollout r1: experts is int16 of shape \(2, 1\), wanted a "),
+        ([1], {"experts": np.zeros((2, 1, 0), np.int16)}, r"rollout r1: experts has shape \(2, 1, 0\), wanted 2: "),
         ([1], {"mask": np.ones(2, bool)}, "mask is no array of a row, wanted one of prompt_tokens, "),
         ([1], {"advantage": np.zeros(1, np.float32)}, r"rollout r1: advantage has shape \(1,\)"),
         ([1], {"temperature": 0.0}, r"rollout r1: temperature is 0.0"),

@@ -101,7 +101,11 @@ def plain_micro_batch(micro_batch: MicroBatch) -> packing_before.MicroBatch:
         None if kept is None else packing_before.PackedKeptTokens(kept.values, kept.rows, kept.has_any, kept.bounds)
     )
     return packing_before.MicroBatch(
-        **{field.name: getattr(micro_batch, field.name) for field in fields(micro_batch) if field.name != "columns"},
+        **{
+            field.name: getattr(micro_batch, field.name)
+            for field in fields(micro_batch)
+            if field.name not in ("columns", "absent")
+        },
         sampler_logprobs=micro_batch.sampler_logprobs,
         action_mask=micro_batch.action_mask,
         kept_tokens=packed,

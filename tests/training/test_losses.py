@@ -11,7 +11,7 @@ import pytest
 import torch
 from losses_by_hand import PAIRED, WIDE, batch_of, loss_and_gradient, with_bound
 
-from ludic.batches.packing import MicroBatch, TrainingSequence, pack
+from ludic.batches.packing import MicroBatch, Sequences, TrainingSequence, pack, pack_each
 from ludic.schema.columns import Ragged, with_columns
 from ludic.settings import convert
 from ludic.training.config import LossConfig
@@ -275,14 +275,46 @@ def test_an_objective_reads_every_array_that_a_row_has():
     assert set(columns) == {"response_logprobs", "action_mask", "experts", "kept_tokens", "token_rewards"}
 
 
-def test_an_array_that_no_row_has_is_unknown_to_an_objective_and_no_error():
-    """The dummy of a rank without sequences has none, and a rank that raised alone would hang the others."""
+def test_the_names_that_an_objective_reads_are_those_of_the_batch_in_every_micro_batch():
+    """An objective that took another way on one rank, or raised there alone, would hang the others."""
+    experts = np.arange(4 * 3 * 2, dtype=np.int16).reshape(4, 3, 2)
+    one = row("one", [True, False, True], experts=experts)
+    plain = row("plain", [True], experts=None)  # asked for, and absent
+    kept = ["response_logprobs", "action_mask", "kept_tokens"]
+    for sequences, plans, names in (
+        (Sequences.of([one, plain]), [[0], [1], []], [*kept, "experts"]),
+        (with_columns(Sequences.of([]), experts=[]), [[]], [*kept, "experts"]),
+        (Sequences.of([plain]), [[0], []], [*kept, "experts"]),
+        (Sequences.of([row("other", [True, False])]), [[0], []], kept),
+        (Sequences.of([]), [[]], kept),
+    ):
+        for batch in pack_each(sequences, plans):
+            columns = columns_of(batch)
+            assert list(columns) == names
+            assert len(columns) == len(names)
+            assert [columns.get(name) is not None for name in names] == [True] * len(names)
+            assert columns["kept_tokens"].has_any.tolist() == [False] * len(batch.targets)
+            if "experts" in columns:
+                beyond = (3, 2) if one.rollout_id in sequences.rollout_id else (1, 1)
+                assert columns["experts"].shape == (batch.input_ids.shape[1], *beyond)
+                assert bool((columns["experts"] == -1).all()) == (one.rollout_id not in batch.rollout_ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("token_reward", "is no array of a row, wanted one of prompt_tokens, "),
+        ("token_rewards", "is not in the batch: training does not read it; give its row in the catalogue"),
+        ("experts", "is not in the batch: training reads it on request; start the trainer so that it asks for it"),
+        ("prompt_tokens", "is no column of a batch: its tokens are in input_ids and targets"),
+        ("response_tokens", "is no column of a batch: its tokens are in input_ids and targets"),
+    ],
+)
+def test_an_array_that_is_never_in_a_batch_is_refused_to_an_objective_by_name(name, reason):
     for batch in (pack([]), pack([row("one", [True, False, True])])):
-        columns, num_tokens = columns_of(batch), len(batch.targets)
-        is_sampled = batch.action_mask.tolist()
-        assert "token_rewards" not in columns
-        assert columns["token_rewards"].isnan().tolist() == is_sampled
-        assert columns["experts"].shape == (batch.input_ids.shape[1], 1, 1)
-        assert columns["kept_tokens"].has_any.tolist() == [False] * num_tokens
-    with pytest.raises(KeyError, match="token_reward"):
-        columns["token_reward"]
+        columns = columns_of(batch)
+        with pytest.raises(KeyError, match=f"{name} {reason}"):
+            columns[name]
+        assert name not in columns
+        assert name not in list(columns)
+        assert columns.get(name, "nothing") == "nothing"
