@@ -132,7 +132,7 @@ class RowBuilder:
         the row so far as their prompt. Raises ValueError if an array has another length.
         """
         for name, values in columns.items():
-            if reason := array_columns()[name].wrong_length(values, len(self), len(tokens)):
+            if reason := self._reason_against(name, values, len(tokens)):
                 raise ValueError(f"{name} of a completion {reason}")
         if self._prompt_length is None:
             self._prompt_length = len(self)
@@ -141,6 +141,20 @@ class RowBuilder:
         end = len(self) - self._prompt_length
         self._completions.append(_Completion(start, end, columns))
         return Span(segment_index=self._segment_index, start=start, end=end)
+
+    def _reason_against(self, name: str, values: Any, num_tokens: int) -> str | None:
+        """Return why the values of a completion of so many tokens can't follow those of the row; None if they can."""
+        column = array_columns().get(name)
+        if column is None:
+            return f"is no array of a row, wanted one of {', '.join(array_columns())}"
+        if reason := column.wrong_length(values, len(self), num_tokens):
+            return reason
+        before = next((found for each in self._completions if (found := each.columns.get(name)) is not None), None)
+        if before is None or values is None or column.ragged or column.num_dimensions < 2:
+            return None
+        if values.shape[1:] == before.shape[1:] or column.along == "row":
+            return None
+        return f"has shape {values.shape[1:]} at each token, the row's first one {before.shape[1:]}"
 
     def transcript(self, parent_segment_index: int | None = None) -> Transcript:
         """Return the row so far."""

@@ -246,10 +246,12 @@ def why_no_answer(request: GenerationRequest, completion: Completion, vocab_size
         return f"{len(tokens)} tokens, wanted 1 to {request.params.max_tokens}"
     if stray := _stray_ids(tokens, vocab_size):
         return stray
+    if not isinstance(columns, Mapping):
+        return f"columns are a {type(columns).__name__}, wanted a mapping of arrays by name"
     of_sampler = select(lambda column: column.set_by == "sampler")
     if others := columns.keys() - {column.name for column in of_sampler}:
         known = ", ".join(column.name for column in of_sampler)
-        return f"{min(others)} is no column that an engine sets, wanted {known}"
+        return f"{min(map(str, others))} is no column that an engine sets, wanted {known}"
     for column in of_sampler:
         if not column.is_nullable and columns.get(column.name) is None:
             return f"no {column.name}, which each completion has"

@@ -269,7 +269,7 @@ class _Process:
         self._is_killed = False
 
     async def start(self, message: bytes) -> bytes:
-        """ScorerStart the process with its first message; returns the answer. Raises _EndedError."""
+        """Start the process with its first message; returns the answer. Raises _EndedError."""
         return await self._thread.run(partial(self._start, message))
 
     async def ask(self, message: bytes) -> bytes:

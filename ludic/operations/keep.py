@@ -1,8 +1,10 @@
 """Keep a root sound and small: check it, merge its small files, delete what is no longer needed."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from ludic.defaults import TARGET_BYTES, Track, untracked
+from ludic.errors import ConfigError, one_line
 from ludic.maintenance.expiry_rule import ExpiryRule
 from ludic.settings import Index, Range, SettingsError, convert, operation
 
@@ -25,8 +27,17 @@ def verify(run: "Run", *, repair: bool = False, track: Track = untracked) -> "Re
         repair: Move broken files to quarantine/ with the reason, and delete temporary files that are older than a day.
     """
     from ludic.maintenance.verify import check_root
+    from ludic.maintenance.verify.checks import Finding
+    from ludic.run_json import run_of
+    from ludic.store.catalogue import RUN
 
-    return check_root(run.root.writable() if repair else run.root, track, repair=repair)
+    report = check_root(run.root.writable() if repair else run.root, track, repair=repair)
+    try:
+        run_of(run.root)
+    except ConfigError as error:
+        finding = Finding(check="settings", where=RUN.template, problem=one_line(error))
+        return replace(report, findings=[finding, *report.findings])
+    return report
 
 
 @operation()

@@ -100,5 +100,5 @@ class Run(Result):
 
 
 def open_run(url: str | PathLike[str]) -> Run:
-    """Open the run at a folder or URL. Raises MissingRootError if there is none, SchemaError if run.json is damaged."""
+    """Open the run at a folder or URL. Raises MissingRootError if there is none, ConfigError if run.json is damaged."""
     return Run(Root.open(fspath(url)))

@@ -37,7 +37,7 @@ def to_arrow(column: ArrayColumn, arrays: Sequence[Any], numbers: pa.Array | Non
     """
     type_ = column.arrow_type
     if column.num_dimensions == 0:
-        return pa.array(arrays, type_)
+        return pa.array([None if each is None else column.dtype.type(each) for each in arrays], type_)
     present = [array for array in arrays if array is not None]
     inner = join(column, present) if numbers is None else numbers
     for level in range(column.num_dimensions - 1, 0, -1):

@@ -43,10 +43,14 @@ class Ragged(Sequence[np.ndarray]):
 
     @classmethod
     def of(cls, lists: Iterable[Any], dtype: Any) -> Self:
-        """Join lists of numbers."""
-        arrays = [np.asarray(each, dtype) for each in lists]
+        """Join lists of numbers. Raises ValueError if a dtype of integers can't hold one of them as it is."""
+        arrays, own = [np.asarray(each) for each in lists], np.dtype(dtype)
+        found = np.concatenate([np.zeros(0, own), *arrays])
+        values = found.astype(own, copy=False)
+        if own.kind in "iu" and values.dtype != found.dtype and not np.array_equal(values, found):
+            raise ValueError(f"a list holds numbers that {own} does not have")
         ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
-        return cls(np.concatenate([np.zeros(0, dtype), *arrays], dtype=dtype), ends)
+        return cls(values, ends)
 
     @property
     def shape(self) -> tuple[int]:
@@ -61,7 +65,7 @@ class Ragged(Sequence[np.ndarray]):
         return len(self.bounds) - 1
 
     def __repr__(self) -> str:
-        return f"Ragged({[each.tolist() for each in self]})"
+        return f"Ragged({self.values!r}, {self.bounds!r})"
 
     @overload
     def __getitem__(self, index: int) -> np.ndarray: ...
@@ -72,11 +76,24 @@ class Ragged(Sequence[np.ndarray]):
     def __getitem__(self, index: int | slice) -> "np.ndarray | Ragged":
         """Return one list, or the lists of a slice without step, as views."""
         if isinstance(index, slice):
-            start, stop, _ = index.indices(len(self))
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError(f"a slice of a Ragged has step {step}, wanted 1")
             bounds = self.bounds[start : max(start, stop) + 1]
             return Ragged(self.values[bounds[0] : bounds[-1]], bounds - bounds[0])
         position = range(len(self))[index]
         return self.values[self.bounds[position] : self.bounds[position + 1]]
+
+    def misfit(self, dtype: np.dtype) -> str | None:
+        """Return why this is no Ragged of a dtype with lists one after the other; None if it is."""
+        values, bounds = self.values, self.bounds
+        if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
+            return f"holds {getattr(values, 'dtype', type(values).__name__)}, wanted {dtype}"
+        if not isinstance(bounds, np.ndarray) or bounds.ndim != 1 or bounds.dtype.kind != "i" or not len(bounds):
+            return "has bounds that are no array of integers of one dimension, at least one"
+        if bounds[0] != 0 or bounds[-1] != len(values) or (np.diff(bounds) < 0).any():
+            return f"has bounds that do not rise from 0 to its {len(values)} numbers"
+        return None
 
     @property
     def counts(self) -> np.ndarray:
@@ -105,7 +122,8 @@ class ArrayColumn:
     holds_token: bool = False
     """Whether the numbers of a sampled token include the token itself; a Ragged along the response."""
     fill: Any = None
-    """Value of response tokens that were not sampled; None if any may stand there."""
+    """Value of response tokens that were not sampled, which is checked; None lets any stand there, and an assembled row
+    has 0, or no numbers."""
     null: Any = None
     """What an absent column means, and what stands in a batch for a row without it; None is NaN, or 0."""
     lowest: float | None = None
@@ -135,6 +153,10 @@ class ArrayColumn:
         assert keys.keys() <= known, f"{column.name} has {sorted(keys.keys() - known)}, wanted fields of ArrayColumn"
         assert keys["along"] in get_args(Along), f"{column.name} runs along {keys['along']}, wanted {get_args(Along)}"
         assert depth > 0 or keys["along"] == "row", f"{column.name} runs along {keys['along']}, wanted a list"
+        is_list_a_token = depth == 2 and keys["along"] != "row"
+        assert is_list_a_token or not keys.get("ragged"), f"{column.name} is ragged, wanted a list of numbers a token"
+        holds = not keys.get("holds_token") or (keys.get("ragged") and keys["along"] == "response")
+        assert holds, f"{column.name} holds its tokens, wanted ragged and along the response"
         return cls(
             name=column.name,
             dtype=np.dtype(type_.to_pandas_dtype()),
@@ -185,10 +207,10 @@ class ArrayColumn:
         return np.full((num_tokens, *(() if like is None else like.shape[1:])), null, self.dtype)
 
     def unsampled(self, num_tokens: int, like: Any = None) -> Any:
-        """Return the values of tokens that were not sampled: `fill`. like: as for `unknown`."""
-        if self.ragged or self.fill is None:
-            return self.unknown(num_tokens, like)
-        return np.full((num_tokens, *(() if like is None else like.shape[1:])), self.fill, self.dtype)
+        """Return the values of tokens that were not sampled: `fill`, else 0 or no numbers. like: as for `unknown`."""
+        if self.ragged:
+            return self.unknown(num_tokens)
+        return np.full((num_tokens, *(() if like is None else like.shape[1:])), self.fill or 0, self.dtype)
 
     def concatenate(self, parts: Sequence[Any]) -> Any:
         """Lay values of consecutive tokens end to end; parts: at least one."""
@@ -224,7 +246,7 @@ class ArrayColumn:
         if None in of_prompt or None in of_response:
             return False
         if self.ragged:
-            is_of_type = {each.values.dtype for each in found} == {self.dtype}
+            is_of_type = not any(each.misfit(self.dtype) for each in found)
         else:
             is_of_type = set(map(attrgetter("dtype", "ndim"), found)) == {(self.dtype, self.num_dimensions)}
         if self.along == "read" or (not self.ragged and self.num_dimensions > 1):
@@ -235,13 +257,14 @@ class ArrayColumn:
         """Return how values differ from the column in type, dtype or dimensions; None if they do not."""
         if values is None:
             return None if self.is_nullable else f"is NoneType, wanted {self._wanted()}"
-        if self.along == "row" and self.num_dimensions == 0:
-            is_number = isinstance(values, int | float | np.number) and not isinstance(values, bool)
+        if self.num_dimensions == 0:
+            kinds = {"b": (bool, np.bool_), "i": (int, np.integer)}.get(self.dtype.kind, (float, int, np.number))
+            is_number = isinstance(values, kinds) and (self.dtype.kind == "b" or not isinstance(values, bool))
             return None if is_number else f"is {type(values).__name__}, wanted {self._wanted()}"
         if self.ragged:
             if not isinstance(values, Ragged):
                 return f"is {type(values).__name__}, wanted {self._wanted()}"
-            return None if values.values.dtype == self.dtype else f"holds {values.values.dtype}, wanted {self.dtype}"
+            return values.misfit(self.dtype)
         if not isinstance(values, np.ndarray):
             return f"is {type(values).__name__}, wanted {self._wanted()}"
         if values.dtype != self.dtype or values.ndim != self.num_dimensions:
@@ -251,11 +274,12 @@ class ArrayColumn:
     def _wanted(self) -> str:
         """Describe the type of its values, for a message."""
         if self.num_dimensions == 0:
-            return f"a number that is {self.dtype}"
+            return f"one {self.dtype}"
         if self.ragged:
             return f"a Ragged of {self.dtype}"
-        dimensions = {1: "one dimension", 2: "two dimensions", 3: "three dimensions"}[self.num_dimensions]
-        return f"a NumPy array of {self.dtype} of {dimensions}"
+        dimensions = {1: "one dimension", 2: "two dimensions", 3: "three dimensions"}
+        wanted = dimensions.get(self.num_dimensions, f"{self.num_dimensions} dimensions")
+        return f"a NumPy array of {self.dtype} of {wanted}"
 
     def wrong_length(self, values: Any, prompt_length: int, response_length: int) -> str | None:
         """Return why values are not one for each of their tokens; None if they are. Their type must fit."""
@@ -326,7 +350,8 @@ class ArrayColumn:
             is_other, wanted = values.counts > 0, "wanted no numbers, since action_mask is 0"
         else:
             # NaN is reported as such.
-            is_other = np.any(np.abs(values - self.fill) > 0, axis=tuple(range(1, values.ndim)))
+            is_other = values != self.fill if self.dtype.kind == "b" else np.abs(values - self.fill) > 0
+            is_other = np.any(is_other, axis=tuple(range(1, values.ndim)))
             wanted = f"wanted {self.fill}, since action_mask is 0"
         tokens = np.flatnonzero(is_other & ~is_sampled)
         if not len(tokens):
@@ -379,8 +404,10 @@ def reasons_against(
     """Yield a column of a row or a completion and why its values can't stand there: type, length, or numbers."""
     of_catalogue = array_columns()
     for name, values in columns.items():
+        if values is None:  # absent, as where it is left out
+            continue
         if (column := of_catalogue.get(name)) is None:
-            yield name, f"is no array of a row, wanted one of {', '.join(of_catalogue)}"
+            yield str(name), f"is no array of a row, wanted one of {', '.join(of_catalogue)}"
         elif reason := (
             column.misfit(values)
             or column.wrong_length(values, prompt_length, response_length)

@@ -28,7 +28,7 @@ from ludic.records import (
 from ludic.schema.arrays import join, values_of
 from ludic.schema.columns import NUM_TOKEN_IDS, ArrayColumn, array_columns, select
 from ludic.schema.conversion import TokenColumns
-from ludic.schema.tables import NO_COLUMNS
+from ludic.schema.tables import NO_COLUMNS, type_name
 from ludic.schema.type_checks import RowProblem, find_misfits, shown
 
 MAX_LISTED = 20
@@ -49,9 +49,19 @@ TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", "time
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Value in the name of a folder, env=VALUE, that readers of hive partitions take for null."""
 
-_FLAT = select(lambda column: column.is_number_a_token and not column.is_nullable and column.dtype.kind != "b")
+
+def _is_flat(column: ArrayColumn) -> bool:
+    return column.is_number_a_token and not column.is_nullable and column.dtype.kind != "b"
+
+
+def _is_other(column: ArrayColumn) -> bool:
+    return not _is_flat(column) and (column.dtype.kind != "b" or column.fill is not None)
+
+
+_FLAT = select(_is_flat)
 """Arrays that every row has, of one number a token: those of all rows are checked at once."""
-_OTHERS = select(lambda column: column not in _FLAT and column.dtype.kind != "b")
+_OTHERS = select(_is_other)
+"""All others whose values can be wrong: each row's are checked by themselves."""
 _ACTION_MASK = array_columns()["action_mask"]
 
 
@@ -460,6 +470,8 @@ def find_untrainable(rows: pa.Table, vocab_size: int | None, *, any_logprob: boo
 
     note(_bad_temperatures(rows["temperature"]))
     note(_bad_lengths(rows))
+    for column in TRAINED:
+        note(_bad_shapes(rows[column.name], column, problems))
     for column in (each for each in TRAINED if each in _FLAT):
         is_any_finite = any_logprob and not column.is_token_ids
         for first, flat in _flat(rows, column):
@@ -487,7 +499,7 @@ def _bad_temperatures(column: pa.ChunkedArray) -> Iterator[RowProblem]:
 
 
 def _bad_lengths(rows: pa.Table) -> Iterator[RowProblem]:
-    """Yield lists that are not as long as the row says; a list that is null, as some may be, has no length."""
+    """Yield lists that are not as long as the row says; a list that is null has no length."""
     prompts, responses = (rows[name].to_numpy() for name in ("prompt_length", "response_length"))
     for row in np.flatnonzero(prompts < 1).tolist():
         yield row, "prompt_tokens", "is empty, wanted at least one token"
@@ -501,13 +513,83 @@ def _bad_lengths(rows: pa.Table) -> Iterator[RowProblem]:
             yield row, column.name, f"has {found[row]:g} tokens, the row says {wanted[row]}"
 
 
+def _bad_shapes(found: pa.ChunkedArray, column: ArrayColumn, known: Mapping[int, str]) -> Iterator[RowProblem]:
+    """Yield rows with a null, with lists of unequal lengths, or of another shape than most. known: bad rows."""
+    if _is_regular(found, column):
+        return
+    shapes = dict[int, tuple[int, ...]]()
+    for row, value in enumerate(found):
+        if row in known:
+            continue
+        shape = _shape_of_tokens(value, column)
+        if isinstance(shape, str):
+            yield row, column.name, shape
+        elif shape is not None:
+            shapes[row] = shape
+    if shapes:
+        [(usual, _)] = Counter(shapes.values()).most_common(1)
+        of_what = "in the row" if column.along == "row" else "a token"
+        for row, shape in shapes.items():
+            if shape != usual:
+                yield row, column.name, f"has {_times(shape)} numbers {of_what}, most rows have {_times(usual)}"
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _is_regular(found: pa.ChunkedArray, column: ArrayColumn) -> bool:
+    """Return whether no list or number is null, and all rows have one shape; may be False where they are all sound."""
+    if found.null_count and not column.is_nullable:
+        return False
+    lengths: list[set[int]] = [set() for _ in range(column.num_dimensions)]
+    for chunk in found.chunks if column.num_dimensions else ():
+        level = chunk
+        for known in lengths:
+            if not column.ragged and (level is not chunk or column.along == "row"):
+                known.update(np.unique(np.diff(level.offsets.to_numpy())).tolist())
+            level = level.values
+            if level.null_count:
+                return False
+    return all(len(known) <= 1 and 0 not in known for known in lengths)
+
+
+def _shape_of_tokens(value: pa.Scalar, column: ArrayColumn) -> tuple[int, ...] | str | None:
+    """Return the shape of a row's array beyond the tokens, or what is wrong with it; None if it has none to compare."""
+    if not value.is_valid:
+        return None if column.is_nullable else f"is null, wanted {type_name(column.arrow_type)}"
+    if not column.num_dimensions:
+        return None
+    level, shape = value.values, [len(value.values)]
+    while pa.types.is_list(level.type):
+        if level.null_count:
+            return "holds null, wanted lists of numbers"
+        if not column.ragged:
+            lengths = set(pc.unique(pc.list_value_length(level)).to_pylist())
+            if len(lengths) > 1 or 0 in lengths:
+                return "has lists of unequal lengths, or empty ones, wanted as many numbers for each token"
+            shape += lengths
+        level = level.flatten()
+    if level.null_count:
+        return "holds null, wanted numbers"
+    if column.ragged:
+        return None
+    if column.along == "row":
+        return tuple(shape) if shape[0] else "is empty, wanted numbers"
+    return tuple(shape[1:]) if shape[0] else None  # the lists of no tokens have no length
+
+
 def _bad_rows(rows: pa.Table, column: ArrayColumn, num_ids: int, known: Mapping[int, str]) -> Iterator[RowProblem]:
     """Yield rows whose values of a column that may be absent are not sound. known: rows that are bad anyway.
 
     A list without numbers says nothing of its token: it was drawn from all.
     """
-    for row, values in enumerate(values_of(column, rows[column.name])):
-        if values is None or row in known:
+    indexes, found = range(rows.num_rows), rows[column.name]
+    if known:  # their arrays may be such that NumPy has none like them
+        indexes = [row for row in indexes if row not in known]
+        found = found.take(pa.array(indexes, pa.int64()))
+    for row, values in zip(indexes, values_of(column, found), strict=True):
+        if values is None:
             continue
         tokens, mask = (rows[name][row].values for name in ("response_tokens", "action_mask"))
         is_sampled = np.ones(len(tokens), bool) if mask is None else mask.to_numpy(zero_copy_only=False)

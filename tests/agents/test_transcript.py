@@ -124,6 +124,20 @@ def test_a_completion_needs_a_value_for_each_token() -> None:
         TranscriptBuilder().add_call(ids(1), ids(2, 3), nats(-1))
 
 
+def test_completions_of_a_row_have_as_many_numbers_a_token() -> None:
+    builder = TranscriptBuilder()
+    builder.add_call(ids(1), ids(3), experts(10))
+    of_two_layers = {"experts": np.zeros((3, 2, 1), np.int16)}
+    with pytest.raises(ValueError, match=r"experts of a completion has shape \(2, 1\) at each token, the row's first"):
+        builder.add_call(ids(1, 3, 4), ids(5), of_two_layers)
+    builder.add_call(ids(1, 9), ids(5, 6), of_two_layers)  # a row of its own
+
+
+def test_a_name_that_is_no_array_is_refused() -> None:
+    with pytest.raises(ValueError, match="spell of a completion is no array of a row, wanted one of prompt_tokens,"):
+        TranscriptBuilder().add_call(ids(1), ids(2), {"spell": np.zeros(1)})
+
+
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=5)  # few ids, so that prompts are often alike by chance
 
 

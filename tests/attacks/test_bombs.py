@@ -41,10 +41,16 @@ def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "MOST_ROW_GROUP_ROWS", _GROUP)
 
 
+_POOLS: list[pa.ProxyMemoryPool] = []
+"""Pools that were in place once. They stay, since Arrow crashes when memory of a pool that is gone is freed, and an
+exception's traceback, a cache or another thread may hold such memory beyond the block."""
+
+
 @contextmanager
 def memory_below(most_bytes: int) -> Iterator[None]:
     """Fail if Arrow holds more at a time in the block."""
     before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    _POOLS.append(pool)
     pa.set_memory_pool(pool)
     try:
         yield

@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from golden.write_golden import as_json
+from golden.write_golden import FILES, as_json
 
 import ludic
 from ludic.errors import SchemaError
@@ -88,6 +88,11 @@ def rows_of(expected: dict[str, Any], folder: str) -> Iterator[dict[str, Any]]:
 
 def by_id(rows: Iterator[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["rollout_id"]: row for row in rows}
+
+
+def test_a_new_golden_store_would_get_records_of_the_same_form():
+    stored = json.loads((HERE / f"v{SCHEMA_VERSION}.json").read_text(encoding="utf-8"))["files"]
+    assert json.dumps(as_json(FILES)) == json.dumps(stored)
 
 
 def test_every_record_comes_back_bit_for_bit(root, expected):

@@ -29,7 +29,7 @@ from ludic.records import (
 )
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
-from ludic.schema import SCHEMA_VERSION
+from ludic.schema import SCHEMA_VERSION, Ragged, array_columns
 from ludic.sql.planner import BatchRules, Planner
 from ludic.store import (
     Attempt,
@@ -315,14 +315,24 @@ def write_what_a_trainer_writes(root: Root) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """Records as JSON; floats keep every bit, since Python writes the shortest decimal that reads as the same."""
+    """Records as JSON; floats keep every bit, since Python writes the shortest decimal that reads as the same.
+
+    The arrays of a rollout stand beside its other fields, by the name of their column; null for one that is absent.
+    """
     if is_dataclass(value):
-        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+        found: dict[str, Any] = {}
+        for field in fields(value):
+            of_field = getattr(value, field.name)
+            if isinstance(value, Rollout) and field.name == "columns":
+                found |= as_json({name: of_field.get(name) for name in {**array_columns(), **of_field}})
+            else:
+                found[field.name] = as_json(of_field)
+        return found
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
         return {key: as_json(item) for key, item in value.items()}
-    return [as_json(item) for item in value] if isinstance(value, tuple | list) else value
+    return [as_json(item) for item in value] if isinstance(value, tuple | list | Ragged) else value
 
 
 if __name__ == "__main__":

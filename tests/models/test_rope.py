@@ -227,7 +227,7 @@ def run_of(folder: str, **settings: object) -> RunConfig:
     ],
 )
 def test_a_run_takes_long_factors_if_its_rows_may_be_longer_than_the_original_length(folder, settings, longrope):
-    assert with_longrope(run_of(folder, **settings), load_config(folder)).longrope == longrope
+    assert with_longrope(run_of(folder, **settings), Path(folder)).longrope == longrope
 
 
 @pytest.mark.parametrize(
@@ -243,15 +243,15 @@ def test_a_run_takes_long_factors_if_its_rows_may_be_longer_than_the_original_le
 )
 def test_lengths_that_the_factors_or_the_model_do_not_reach_are_refused(folder, settings, message):
     with pytest.raises(ConfigError, match=message):
-        with_longrope(run_of(folder, **settings), load_config(folder))
+        with_longrope(run_of(folder, **settings), Path(folder))
 
 
 def test_longrope_of_another_model_is_refused(tmp_path):
     config_of("llama", {"rope_type": "default", "rope_theta": 1e4}).save_pretrained(tmp_path)
-    run, config = run_of(str(tmp_path)), load_config(str(tmp_path))
-    assert with_longrope(run, config) == run
+    run = run_of(str(tmp_path))
+    assert with_longrope(run, tmp_path) == run
     with pytest.raises(ConfigError, match=f"longrope is long, and {tmp_path} is no longrope model"):
-        with_longrope(replace(run, longrope="long"), config)
+        with_longrope(replace(run, longrope="long"), tmp_path)
 
 
 @pytest.mark.parametrize(("longrope", "served"), [(None, 64), ("short", 10), ("long", 65), ("long", 256)])

@@ -42,7 +42,7 @@ _TEMPLATE = make_group(rewards=[0.0], response_length=1, seed=0).rollouts[0]
 
 def row(rollout_id: str, episode_id: str, reward: float | None, **fields: Any) -> Rollout:
     """A row without turns, of one token: by default of the root agent `main`."""
-    return replace(
+    return changed(
         _TEMPLATE,
         rollout_id=rollout_id,
         episode_id=episode_id,

@@ -55,14 +55,16 @@ def test_a_root_with_settings_that_this_ludic_does_not_know_opens_for_all_that_n
 ) -> None:
     rewrite(filled, **changes)
     run = ludic.open(filled.url)
+    # What no worker starts with is named; settings of a newer minor version are left out.
+    refused = set() if changes is UNKNOWN["of a newer minor version"] else {"settings"}
     assert run.sql("select count(*), count(x_judge), (select model from roots) from rollouts").row(0) == (24, 0, "m")
-    assert run.verify().to_dict()["findings"] == []
+    assert {each["check"] for each in run.verify().to_dict()["findings"]} == refused
     assert len(run.compact(all_versions=True).partitions) == 3
     run.expire(before=1)
     exported = io.BytesIO()
     run.export("jsonl", exported)
     assert len(exported.getvalue().splitlines()) == 16
-    assert run.verify().to_dict()["findings"] == []
+    assert {each["check"] for each in run.verify().to_dict()["findings"]} == refused
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_store_sql_and_maintenance_load_no_settings_of_runs_and_no_names_of_othe
     code = (
         f"import sys; from importlib import import_module; [import_module(f'ludic.{{name}}') for name in {MODULES}];"
         "print([name for name in sys.modules if name.startswith(('ludic.run_config', 'ludic.settings', 'ludic.flags',"
-        " 'ludic.foreign'))])"
+        " 'ludic.run_json', 'ludic.adapters'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ludic.defaults import Track, untracked
 from ludic.errors import QueryError, one_line
 from ludic.results import Part, Result, Sentence
-from ludic.schema import arrow_schema
+from ludic.schema import arrow_schema, as_schema
 from ludic.sql.connect import open_duckdb
 from ludic.sql.library import has_rows, load_checks, load_notes, mentioned, run_query
 from ludic.store import Root
@@ -84,6 +84,7 @@ MEANINGS = {
     "model": "a file of the run's first model that was changed since the run began",
     "attempt": "a trainer start that can't be read",
     "worker": "a worker's claim of its slot that can't be read",
+    "settings": "settings in run.json with which no worker or trainer starts; queries and upkeep need none of them",
     "code": "a copy of a user's file, or a list of them, that is not what its name says",
     "policy": "published weights that can't be used",
     "checkpoint": "a checkpoint that no trainer can resume from",
@@ -142,7 +143,7 @@ class RowChecks:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows of a rollouts file. The thread that fills the buffer runs the checks; other threads wait for it."""
-        rows = pa.Table.from_batches([batch]).select(self._schema.names).cast(self._schema)
+        rows = as_schema(pa.Table.from_batches([batch]), self._schema, "rows")  # an older file lacks some columns
         with self._lock:
             self._gathered.append(rows)
             self._gathered_bytes += rows.nbytes

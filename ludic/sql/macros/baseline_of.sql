@@ -1,5 +1,5 @@
--- baseline_of: what each of several rewards is compared with: an aggregate, {n, lowest, total, std}; of the trajectories
--- that share a baseline the view rewards_of_peers has them
+-- baseline_of: what each of several rewards is compared with: an aggregate for group by, not for over,
+-- {n, lowest, total, std}; the view rewards_of_peers has them of trajectories that share a baseline
 -- n: number of rewards that are not NULL; the others do not count
 -- total, std: of the rewards relative to the lowest, so that equal rewards give exactly 0, and large rewards lose no digits;
 -- reward - lowest - total / n is the reward minus the mean
