@@ -77,6 +77,11 @@ def test_a_row_that_would_end_a_step_is_found_with_its_reason(column, value, rea
     assert (row, found.startswith(f"{column} {reason}")) == (2, True), found
 
 
+def test_training_always_reads_these_arrays_and_experts_only_if_they_are_replayed():
+    arrays = ("prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "kept_tokens")
+    assert list(TRAINED_COLUMNS) == ["temperature", *arrays]
+
+
 def test_kept_tokens_may_be_left_out_at_a_token_and_have_to_be_token_ids():
     table = rows(response_tokens=TOKENS, kept_tokens=[[4, 5]] + [[]] * 15)
     assert find_untrainable(table, VOCABULARY) == {}
