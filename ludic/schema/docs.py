@@ -51,17 +51,17 @@ checked, assembled, stored, vetted, cut, packed and handed to the loss (`terms.c
 another `set_by`, code must give it its values: `agents/transcript.py` and the episode name the arrays that they set.
 With `"trained": "on request"`, a setting must ask for it, and only `experts` has one.
 
-A row of several calls has the value of the last call that gave one if the array is along the `row`, of the first call if
-it is along the `prompt`; an array along other tokens must come with every call, or the row is without it.
+A row of several calls has the value of the last call that gave one if the array is along the `row`, of the first call
+if it is along the `prompt`; an array along other tokens must come with every call, or the row is without it.
 
 | key | meaning |
 | --- | --- |
-| `along` | the tokens with a value each: `prompt`; `response`; `read`, all but the last one; or `row`: one value, or list, for all |
+| `along` | the tokens with a value each: `prompt`; `response`; `read`, all but the last; or `row`: one value or list |
 | `ragged` | whether the numbers of a token are a list of any length; without it, all tokens of a batch have as many |
 | `ascending` | whether the numbers of a token must rise |
 | `holds_token` | whether the numbers of a sampled token must include its id |
 | `fill` | the value at response tokens that were not sampled; without it, any passes, and a row assembled here has 0 |
-| `null` | what stands in a batch for a row without the array, best outside of the range; without it, NaN, or 0 for integers |
+| `null` | what stands in a batch for a row without the array, best outside of the range; by default NaN, or 0 |
 | `range` | the least and the greatest number, or `token ids`; without it, all finite ones |
 | `wanted` | the range in words, for messages |
 | `set_by` | who gives the values: the `transcript` that is assembled, the `sampler` of each completion, the `episode` |
