@@ -618,15 +618,14 @@ def _columns(con: duckdb.DuckDBPyConnection, measure: SqlText, values: Mapping[s
 # --- Data checks, and notes on harmless facts ----------------------------------------------------------
 # Each check is a SQL file in ludic/sql/checks/ that returns the offending rows; none means that the data is sound. It
 # reads the views of `ludic.connect`, with token lists; `connect(root, without=...)` leaves out a broken file.
-# One is made from the catalogue of arrays: it looks at those that the other checks do not name.
+# One is made from the catalogue of arrays: it looks at those that unequal_lengths.sql does not name.
 
 
 def load_checks() -> dict[str, str]:
     """Return the SQL of the data checks by name; see ludic/sql/checks/."""
     checks = {name: read_packaged("checks", name) for name in packaged_names("checks")}
-    arrays = {column.name: column for column in select(lambda _: True)}
-    named = mentioned((_COMMENT.sub("", sql) for sql in checks.values()), arrays)
-    return {**checks, "unsound_arrays": _array_check([arrays[name] for name in arrays if name not in named])}
+    by_name = re.findall(r"\blen\((\w+)\)", checks["unequal_lengths"])
+    return {**checks, "unsound_arrays": _array_check(select(lambda column: column.name not in by_name))}
 
 
 def _array_check(columns: Sequence[ArrayColumn]) -> str:
