@@ -44,18 +44,24 @@ _ARRAYS = """\
 ## Arrays of a row
 
 What ludic knows of the arrays of `rollouts`: keys of their rows in `schemas/rollouts.v1.json` that the stored schema
-does not have. A new array is a new row there, with `"nullable": true`, and a new minor version: a completion may then
-have it (`Completion.columns`), and it is checked, assembled, stored, cut, packed and handed to the loss
-(`terms.columns`) by what its row says.
+does not have. A new array is a new row there, with `"nullable": true`, and a new minor version.
+
+With `"set_by": "sampler"` that row is all it needs: a completion may have the array (`Completion.columns`), and it is
+checked, assembled, stored, vetted, cut, packed and handed to the loss (`terms.columns`) by what its row says. With
+another `set_by`, code must give it its values: `agents/transcript.py` and the episode name the arrays that they set.
+With `"trained": "on request"`, a setting must ask for it, and only `experts` has one.
+
+A row of several calls has the value of the last call that gave one if the array is along the `row`, of the first call
+if it is along the `prompt`; an array along other tokens must come with every call, or the row is without it.
 
 | key | meaning |
 | --- | --- |
-| `along` | the tokens with a value each: `prompt`; `response`; `read`, all but the last one; or `row`: one value |
-| `ragged` | whether the numbers of a token are a list of any length; without it, all tokens of a row have as many |
+| `along` | the tokens with a value each: `prompt`; `response`; `read`, all but the last; or `row`: one value or list |
+| `ragged` | whether the numbers of a token are a list of any length; without it, all tokens of a batch have as many |
 | `ascending` | whether the numbers of a token must rise |
 | `holds_token` | whether the numbers of a sampled token must include its id |
-| `fill` | the value at response tokens that were not sampled; without it, any |
-| `null` | what stands in a batch for a row without the array; without it, NaN, or 0 for integers |
+| `fill` | the value at response tokens that were not sampled; without it, any passes, and a row assembled here has 0 |
+| `null` | what stands in a batch for a row without the array, best outside of the range; by default NaN, or 0 |
 | `range` | the least and the greatest number, or `token ids`; without it, all finite ones |
 | `wanted` | the range in words, for messages |
 | `set_by` | who gives the values: the `transcript` that is assembled, the `sampler` of each completion, the `episode` |

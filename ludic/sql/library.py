@@ -29,6 +29,7 @@ from ludic.code.kinds import ADVANTAGE, FILTER, MEASURE, SELECTION, Kind, find, 
 from ludic.code.run import describe_failure, only_exceptions
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.schema import SCALAR_COLUMNS
+from ludic.schema.columns import NUM_TOKEN_IDS, ArrayColumn, select
 from ludic.user_files import NO_FILES, Files, file_of, python_file_of
 
 _COMMENT = re.compile(r"--[^\n]*")
@@ -617,11 +618,49 @@ def _columns(con: duckdb.DuckDBPyConnection, measure: SqlText, values: Mapping[s
 # --- Data checks, and notes on harmless facts ----------------------------------------------------------
 # Each check is a SQL file in ludic/sql/checks/ that returns the offending rows; none means that the data is sound. It
 # reads the views of `ludic.connect`, with token lists; `connect(root, without=...)` leaves out a broken file.
+# One is made from the catalogue of arrays: it looks at those that unequal_lengths.sql does not name.
 
 
 def load_checks() -> dict[str, str]:
     """Return the SQL of the data checks by name; see ludic/sql/checks/."""
-    return {name: read_packaged("checks", name) for name in packaged_names("checks")}
+    checks = {name: read_packaged("checks", name) for name in packaged_names("checks")}
+    by_name = re.findall(r"\blen\((\w+)\)", checks["unequal_lengths"])
+    return {**checks, "unsound_arrays": _array_check(select(lambda column: column.name not in by_name))}
+
+
+def _array_check(columns: Sequence[ArrayColumn]) -> str:
+    """Return the check of arrays by their rows of the catalogue: as long as their tokens, and numbers in range."""
+    return (
+        "-- unsound_arrays: an array that is not as long as its tokens, or has a number out of its range\n"
+        "-- grain: one row per such rollout_id and array | reads: rollouts | the variable vocab_size, if it is known\n"
+        + "\nunion all by name\n".join(map(_unsound_rows, columns))
+    )
+
+
+def _unsound_rows(column: ArrayColumn) -> str:
+    """Return the SELECT of rows whose array is unsound. DuckDB takes NaN for the greatest number."""
+    numbers, wanted = f'"{column.name}"', "null::bigint"
+    for _ in range(column.num_dimensions - 1):
+        numbers = f"flatten({numbers})"
+    lowest, highest = column.bounds() if column.dtype.kind != "b" else (0, 1)
+    highest_sql = f"{highest!r}::double"
+    if column.is_token_ids:
+        highest_sql = f"coalesce(getvariable('vocab_size')::bigint - 1, {NUM_TOKEN_IDS - 1})"
+    if column.along != "row":
+        of_read = "greatest(prompt_length::bigint + response_length - 1, 0)"
+        wanted = {"prompt": "prompt_length", "response": "response_length", "read": of_read}[column.along]
+    of_lists = f"list_min({numbers})", f"list_max({numbers})"
+    least, most = of_lists if column.num_dimensions else (numbers, numbers)
+    length = f'len("{column.name}")' if column.num_dimensions else "null::bigint"
+    return f"""select
+    rollout_id,
+    '{column.name}' as array_name,
+    {length} as num_values,
+    {wanted} as num_wanted,
+    {least}::double as lowest_number,
+    {most}::double as highest_number
+from rollouts
+where num_values <> num_wanted or lowest_number < {lowest!r}::double or highest_number > {highest_sql}"""  # noqa: S608
 
 
 def load_notes() -> dict[str, str]:

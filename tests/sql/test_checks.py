@@ -12,8 +12,11 @@ from ludic.errors import QueryError
 from ludic.maintenance.compact import compact
 from ludic.maintenance.verify import check_root, checks, meaning_of
 from ludic.maintenance.verify.checks import ROW_CHECKS, small_views_as_tables
-from ludic.schema import arrow_schema
+from ludic.schema import arrow_schema, columns
+from ludic.schema.columns import ArrayColumn
+from ludic.schema.tables import Column
 from ludic.sql import BatchRules, Planner, connect, run_checks
+from ludic.sql.connect import open_duckdb
 from ludic.sql.library import has_rows, load_checks, run_query
 from ludic.store.attempts import start_attempt
 from ludic.store.ledger import ledger_name
@@ -224,6 +227,54 @@ def test_numbers_that_are_none(root: Root, store, rows):
         "temperature": float("inf"),
     }
     assert found_in_changed(root, store, rows, "not_finite", changes) == changes.keys()
+
+
+EXPERTS = [[[1, 2]]] * 23
+KEPT = [[]] * 16
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("experts", EXPERTS[1:]),
+        ("experts", [*EXPERTS[1:], [[-1, 2]]]),
+        ("kept_tokens", KEPT[1:]),
+        ("kept_tokens", [*KEPT[1:], [-1, 2]]),
+        ("kept_tokens", [*KEPT[1:], [2, 300]]),
+    ],
+)
+def test_arrays_that_only_the_catalogue_names(root: Root, store, rows, column: str, value: list):
+    sound = {"experts": EXPERTS, "kept_tokens": [*KEPT[1:], [2, 299]]}[column]
+    store(rows([[1.0, 0.0, 1.0]], **{column: [sound, value, None]}))
+    con = connect(root)
+    con.execute("set variable vocab_size = 300")
+    [row] = run_query(con, load_checks()["unsound_arrays"]).to_pylist()
+    assert row["array_name"] == column
+    assert row["rollout_id"] == rows([[1.0, 0.0, 1.0]])["rollout_id"][1].as_py()
+
+
+def test_an_array_is_checked_by_its_row_of_the_catalogue(monkeypatch: pytest.MonkeyPatch):
+    keys = {"along": "row", "set_by": "sampler", "range": [0, 1]}
+    pace = ArrayColumn.of(Column(name="pace", type=pa.float32(), nullable=True, doc="", catalogue=keys))
+    flags = pa.list_(pa.bool_())
+    greedy = Column(
+        name="greedy", type=flags, nullable=True, doc="", catalogue={**keys, "along": "prompt", "range": (None, None)}
+    )
+    monkeypatch.setattr(columns, "array_columns", lambda: {"pace": pace, "greedy": ArrayColumn.of(greedy)})
+    con = open_duckdb()
+    con.execute("""
+        create table rollouts as
+        select * from (
+            values
+            ('a', 2, 0.5::float, [true, false]),
+            ('b', 2, 'nan'::float, null),
+            ('c', 1, 2::float, [true]),
+            ('d', 1, null, [])
+        )
+        rows (rollout_id, prompt_length, pace, greedy)
+    """)
+    found = run_query(con, load_checks()["unsound_arrays"]).to_pylist()
+    assert [(row["rollout_id"], row["array_name"]) for row in found] == [("b", "pace"), ("c", "pace"), ("d", "greedy")]
 
 
 @pytest.mark.parametrize(

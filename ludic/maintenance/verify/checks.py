@@ -115,8 +115,8 @@ def reason_of(error: Exception) -> str:
 # On a run's view they would need gigabytes if rollouts are long: DuckDB holds 2,048 lists of tokens at a time.
 
 
-ROW_CHECKS = ("not_finite", "unequal_lengths", "untrainable_tokens")
-"""Checks of ludic/sql/checks/ whose result for a row needs no other row."""
+ROW_CHECKS = ("not_finite", "unequal_lengths", "unsound_arrays", "untrainable_tokens")
+"""Checks of rollouts whose result for a row needs no other row."""
 
 MOST_SHOWN = 5
 """Maximum rows of a check that are listed; further rows are only counted."""
