@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tiny_runs import create_root, fill, make_model
+from tiny_runs import create_root, fill, make_model, query
 
 import ludic
+from ludic.store import Root
 
 PACKAGE = Path(ludic.__file__).parent
 SAMPLED = {"nullable": True, "set_by": "sampler", "trained": "always", "doc": "Of this test."}
@@ -44,7 +46,7 @@ def sampled(request):
             "surprise": -logprobs,
             "seen": Ragged.of(([index % 7] * (index % 3) for index in range(num_read)), np.int32),
             "teacher": logprobs[:, None] - np.arange(3, dtype=np.float32),
-            "pace": 0.25,
+            "pace": len(request.prompt_tokens) / 4,  # of a row: of its last call
         },
     )
 
@@ -88,7 +90,7 @@ def _reads_new_columns(terms: TokenTerms, config: Reinforce) -> tuple[Tensor, Te
     assert torch.equal(of["surprise"][mask], -terms.sampler_logprobs[mask])
     wanted = terms.sampler_logprobs[mask, None] - torch.arange(3)
     assert torch.equal(of["teacher"][mask], wanted)
-    assert set(of["pace"][mask].tolist()) == {0.25}
+    assert torch.equal(of["pace"][mask], terms.sequence_mean(of["pace"])[mask]) and (of["pace"][mask] > 0).all()
     assert not of["surprise"][~mask].any() and not of["teacher"][~mask].any()
     counts = np.diff(of["seen"].bounds)
     assert set(of["seen"].values.tolist()) <= set(range(7)) and set(counts.tolist()) <= {0, 1, 2}
@@ -103,34 +105,45 @@ OBJECTIVES = {**OBJECTIVES, "reinforce": _reads_new_columns}
 CHECKS = """\
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from own import Drawn, sampled
 
 import ludic
-from ludic.batches.packing import pack
+from ludic.batches.config import BatchConfig
+from ludic.batches.reading import read_rank_batch
+from ludic.batches.source import Plan
 from ludic.engines.engine import GenerationRequest, SamplingParams, check_completion
 from ludic.errors import EngineError, InvalidBatchError
 from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.schema import Ragged, from_table, with_columns
 from ludic.schema.docs import render
-from ludic.store import RolloutWriter, Root, list_files
+from ludic.sql import BatchRules, Planner
+from ludic.store import RolloutReader, RolloutWriter, Root, list_files
+from ludic.store.parquet import decode, encode
 
 run, old = ludic.open(sys.argv[1]), Root.open(sys.argv[2], writable=True)
 
+def seen_at(index):
+    return [index % 7] * (index % 3)
+
 # Sampled, assembled over turns and segments, stored, asked in SQL.
 rows = run.sql('''
-    select segment_index, prompt_length, response_length, action_mask, response_logprobs, surprise, seen, teacher, pace
+    select segment_index, prompt_length, response_length, action_mask, response_logprobs, agent_steps[-1].start,
+        surprise, seen, teacher, pace
     from rollouts
 ''').rows()
 assert max(row[0] for row in rows) == 1, "a context was rewritten into a new segment"
 assert any(mask is not None for _, _, _, mask, *_ in rows), "a row of several calls"
-for _, prompt, response, _, logprobs, surprise, seen, teacher, pace in rows:
+for _, prompt, response, _, logprobs, last_call, surprise, seen, teacher, pace in rows:
     assert surprise == [-each for each in logprobs] and len(surprise) == response
-    assert seen == [[index % 7] * (index % 3) for index in range(prompt + response - 1)]
+    assert seen == [seen_at(index) for index in range(prompt + response - 1)]
     assert [each[0] for each in teacher] == logprobs and {len(each) for each in teacher} == {3}
-    assert pace == 0.25
+    assert pace == (prompt + last_call) / 4
+assert any(row[5] for row in rows) and any(not row[5] for row in rows), "rows of one call, and of several"
 assert run.sql("select sum(num_seq_len_truncated) from metrics").rows()[0][0] > 0, "rows were cut before the loss"
 assert run.verify().findings == []
 assert "| `surprise` | response | `0` |  | 0 to 10 | sampler | always |" in render()
@@ -178,11 +191,62 @@ def of_old():
         "select rollout_id, surprise, seen, teacher, pace, len(response_tokens) from rollouts"
     ).fetchall())
 before = of_old()
-assert {row[1] is None for row in before} == {True, False}
+assert {tuple(each is None for each in row[1:5]) for row in before} == {(True,) * 4, (False,) * 4}
 num_files = len(list_files(old))
 compact(old)
 assert len(list_files(old)) < num_files and of_old() == before
-assert {row[1] is None and row[2] is None and row[3] is None and row[4] is None for row in before} == {True, False}
+
+# Read, cut and packed for two ranks: each token has its own values.
+planner = Planner(BatchRules(groups_per_batch=len(whole)))
+planner.add(RolloutReader(run.root, planner.columns).poll(None))
+planned = planner.plan(step=1, attempt_id=1, trainer_version=max(g.rollouts[0].policy_version for g in whole))
+plan = Plan(step=1, rows=planned, cursor={}, num_pending_groups=0, num_unreadable_files=0)
+settings = BatchConfig(max_seq_len=16, max_tokens_per_micro_batch=40)
+ranks = [read_rank_batch(run.root, settings, plan, rank, 2) for rank in range(2)]
+assert all(each.num_truncated and len(each.micro_batches) > 1 for each in ranks)
+stored = {rollout.rollout_id: rollout for group in whole for rollout in group.rollouts}
+found = []
+for batch in (each for rank in ranks for each in rank.micro_batches):
+    read = iter(range(batch.input_ids.shape[1]))
+    for number, rollout_id in enumerate(batch.rollout_ids):
+        row, tokens = stored[rollout_id], (batch.sequence_ids == number).numpy()
+        num_read, num_cut = batch.sequence_lengths[number], int(tokens.sum())
+        assert num_read == min(16, len(row.prompt_tokens) + len(row.response_tokens)) - 1
+        for name in ("surprise", "teacher", "response_logprobs"):
+            assert np.array_equal(batch.columns[name].numpy()[tokens], row.columns[name][:num_cut]), name
+        assert set(batch.columns["pace"].numpy()[tokens].tolist()) == {row.columns["pace"]}
+        seen = batch.columns["seen"]
+        for index in range(num_read):
+            position = next(read)
+            start, stop = seen.bounds[position : position + 2]
+            assert seen.values[start:stop].tolist() == seen_at(index)
+            assert set(seen.rows[start:stop].tolist()) <= {position}
+            assert bool(seen.has_any[position]) == (start < stop)
+        found.append(rollout_id)
+    assert next(read, None) is None
+assert sorted(found) == sorted(id for id, row in stored.items() if len(row.prompt_tokens) < 16)
+
+# Out as JSON lines and in again.
+run.export("jsonl", "rows.jsonl")
+into = ludic.open(sys.argv[3])
+(imported,) = into.import_("rows.jsonl", "jsonl")
+assert (imported.num_rollouts, imported.refused) == (len(rows), [])
+values = "select prompt_tokens, response_tokens, surprise, seen, teacher, pace from rollouts order by all"
+assert into.sql(values).rows() == run.sql(values).rows()
+
+# Two of the rows as another program could store them: one of uneven lists, one of two values a token.
+root, spoilt = Root.open(sys.argv[3], writable=True), {}
+for name in sorted(root.list("rollouts")):
+    table = decode(root.read(name), name, "rollouts")
+    if len(spoilt) < 2 and table.num_rows > 1:
+        teacher = table["teacher"].to_pylist()
+        teacher[0][-1] = teacher[0][-1][:2]
+        teacher[1] = [each[:2] for each in teacher[1]]
+        spoilt |= {table["rollout_id"][row].as_py(): row for row in range(2)}
+        place = table.schema.get_field_index("teacher")
+        field = table.schema.field(place)
+        root.put(name, encode(table.set_column(place, field, pa.array(teacher, field.type))))
+Path("spoilt").write_text(" ".join(spoilt))
 """
 
 
@@ -214,16 +278,39 @@ def test_a_row_of_the_catalogue_is_all_that_an_array_needs(tmp_path: Path) -> No
         "SEEN": str(tmp_path / "seen"),
     }
 
-    def python(*words: str) -> None:
+    def python(*words: str) -> str:
         command = [sys.executable, *words]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        return done.stderr
 
+    def rows_of(name: str, sql: str) -> list[tuple[Any, ...]]:
+        return query(Root.open(str(tmp_path / name)), sql)
+
+    of_training = ["--ranks", "2", "--device", "cpu", "--max-seq-len", "16", "--algorithm", "reinforce"]
     settings = ["--env", "own.py:Adds", "--engine", "own.py:Drawn", "--context", "window:2", "--accept-incomplete"]
-    settings += ["--group-size", "4", "--groups-per-batch", "4", "--num-steps", "3", "--ranks", "2", "--device", "cpu"]
-    settings += ["--max-seq-len", "16", "--algorithm", "reinforce"]
-    python("-m", "ludic", "run", str(tmp_path / "run"), "--model", model, *settings)
+    settings += ["--group-size", "4", "--groups-per-batch", "4", "--num-steps", "3"]
+    python("-m", "ludic", "run", str(tmp_path / "run"), "--model", model, *settings, *of_training)
     seen = [tuple(map(int, line.split())) for line in (tmp_path / "seen").read_text().splitlines()]
     assert {rank for rank, *_ in seen} == {0, 1}
     assert sum(num_tokens for _, num_tokens, *_ in seen) > 0
-    python("-c", CHECKS, str(tmp_path / "run"), old.url)
+
+    # The same steps again.
+    python("-m", "ludic", "train", str(tmp_path / "again"), "--replay-batches", str(tmp_path / "run"), "--ranks", "2")
+    steps = "select step, loss, grad_norm, num_seq_len_truncated from metrics where loss is not null order by step"
+    assert len(rows_of("run", steps)) == 3
+    assert rows_of("again", steps) == rows_of("run", steps)
+
+    other = create_root(str(tmp_path / "other"), model, group_size=4, groups_per_batch=2)
+    python("-c", CHECKS, str(tmp_path / "run"), old.url, other.url)
+
+    # Rows that do not fit are dropped by name, and the rest is trained on.
+    said = python("-m", "ludic", "train", other.url, "--offline", "--epochs", "1", *of_training)
+    spoilt = sorted((tmp_path / "spoilt").read_text().split())
+    assert len(spoilt) == 2
+    dropped = "select rollout_id, reason from batches where not used order by rollout_id"
+    assert [row for row in rows_of("other", dropped) if row[1] != "no_tokens"] == [
+        (each, "untrainable") for each in spoilt
+    ]
+    assert all(f"rollout {each}: teacher " in said for each in spoilt)
+    assert rows_of("other", "select count(*) > 0 from batches where used") == [(True,)]
