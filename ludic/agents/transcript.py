@@ -149,10 +149,10 @@ class RowBuilder:
             return f"is no array of a row, wanted one of {', '.join(array_columns())}"
         if reason := column.wrong_length(values, len(self), num_tokens):
             return reason
-        before = next((found for each in self._completions if (found := each.columns.get(name)) is not None), None)
-        if before is None or values is None or column.ragged or column.num_dimensions < 2:
+        if values is None or column.ragged or column.num_dimensions < 2 or column.along == "row":
             return None
-        if values.shape[1:] == before.shape[1:] or column.along == "row":
+        before = next((found for each in self._completions if (found := each.columns.get(name)) is not None), values)
+        if values.shape[1:] == before.shape[1:]:
             return None
         return f"has shape {values.shape[1:]} at each token, the row's first one {before.shape[1:]}"
 

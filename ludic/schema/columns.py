@@ -98,7 +98,7 @@ class Ragged(Sequence[np.ndarray]):
     @property
     def counts(self) -> np.ndarray:
         """(n,) int64: length of each list."""
-        return np.diff(self.bounds)
+        return self.bounds[1:] - self.bounds[:-1]  # np.diff takes four times as long for a few lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +180,9 @@ class ArrayColumn:
 
     def length(self, prompt_length: int, response_length: int) -> int:
         """Return how many tokens it has values for, in a row of these lengths. It must not be along the row."""
-        read = max(0, prompt_length + response_length - 1)
-        return {"prompt": prompt_length, "response": response_length, "read": read}[self.along]
+        if self.along == "response":
+            return response_length
+        return prompt_length if self.along == "prompt" else max(0, prompt_length + response_length - 1)
 
     def cut(self, values: Any, prompt_length: int, start: int, stop: int) -> Any:
         """Return the values of a row whose response is cut to start:stop; what came before is then in its prompt.
@@ -308,12 +309,13 @@ class ArrayColumn:
                 is_bad = ~((numbers >= lowest) & (numbers <= highest))
             return self._at(values, is_bad, self.wanted_number(num_ids))
         if self.ascending:
-            falls = np.zeros(numbers.shape, bool)
-            falls[..., 1:] = np.diff(numbers) <= 0
+            falls = numbers[..., 1:] <= numbers[..., :-1]
             if self.ragged:
-                falls[values.bounds[:-1][values.counts > 0]] = False  # the first of a list
+                firsts = values.bounds[(values.bounds > 0) & (values.bounds < len(numbers))]
+                falls[firsts - 1] = False  # the first number of a list follows none
             if falls.any():
-                return self._at(values, falls, "wanted sorted numbers, each once")
+                is_bad = np.concatenate([np.zeros((*numbers.shape[:-1], 1), bool), falls], axis=-1)
+                return self._at(values, is_bad, "wanted sorted numbers, each once")
         return None
 
     def wanted_number(self, num_ids: int = NUM_TOKEN_IDS) -> str:
