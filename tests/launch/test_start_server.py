@@ -202,9 +202,14 @@ def test_a_run_takes_the_server_that_was_started_early_if_it_fits(
     train, processes = TrainConfig.of(num_steps=1, learning_rate=1e-3), LaunchConfig()
     start = Start(url="run", run=run, train=train, processes=processes, engine=EngineConfig(), root=None)
 
+    def arguments(child: psutil.Process) -> list[str]:
+        while not (found := child.cmdline()):  # for a moment, a process that has just begun has none
+            time.sleep(0.01)
+        return found
+
     def servers() -> set[int]:
         children = psutil.Process().children()
-        return {child.pid for child in children if "ludic.launch.start_server" in child.cmdline()}
+        return {child.pid for child in children if "ludic.launch.start_server" in arguments(child)}
 
     before = servers()
     with started_early(processes, EngineConfig(), num_workers), start_server(start) as server:
