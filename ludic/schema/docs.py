@@ -47,8 +47,9 @@ What ludic knows of the arrays of `rollouts`: keys of their rows in `schemas/rol
 does not have. A new array is a new row there, with `"nullable": true`, and a new minor version.
 
 With `"set_by": "sampler"` that row is all it needs: a completion may have the array (`Completion.columns`), and it is
-checked, assembled, stored, vetted, cut, packed and handed to the loss (`terms.columns`) by what its row says. With
-another `set_by`, code must give it its values: `agents/transcript.py` and the episode name the arrays that they set.
+checked, assembled, stored, vetted, cut, packed and handed to the loss (`terms.columns`) by what its row says, and
+`ludic verify` looks at its length and its range. With another `set_by`, code must give it its values:
+`agents/transcript.py` and the episode name the arrays that they set.
 With `"trained": "on request"`, a setting must ask for it, and only `experts` has one.
 
 A row of several calls has the value of the last call that gave one if the array is along the `row`, of the first call

@@ -62,7 +62,6 @@ _FLAT = select(_is_flat)
 """Arrays that every row has, of one number a token: those of all rows are checked at once."""
 _OTHERS = select(_is_other)
 """All others whose values can be wrong: each row's are checked by themselves."""
-_ACTION_MASK = array_columns()["action_mask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,18 +271,13 @@ def bad_numbers(numbers: "FlatTokens", num_ids: int, *, is_any_finite: bool = Fa
 
 def _bad_unsampled(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
     """Yield rows with a number other than `fill` for a token that was not sampled."""
-    masked = [row for row, rollout in enumerate(rollouts) if rollout.action_mask is not None]
-    if not masked:
-        return
-    chosen = [rollouts[row] for row in masked]
-    is_unsampled = ~FlatTokens.of(_ACTION_MASK, chosen).values
-    for column in (each for each in _FLAT if each.fill is not None):
-        numbers = FlatTokens.of(column, chosen)
-        # NaN fails this comparison, since it is already reported.
-        is_other = np.abs(numbers.values - column.fill) > 0
-        wanted = f"wanted {column.fill}, since action_mask is 0"
-        for index, name, reason in numbers.findings(is_other & is_unsampled, wanted):
-            yield masked[index], name, reason
+    filled = [column for column in _FLAT if column.fill is not None]
+    for row, rollout in enumerate(rollouts):
+        if (mask := rollout.action_mask) is None:
+            continue
+        for column in filled:
+            if reason := column.not_filled(rollout.columns[column.name], mask):
+                yield row, column.name, reason
 
 
 def _bad_others(rollouts: Sequence[Rollout], num_ids: int) -> Iterator[RowProblem]:
@@ -584,7 +578,7 @@ def _bad_rows(rows: pa.Table, column: ArrayColumn, num_ids: int, known: Mapping[
 
     A list without numbers says nothing of its token: it was drawn from all.
     """
-    indexes, found = range(rows.num_rows), rows[column.name]
+    indexes, found = list(range(rows.num_rows)), rows[column.name]
     if known:  # their arrays may be such that NumPy has none like them
         indexes = [row for row in indexes if row not in known]
         found = found.take(pa.array(indexes, pa.int64()))
