@@ -92,7 +92,7 @@ def _offsets(lengths: Iterable[int] | np.ndarray, column: str) -> pa.Array:
 def values_of(column: ArrayColumn, array: pa.ChunkedArray) -> list[Any]:
     """Return each row's array, a read-only view of the column's buffers (of bits: unpacked); None for a null.
 
-    An array of several dimensions whose lists are not all of one length within a row has no elements.
+    An array of several dimensions that holds a null, or lists that are not all of one length, has no elements.
     """
     # Chunk by chunk: joining chunks would copy, and could overflow their offsets.
     if column.num_dimensions == 0:
@@ -124,12 +124,16 @@ def _regular(array: pa.ListArray) -> list[np.ndarray | None]:
     while pa.types.is_list(inner.type):
         levels.append(inner.offsets.to_numpy())
         inner = inner.values
+    nulls = np.zeros(0, np.int64)
+    if inner.null_count:
+        nulls = np.flatnonzero(inner.is_null().to_numpy(zero_copy_only=False))
+        inner = pc.fill_null(inner, pa.scalar(0, pa.int8()).cast(inner.type))
     flat = inner.to_numpy(zero_copy_only=not pa.types.is_boolean(inner.type))
-    return [None if part is None else _regular_row(flat, levels, part) for part in _slices(array)]
+    return [None if part is None else _regular_row(flat, nulls, levels, part) for part in _slices(array)]
 
 
-def _regular_row(flat: np.ndarray, levels: Sequence[np.ndarray], part: slice) -> np.ndarray:
-    """Return one row. levels: offsets of the lists at each level, from the outside. part: its lists of tokens."""
+def _regular_row(flat: np.ndarray, nulls: np.ndarray, levels: Sequence[np.ndarray], part: slice) -> np.ndarray:
+    """Return one row. nulls: indexes into flat. levels: offsets of the lists at each level. part: lists of its tokens."""
     start, stop, shape = part.start, part.stop, [part.stop - part.start]
     for offsets in levels:
         of_row = offsets[start : stop + 1]
@@ -138,6 +142,8 @@ def _regular_row(flat: np.ndarray, levels: Sequence[np.ndarray], part: slice) ->
             return np.zeros([0] * (len(levels) + 1), flat.dtype)
         start, stop = int(of_row[0]), int(of_row[-1])
         shape.append(int(lengths[0]))
+    if len(nulls) and np.searchsorted(nulls, start) < np.searchsorted(nulls, stop):
+        return np.zeros([0] * (len(levels) + 1), flat.dtype)
     return flat[start:stop].reshape(shape)
 
 

@@ -4,8 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from ludic.schema.arrays import values_of
 from ludic.schema.columns import ArrayColumn, Ragged, array_columns, reasons_against
 from ludic.schema.tables import Column, _parse_type
 
@@ -104,6 +106,16 @@ def test_a_cut_keeps_the_values_of_the_tokens_that_are_left():
     assert PROMPT.cut(np.array([5, 6], np.int32), 2, 1, 2).tolist() == [5, 6, -7]
     assert [each.tolist() for each in READ.cut(Ragged.of([[1], [2], [3], [4]], np.int32), 2, 1, 2)] == [[1], [2], [3]]
     assert OF_ROW.cut(4, 2, 1, 2) == 4
+
+
+@pytest.mark.parametrize("inner", ["int16", "bool"])
+def test_a_row_of_several_dimensions_that_holds_a_null_or_is_uneven_has_no_elements(inner):
+    of = column({"list": {"list": inner}}, along="response")
+    one, none = (True, False) if inner == "bool" else (1, 0)
+    rows = [[[none, one], [one, one]], [[one, None]], None, [[one], [one, none]], [[one, one]]]
+    type_ = pa.list_(pa.list_(of.arrow_type.value_type.value_type))
+    found = values_of(of, pa.chunked_array([pa.array(rows, type_)]))
+    assert [None if each is None else each.tolist() for each in found] == [rows[0], [], None, [], rows[4]]
 
 
 def test_an_absent_array_is_none_or_left_out():
