@@ -133,7 +133,7 @@ def _regular(array: pa.ListArray) -> list[np.ndarray | None]:
 
 
 def _regular_row(flat: np.ndarray, nulls: np.ndarray, levels: Sequence[np.ndarray], part: slice) -> np.ndarray:
-    """Return one row. nulls: indexes into flat. levels: offsets of the lists at each level. part: lists of its tokens."""
+    """Return one row. nulls: indexes into flat. levels: offsets of the lists at each level. part: its tokens' lists."""
     start, stop, shape = part.start, part.stop, [part.stop - part.start]
     for offsets in levels:
         of_row = offsets[start : stop + 1]
