@@ -39,6 +39,8 @@ def to_arrow(column: ArrayColumn, arrays: Sequence[Any], numbers: pa.Array | Non
     if column.num_dimensions == 0:
         return pa.array([None if each is None else column.dtype.type(each) for each in arrays], type_)
     present = [array for array in arrays if array is not None]
+    if not present:
+        return pa.nulls(len(arrays), type_)
     inner = join(column, present) if numbers is None else numbers
     for level in range(column.num_dimensions - 1, 0, -1):
         list_type = type_
@@ -47,8 +49,11 @@ def to_arrow(column: ArrayColumn, arrays: Sequence[Any], numbers: pa.Array | Non
         inner = pa.ListArray.from_arrays(
             _offsets(_list_lengths(column, present, level), column.name), inner, type=list_type
         )
+    if len(present) == len(arrays):
+        return pa.ListArray.from_arrays(_offsets(list(map(len, arrays)), column.name), inner, type=type_)
     offsets = _offsets([0 if array is None else len(array) for array in arrays], column.name)
-    return pa.ListArray.from_arrays(offsets, inner, type=type_, mask=_absent(arrays))
+    is_absent = pa.array([array is None for array in arrays], pa.bool_())
+    return pa.ListArray.from_arrays(offsets, inner, type=type_, mask=is_absent)
 
 
 def _list_lengths(column: ArrayColumn, arrays: Sequence[Any], level: int) -> np.ndarray:
@@ -71,12 +76,6 @@ def join(column: ArrayColumn, arrays: Sequence[Any]) -> pa.Array:
     if length:
         np.concatenate(parts, out=np.frombuffer(buffer, column.dtype), casting="equiv")
     return pa.Array.from_buffers(type_, length, [None, buffer])
-
-
-def _absent(values: Sequence[Any]) -> pa.Array | None:
-    """Return which values are None; None if none is."""
-    is_absent = [value is None for value in values]
-    return pa.array(is_absent, pa.bool_()) if any(is_absent) else None
 
 
 def _offsets(lengths: Iterable[int] | np.ndarray, column: str) -> pa.Array:
