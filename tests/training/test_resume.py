@@ -24,7 +24,7 @@ import ludic
 from ludic.errors import FencedError, NameTakenError, OwnedError
 from ludic.sql import run_checks
 from ludic.store import Root, attempts, latest_policy, newest_attempt_id, start_attempt
-from ludic.store.attempts import checkpoint_to_resume, complete_checkpoints, newest_attempt
+from ludic.store.attempts import checkpoint_ids, checkpoint_to_resume, complete_checkpoints, newest_attempt
 from ludic.store.claims import claim, read_lease
 from ludic.training import ownership
 from ludic.training.trainer import train
@@ -258,6 +258,8 @@ def test_a_trainer_that_is_taken_over_stops_and_the_run_is_as_if_it_had_not_been
     def take_over(step, row):
         """Sleep, while another trainer takes the root and trains it to the end."""
         if step == 4:
+            while (1, 3) not in checkpoint_ids(root):  # a thread writes it
+                time.sleep(0.01)
             assert train(root, train_config(num_steps=6), threading.Event(), replaces=1) == 6
 
     stop = threading.Event()
