@@ -53,6 +53,7 @@ def rarely_stopping(folder: str, target: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a server on a busy machine takes minutes for as many answers
 def test_each_token_has_the_logprob_of_its_spans_weights_however_often_they_change(
     engine: Engine, model_folder: str, other_weights: str, tmp_path: Path
 ) -> None:
@@ -73,8 +74,8 @@ def test_each_token_has_the_logprob_of_its_spans_weights_however_often_they_chan
             seed += 24
 
     async def generate() -> None:
-        asking = asyncio.gather(*(keep_asking(seed) for seed in range(48)))
-        version, until = 10, time.monotonic() + 300
+        asking = asyncio.gather(*(keep_asking(seed) for seed in range(24)))
+        version, until = 10, time.monotonic() + 500
         while not is_enough():
             assert time.monotonic() < until
             await engine.generate(a_request(max_tokens=40))

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from subprocess import TimeoutExpired
 
@@ -100,6 +101,10 @@ def wait_until(is_so: Callable[[], bool], trainer: Forked) -> None:
         time.sleep(0.002)
 
 
+def has_checkpoint(root: Root, life: int) -> bool:
+    return any(attempt_id == life for attempt_id, _ in checkpoint_ids(root))
+
+
 def start_worker(running: Processes, root: Root, slot: int) -> None:
     running.start(f"worker-{slot}", ["ludic", "worker", root.url, "--slot", str(slot)])
 
@@ -115,7 +120,7 @@ def run_with_kills(root: Root, running: Processes, rng: random.Random) -> None:
         trainer = running.start("trainer", train_args(root.url, CONFIG, ranks=1))
         wait_until(lambda life=life: newest_attempt_id(root) == life, trainer)
         if life in lives_with_checkpoint:
-            wait_until(lambda life=life: any(a == life for a, _ in checkpoint_ids(root)), trainer)
+            wait_until(partial(has_checkpoint, root, life), trainer)
         # From the first publication to the middle of the fifth step.
         num_planned = rng.randrange(5)
         wait_until(lambda life=life, n=num_planned: len(ledger_steps(root, life)) >= n, trainer)
@@ -231,6 +236,7 @@ def test_zombies_stop_at_their_next_write_and_change_nothing(tmp_path):
             # The first is replaced when it has shown no life for a lease, the others at once.
             trainer = running.start(f"trainer-{life}", [*args, "--take-over"] if life > 2 else args)
             wait_until(lambda life=life: len(ledger_steps(root, life)) >= 3, trainer)
+            wait_until(partial(has_checkpoint, root, life), trainer)  # from which the next life goes on
             time.sleep(rng.uniform(0, 0.1))
             running.freeze(f"trainer-{life}")
         last = running.start("last", [*args, "--take-over"])
