@@ -186,8 +186,30 @@ class EnvironmentStep:
     info: Mapping[str, str] = field(default_factory=dict)
 
 
+class HasTokens:
+    """What every kind of row has: its arrays by name, those of its tokens among them."""
+
+    __slots__ = ()
+    columns: Mapping[str, Any]
+
+    @property
+    def prompt_tokens(self) -> np.ndarray:
+        """(prompt_length,) int32."""
+        return self.columns["prompt_tokens"]
+
+    @property
+    def response_tokens(self) -> np.ndarray:
+        """(response_length,) int32."""
+        return self.columns["response_tokens"]
+
+    @property
+    def action_mask(self) -> np.ndarray | None:
+        """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
+        return self.columns.get("action_mask")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
+class Rollout(HasTokens):
     """One agent's token transcript of one episode; one row of the rollouts table."""
 
     rollout_id: str
@@ -269,16 +291,6 @@ class Rollout:
         return cls(**{**others, "columns": {**others.get("columns", {}), **arrays}})
 
     @property
-    def prompt_tokens(self) -> np.ndarray:
-        """(prompt_length,) int32."""
-        return self.columns["prompt_tokens"]
-
-    @property
-    def response_tokens(self) -> np.ndarray:
-        """(response_length,) int32."""
-        return self.columns["response_tokens"]
-
-    @property
     def response_logprobs(self) -> np.ndarray:
         """(response_length,) float32, nats, under the distribution sampled from; 0 where action_mask is 0."""
         return self.columns["response_logprobs"]
@@ -287,11 +299,6 @@ class Rollout:
     def token_rewards(self) -> np.ndarray:
         """(response_length,) float32; the reward that the episode gave at each token."""
         return self.columns["token_rewards"]
-
-    @property
-    def action_mask(self) -> np.ndarray | None:
-        """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
-        return self.columns.get("action_mask")
 
     @property
     def prompt_length(self) -> int:

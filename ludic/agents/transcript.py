@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ludic.records import HasTokens
 from ludic.schema.columns import ArrayColumn, Columns, array_columns
 
 NO_ARRAYS: Columns = MappingProxyType({})
@@ -30,7 +31,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transcript:
+class Transcript(HasTokens):
     """Arrays of one row."""
 
     columns: Columns
@@ -40,21 +41,6 @@ class Transcript:
     """Index of the row in the episode."""
     parent_segment_index: int | None = None
     """The earlier row with which the prompt has most tokens in common; None for the first row."""
-
-    @property
-    def prompt_tokens(self) -> np.ndarray:
-        """(prompt_length,) int32."""
-        return self.columns["prompt_tokens"]
-
-    @property
-    def response_tokens(self) -> np.ndarray:
-        """(response_length,) int32."""
-        return self.columns["response_tokens"]
-
-    @property
-    def action_mask(self) -> np.ndarray | None:
-        """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
-        return self.columns.get("action_mask")
 
 
 class TranscriptBuilder:

@@ -1,4 +1,4 @@
-"""Inference engine: vLLM, on the GPUs of this process or on the CPU.
+"""Inference engine: vLLM in a child process, on the GPUs that this process may use or on the CPU.
 
 Reads Hugging Face folders (safetensors), and peft's LoRA folders, whose adapters vLLM applies to the run's base. Raises
 ModelError if a folder can't be used, ConfigError if a request or an option can't be served, and EngineError if vLLM's

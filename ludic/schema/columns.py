@@ -184,6 +184,12 @@ class ArrayColumn:
             return response_length
         return prompt_length if self.along == "prompt" else max(0, prompt_length + response_length - 1)
 
+    def lengths(self, prompts: np.ndarray, responses: np.ndarray) -> np.ndarray:
+        """Return the `length` of many rows. prompts, responses: (rows,) of integers, lengths of their tokens."""
+        if self.along == "read":
+            return np.maximum(prompts.astype(np.int64) + responses - 1, 0)
+        return prompts if self.along == "prompt" else responses
+
     def cut(self, values: Any, prompt_length: int, start: int, stop: int) -> Any:
         """Return the values of a row whose response is cut to start:stop; what came before is then in its prompt.
 

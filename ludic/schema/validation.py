@@ -427,7 +427,6 @@ def reason_against_experts(experts: np.ndarray, num_read: int, routing: Routing 
     experts: three dimensions of int16. num_read: tokens that the sampler read. routing: of the model; None if it is not
     known.
     """
-    column = array_columns()["experts"]
     if len(experts) != num_read or 0 in experts.shape:
         return f"has shape {experts.shape}, wanted experts for each of the {num_read} tokens that the sampler read"
     if routing is not None and experts.shape[1:] != (len(routing.layers), routing.chosen):
@@ -437,7 +436,7 @@ def reason_against_experts(experts: np.ndarray, num_read: int, routing: Routing 
         )
     if routing is not None and experts.max() >= routing.num_experts:
         return f"holds numbers up to {experts.max()}, wanted 0 to {routing.num_experts - 1}"
-    return column.bad_numbers(experts)
+    return array_columns()["experts"].bad_numbers(experts)
 
 
 # --- Stored rows that can't be trained on, from the columns that training reads ------------------------
@@ -500,8 +499,7 @@ def _bad_lengths(rows: pa.Table) -> Iterator[RowProblem]:
     for column in TRAINED:
         if column.along == "row":
             continue
-        reads = np.maximum(prompts.astype(np.int64) + responses - 1, 0)
-        wanted = {"prompt": prompts, "response": responses, "read": reads}[column.along]
+        wanted = column.lengths(prompts, responses)
         found = pc.list_value_length(rows[column.name]).to_numpy(zero_copy_only=False)
         for row in np.flatnonzero((found != wanted) & ~np.isnan(found)).tolist():
             yield row, column.name, f"has {found[row]:g} tokens, the row says {wanted[row]}"

@@ -22,7 +22,7 @@ from ludic.errors import LudicError, RefusedRecordError
 from ludic.messages import ReadMessages, check_text, read_messages
 from ludic.models.encoding import encode, encode_all
 from ludic.models.turns import Turn, Turns
-from ludic.records import AgentStep, FinishReason, Message
+from ludic.records import AgentStep, FinishReason, HasTokens, Message
 from ludic.schema.columns import Columns
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Row:
+class Row(HasTokens):
     """Tokens that the model saw and sampled."""
 
     columns: Columns
@@ -83,21 +83,6 @@ class Row:
         values = {"columns": {**columns, **given}, "messages": messages, "agent_steps": agent_steps, "unread": unread}
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def prompt_tokens(self) -> np.ndarray:
-        """(prompt_length,) int32."""
-        return self.columns["prompt_tokens"]
-
-    @property
-    def response_tokens(self) -> np.ndarray:
-        """(response_length,) int32."""
-        return self.columns["response_tokens"]
-
-    @property
-    def action_mask(self) -> np.ndarray | None:
-        """(response_length,) bool; None if all tokens were sampled."""
-        return self.columns.get("action_mask")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
