@@ -41,19 +41,19 @@ def to_arrow(column: ArrayColumn, arrays: Sequence[Any], numbers: pa.Array | Non
     present = [array for array in arrays if array is not None]
     if not present:
         return pa.nulls(len(arrays), type_)
+    # Offsets first, so that more numbers than they can count are refused before they are joined.
+    outer = _offsets([0 if array is None else len(array) for array in arrays], column.name)
+    levels, types = [], [type_]
+    for level in range(1, column.num_dimensions):
+        levels.append(_offsets(_list_lengths(column, present, level), column.name))
+        types.append(types[-1].value_type)
     inner = join(column, present) if numbers is None else numbers
-    for level in range(column.num_dimensions - 1, 0, -1):
-        list_type = type_
-        for _ in range(level):
-            list_type = list_type.value_type
-        inner = pa.ListArray.from_arrays(
-            _offsets(_list_lengths(column, present, level), column.name), inner, type=list_type
-        )
-    if len(present) == len(arrays):
-        return pa.ListArray.from_arrays(_offsets(list(map(len, arrays)), column.name), inner, type=type_)
-    offsets = _offsets([0 if array is None else len(array) for array in arrays], column.name)
-    is_absent = pa.array([array is None for array in arrays], pa.bool_())
-    return pa.ListArray.from_arrays(offsets, inner, type=type_, mask=is_absent)
+    for offsets, list_type in zip(reversed(levels), reversed(types[1:]), strict=True):
+        inner = pa.ListArray.from_arrays(offsets, inner, type=list_type)
+    is_absent = None
+    if len(present) < len(arrays):
+        is_absent = pa.array([array is None for array in arrays], pa.bool_())
+    return pa.ListArray.from_arrays(outer, inner, type=type_, mask=is_absent)
 
 
 def _list_lengths(column: ArrayColumn, arrays: Sequence[Any], level: int) -> np.ndarray:
