@@ -16,6 +16,8 @@ import uuid_utils
 Purpose = Literal["train", "eval"]
 ActionTarget = Literal["internal", "external", "env"]
 FinishReason = Literal["stop", "length"]
+Capture = Literal["sampler", "trainer", "ids", "text"]
+"""What was kept of the sampling of a row, from most to least; see the column in schemas/rollouts.v1.json."""
 EpisodeOutcome = Literal["complete", "failed", "given_up"]
 GroupEventKind = Literal["started", "complete", "given_up"]
 
@@ -246,6 +248,8 @@ class Rollout(HasTokens):
     model: str
     engine: str | None = None
     """Engine that sampled the tokens, with its version; None if it is not known."""
+    capture: Capture | None = None
+    """What was kept of the sampling; None is `sampler`."""
     temperature: float
     top_p: float = 1.0
     top_k: int | None = None

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from ludic.errors import InvalidBatchError
 from ludic.records import (
     ActionTarget,
+    Capture,
     FinishReason,
     Purpose,
     Rollout,
@@ -44,6 +45,7 @@ UNKNOWN_EXPERT: int = array_columns()["experts"].null
 PURPOSES: tuple[str, ...] = get_args(Purpose)
 ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
 FINISH_REASONS = (*get_args(FinishReason), None)
+CAPTURES = (*get_args(Capture), None)
 TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", "time_limit", "budget", None)
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -172,6 +174,7 @@ _RULES = (
     *map(_not_negative, ("depth", "segment_index", "policy_version", "num_turns", "temperature")),
     _one_of("purpose", PURPOSES),
     _one_of("finish_reason", FINISH_REASONS),
+    _one_of("capture", CAPTURES),
     _one_of("truncation_reason", TRUNCATION_REASONS),
     _Rule(
         ("truncation_reason", "truncated"),
