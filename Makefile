@@ -201,9 +201,9 @@ clean:  ## remove what the other targets made
 	$(COMPILE_WHAT_WARNS)
 	touch $@
 
-# The package alone. constraints.txt pins every package, so that two machines install the same.
+# What runs and trains. constraints.txt pins every package, so that two machines install the same.
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
 	touch $@
