@@ -304,12 +304,9 @@ def _merge_legacy(folder: Path, config: dict[str, Any], backend: Backend) -> Non
             config[name] = value
         if "extra_special_tokens" not in config and "additional_special_tokens" in config:
             config["extra_special_tokens"] = config.pop("additional_special_tokens")
-    by_name = {str(token): token for token in added.values()}
     config["added_tokens_decoder"] = added
     for name in [key for key in config if key.endswith("_token")]:
-        value = config[name] = _as_token(config[name])
-        if name in NAMED and isinstance(value, str | AddedToken):
-            config[name] = by_name.get(str(value), value)
+        config[name] = _as_token(config[name])
 
 
 def _as_token(value: Any) -> Any:
