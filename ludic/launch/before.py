@@ -22,7 +22,7 @@ from ludic.code.kept import files_to_check
 from ludic.devices import visible_gpus
 from ludic.environments import event_loops
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
-from ludic.installed import require
+from ludic.installed import TRAIN, require
 from ludic.launch.config import Start
 from ludic.launch.local import check_launch, gpu_plan
 from ludic.launch.roots import check_option_names, uses_of
@@ -174,6 +174,7 @@ def _check_steps(start: Start) -> None:
 
 
 def _check_packages(start: Start) -> str:
+    require("torch", TRAIN, "workers and trainers")
     needed = []
     if start.engine.is_vllm:
         from ludic.engines.vllm_options import check_installed

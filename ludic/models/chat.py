@@ -23,7 +23,7 @@ from jinja2 import TemplateError
 
 from ludic.code.run import describe
 from ludic.errors import ModelError, one_line
-from ludic.installed import require
+from ludic.installed import TRAIN, require
 from ludic.messages import REASONING
 from ludic.model_json import read_json
 from ludic.models.chat_template import render
@@ -58,7 +58,7 @@ def read_tokenizer(folder: str) -> Tokenizer:
     try:
         return read_folder(folder)
     except NeedsTransformersError as error:
-        require("transformers", "train", f"{folder}: the tokenizer is one that only transformers reads, since {error}")
+        require("transformers", TRAIN, f"{folder}: the tokenizer is one that only transformers reads, since {error}")
     except Exception as error:  # tokenizers raises plain Exception for a tokenizer.json that it can't parse
         raise _unloadable(folder, error) from error
     return load_tokenizer(folder)

@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
 from ludic.errors import ModelError, one_line
-from ludic.installed import require
+from ludic.installed import TRAIN, require
 from ludic.paths import is_url
 from ludic.store import Root
 from ludic.store.catalogue import MODEL
@@ -281,7 +281,7 @@ def stop_tokens_of(folder: Path) -> tuple[int, ...]:
         if ids is None and "eos_token_id" in own:
             ids = own["eos_token_id"]
         elif ids is None:  # a default of the model's family, which transformers left out
-            require("transformers", "train", f"{folder}: config.json leaves out its eos_token_id")
+            require("transformers", TRAIN, f"{folder}: config.json leaves out its eos_token_id")
             from ludic.models.weight_files import load_config
 
             ids = load_config(str(folder)).get_text_config().eos_token_id
@@ -304,7 +304,7 @@ def vocabulary_of(root: Root) -> int | None:
         # As get_text_config of transformers, which takes seconds to import: a model of several kinds of input has two.
         size = (config.get("text_config") or config).get("vocab_size")
         if size is None:  # a default of the model's family, which transformers left out
-            require("transformers", "train", f"{root.url}: the model's config.json leaves out its vocab_size")
+            require("transformers", TRAIN, f"{root.url}: the model's config.json leaves out its vocab_size")
             from ludic.models.weight_files import load_config
 
             with first_config(root) as folder:
