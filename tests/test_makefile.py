@@ -8,7 +8,8 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("target", "installed"), [("demo", [".[train]"]), ("demo-agents", [".[train]"]), ("unit", [".[train]", ".[dev]"]), ("test-vllm", ["."])]
+    ("target", "installed"),
+    [("demo", [".[train]"]), ("demo-agents", [".[train]"]), ("unit", [".[train]", ".[dev]"]), ("test-vllm", ["."])],
 )
 def test_the_demos_install_what_runs_and_trains(target: str, installed: list[str]) -> None:
     make = ["make", "--dry-run", "--always-make", target]

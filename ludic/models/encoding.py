@@ -29,14 +29,13 @@ def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
     """Return what `encode` returns for each text, of at least one. Raises any error if one can't be encoded."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    borders = _borders(tokenizer, backend)
+    borders = _borders(tokenizer)
     parts_of = [text.split(QUOTE) if borders is None else _parts(borders, text) for text in texts]
     parts = list(dict.fromkeys(part for parts in parts_of for part in parts))
     if borders is None:
         tokens = {part: np.asarray(ids, np.int32) for part, ids in zip(parts, _ids(tokenizer, parts), strict=True)}
     else:
-        tokens = _tokens_of_parts(backend, borders, parts)
+        tokens = _tokens_of_parts(_backend(tokenizer), borders, parts)
     return [np.concatenate([tokens[part] for part in parts]) for parts in parts_of]
 
 
@@ -71,8 +70,14 @@ def _parts(borders: Names, text: str) -> list[str]:
     return [text[start:end] for start, end in pairwise([0, *starts, len(text)])]
 
 
-def _borders(tokenizer: Tokenizer, backend: Any) -> Names | None:
+def _backend(tokenizer: Tokenizer) -> Any:
+    """Return the tokenizer of the package tokenizers; None if there is none."""
+    return getattr(tokenizer, "backend_tokenizer", None)
+
+
+def _borders(tokenizer: Tokenizer) -> Names | None:
     """Return the names at which texts may be split; None if they must be encoded whole."""
+    backend = _backend(tokenizer)
     if not hasattr(backend, "encode_batch_fast") or tokenizer.split_special_tokens:
         return None
     if backend.truncation or backend.padding or backend.encode_special_tokens:
