@@ -256,7 +256,7 @@ class Life:
                 raise FencedError(f"step {job.step} has no ledger")
             job.row = metrics_row(**known, **job.values, kind="train", run_id=root.run_id)
         root.check_same_run()
-        name = MetricsName("train", self.worker_id, self._num_metrics)
+        name = MetricsName("train", str(job.row["attempt_id"]), self._num_metrics)
         if not put_table(root, METRICS, name, pa.Table.from_pylist([job.row], arrow_schema(METRICS.table))):
             raise NameTakenError(f"{root.url}/{METRICS.name(name)} exists with other content")
         self._num_metrics += 1
@@ -278,7 +278,7 @@ class Life:
         previous = newest_attempt(root, before=self._lease.attempt_id)
         parent = (previous.attempt_id, step - 1) if previous is not None and step > 1 else None
         self._attempt = record_attempt(root, self._lease, parent, self._config)
-        self._fenced = Event()
+        self._fenced, self._num_metrics = Event(), 0
         self._held.enter_context(held(root, self._lease, on_fenced=self._fenced.set, also=lambda: None))
         return self._attempt
 
