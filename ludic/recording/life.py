@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -123,13 +124,15 @@ class Step:
     version: int
     rows: Sequence[LedgerRow]
     size_bytes: int
+    numbers: Row | None = None
+    """What its ledger says of the step, by column of the metrics table; None until the ledger is stored."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Numbers:
-    """Numbers of a step, of which the ledger is stored before."""
+    """More numbers of a step, whose job comes before."""
 
-    step: int
+    of: Step
     values: Row
     row: Row | None = None
     """The row of the table, once it is made: a second try stores the same."""
@@ -174,8 +177,7 @@ class Life:
         self._held = ExitStack()
         self._fenced = Event()
         self._last_step = 0
-        self._numbers_of: dict[int, Row] = {}
-        self._num_metrics = 0
+        self._num_metrics: Counter[int] = Counter()
 
     @property
     def is_open(self) -> bool:
@@ -245,21 +247,21 @@ class Life:
         rows = _ledger(job, attempt.attempt_id)
         write_ledger(root, attempt, job.step, rows)
         self._last_step = job.step
-        self._numbers_of = {job.step: {**_numbers(job, rows), "attempt_id": attempt.attempt_id}}
+        job.numbers = {**_numbers(job, rows), "attempt_id": attempt.attempt_id}
 
     def put_numbers(self, job: Numbers) -> None:
         """Store a row of metrics. Raises FencedError if the step has no ledger."""
         root = self.open()
+        if job.of.numbers is None:
+            raise FencedError(f"step {job.of.step} has no ledger")
         if job.row is None:
-            known = self._numbers_of.get(job.step)
-            if known is None:
-                raise FencedError(f"step {job.step} has no ledger")
-            job.row = metrics_row(**known, **job.values, kind="train", run_id=root.run_id)
+            job.row = metrics_row(**job.of.numbers, **job.values, kind="train", run_id=root.run_id)
         root.check_same_run()
-        name = MetricsName("train", str(job.row["attempt_id"]), self._num_metrics)
+        attempt_id = job.of.numbers["attempt_id"]
+        name = MetricsName("train", str(attempt_id), self._num_metrics[attempt_id])
         if not put_table(root, METRICS, name, pa.Table.from_pylist([job.row], arrow_schema(METRICS.table))):
             raise NameTakenError(f"{root.url}/{METRICS.name(name)} exists with other content")
-        self._num_metrics += 1
+        self._num_metrics[attempt_id] += 1
 
     def _attempt_for(self, root: Root, step: int) -> Attempt:
         """Return the attempt of a step: the first, and each that is not above the last one, begins a new one."""
@@ -278,7 +280,7 @@ class Life:
         previous = newest_attempt(root, before=self._lease.attempt_id)
         parent = (previous.attempt_id, step - 1) if previous is not None and step > 1 else None
         self._attempt = record_attempt(root, self._lease, parent, self._config)
-        self._fenced, self._num_metrics = Event(), 0
+        self._fenced = Event()
         self._held.enter_context(held(root, self._lease, on_fenced=self._fenced.set, also=lambda: None))
         return self._attempt
 
