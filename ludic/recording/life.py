@@ -180,7 +180,6 @@ class Life:
         self._url, self._run, self._given, self._config, self._folder = url, run, given, config, folder
         self._root: Root | None = None
         self._claim: SlotClaim | None = None
-        self._stop = Event()
         self._sequences: Mapping[Folder, Iterator[int]] = {"rollouts": itertools.count(), "evals": itertools.count()}
         self._lost = Lost()
         self._prepared: list[_Prepared] = []
@@ -203,17 +202,13 @@ class Life:
         """Settings in run.json; None before the root was opened."""
         return run_of(self._root) if self._root else None
 
-    def give_up(self) -> None:
-        """Try no failed operation again. Safe from any thread."""
-        self._stop.set()
-
     def open(self) -> Root:
         """Open or make the root, and claim a slot; does nothing if that is done.
 
         Raises ConfigError or OwnedError for a root that is not to be recorded into, StoreError if it can't be reached.
         """
         if self._root is None:
-            self._root = replace(_open_root(self._url, self._run, self._given), stop=self._stop)
+            self._root = _open_root(self._url, self._run, self._given)
         if self._claim is None:
             self._keep_model(self._root)
             self.newest_step = max(attempt_of_steps(self._root), default=0)
@@ -251,12 +246,13 @@ class Life:
         self._prepared = []
 
     def find(self, job: Find) -> None:
-        """Find stored rows that this recorder did not append. Reads each file once, those of new versions first."""
+        """Find stored rows that are not known any more, or never were; files of others and new versions are read first."""
         root, found = self.open(), dict[str, KnownRow]()
-        for file in reversed(list_files(root)):
+        files = sorted(list_files(root), key=lambda file: (file.worker_id == self.worker_id, -file.version))
+        for file in files:
             if job.rollout_ids <= found.keys() | self._others.keys():
                 break
-            if file.name not in self._read and file.worker_id != self.worker_id:
+            if file.name not in self._read:
                 with suppress(SchemaError, FileNotFoundError):  # broken, or compacted just now
                     rows = _read_known(root, file)
                     found.update(rows)
@@ -266,6 +262,7 @@ class Life:
         job.found = {name: found[name] for name in job.rollout_ids if name in found}
         while len(self._others) > MOST_KNOWN_ROWS:
             self._others.popitem(last=False)
+            self._read.clear()
 
     # --- Steps ---------------------------------------------------------------------------------------------------
 
@@ -313,7 +310,9 @@ class Life:
         parent = (previous.attempt_id, step - 1) if previous is not None and step > 1 else None
         self._attempt = record_attempt(root, self._lease, parent, self._config)
         self._fenced = Event()
-        self._held.enter_context(held(root, self._lease, on_fenced=self._fenced.set, also=lambda: None))
+        self._held.enter_context(
+            held(root, self._lease, on_fenced=self._fenced.set, also=lambda: None, level=logging.DEBUG)
+        )
         return self._attempt
 
     def _release(self) -> None:
@@ -384,13 +383,15 @@ def _read_known(root: Root, file: RolloutFile) -> dict[str, KnownRow]:
 
 
 def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any]) -> Root:
-    storage = Storage.connect(url)
+    no_retries = Event()
+    no_retries.set()  # the queue tries again, and warns less often
+    storage = replace(Storage.connect(url), stop=no_retries)
     if not storage.exists(RUN.template):
         if run is None:
             raise ConfigError(f"{storage.url} holds no run yet, so it needs the name of the model: model='...'")
         check_urls(run)
-        Root.create(url, to_json(run, new_id()))
-    root = Root.open(url, writable=True)
+        Root.create(url, to_json(run, new_id()), stop=no_retries)
+    root = Root.open(url, writable=True, stop=no_retries)
     _check_settings(root, given)
     _check_recorded(root)
     return root

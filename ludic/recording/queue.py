@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 MOST_BYTES = 256 << 20
 """Bytes of jobs that wait; more are lost."""
 _FILE_BYTES = 64 << 20
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 """Between two tries of a job."""
 _TRIES_AT_THE_END = 3
 """Of a job that fails while the recorder is closed."""
@@ -123,7 +123,6 @@ class Queue:
         self._thread.join(timeout_s)
         with self._changed:
             self._give_up()
-        self._life.give_up()
         self._thread.join(_LAST_WORDS_S)
         return self.lost
 
