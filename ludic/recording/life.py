@@ -194,6 +194,11 @@ class Life:
         self._num_metrics: Counter[int] = Counter()
 
     @property
+    def can_start(self) -> bool:
+        """Whether it can make a new root."""
+        return self._run is not None
+
+    @property
     def is_open(self) -> bool:
         return self._claim is not None
 
@@ -246,7 +251,7 @@ class Life:
         self._prepared = []
 
     def find(self, job: Find) -> None:
-        """Find stored rows that are not known any more, or never were; files of others and new versions are read first."""
+        """Find stored rows that are not known any more, or never were; reads those of others first."""
         root, found = self.open(), dict[str, KnownRow]()
         files = sorted(list_files(root), key=lambda file: (file.worker_id == self.worker_id, -file.version))
         for file in files:

@@ -64,7 +64,7 @@ def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
     assert (one["loss"], one["grad_norm"], one["other"]) == (0.5, None, {"kl": 3.0, "reward_mean": 9.0})
     assert (one["num_rollouts"], one["num_groups"], one["reward_mean"], one["advantage_mean"]) == (7, 2, 1.5, 3.0)
     assert (one["num_tokens"], one["drops"], one["lag_max"]) == (7 * 5 + 3 * 6 + 4 * 9, {"too easy": 1}, 0)
-    assert (two["num_pending_groups"], two["other"], two["lag_mean"], two["policy_version"]) == (4, {}, 1.0, 1)
+    assert (two["num_pending_groups"], two["other"], two["lag_mean"], two["policy_version"]) == (4, None, 1.0, 1)
 
     config = ludic.Root.open(url).read("attempts/1.json").decode()
     assert '"lr": 1e-05' in config
@@ -164,6 +164,42 @@ def test_rows_without_logprobs_say_so_and_episodes_may_have_several_rows(url: st
     ]  # fmt: skip
     assert [sum(row["token_rewards"]) for row in found] == [0, 0, 2, 3]
     assert [row["x_source"] for row in ludic.open(url).sql("from rollouts").iter_rows(named=True)] == ["web"] * 4
+
+
+def test_rows_that_do_not_say_how_they_were_sampled_have_the_callers_settings_or_the_roots(url: str):
+    with ludic.record(url, model=MODEL, env="maths", temperature=0.5, top_k=20, max_tokens=64) as recorder:
+        recorder.append([group(0)])
+    with ludic.record(url) as recorder:
+        recorder.append([group(1, top_p=0.5)])
+    with ludic.record(url, env="code", top_k=0, max_tokens=128) as recorder:
+        recorder.append([group(2)])
+    names = ("env_name", "temperature", "top_p", "top_k", "max_tokens")
+    found = [tuple(row[name] for name in names) for row in rows_of(url)[::4]]
+    assert found == [("maths", 0.5, 1, 20, 64), ("maths", 0.5, 0.5, 20, 64), ("code", 0.5, 1, None, 128)]
+
+
+def test_tensors_are_taken_as_numbers(url: str):
+    torch = pytest.importorskip("torch")
+    rows = [
+        {
+            "prompt_tokens": torch.tensor([1, 2]),
+            "response_tokens": torch.tensor([3, 4, 5]),
+            "response_logprobs": torch.tensor([-0.5, -1.0, 0.0], dtype=torch.bfloat16, requires_grad=True),
+            "action_mask": torch.tensor([1, 1, 0]),
+            "episode_reward": torch.tensor(0.25),
+            "reward_components": {"format": torch.tensor(0.25)},
+        }
+    ]
+    with ludic.record(url, model=MODEL) as recorder:
+        recorder.append([rows])
+        advantages = torch.tensor([0.5], requires_grad=True)
+        recorder.step(1, advantages=advantages, metrics={"loss": torch.tensor(0.125), "huge": 10**400})
+    [row] = rows_of(url)
+    assert row["response_logprobs"] == [-0.5, -1.0, 0.0]
+    assert row["action_mask"] == [True, True, False]
+    assert (row["episode_reward"], row["reward_components"]) == (0.25, [("format", 0.25)])
+    assert [row["advantage"] for row in ledger_of(url)[1, 1]] == [0.5]
+    assert metrics_of(url)[0]["loss"] == 0.125
 
 
 def test_a_group_or_a_row_is_appended_once(url: str):
