@@ -45,7 +45,7 @@ from ludic.store.claims import (
 )
 from ludic.store.files import Folder, RolloutFile, list_files
 from ludic.store.filesystem import Storage
-from ludic.store.ledger import attempt_of_steps, step_numbers
+from ludic.store.ledger import attempt_of_steps, ledger_steps, step_numbers
 from ludic.store.parquet import open_parquet, read_row_groups, row_counts, row_group_bounds
 from ludic.store.policies import latest_policy
 from ludic.store.records import Lease, SlotClaim
@@ -186,7 +186,6 @@ class Life:
         self._others: OrderedDict[str, KnownRow] = OrderedDict()
         self._read: set[str] = set()
         """Files whose rows are, or were, in `_others`."""
-        self._lease: Lease | None = None
         self._attempt: Attempt | None = None
         self._held = ExitStack()
         self._fenced = Event()
@@ -309,20 +308,17 @@ class Life:
                 *(root.url, step, self._last_step, step),
             )
             self._release()
-        if self._lease is None:
-            self._lease = _claim(root)
-        previous = newest_attempt(root, before=self._lease.attempt_id)
+        lease = _claim(root)  # again after a failure: an attempt that is there, and has no step, does no harm
+        previous = newest_attempt(root, before=lease.attempt_id)
         parent = (previous.attempt_id, step - 1) if previous is not None and step > 1 else None
-        self._attempt = record_attempt(root, self._lease, parent, self._config)
+        self._attempt, self._last_step = record_attempt(root, lease, parent, self._config), step - 1
         self._fenced = Event()
-        self._held.enter_context(
-            held(root, self._lease, on_fenced=self._fenced.set, also=lambda: None, level=logging.DEBUG)
-        )
+        self._held.enter_context(held(root, lease, on_fenced=self._fenced.set, also=lambda: None, level=logging.DEBUG))
         return self._attempt
 
     def _release(self) -> None:
         """End the attempt, and say so in its lease."""
-        self._attempt = self._lease = None
+        self._attempt = None
         self._held.close()
 
     # --- The end -------------------------------------------------------------------------------------------------
@@ -446,10 +442,11 @@ def _claim(root: Root) -> Lease:
         with suppress(FileNotFoundError):
             if RECORDED not in read_attempt(root, newest).config:
                 raise OwnedError(f"{root.url}: ludic trains this run, as attempt {newest} of {earlier.owner}")
-        logger.warning(
-            "%s: attempt %d of %s, since %s, has not ended by itself; this recorder takes the steps over from it",
-            *(root.url, newest, earlier.owner, earlier.since),
-        )
+        if ledger_steps(root, newest):
+            logger.warning(
+                "%s: attempt %d of %s, since %s, has not ended by itself; this recorder takes the steps over from it",
+                *(root.url, newest, earlier.owner, earlier.since),
+            )
     try:
         return claim(root, newest, lease_s=LEASE_S)
     except OwnedError:  # another recorder was faster, and is fenced in turn

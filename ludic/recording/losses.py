@@ -53,26 +53,37 @@ class Losses:
         self._steps: set[int] = set()
         self._numbers: set[int] = set()
         self._reasons: Counter[str] = Counter()
+        self._so_far: Lost | None = Lost()
+        """What `so_far` returns; None if something was added since."""
 
     def add_groups(self, group_ids: Sequence[str], num_rollouts: int, reason: str) -> None:
         """Count groups with all their rows."""
         self._num_rollouts += num_rollouts
         self._num_groups += len(group_ids)
         self._group_ids += group_ids[: MOST_NAMED - len(self._group_ids)]
-        self._reasons[reason] += len(group_ids)
+        self._add(reason, len(group_ids))
 
     def add_step(self, step: int, reason: str) -> None:
         """Count a step without a ledger."""
         self._steps.add(step)
-        self._reasons[reason] += 1
+        self._add(reason, 1)
 
     def add_numbers(self, step: int, reason: str) -> None:
         """Count a step whose numbers are not stored."""
         self._numbers.add(step)
-        self._reasons[reason] += 1
+        self._add(reason, 1)
 
     def so_far(self) -> Lost:
         """Return the counts."""
+        if self._so_far is None:
+            self._so_far = self._count()
+        return self._so_far
+
+    def _add(self, reason: str, count: int) -> None:
+        self._reasons[reason] += count
+        self._so_far = None
+
+    def _count(self) -> Lost:
         return Lost(
             num_rollouts=self._num_rollouts,
             num_groups=self._num_groups,

@@ -35,6 +35,8 @@ class Store(MemoryFileSystem):
     cachable = False
     error: ClassVar[Exception | None] = None
     """Raised by each write."""
+    lost_answers: ClassVar[list[str]] = []
+    """Ends of names: an error follows the next write of each, although it was done."""
     is_up: ClassVar[threading.Event] = threading.Event()
     """Reads and writes wait for it."""
 
@@ -47,6 +49,9 @@ class Store(MemoryFileSystem):
         if self.error is not None:
             raise self.error
         super().pipe_file(path, value, mode=mode, **options)
+        for end in filter(path.endswith, self.lost_answers):
+            self.lost_answers.remove(end)
+            raise FULL
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         self.is_up.wait()
@@ -60,6 +65,7 @@ class Store(MemoryFileSystem):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Store]]:
     monkeypatch.setattr(Store, "error", None)
+    monkeypatch.setattr(Store, "lost_answers", [])
     Store.is_up.set()
     fsspec.register_implementation("failing", Store, clobber=True)
     yield Store
@@ -121,6 +127,22 @@ def test_steps_go_on_while_nothing_can_be_written_and_all_is_there_once_it_can(
     [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "nothing is stored at the moment, and is tried again" in warning
     assert os.strerror(error.errno or 0).split()[0] in warning
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "slot=0/1.json", "0.parquet", "attempts/1.lease", "attempts/1.json", "step=3.parquet"]
+)
+def test_a_write_whose_answer_is_lost_is_not_done_twice(store: type[Store], url: str, name: str):
+    store.lost_answers = [name, name]
+    with ludic.record(url, model=MODEL) as recording:
+        ids = train(recording, 1, 4)
+        store.lost_answers.append("step=2.parquet")
+        ids += train(recording, 2, 4)
+    assert [row["rollout_id"] for row in rows_of(url)] == ids
+    assert [step for _, step in ledger_of(url)] == [1, 2, 3, 4]
+    assert [row["step"] for row in metrics_of(url)] == [1, 2, 3, 4, 2, 3, 4]
+    assert len(claims_of(url)) == 1
+    assert not recording.lost
 
 
 def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store], url: str):
