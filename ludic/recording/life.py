@@ -286,7 +286,7 @@ class Life:
         """Store a row of metrics. Raises FencedError if the step has no ledger."""
         root = self.open()
         if job.of.numbers is None:
-            raise FencedError(f"step {job.of.step} has no ledger")
+            raise FencedError("the step has no ledger")
         if job.row is None:
             job.row = metrics_row(**job.of.numbers, **job.values, kind="train", run_id=root.run_id)
         root.check_same_run()

@@ -8,6 +8,8 @@ from ludic.results import plural
 
 MOST_NAMED = 100
 """Groups that are named; all are counted."""
+_MOST_REASONS = 20
+_OTHERS = "other reasons"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,7 @@ class Lost:
     steps_without_metrics: Sequence[tuple[int, int]] = ()
     """Steps whose numbers, or some of them, are not stored, as half-open intervals."""
     reasons: Mapping[str, int] = field(default_factory=dict)
-    """Number of groups, steps and rows of numbers by reason."""
+    """Number of groups, steps and rows of numbers by reason, of which there are some 20 at most."""
 
     def __bool__(self) -> bool:
         return bool(self.reasons)
@@ -80,7 +82,8 @@ class Losses:
         return self._so_far
 
     def _add(self, reason: str, count: int) -> None:
-        self._reasons[reason] += count
+        is_named = reason in self._reasons or len(self._reasons) < _MOST_REASONS
+        self._reasons[reason if is_named else _OTHERS] += count
         self._so_far = None
 
     def _count(self) -> Lost:

@@ -12,7 +12,8 @@ from recorded import MODEL, claims_of, group, ledger_of, metrics_of, parents_of,
 from strategies import make_batch
 
 import ludic
-from ludic.errors import ConfigError, InvalidBatchError, OwnedError
+from ludic.errors import ConfigError, InvalidBatchError, ModelError, OwnedError
+from ludic.models.first_model import first_model
 from ludic.records import RolloutGroup
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
@@ -298,6 +299,25 @@ def test_another_model_or_other_columns_or_a_run_of_ludic_are_refused_by_name(ur
     )
     with pytest.raises(OwnedError, match=f"ludic trains this run, as attempt {attempt.attempt_id} of"):
         ludic.record(own.url)
+
+
+def test_the_weights_of_a_recorded_model_are_not_known_and_its_configuration_is(url: str, tmp_path: Path):
+    folder, weights = tmp_path / "kept", tmp_path / "weights"
+    for each in (folder, weights):
+        each.mkdir()
+        (each / "config.json").write_text('{"vocab_size": 100}')
+        (each / "tokenizer.json").write_text("{}")
+    (weights / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(ConfigError, match=r"which holds no config\.json"):
+        ludic.record(url, model=MODEL, model_folder=tmp_path)
+    ludic.record(url, model=MODEL, model_folder=folder).close()
+    root = ludic.Root.open(url)
+    assert problems_of(url) == []
+    with first_model(root, str(weights)) as found:
+        assert found == weights
+    (weights / "tokenizer.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"tokenizer differs \(tokenizer.json\)"), first_model(root, str(weights)):
+        pass
 
 
 def test_several_threads_and_several_recorders_append_at_once(url: str):
