@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.defaults import LEASE_S
-from ludic.errors import ConfigError, FencedError, ModelError, NameTakenError, OwnedError, SchemaError
+from ludic.errors import ConfigError, FencedError, ModelError, NameTakenError, OwnedError, SchemaError, StoreError
 from ludic.models.first_model import vocabulary_of
 from ludic.recording.losses import Lost
 from ludic.records import new_id
@@ -386,7 +386,10 @@ def _read_known(root: Root, file: RolloutFile) -> dict[str, KnownRow]:
 def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any]) -> Root:
     no_retries = Event()
     no_retries.set()  # the queue tries again, and warns less often
-    storage = replace(Storage.connect(url), stop=no_retries)
+    try:
+        storage = replace(Storage.connect(url), stop=no_retries)
+    except StoreError as error:  # of a scheme that nothing serves here: to try again would not help
+        raise ConfigError(str(error)) from error
     if not storage.exists(RUN.template):
         if run is None:
             raise ConfigError(f"{storage.url} holds no run yet, so it needs the name of the model: model='...'")

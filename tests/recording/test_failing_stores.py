@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from recorded import MODEL, claims_of, group, ledger_of, metrics_of, problems_of, rows_of
+from recorded import MODEL, claims_of, group, ledger_of, metrics_of, notes_of, problems_of, rows_of
 from s3_proxy import SLOW_DOWN, S3Proxy
 
 import ludic
@@ -189,6 +189,8 @@ def test_more_than_the_memory_bound_is_lost_and_the_claim_says_so_when_the_store
     in_ledgers = {row["rollout_id"] for rows in ledger_of(url).values() for row in rows}
     assert in_ledgers <= stored
     assert problems_of(url) == []
+    [note] = notes_of(url)
+    assert note.startswith("lost_by_recorders: slot 0, life 1")
 
 
 def test_a_store_that_hangs_holds_nobody_up(store: type[Store], url: str):

@@ -283,6 +283,8 @@ def test_another_model_or_other_columns_or_a_run_of_ludic_are_refused_by_name(ur
     with pytest.raises(ConfigError, match="holds no run yet, so it needs the name of the model"):
         ludic.record(url)
     assert not Path(url).exists()
+    with pytest.raises(ConfigError, match="Protocol not known: nothing"):
+        ludic.record("nothing://run", model=MODEL)
     ludic.record(url, model=MODEL, extra_columns={"x_a": "string"}).close()
     with pytest.raises(ConfigError, match="was started with model 'somebody/model', and 'other' was given"):
         ludic.record(url, model="other")
