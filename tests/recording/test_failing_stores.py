@@ -155,6 +155,9 @@ def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store],
     recording.close()
     assert time.monotonic() - since < 3
     lost = recording.lost
+    recording.lose(1, 2, "its ranks did not agree")
+    assert recording.lost.num_rollouts == 18
+    assert "16 rollouts in 4 groups" in str(lost)
     assert (lost.num_rollouts, lost.num_groups, len(lost.group_ids)) == (16, 4, 4)
     assert (lost.steps, lost.steps_without_metrics) == (((3, 7),), ((2, 7),))
     assert "lost: 16 rollouts in 4 groups, the ledger of steps 3 to 6, the numbers of steps 2 to 6" in str(lost)
