@@ -102,6 +102,35 @@ def commands(url: str, model: str, ids: Mapping[str, str], folder: Path) -> dict
     }
 
 
+def record(url: str, model: str) -> None:
+    """Two groups and a step of another program's trainer; prints how many rollouts it gave."""
+    import ludic
+
+    row = {"prompt_tokens": [2, 3], "response_tokens": [4, 1], "response_logprobs": [-0.5, -0.25]}
+    groups = [[{**row, "episode_reward": float(index)} for index in range(GROUP_SIZE)] for _ in range(2)]
+    with ludic.record(url, model=model, trainer="a loop", model_folder=model, group_size=GROUP_SIZE) as recorder:
+        ids = recorder.append(groups)
+        recorder.step(
+            1, advantages=dict(zip(ids, [-1.0, -0.5, 0.5, 1.0] * 2, strict=True)), metrics={"reward_mean": 1.5}
+        )
+    print(f"recorded {len(ids)} rollouts")
+
+
+def recorded_commands(url: str, model: str) -> dict[str, list[str]]:
+    """The same, by words of what is printed; the first is `record`, and the others are commands."""
+    return {
+        "recorded 8 rollouts": [RECORD, url, model],
+        "0.5": ["sql", url, "select max(advantage) / 2 as half from batches"],
+        "1.5": ["sql", url, "select reward_mean from metrics"],
+        "sound": ["verify", url],
+        "is true from the start, step 1": ["bisect", url, "reward_mean > 1"],
+        "attempts": ["stats", url],
+    }
+
+
+RECORD = "record"
+
+
 def golden_commands(url: str) -> dict[str, list[str]]:
     """Commands on a copy of a golden store, by words of what each prints; its weights are left out, says verify."""
     return {
@@ -143,10 +172,10 @@ def run_all(refused: Sequence[str], wanted: Sequence[Sequence[str]]) -> list[tup
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
         with redirect_stdout(out), redirect_stderr(err):
             try:
-                main(args)
+                code: Any = record(*args[1:]) if args[0] == RECORD else main(args)
             except SystemExit as ended:
-                code = ended.code or 0
-        found.append((int(code), *(stream.buffer.getvalue().decode() for stream in (out, err))))
+                code = ended.code
+        found.append((int(code or 0), *(stream.buffer.getvalue().decode() for stream in (out, err))))
     return found
 
 

@@ -43,10 +43,10 @@ def parent(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_commands_read_write_and_keep_a_run(parent: str, tmp_path: Path) -> None:
     model = light_runs.write_tokenizer(tmp_path / "model")
     ids = light_runs.make_run(f"{parent}/run", model)
-    by_words = light_runs.commands(f"{parent}/run", model, ids, tmp_path)
-    for words, args, (code, out, err) in zip(
-        by_words, by_words.values(), run(*by_words.values(), folder=tmp_path), strict=True
-    ):
+    of_run = light_runs.commands(f"{parent}/run", model, ids, tmp_path)
+    wanted = [*of_run.items(), *light_runs.recorded_commands(f"{parent}/recorded", model).items()]
+    found = run(*(args for _, args in wanted), folder=tmp_path)
+    for (words, args), (code, out, err) in zip(wanted, found, strict=True):
         assert code == 0, (args, err)
         assert words in out + err, (args, out, err)
 
