@@ -93,6 +93,7 @@ inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its
 	.venv/inspect/bin/python -m pytest --junitxml=build/tests/$@.xml tests/adapters/exports/test_inspect_logs.py tests/adapters/imports/test_inspect.py
 
 light: .venv/light/installed  ## run what needs no extra in an environment of the package alone
+	.venv/light/bin/pip install --quiet --no-deps --force-reinstall .
 	.venv/light/bin/python -m pytest $(TWICE) --confcutdir tests/light tests/light
 
 verifiers: verifiers-v1 verifiers-legacy  ## run environments of both APIs of verifiers
@@ -187,7 +188,7 @@ clean:  ## remove what the other targets made
 	$(BIN)/pip --python $(@D)/bin/python install --quiet $(OVER)
 	touch $@
 
-# A copy of the package, as others install it. The S3 server of its tests runs in .venv.
+# A copy of the package, as others install it, which the target makes again. The S3 server of its tests runs in .venv.
 .venv/light/installed: .venv/installed
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --constraint constraints.txt '.[s3]' pytest pytest-rerunfailures pytest-timeout
