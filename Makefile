@@ -1,6 +1,6 @@
 .PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect verifiers \
-	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers clusters soak durations mutants check format docs bench \
-	gpu notebooks clean collect
+	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers clusters soak durations mutants check format docs \
+	bench gpu notebooks clean collect
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -47,7 +47,8 @@ test-all:  ## run everything, as CI does, in half an hour on two cores
 	$(MAKE) --keep-going --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) $(addprefix timed-,check docs faults)
 	$(MAKE) timed-integration
 	$(MAKE) --keep-going --jobs 3 --output-sync=target UNIT_PROCESSES=$(PROCESSES) \
-		$(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 verifiers-legacy inspect 8bit light)
+		$(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 verifiers-legacy inspect 8bit \
+		light)
 
 # A line at the end of each target, with its seconds, shows where a run is that nears its limit.
 timed-docs: .venv/docs/installed
