@@ -188,6 +188,8 @@ class SlotClaim:
     """Time at which the worker ended on its own; None while it lives, or if it was killed."""
     code: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """Source files of its environments, each as a CodeRecord."""
+    lost: Mapping[str, Any] | None = None
+    """What a recorder could not store, as ludic.recording.losses.Lost; None if nothing, and for workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,10 +291,16 @@ class ModelIdentity:
     config: Mapping[RelativeName, str]
     tokenizer: Mapping[RelativeName, str]
     weights: Mapping[RelativeName, str]
+    """Empty if the weights are not known, as of a model that another program trained."""
 
     def differences(self, other: "ModelIdentity") -> str:
-        """Describe in one sentence which files differ in another model; empty if it is the same model."""
+        """Describe in one sentence which files differ in another model; empty if it is the same model.
+
+        Weights that are not known differ from none.
+        """
         verbs = {"config": "differs", "tokenizer": "differs", "weights": "differ"}
+        if not (self.weights and other.weights):
+            del verbs["weights"]
         pairs = {kind: (getattr(self, kind), getattr(other, kind)) for kind in verbs}
         named = {
             kind: sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
