@@ -444,6 +444,10 @@ class ImportBegun:
     created_at: Time
     code_sha256: str | None = ""
     """Digest of the format's own code; None for a format of ludic, empty in files of older versions."""
+    size_bytes: int | None = None
+    """Size of the file; None if its filesystem does not say, and in files of older versions."""
+    modified: str = ""
+    """When the file was changed last, or its ETag, as its filesystem says; empty as size_bytes is None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,12 @@ import hashlib
 import itertools
 import json
 import re
+import sys
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -30,7 +31,7 @@ import numpy as np
 from ludic.adapters.imports.episodes import Episode, GetStopTokens, GetTokenizer, Row, Texts, rows_of
 from ludic.adapters.imports.formats import Format, load_format
 from ludic.adapters.imports.forms import OWN
-from ludic.adapters.imports.records import Record, as_texts, open_file, read_records
+from ludic.adapters.imports.records import Record, as_texts, open_file, read_records, read_state
 from ludic.code.run import only_exceptions
 from ludic.data_files import is_lines
 from ludic.defaults import Track, untracked
@@ -94,6 +95,10 @@ class Imported(Result, Sequence[ImportReport]):
     root: str
     """URL or path of the root."""
     files: Sequence[ImportReport]
+    folders: Sequence[str] = ()
+    """Folders that were followed; `files` are those that this call imported."""
+    left: Mapping[str, str] = field(default_factory=dict)
+    """Why a file of a followed folder was not imported, by its name."""
 
     @overload
     def __getitem__(self, index: int) -> ImportReport: ...
@@ -108,17 +113,50 @@ class Imported(Result, Sequence[ImportReport]):
         return len(self.files)
 
     def parts(self) -> Iterator[Part]:
-        """A sentence for each file."""
-        for report in self.files:
-            rollouts = f"{plural(report.num_rollouts, 'rollout')} in {plural(report.num_groups, 'group')}"
-            form = f", read as {report.form}" if report.form not in ("", OWN) else ""
-            note = "; was there already" if report.was_there else ""
-            yield f"{report.file}: {rollouts}, of {plural(report.num_records, 'record')}{form}{note}"
+        """A sentence for each file, or one for all of followed folders, whose files were named one by one."""
+        if self.folders:
+            yield said_of(_sum(self.files, f"{plural(len(self.files), 'file')} of {', '.join(self.folders)}"))
+        else:
+            yield from map(said_of, self.files)
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What rollouts lack, and the fields and records of the files that were not imported as columns."""
-        return [f"{report.file}: {line}" for report in self.files for line in _losses(report)]
+        """What rollouts lack, and the files, fields and records that were not imported."""
+        reports = [_sum(self.files, "all files")] if self.folders else self.files
+        left = [f"{file}: {reason}" for file, reason in self.left.items()]
+        return left + [f"{report.file}: {line}" for report in reports for line in _losses(report)]
+
+
+def said_of(report: ImportReport) -> str:
+    """Return what was imported from a file, in one line."""
+    rollouts = f"{plural(report.num_rollouts, 'rollout')} in {plural(report.num_groups, 'group')}"
+    form = f", read as {report.form}" if report.form not in ("", OWN) else ""
+    note = "; was there already" if report.was_there else ""
+    return f"{report.file}: {rollouts}, of {plural(report.num_records, 'record')}{form}{note}"
+
+
+def _sum(reports: Sequence[ImportReport], name: str) -> ImportReport:
+    """Return one report for files; a reason for which a record was refused names its file."""
+
+    def fields(name: str) -> Mapping[str, int]:
+        return sum((Counter(getattr(report, name)) for report in reports), Counter())
+
+    return ImportReport(
+        file=name,
+        worker_id="",
+        num_records=sum(report.num_records for report in reports),
+        num_groups=sum(report.num_groups for report in reports),
+        num_rollouts=sum(report.num_rollouts for report in reports),
+        num_without_logprobs=sum(report.num_without_logprobs for report in reports),
+        num_unscored=sum(report.num_unscored for report in reports),
+        kept_as_metadata=fields("kept_as_metadata"),
+        not_kept=fields("not_kept"),
+        refused=[
+            replace(refusal, reason=f"of {report.file}: {refusal.reason}")
+            for report in reports
+            for refusal in report.refused
+        ],
+    )
 
 
 def _losses(report: ImportReport) -> Iterator[str]:
@@ -201,7 +239,8 @@ def import_file(
     env_name: environment of records that name none. tokenizer: name of the tokenizer that get_tokenizer loads, which
     is recorded in imports/. get_stop_tokens: of the tokenizer's model, besides the tokenizer's eos_token.
     """
-    path, sha256, num_lines = _identity(url, fmt)
+    state = read_state(url)
+    path, sha256, num_lines = identity(url, fmt)
     job = _Import(
         root=root,
         url=url,
@@ -226,7 +265,9 @@ def import_file(
         return replace(earlier, file=url, was_there=True)
     num_records = _read(job, track(fmt.read(url), num_lines, "records"))
     groups = list(_groups(job))
-    begun = ImportBegun(**how, file=url, created_at=datetime.now(UTC).isoformat())
+    if read_state(url) != state:
+        raise ConfigError(f"{url} changed while it was read; import it when its program has written it")
+    begun = ImportBegun(**how, **asdict(state), file=url, created_at=datetime.now(UTC).isoformat())
     if not root.put_if_absent(IMPORTS.name(name), encode_record(begun)):
         begun = _check_same(job, how, IMPORTS.read(root, *name)) or begun
     _write(job, groups, datetime.fromisoformat(begun.created_at), track)
@@ -235,16 +276,18 @@ def import_file(
     return report
 
 
-def _identity(url: str, fmt: Format) -> tuple[dict[str, str], str, int | None]:
+def identity(url: str, fmt: Format, size: int | None = None) -> tuple[dict[str, str], str, int | None]:
     """Return the fields in a file's full path, the digest of its content and these fields, and its number of lines.
 
-    The number is None if records are no lines.
+    The number is None if records are no lines. size: reads the first bytes alone, as many.
     """
     match = re.search(fmt.path, url if is_url(url) else Path(url).absolute().as_posix())
     path = {name: value for name, value in match.groupdict().items() if value is not None} if match else {}
     content, num_lines, beginning = hashlib.sha256(), 0, b""
+    left = sys.maxsize if size is None else size
     with open_file(url) as file:
-        while chunk := file.read(1 << 20):
+        while chunk := file.read(min(1 << 20, left)):
+            left -= len(chunk)
             content.update(chunk)
             num_lines += chunk.count(b"\n")
             beginning = beginning or chunk[:8]
@@ -566,7 +609,17 @@ def import_files(
     model: str | None = None,
     track: Track = untracked,
 ) -> list[ImportReport]:
-    """Import files, paths or URLs, of one format; return a report for each.
+    """Import files, paths or URLs, of one format; return a report for each. The options are those of `importer`."""
+    if not files:
+        raise ConfigError("no file to import was named")
+    _, import_one = importer(root, format, env=env, tokenizer=tokenizer, model=model)
+    return [import_one(url, track) for url in track(files, len(files), "files to import")]
+
+
+def importer(
+    root: Root, format: str, *, env: str | None = None, tokenizer: str | None = None, model: str | None = None
+) -> tuple[Format, Callable[[str, Track], ImportReport]]:
+    """Return a format, and a function that imports a file of it, a path or URL.
 
     format: the name of a built-in format, or the path of a user's. env: environment of records that name none, and of
     samples of other evaluation programs whatever their task; None uses the format's name. tokenizer: folder, Hugging
@@ -576,14 +629,13 @@ def import_files(
     mapping = load_format(format)
     if env is not None:
         mapping = replace(mapping, env_field="")
-    if not files:
-        raise ConfigError("no file to import was named")
     if model not in (None, root.record.model):
         remember_model(root, model)
     get_tokenizer = functools.cache(lambda: _load_tokenizer(root, tokenizer))
     get_stop_tokens = functools.cache(lambda: _stop_tokens(root, tokenizer))
-    return [
-        import_file(
+
+    def import_one(url: str, track: Track) -> ImportReport:
+        return import_file(
             root,
             url,
             mapping,
@@ -593,8 +645,8 @@ def import_files(
             get_stop_tokens=get_stop_tokens,
             track=track,
         )
-        for url in track(files, len(files), "files to import")
-    ]
+
+    return mapping, import_one
 
 
 def start_for_import(
