@@ -143,7 +143,9 @@ def test_a_table_without_its_footer_is_left_for_later(follow, tmp_path: Path):
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
     following = follow("trl")
-    assert following.look(4) == []
+    assert (following.look(4), following.follower.left) == ([], {})
+    assert following.look(9) == []
+    assert "its Parquet footer is absent" in following.follower.left[str(path)]
     path.write_bytes(whole)
     assert following.look(2) == [path.name]
 
@@ -209,7 +211,7 @@ def test_a_step_that_is_sampled_again_is_imported_again(follow, root: Root, tmp_
     following = follow()
     write_verl(tmp_path, 1)
     assert following.look(2) == ["1.jsonl"]
-    write_verl(tmp_path, 1, "dd ee")
+    write_verl(tmp_path, 1, "dddd eeee")
     assert following.look(2) == ["1.jsonl"]
     assert group_sizes(root) == [2] * 4
     assert follow().look(3) == []
