@@ -110,6 +110,38 @@ def test_absent_logprobs_are_zeros_that_say_so_and_a_filter_drops_them(root: Roo
     assert ludic.connect(root).execute(f"select ({predicate}) from rollouts").fetchall() == [(True,)]  # noqa: S608
 
 
+def test_verl_the_key_of_a_rollout_begins_with_that_of_its_group(root: Root, bring_in: Import, tmp_path: Path):
+    """As trainer.use_v1 dumps: {group}_{session}_{output}; a fork's uid is that of the group."""
+    uids = ["5f1e-9a_0_0", "5f1e-9a_1_0", "77b0-1c_0_0", "77b0-1c_1_0", "fork", "fork"]
+    bring_in(peers.write_verl(tmp_path, [peers.verl_record("cc", 1.0, uid=uid) for uid in uids]), "verl")
+    rollouts = rollouts_of(root)
+    assert groups_of(rollouts) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [rollout.metadata.get("uid") for rollout in rollouts] == [*uids[:4], None, None]
+
+
+# --- SkyRL -----------------------------------------------------------------------------------------------
+
+
+def test_skyrl_evaluations_have_their_special_tokens_and_a_score_a_token(
+    root: Root, bring_in: Import, tmp_path: Path, encode
+):
+    records = [
+        peers.skyrl_record("cc dd <eos>", [0.0, 0.25, 0.5]),
+        peers.skyrl_record("dd", 0.0, stop_reason="length"),
+        peers.skyrl_record("dd", [0.0, "high"]),
+    ]
+    report = bring_in(peers.write_skyrl(tmp_path, records), "skyrl")
+    first, second = rollouts_of(root, "evals")
+    assert first.prompt_tokens.tolist() == encode("<|user|> aa bb <eos> <|assistant|>")
+    assert first.response_tokens.tolist() == encode("cc dd <eos>")
+    assert second.response_tokens.tolist() == encode("dd")
+    assert [(each.episode_reward, each.finish_reason) for each in (first, second)] == [(0.75, "stop"), (0.0, "length")]
+    assert (first.env_name, first.policy_version, first.wanted) == ("gsm8k", 4, "cc")
+    assert groups_of([first, second]) == [(0, 0), (0, 1)]
+    assert [refusal.reason for refusal in report.refused] == ["score is [0.0, 'high'], wanted a list of float64"]
+    assert report.kept_as_metadata["env_extras"] == 2
+
+
 # --- TRL -------------------------------------------------------------------------------------------------
 
 
