@@ -17,12 +17,14 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from ludic.adapters.complaints import Complaints
 from ludic.errors import ConfigError, InvalidBatchError
-from ludic.installed import installed_version
+from ludic.installed import name_and_version
 from ludic.recording.recorder import Recorder
 from ludic.recording.recorder import record as open_recorder
 from ludic.records import FinishReason
@@ -47,7 +49,7 @@ def record(trainer: Any, root: str, *, stop_on_failure: bool = False, **options:
     known = {
         "model": config.trainer.policy.model.path,
         "env": config.environment.env_class or "skyrl",
-        "trainer": f"skyrl {installed_version('skyrl') or ''}".rstrip(),
+        "trainer": name_and_version("skyrl") or "skyrl",
         "group_size": config.generator.n_samples_per_prompt,
         "groups_per_batch": config.trainer.train_batch_size,
         "temperature": sampling.temperature,
@@ -65,6 +67,7 @@ class _Recording:
 
     def __init__(self, trainer: Any, recorder: Recorder, *, is_strict: bool) -> None:
         self._trainer, self._recorder, self._is_strict = trainer, recorder, is_strict
+        self._complaints = Complaints(recorder.root)
         self._keeps_logprobs = _are_of_the_sampler(trainer.cfg.generator)
         self._waiting: dict[bytes, deque[str]] = {}
         """rollout_ids that no step has used, by their tokens."""
@@ -98,8 +101,8 @@ class _Recording:
         except Exception as error:
             if self._is_strict:
                 raise
-            name = function.__name__.strip("_")
-            logger.warning("%s: %s is not recorded: %s: %s", self._recorder.root, name, type(error).__name__, error)
+            what = function.__name__.strip("_")
+            self._complaints.say(f"{what} is not recorded: {type(error).__name__}: {error}")
 
     # --- Rollouts ------------------------------------------------------------------------------------------------
 
@@ -115,7 +118,7 @@ class _Recording:
             except InvalidBatchError as error:
                 if self._is_strict:
                     raise
-                logger.warning("%s: a group of %d is not recorded: %s", self._recorder.root, len(rows), error)
+                self._complaints.say(f"a group of {len(rows)} is not recorded: {error}")
                 continue
             if rows[0]["purpose"] == "train":
                 for row, rollout_id in zip(rows, rollout_ids, strict=True):
@@ -150,37 +153,38 @@ class _Recording:
 
     # --- Steps ---------------------------------------------------------------------------------------------------
 
-    def _step(self, data: Mapping[str, Any]) -> None:
+    def _step(self, data: Any) -> None:
         """Store the ledger of the step that begins: which rows it uses, with their advantages by token."""
         advantages: dict[str, np.ndarray] = {}
         num_unknown = 0
-        for tokens, values, is_trained in _rows_of(data):
+        for tokens, values in _rows_of(data):
             waiting = self._waiting.get(tokens)
             if waiting:
                 advantages[waiting.popleft()] = values
                 if not waiting:
                     del self._waiting[tokens]
             else:
-                num_unknown += is_trained  # a row that fills a batch up has no token to train on
+                num_unknown += 1
         step = self._trainer.global_step
         if num_unknown:
-            logger.warning("%s: step %d: %d of its rows are not recorded", self._recorder.root, step, num_unknown)
+            self._complaints.say(f"step {step}: {num_unknown} of its rows are not recorded")
         self._recorder.step(step, advantages=advantages)
 
     def _log(self, data: Mapping[str, Any], step: int) -> None:
         self._recorder.metrics(step, {name: value for name, value in data.items() if _is_number(value)})
 
 
-def _rows_of(data: Mapping[str, Any]) -> Iterator[tuple[bytes, np.ndarray, bool]]:
-    """Yield the key, the advantages (R,) float32 and whether it is trained on, of each row of a batch.
+def _rows_of(data: Any) -> Iterator[tuple[bytes, np.ndarray]]:
+    """Yield the key and the advantages, (R,) float32, of each row of a batch but those that fill it up.
 
-    sequences and attention_mask are (B, L), padded at the left; advantages, response_mask and loss_mask (B, R_max), whose
+    sequences and attention_mask are (B, L), padded at the left; advantages and response_mask (B, R_max), of which the
     last columns are the response.
     """
-    names = ("attention_mask", "advantages", "response_mask", "loss_mask")
-    columns = (data["sequences"].cpu().numpy(), *(data[name].float().cpu().numpy() for name in names))
-    for tokens, seen, values, is_response, is_trained in zip(*columns, strict=True):
-        yield tokens[seen > 0].astype(np.int32).tobytes(), values[is_response > 0], bool((is_trained > 0).any())
+    columns = [data[name].float().cpu().numpy() for name in ("attention_mask", "advantages", "response_mask")]
+    num_rows = len(columns[0]) - data.metadata.get("pad_size", 0)
+    rows = zip(data["sequences"].cpu().numpy(), *columns, strict=True)
+    for tokens, seen, values, is_response in islice(rows, num_rows):
+        yield tokens[seen > 0].astype(np.int32).tobytes(), values[is_response > 0]
 
 
 def _key(prompt: Sequence[int], response: Sequence[int]) -> bytes:
