@@ -114,8 +114,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
+@pytest.mark.slow
 def test_a_trainer_of_skyrl_is_recorded_with_its_advantages_and_a_new_life_takes_steps_again(
-    tmp_path: Path, model: str
+    tmp_path: Path, model: str, caplog: pytest.LogCaptureFixture
 ):
     url = str(tmp_path / "run")
     for steps in ((1, 2), (2, 3)):
