@@ -133,7 +133,9 @@ class StoredRollouts:
 class OfflineSource:
     """Source of plans over epochs of stored rollouts. An epoch's last groups share a batch with the next epoch's."""
 
-    def __init__(self, root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row") -> None:
+    def __init__(
+        self, root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row", needs_logprobs: bool = True
+    ) -> None:
         """Read the scalars of all sources.
 
         Raises ConsentError, QueryError, and ConfigError if there is nothing to train on.
@@ -141,7 +143,7 @@ class OfflineSource:
         sources = [Root.open(url) for url in config.sources] or [root]
         _warn_of_other_models(root, sources)
         self._root, self._epochs = root, config.epochs
-        self._rules = own_rules(root, config, loss_unit=loss_unit)
+        self._rules = own_rules(root, config, loss_unit=loss_unit, needs_logprobs=needs_logprobs)
         self._stored = StoredRollouts.read(sources, self._rules, own=root)
         self._vetting = Vetting(root)
         self._num_groups = self._stored.count_groups(self._rules)

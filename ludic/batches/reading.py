@@ -31,17 +31,20 @@ from ludic.batches.source import Plan
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.models import sizes
 from ludic.models.first_model import first_config, vocabulary_of
+from ludic.records import WITHOUT_LOGPROBS
 from ludic.run_json import run_of
 from ludic.schema.arrays import values_of
 from ludic.schema.columns import array_columns, with_columns
 from ludic.schema.validation import TRAINED_COLUMNS, Routing, find_untrainable, reason_against_experts
 from ludic.store import Root
 from ludic.store.ledger import read_rollouts
-from ludic.store.parquet import take_rows
+from ludic.store.parquet import CAPTURE, take_rows
 from ludic.store.tombstones import quarantine
 
 logger = logging.getLogger(__name__)
 
+_READ = (*TRAINED_COLUMNS, CAPTURE)
+"""Columns of rollouts that say all of a row that a step trains on."""
 _KEYS = ("rollout_id", "prompt_length", "response_length")
 """Ledger columns that `read_trained` adds: the row, and how long the plan took its lists to be."""
 _PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
@@ -191,14 +194,19 @@ def _sampled_runs(mask: np.ndarray) -> np.ndarray:
 def read_sequences(root: Root, rows: pa.Table, known: pa.Table | None = None) -> Sequences:
     """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
 
-    known: rows that were read already, Plan.tokens. Raises StoreError if a file is missing or broken. A broken file is
-    quarantined: the next trainer plans without it.
+    known: rows that were read already, Plan.tokens. response_logprobs that nobody kept are NaN.
+    Raises StoreError if a file is missing or broken. A broken file is quarantined: the next trainer plans without it.
     """
     if rows.num_rows == 0:
         return Sequences.of([])
     if known is None:
         known = read_trained(root, rows)
-    columns = _columns_of(known, rows, TRAINED_COLUMNS)
+    columns = _columns_of(known, rows, _READ)
+    unknown = [level in WITHOUT_LOGPROBS for level in columns.pop(CAPTURE)]
+    columns["response_logprobs"] = [
+        np.full_like(logprobs, np.nan) if is_unknown else logprobs
+        for logprobs, is_unknown in zip(columns["response_logprobs"], unknown, strict=True)
+    ]
     return Sequences(
         rollout_id=rows["rollout_id"].to_pylist(),
         prompt_tokens=columns.pop("prompt_tokens"),
@@ -236,7 +244,7 @@ def _read_requested(
     return [None if reason else values for values, reason in zip(stored, reasons, strict=True)]
 
 
-def read_trained(root: Root, rows: pa.Table, columns: Sequence[str] = TRAINED_COLUMNS) -> pa.Table:
+def read_trained(root: Root, rows: pa.Table, columns: Sequence[str] = _READ) -> pa.Table:
     """Return columns of the rollouts of ledger rows, in the order of the files, beside the rows' own _KEYS.
 
     Raises StoreError as `read_sequences`.

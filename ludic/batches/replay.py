@@ -110,7 +110,9 @@ def restamp(rows: pa.Table, url: str, attempt_id: int, trainer_version: int) -> 
 class ReplanSource:
     """Source that plans the steps of another run again."""
 
-    def __init__(self, root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row") -> None:
+    def __init__(
+        self, root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row", needs_logprobs: bool = True
+    ) -> None:
         """Raises ConsentError, QueryError, and ConfigError if the other run planned no step after replan_from."""
         assert config.replay_batches is not None
         assert config.replan_from is not None
@@ -118,7 +120,7 @@ class ReplanSource:
         self._attempt_of = attempt_of_steps(self._other)
         if self._before + 1 not in self._attempt_of:
             raise ConfigError(f"{self._other.url} has no step {self._before + 1}, where replan_from says to begin")
-        self._rules = own_rules(root, config, loss_unit=loss_unit)
+        self._rules = own_rules(root, config, loss_unit=loss_unit, needs_logprobs=needs_logprobs)
         self._replanner = Replanner(self._other, self._rules)
         self._vetting = Vetting(self._other)
 

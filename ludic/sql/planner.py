@@ -63,6 +63,8 @@ class BatchRules:
 
     advantage: str = "rloo"
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
+    needs_logprobs: bool = True
+    """Whether the loss takes a ratio to the sampler: a row whose logprobs nobody kept is dropped, see NO_LOGPROBS."""
     loss_unit: LossUnit = "row"
     """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
     make each trajectory count once, by the sampled tokens of all its rows."""
@@ -116,6 +118,18 @@ class BatchRules:
 
 UNTRAINABLE = "untrainable"
 """Reason for a drop: the row can't be trained on, as was found when a plan had chosen it; see plan/judge.sql."""
+
+NO_LOGPROBS: Mapping[str, str] = {
+    "no_logprobs": (
+        "nobody kept the logprobs that they were sampled with; compute them offline with compute_logprobs, if the "
+        "weights of their version are in the root, or train by sft, dpo, ipo or orpo, which need none"
+    ),
+    "text_capture": (
+        "their tokens were made later from recorded texts, so no ratio to a sampler can be taken; train by sft, dpo, "
+        "ipo or orpo, which need none"
+    ),
+}
+"""Reasons for a drop of a row that has no logprobs of its sampling, and what to do about each; see plan/judge.sql."""
 
 ADDED = pa.schema(
     [
@@ -236,6 +250,7 @@ class Shortage:
             most = max(self.drops, key=lambda name: self.drops[name])
             of_all = f"{sum(self.drops.values())} of {self.num_pending_rollouts} rollouts"
             parts.append(f"filters drop {of_all}, {most} most ({self.drops[most]})")
+            parts += [f"{reason}: {NO_LOGPROBS[reason]}" for reason in self.drops if reason in NO_LOGPROBS]
         return "; ".join(parts)
 
 
@@ -446,7 +461,7 @@ class Planner:
     def _judge(self, values: Mapping[str, Any]) -> None:
         """Write the first filter that drops each pending row to the table `judged`."""
         params: dict[str, Any] = {"filter_names": [text.name for text in self._filters]}
-        params["max_uses"] = self._rules.max_uses
+        params |= {"max_uses": self._rules.max_uses, "needs_logprobs": self._rules.needs_logprobs}
         for text in self._filters:
             params |= text.bind(values)
         self._judged = make_table(self._con, self._judge_sql, params, name="judged")

@@ -39,6 +39,8 @@ Time = Annotated[str, msgspec.Meta(description="ISO 8601")]
 DIGITS = r"(?:0|[1-9][0-9]{0,17})"
 """Pattern of a number in a file's name, as ludic writes it; it fits into int64."""
 COMPACTED = "compacted."
+IMPORTED_BY = "import-"
+"""Beginning of the worker_id of rows that a foreign file brought."""
 """Start of the worker_id in the name of a compacted file; its rows keep their own worker_id and sequence."""
 WORKER = rf"(?!{re.escape(COMPACTED)})[A-Za-z0-9-][A-Za-z0-9._-]{{0,199}}"
 """Pattern of a worker_id; not "." or "_" first: pyarrow and Spark take such files for hidden ones."""

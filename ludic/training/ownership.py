@@ -97,15 +97,15 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> PlanS
     opened: list[PlanSource] = []
 
     def open_() -> None:
-        batch, loss_unit = config.batch, config.loss.loss_unit
+        batch, loss = config.batch, config.loss.of_batches
         if batch.offline:
-            opened.append(OfflineSource(root, batch, loss_unit=loss_unit))
+            opened.append(OfflineSource(root, batch, **loss))
         elif batch.replan_from is not None:
-            opened.append(ReplanSource(root, batch, loss_unit=loss_unit))
+            opened.append(ReplanSource(root, batch, **loss))
         elif batch.replay_batches is not None:
             opened.append(_open_replay(root, config, batch.replay_batches))
         else:
-            opened.append(OnlineSource(root, batch, stop, loss_unit=loss_unit))
+            opened.append(OnlineSource(root, batch, stop, **loss))
 
     run_on_main(open_)
     return next(iter(opened), None)

@@ -54,7 +54,7 @@ from ludic.schema.validation import find_problems
 from ludic.store import RolloutWriter, Root
 from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
-from ludic.store.records import ImportBegun, ImportReport, Refusal, encode_record
+from ludic.store.records import IMPORTED_BY, ImportBegun, ImportReport, Refusal, encode_record
 from ludic.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class _Import:
 
     @property
     def worker_id(self) -> str:
-        return f"import-{self.sha256[:16]}"
+        return f"{IMPORTED_BY}{self.sha256[:16]}"
 
     def id(self, kind: str, *numbers: int) -> str:
         """Return a uuid5, which is the same for the same content. numbers: of the episode in the file, and of a row."""
