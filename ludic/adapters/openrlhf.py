@@ -2,14 +2,14 @@
 
 A file for --train.agent_func_path:
 
-    from ludic.adapters.openrlhf import recorded
+    import ludic
     from openrlhf.utils.agent import SingleTurnAgentExecutor
 
     class Mine(SingleTurnAgentExecutor):
         def __init__(self):
             super().__init__("reward_func.py")  # as --reward.remote_url
 
-    AgentExecutor = recorded(Mine, "runs/mine", model="Qwen/Qwen3-0.6B", group_size=8)
+    AgentExecutor = ludic.openrlhf.recorded(Mine, "runs/mine", model="Qwen/Qwen3-0.6B", group_size=8)
 
 Read against OpenRLHF 0.11.2, whose runs leave no rollouts on disk: openrlhf/utils/agent.py for what an executor
 returns, generate_responses and _load_agent_executor of openrlhf/trainer/ray/vllm_engine.py, and

@@ -1,7 +1,6 @@
 """Record the training of SkyRL in a root, by one line before trainer.train().
 
-    from ludic.adapters.skyrl import record
-    record(trainer, "runs/mine")
+    ludic.skyrl.record(trainer, "runs/mine")
 
 Read against SkyRL 0.3.0: GeneratorOutput and BatchMetadata of skyrl/train/generators/base.py, RayPPOTrainer.train and
 train_critic_and_policy of skyrl/train/trainer.py, fully_async_trainer.py, which refuses callbacks, Tracking.log of

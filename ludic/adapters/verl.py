@@ -3,10 +3,10 @@
 A module that all nodes can import, such as mine.py, named by
 actor_rollout_ref.rollout.agent.agent_loop_manager_class=mine.Manager:
 
-    from ludic.adapters.verl import recorded
+    import ludic
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-    Manager = recorded(AgentLoopManagerTQ, AgentLoopWorkerTQ, "/shared/runs/mine")
+    Manager = ludic.verl.recorded(AgentLoopManagerTQ, AgentLoopWorkerTQ, "/shared/runs/mine")
 
 Read against verl 0.9.1: _run_prompt and _agent_loop_postprocess of AgentLoopWorkerTQ, and AgentLoopManagerTQ.__init__,
 in verl/trainer/ppo/v1/agent_loop_tq.py; AgentLoopOutput, _compute_score and _init_agent_loop_workers in

@@ -69,6 +69,7 @@ TEXTS = {
     "ImportBegun.file": "compared",
     "ImportBegun.created_at": "for people",
     "ImportBegun.code_sha256": "compared",
+    "ImportBegun.modified": "compared",
     "ImportReport.file": "for people",
     "ImportReport.form": "for people",
     "ImportReport.kept_as_metadata key": "for people",
