@@ -420,6 +420,11 @@ class Planner:
         if self._gate is not None:
             self._gate.forget_planned()
 
+    def kept_rollouts(self) -> list[str]:
+        """Return the rollout_ids of pending rows that no filter drops, as of the first step."""
+        self._judge(self._values(1, 0, None))
+        return self._judged.filter(pc.is_null(self._judged["reason"]))["rollout_id"].to_pylist()
+
     def shortage(self, step: int, trainer_version: int, now: datetime | None = None) -> Shortage:
         """Return how many groups are missing for a batch, and why."""
         num_rollouts = num_kept_groups = ready_groups = 0
