@@ -55,13 +55,10 @@ class StoredRollouts:
     trainer, as it will be then."""
 
     @classmethod
-    def read(
-        cls, sources: Sequence[Root], rules: BatchRules, *, own: Root | None = None, computes_logprobs: bool = False
-    ) -> Self:
+    def read(cls, sources: Sequence[Root], rules: BatchRules, *, own: Root | None = None) -> Self:
         """Read all sources. own: the root that is trained; its rows have NULL in column `root`.
 
-        computes_logprobs: as BatchConfig.compute_logprobs. Raises ConfigError if there are no rollouts, or if two runs
-        have columns of the same name and different types.
+        Raises ConfigError if there are no rollouts, or if two runs have columns of the same name and different types.
         """
         extra_columns = _join_extra_columns(sources)
         schema = rollouts_schema(extra_columns)
@@ -81,7 +78,7 @@ class StoredRollouts:
             if rows is not None:
                 url = None if is_own else source.url
                 rows = _conform(rows, schema)
-                if computes_logprobs:
+                if rules.computes_logprobs:
                     rows, ids = _as_computed(source, rows)
                     to_compute.update(ids)
                 tables.append(_new_groups(rows, url, tables))
@@ -162,7 +159,7 @@ class OfflineSource:
         _warn_of_other_models(root, sources)
         self._root, self._epochs = root, config.epochs
         self._rules = own_rules(root, config, loss_unit=loss_unit, needs_logprobs=needs_logprobs)
-        self._stored = StoredRollouts.read(sources, self._rules, own=root, computes_logprobs=config.compute_logprobs)
+        self._stored = StoredRollouts.read(sources, self._rules, own=root)
         self._vetting = Vetting(root)
         self._num_groups = self._stored.count_groups(self._rules)
         self._choice = {"sources": list(self._stored.sources), "where": config.where}

@@ -65,6 +65,9 @@ class BatchRules:
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
     needs_logprobs: bool = True
     """Whether the loss takes a ratio to the sampler: a row whose logprobs nobody kept is dropped, see NO_LOGPROBS."""
+    computes_logprobs: bool = False
+    """Whether training computes logprobs that nobody kept, where it can. The caller of `add` gives these rows the
+    capture `trainer`."""
     loss_unit: LossUnit = "row"
     """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
     make each trajectory count once, by the sampled tokens of all its rows."""

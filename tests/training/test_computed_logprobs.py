@@ -154,8 +154,11 @@ def test_without_it_nothing_is_left_and_the_error_says_what_to_do(tmp_path, batc
         train_here(twin, **OFFLINE)
     # sft reads no logprobs of a sampler: all rows are trained on, and nothing is said of a ratio
     assert train_here(twin, **OFFLINE, objective="sft") == 3
-    ratios = "sampler_kl, sampler_kl_k1, ratio_mean, ratio_max, ratio_p01, clip_fraction, loss > 0"
-    assert query(twin, f"select distinct {ratios} from metrics where step > 1") == [(*[None] * 5, 0.0, True)]
+    metrics = """
+        select distinct sampler_kl, sampler_kl_k1, ratio_mean, ratio_max, ratio_p01, clip_fraction, loss > 0
+        from metrics where step > 1
+    """
+    assert query(twin, metrics) == [(*[None] * 5, 0.0, True)]
     assert query(twin, "select count(*) from mismatch") == [(0,)]
 
 

@@ -50,6 +50,7 @@ from ludic.printable import shortened
 from ludic.records import (
     LARGEST_REWARD,
     MOST_WANTED_CHARACTERS,
+    WITHOUT_LOGPROBS,
     Rollout,
     RolloutBatch,
     RolloutGroup,
@@ -58,7 +59,7 @@ from ludic.records import (
 from ludic.results import Part, Result, plural
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root, run_of
-from ludic.schema.validation import find_problems
+from ludic.schema.validation import CAPTURES, find_problems
 from ludic.store import RolloutWriter, Root
 from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
-"""Metadata of rollouts whose response_logprobs are zeros because the peer wrote none."""
+"""Metadata of rollouts that an import before rollouts 1.8 made without logprobs, which an export of them has, too."""
 
 UNSCORED = "the peer's record has no reward"
 """The error of a rollout without a reward, which is stored and counted but never trained on."""
@@ -131,9 +132,11 @@ def _losses(report: ImportReport) -> Iterator[str]:
     if report.num_unscored:
         yield f"{report.num_unscored:,} rollouts without a reward: stored, never trained on"
     if report.num_without_logprobs:
+        num_texts, num_all = report.num_from_text, report.num_without_logprobs
         yield (
-            f"{report.num_without_logprobs:,} rollouts without logprobs: no importance ratio can be taken; "
-            "ludic train --filters drop_absent_logprobs leaves them out"
+            f"{num_all:,} rollouts without the sampler's logprobs ({num_texts:,} made from texts): sft, dpo, ipo and "
+            "orpo train on them, and nothing that takes a ratio to the sampler"
+            + (", unless --compute-logprobs finds the weights that sampled them" if num_all > num_texts else "")
         )
 
 
@@ -377,14 +380,16 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
     texts = as_texts({**record.rest(), **episode.unused})
     metadata = {**as_texts(episode.metadata), **{name: text for name, text in texts.items() if len(text) <= SMALL}}
     columns = {**_columns(job, record, episode, rows[0]), "request_index": -1, "group_id": place, "episode_id": place}
+    given = columns.pop("capture", None)
     rollouts = [
         Rollout(
             **columns,
+            capture=_capture(row, given, metadata),
             **_row_columns(row, columns["episode_reward"] if row is rows[-1] else None),
             rollout_id=f"{place}/{segment}",
             segment_index=segment,
             trajectory_id=f"{place}/0",
-            metadata=metadata if "response_logprobs" in row.columns else {**metadata, **LOGPROBS_ABSENT},
+            metadata=metadata,
         )
         for segment, row in enumerate(rows)
     ]
@@ -396,6 +401,20 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
         not_kept=Counter([name for name, text in texts.items() if len(text) > SMALL])
         + sum((Counter(row.unread) for row in rows), Counter()),
     )
+
+
+def _capture(row: Row, given: str | None, metadata: Mapping[str, str]) -> Any:
+    """Return what was kept of the sampling of a row. given: what the record says. Raises RefusedRecordError."""
+    possible: Sequence[str] = ("sampler", "trainer", "ids", "text")
+    if row.is_from_text:
+        possible, has = ("text",), "texts without token ids"
+    elif "response_logprobs" not in row.columns:
+        possible, has = ("ids", "text"), "no response_logprobs"
+    elif given is None and LOGPROBS_ABSENT.items() <= metadata.items():
+        return "text"
+    if given is None or given in possible or given not in CAPTURES:  # an unknown one is refused with the row
+        return possible[0] if given is None else given
+    raise RefusedRecordError(f"capture is {given}, and the record has {has}; wanted {' or '.join(possible)}")
 
 
 def _reasons(job: _Import, episodes: Sequence[Sequence[Rollout]]) -> list[str | None]:
@@ -544,7 +563,8 @@ def _report(job: _Import, num_records: int, groups: Sequence[RolloutGroup]) -> I
         num_records=num_records,
         num_groups=len(groups),
         num_rollouts=len(rollouts),
-        num_without_logprobs=sum(LOGPROBS_ABSENT.items() <= rollout.metadata.items() for rollout in rollouts),
+        num_without_logprobs=sum(rollout.capture in WITHOUT_LOGPROBS for rollout in rollouts),
+        num_from_text=sum(rollout.capture == "text" for rollout in rollouts),
         num_unscored=sum(rollout.episode_reward is None for rollout in rollouts),
         kept_as_metadata=dict(sorted(job.kept.items())),
         not_kept=dict(sorted(job.not_kept.items())),
