@@ -346,17 +346,23 @@ class Vetting:
             logger.warning("%s: %s; they are dropped as untrainable", self._root.url, _describe(found, rows.num_rows))
         return list(found)
 
-    def check(self, rows: pa.Table, where: str) -> None:
+    def check(self, rows: pa.Table, where: str, *, needs_logprobs: bool = False) -> None:
         """Raise ConfigError if one of the rows, which are to be used as they are, has no place in the embedding.
 
         Logprobs only have to be finite: an older ludic trained on others, within its bound of the ratio. where: the
-        plan that says so.
+        plan that says so. needs_logprobs: refuse rows of which nobody kept them.
         """
         found = self._look(rows, any_logprob=True)
         if found:
             raise ConfigError(
                 f"{where}: {_describe(found, rows.num_rows)}, and a replay leaves nothing out; train on these rollouts "
                 "in another way, such as offline, which drops them"
+            )
+        levels = [] if self.tokens is None else self.tokens[CAPTURE].to_pylist()
+        if needs_logprobs and (num_without := sum(level in WITHOUT_LOGPROBS for level in levels)):
+            raise ConfigError(
+                f"{where}: nobody kept the sampler's logprobs of {num_without} of {rows.num_rows} rows, and a replay "
+                "computes none; train on these rollouts offline, with compute_logprobs if token ids were kept"
             )
 
     def _look(self, rows: pa.Table, *, any_logprob: bool = False) -> dict[str, str]:

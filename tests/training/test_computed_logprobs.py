@@ -17,6 +17,8 @@ from ludic.errors import ConfigError
 from ludic.records import Rollout, RolloutBatch
 from ludic.store import RolloutWriter, Root
 from ludic.training.config import TrainConfig
+from ludic.training.inherited_settings import replay_settings
+from ludic.what_if.rerun import rerun
 
 pytestmark = pytest.mark.slow
 
@@ -181,3 +183,12 @@ def test_a_batch_stream_gives_such_rows_to_losses_that_need_no_logprobs(batches)
     masks = torch.cat([batch.action_mask for share in shares for batch in share.micro_batches])
     assert logprobs[masks].isnan().all()
     assert (logprobs[~masks] == 0).all()
+
+
+def test_a_second_look_at_such_steps_knows_what_was_computed(tmp_path, batches):
+    twin = copied(batches[1], tmp_path / "twin")
+    train_here(twin, **OFFLINE, compute_logprobs=True)
+    assert rerun(twin, {}, steps="2").is_ledger
+    again = create_root(str(tmp_path / "again"), twin.record.model)
+    with pytest.raises(ConfigError, match="nobody kept the sampler's logprobs of 8 of 8 rows, and a replay"):
+        train_here(again, **replay_settings(twin.url), replay_batches=twin.url)
