@@ -7,7 +7,7 @@ from typing import Literal, TypedDict
 from ludic.errors import ConfigError
 from ludic.settings import Count, CountOr0, Index, Seconds, Tokens, check
 
-OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches", "replan_from")
+OFFLINE_SETTINGS = ("offline", "sources", "epochs", "compute_logprobs", "replay_batches", "replan_from")
 """Settings that select training on stored rollouts."""
 MICRO_BATCH_TOKENS = 16384
 """Tokens of a micro-batch on the CPU, and for training loops of others."""

@@ -149,6 +149,7 @@ def batch_rules(
         baseline_over=config.baseline_over,
         loss_unit=loss_unit,
         needs_logprobs=needs_logprobs,
+        computes_logprobs=config.compute_logprobs,
         scorers=config.scorers,
         reward_scorer=config.reward_scorer,
         mixed_scorers=config.mixed_scorers,

@@ -27,6 +27,7 @@ from ludic.run_json import run_of
 from ludic.schema.validation import Routing
 from ludic.sql.planner import LossUnit, Planner
 from ludic.store import Attempt, Root, write_ledger
+from ludic.store.tables import ReferenceIndex
 
 _CLOSE_S = 30.0
 
@@ -43,9 +44,12 @@ class PlannedStream:
         source: PlanSource | None,
         attempt: Attempt | None,
         stop: threading.Event,
+        computed: ReferenceIndex | None = None,
     ) -> None:
-        """source: in the state of the step before. attempt: its ledger is written. Both are None on other ranks."""
+        """source: in the state of the step before. attempt: its ledger is written. Both are None on other ranks.
+        computed: logprobs of rows of which nobody kept them."""
         self._root, self._config, self._source, self._attempt, self._stop = root, config, source, attempt, stop
+        self._computed = computed
         self._attention_tokens = run_on_main(partial(attention_tokens, root, config))
         self._routing = run_on_main(partial(replayed_routing, root, config), Routing | None)
         self._next: Future[RankBatch | None] | None = None
@@ -92,7 +96,7 @@ class PlannedStream:
             return None
         plan, self._tokens = replace(Plan.from_bytes(data), tokens=self._tokens), None
         return read_rank_batch(
-            self._root, self._config, plan, rank(), num_ranks(), self._attention_tokens, self._routing
+            self._root, self._config, plan, rank(), num_ranks(), self._attention_tokens, self._routing, self._computed
         )
 
     def _plan(self, step: int, trainer_version: int) -> bytes:

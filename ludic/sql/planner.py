@@ -65,6 +65,9 @@ class BatchRules:
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
     needs_logprobs: bool = True
     """Whether the loss takes a ratio to the sampler: a row whose logprobs nobody kept is dropped, see NO_LOGPROBS."""
+    computes_logprobs: bool = False
+    """Whether training computes logprobs that nobody kept, where it can. The caller of `add` gives these rows the
+    capture `trainer`."""
     loss_unit: LossUnit = "row"
     """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
     make each trajectory count once, by the sampled tokens of all its rows."""
@@ -419,6 +422,11 @@ class Planner:
         self._con.execute("create or replace table rollouts as from rollouts limit 0")
         if self._gate is not None:
             self._gate.forget_planned()
+
+    def kept_rollouts(self) -> list[str]:
+        """Return the rollout_ids of pending rows that no filter drops, as of the first step."""
+        self._judge(self._values(1, 0, None))
+        return self._judged.filter(pc.is_null(self._judged["reason"]))["rollout_id"].to_pylist()
 
     def shortage(self, step: int, trainer_version: int, now: datetime | None = None) -> Shortage:
         """Return how many groups are missing for a batch, and why."""

@@ -479,6 +479,7 @@ class ImportReport:
     num_groups: int
     num_rollouts: int
     num_without_logprobs: int
+    """Number of rollouts of which nobody kept the sampler's logprobs."""
     num_unscored: int
     kept_as_metadata: Mapping[str, int]
     """Number of episodes by field, for fields that no column holds and that are kept in metadata."""
@@ -490,6 +491,10 @@ class ImportReport:
     """True if the file had been imported before; then nothing was written."""
     form: str = ""
     """Form of the records, such as ShareGPT; empty if the format has one, and for imports before forms were stored."""
+    num_from_text: int = 0
+    """Number of rollouts without logprobs whose tokens were made from texts; 0 in reports before rollouts 1.8."""
+    tokenizer: str = ""
+    """Tokenizer with which the import made tokens of texts; empty if it made none, and before rollouts 1.8."""
 
 
 # --- JSON files with a digest of their own text ---------------------------------------------------------------

@@ -527,6 +527,10 @@ class TrainConfig:
             raise ConfigError(
                 f"warmup_steps is {self.optimizer.warmup_steps}, wanted less than num_steps ({self.num_steps})"
             )
+        if self.batch.compute_logprobs and not self.loss.objective.needs_logprobs:
+            raise ConfigError(
+                f"compute_logprobs is set, and {self.loss.objective.name} reads no logprobs of a sampler; leave it out"
+            )
         if self.batch.training_unit == "turn":
             self._check_turns()
 

@@ -115,7 +115,8 @@ def _open_replay(root: Root, config: TrainConfig, url: str) -> ReplaySource:
     other = Root.open(url)
     last, num_steps = check_replay(root, other, config)
     cut = read_cut(other)
-    return ReplaySource(other, last, num_steps, first_step=cut.first_step if cut else 1)
+    needs_logprobs = config.loss.objective.needs_logprobs
+    return ReplaySource(other, last, num_steps, first_step=cut.first_step if cut else 1, needs_logprobs=needs_logprobs)
 
 
 def agree_on_steps(config: TrainConfig, source: PlanSource | None, resumed: CheckpointInfo | None) -> TrainConfig:

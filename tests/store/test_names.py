@@ -75,6 +75,7 @@ TEXTS = {
     "ImportReport.kept_as_metadata key": "for people",
     "ImportReport.not_kept key": "for people",
     "ImportReport.refused.reason": "for people",
+    "ImportReport.tokenizer": "for people",
     "LatestPolicy.run_id": "compared",
     "Lease.claim_id": "compared",
     "Lease.owner": "for people",

@@ -181,7 +181,8 @@ class Follower:
         self.left.pop(url, None)
         self.stored[url] = _Stored(state=file.state, sha256=report.worker_id.removeprefix("import-"))
         if not report.was_there:
-            logger.info("%s", said_of(report))
+            by = f"; texts were tokenised by the tokenizer of {report.tokenizer}" if report.tokenizer else ""
+            logger.info("%s%s", said_of(report), by)
         return report
 
     def _grown(self, url: str, state: FileState) -> str | None:

@@ -100,7 +100,7 @@ def jsonl(record: Record) -> Episode | list[Episode]:
 
 
 def _jsonl_episode(record: Record, form: str) -> Episode:
-    texts = ("env_name", "env_example_id", "agent_id", "model", "engine", "wanted", "truncation_reason", "error")
+    names = "env_name env_example_id agent_id model engine capture wanted truncation_reason error"
     integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
     components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
     if "episode_reward" not in record.values and components:
@@ -113,7 +113,7 @@ def _jsonl_episode(record: Record, form: str) -> Episode:
         raise refusal("finish_reason", finish_reason, ", ".join(FINISH_REASONS))
     return Episode(
         rows=[_jsonl_row(record)],
-        columns={name: record.text(name) for name in texts}
+        columns={name: record.text(name) for name in names.split()}
         | {name: record.integer(name) for name in integers}
         | {name: record.number(name) for name in ("temperature", "top_p")}
         | {

@@ -46,11 +46,11 @@ from ludic.models.first_model import (
 )
 from ludic.paths import is_url
 from ludic.recording.rows import SAMPLED_WITH, episode_columns, example_id, row_arrays
-from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.records import WITHOUT_LOGPROBS, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.results import Part, Result, plural
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root, run_of
-from ludic.schema.validation import find_problems
+from ludic.schema.validation import CAPTURES, find_problems
 from ludic.store import RolloutWriter, Root
 from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
-"""Metadata of rollouts whose response_logprobs are zeros because the peer wrote none."""
+"""Metadata of rollouts that an import before rollouts 1.8 made without logprobs, which an export of them has, too."""
 
 SMALL = 200
 """Maximum characters of a field without a column that is kept as metadata."""
@@ -136,7 +136,9 @@ def _sum(reports: Sequence[ImportReport], name: str) -> ImportReport:
         num_groups=sum(report.num_groups for report in reports),
         num_rollouts=sum(report.num_rollouts for report in reports),
         num_without_logprobs=sum(report.num_without_logprobs for report in reports),
+        num_from_text=sum(report.num_from_text for report in reports),
         num_unscored=sum(report.num_unscored for report in reports),
+        tokenizer=next((report.tokenizer for report in reports if report.tokenizer), ""),
         kept_as_metadata=fields("kept_as_metadata"),
         not_kept=fields("not_kept"),
         refused=[
@@ -157,9 +159,12 @@ def _losses(report: ImportReport) -> Iterator[str]:
     if report.num_unscored:
         yield f"{report.num_unscored:,} rollouts without a reward: stored, never trained on"
     if report.num_without_logprobs:
+        num_texts, num_all = report.num_from_text, report.num_without_logprobs
+        by = f", by the tokenizer of {report.tokenizer}" if report.tokenizer else ""
         yield (
-            f"{report.num_without_logprobs:,} rollouts without logprobs: no importance ratio can be taken; "
-            "ludic train --filters drop_absent_logprobs leaves them out"
+            f"{num_all:,} rollouts without the sampler's logprobs ({num_texts:,} made from texts{by}): sft, dpo, ipo and "
+            "orpo train on them, and nothing that takes a ratio to the sampler"
+            + (", unless --compute-logprobs finds the weights that sampled them" if num_all > num_texts else "")
         )
 
 
@@ -172,6 +177,8 @@ class _Import:
     format: Format
     env_name: str
     """Environment of records that name none."""
+    tokenizer: str
+    """Name of the tokenizer that get_tokenizer loads."""
     get_tokenizer: GetTokenizer
     get_stop_tokens: GetStopTokens
     path: Mapping[str, str]
@@ -186,6 +193,8 @@ class _Import:
     kept: Counter[str] = field(default_factory=Counter)
     not_kept: Counter[str] = field(default_factory=Counter)
     refused: list[Refusal] = field(default_factory=list)
+    tokenizers: set[str] = field(default_factory=set)
+    """Its name, once it has made tokens of a text."""
     form: list[str] = field(default_factory=list)
     """The form of all records, once it is known."""
 
@@ -234,6 +243,7 @@ def import_file(
         url=url,
         format=fmt,
         env_name=env_name,
+        tokenizer=tokenizer,
         get_tokenizer=get_tokenizer,
         get_stop_tokens=get_stop_tokens,
         path=path,
@@ -408,14 +418,18 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
     texts = as_texts({**record.rest(), **episode.unused})
     metadata = {**as_texts(episode.metadata), **{name: text for name, text in texts.items() if len(text) <= SMALL}}
     columns = {**_columns(job, record, episode, rows[0]), "request_index": -1, "group_id": place, "episode_id": place}
+    if any(row.is_from_text for row in rows):
+        job.tokenizers.add(job.tokenizer)
+    given = columns.pop("capture", None)
     rollouts = [
         Rollout(
             **columns,
+            capture=_capture(row, given, metadata),
             **_row_columns(row, columns["episode_reward"] if row is rows[-1] else None),
             rollout_id=f"{place}/{segment}",
             segment_index=segment,
             trajectory_id=f"{place}/0",
-            metadata=metadata if "response_logprobs" in row.columns else {**metadata, **LOGPROBS_ABSENT},
+            metadata=metadata,
         )
         for segment, row in enumerate(rows)
     ]
@@ -427,6 +441,20 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
         not_kept=Counter([name for name, text in texts.items() if len(text) > SMALL])
         + sum((Counter(row.unread) for row in rows), Counter()),
     )
+
+
+def _capture(row: Row, given: str | None, metadata: Mapping[str, str]) -> Any:
+    """Return what was kept of the sampling of a row. given: what the record says. Raises RefusedRecordError."""
+    possible: Sequence[str] = ("sampler", "trainer", "ids", "text")
+    if row.is_from_text:
+        possible, has = ("text",), "texts without token ids"
+    elif "response_logprobs" not in row.columns:
+        possible, has = ("ids", "text"), "no response_logprobs"
+    elif given is None and LOGPROBS_ABSENT.items() <= metadata.items():
+        return "text"
+    if given is None or given in possible or given not in CAPTURES:  # an unknown one is refused with the row
+        return possible[0] if given is None else given
+    raise RefusedRecordError(f"capture is {given}, and the record has {has}; wanted {' or '.join(possible)}")
 
 
 def _reasons(job: _Import, episodes: Sequence[Sequence[Rollout]]) -> list[str | None]:
@@ -542,11 +570,13 @@ def _report(job: _Import, num_records: int, groups: Sequence[RolloutGroup]) -> I
         num_records=num_records,
         num_groups=len(groups),
         num_rollouts=len(rollouts),
-        num_without_logprobs=sum(LOGPROBS_ABSENT.items() <= rollout.metadata.items() for rollout in rollouts),
+        num_without_logprobs=sum(rollout.capture in WITHOUT_LOGPROBS for rollout in rollouts),
+        num_from_text=sum(rollout.capture == "text" for rollout in rollouts),
         num_unscored=sum(rollout.episode_reward is None for rollout in rollouts),
         kept_as_metadata=dict(sorted(job.kept.items())),
         not_kept=dict(sorted(job.not_kept.items())),
         refused=job.refused,
+        tokenizer="".join(job.tokenizers),
         form=job.form[0] if job.form else "",
     )
 

@@ -23,7 +23,8 @@ from ludic.adapters.imports.importing import importer
 from ludic.errors import ConfigError
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
-from ludic.store import Root
+from ludic.sql.planner import BatchRules, Planner
+from ludic.store import RolloutReader, Root
 from ludic.store.records import ImportReport
 
 
@@ -260,6 +261,28 @@ def test_the_operation_ends_when_nothing_has_changed_and_says_what_came(root: Ro
     assert f"{bad}: " in imported.remarks[0]
     again = run.import_(tmp_path / "theirs", "verl", follow=True, interval_s=0.02, until_idle_s=0.1)
     assert (len(again), len(stored_rows(root))) == (0, 8)
+
+
+def test_texts_say_by_which_tokenizer_and_no_policy_gradient_trains_on_them(
+    follow, root: Root, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    write_verl(tmp_path, 1)
+    write_verl(tmp_path, 2)
+    caplog.set_level(logging.INFO)
+    following = follow()
+    assert following.look(2) == ["1.jsonl", "2.jsonl"]
+    said = [record.getMessage() for record in caplog.records]
+    assert [f"; texts were tokenised by the tokenizer of {model}" in each for each in said] == [True, True]
+    [report] = ludic.open(root.url).import_(tmp_path / "theirs" / "2.jsonl", "verl")
+    assert (report.tokenizer, report.num_from_text, report.was_there) == (model, 4, True)
+    assert query(root, "select distinct capture from rollouts") == [("text",)]
+    ratios, none = (Planner(BatchRules(groups_per_batch=4, needs_logprobs=needs)) for needs in (True, False))
+    for planner in (ratios, none):
+        planner.add(RolloutReader(root, planner.columns).poll(None))
+    assert none.plan(step=1, attempt_id=1, trainer_version=2)["used"].to_pylist() == [True] * 8
+    assert ratios.plan(step=1, attempt_id=1, trainer_version=2) is None
+    shortage = ratios.shortage(step=1, trainer_version=2).describe()
+    assert "filters drop 8 of 8 rollouts, text_capture most (8)" in shortage
 
 
 def test_times_without_follow_are_refused(root: Root, tmp_path: Path):
