@@ -168,7 +168,8 @@ def stored(root: Root, report: ImportReport) -> dict[str, Any]:
         ]
         for row in rollouts_of(root)
     ]
-    told = {name: value for name, value in asdict(report).items() if name not in ("file", "form", "num_from_text")}
+    later = ("file", "form", "num_from_text", "tokenizer")
+    told = {name: value for name, value in asdict(report).items() if name not in later}
     return json.loads(json.dumps({"rows": rows, "report": told}))
 
 
