@@ -56,7 +56,7 @@ def recorded(
             """Not `async`: the calls that one task makes before the loop goes on are a group."""
             result = super().execute(prompt, label, sampling_params, *args, **kwargs)
             engine = kwargs.get("llm_engine", args[2] if len(args) > 2 else None)
-            return self._recording.execute(result, prompt, label, sampling_params, engine)
+            return self._recording.execute(result, label, sampling_params, engine)
 
     Recorded.__name__ = Recorded.__qualname__ = executor.__name__
     return Recorded
@@ -66,7 +66,6 @@ def recorded(
 class _Group:
     """The samples of a prompt, whose number is known when the loop has gone on."""
 
-    prompt: Any
     temperature: float
     rows: list[dict[str, Any]] = field(default_factory=list)
     num_samples: int = 0
@@ -86,14 +85,14 @@ class _Recording:
         """Groups that a task still adds to, by its id."""
 
     def execute(
-        self, result: Coroutine[Any, Any, Any], prompt: Any, label: Any, sampling_params: Any, engine: Any
+        self, result: Coroutine[Any, Any, Any], label: Any, sampling_params: Any, engine: Any
     ) -> Coroutine[Any, Any, Any]:
         """Return the awaitable of a sample, which is recorded when its group has ended."""
         self._watch(engine)
         task = id(asyncio.current_task())
         group = self._open.get(task)
-        if group is None or group.prompt != prompt:
-            group = self._open[task] = _Group(prompt=prompt, temperature=sampling_params.temperature)
+        if group is None:
+            group = self._open[task] = _Group(temperature=sampling_params.temperature)
             asyncio.get_running_loop().call_soon(self._seal, task, group)
         group.num_samples += 1
         return self._sample(result, label, group)

@@ -73,7 +73,7 @@ async def run(worker: Any) -> None:
         worker._run_prompt(prompt("u1", 5), sampled, trajectory=train, trace=False),
         worker._run_prompt(prompt("u2", 7), sampled, trajectory=train, trace=False),
         worker._run_prompt(prompt("u3", 9), sampled, trajectory=train, trace=False),
-        worker._run_prompt(prompt("u4", 5, __rollout_n__=3), sampled, trajectory=train, trace=False),
+        worker._run_prompt(prompt("u4", 5, __rollout_n__=1), sampled, trajectory=train, trace=False),
     )
     await worker._run_prompt(prompt("u5", 5), {"temperature": 0.0}, trajectory=validate, trace=False)
 
@@ -90,7 +90,7 @@ def test_the_sessions_of_a_prompt_are_a_group_with_ids_masks_logprobs_and_versio
     worker = recorded_worker(Worker, str(tmp_path / "run"))(config(model))
     asyncio.run(run(worker))
     worker.recording.recorder.close()
-    assert sorted(worker.put) == ["u1", "u1", "u2", "u2", "u2", "u2", "u3", "u4", "u4", "u4", "u5"]
+    assert sorted(worker.put) == ["u1", "u1", "u2", "u2", "u2", "u2", "u3", "u4", "u5"]
     root = Root.open(str(tmp_path / "run"))
     groups = query(
         root,
@@ -103,7 +103,7 @@ def test_the_sessions_of_a_prompt_are_a_group_with_ids_masks_logprobs_and_versio
     assert groups == [
         ("u1", 2, 2, 2, 2, 2, "5", None),
         ("u2", 2, 4, 2, 1, 2, "7", None),
-        ("u4", 3, 3, 3, 2, 2, "5", None),
+        ("u4", 1, 1, 1, 2, 2, "5", None),
     ]
     columns = "action_mask, response_logprobs, token_rewards, env_name, wanted, metadata['acc']"
     [row] = query(root, f"select {columns} from rollouts where metadata['uid'] = 'u1' and episode_reward = 1")  # noqa: S608

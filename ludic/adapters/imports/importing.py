@@ -162,8 +162,8 @@ def _losses(report: ImportReport) -> Iterator[str]:
         num_texts, num_all = report.num_from_text, report.num_without_logprobs
         by = f", by the tokenizer of {report.tokenizer}" if report.tokenizer else ""
         yield (
-            f"{num_all:,} rollouts without the sampler's logprobs ({num_texts:,} made from texts{by}): sft, dpo, ipo and "
-            "orpo train on them, and nothing that takes a ratio to the sampler"
+            f"{num_all:,} rollouts without the sampler's logprobs ({num_texts:,} made from texts{by}): sft, dpo, "
+            "ipo and orpo train on them, and nothing that takes a ratio to the sampler"
             + (", unless --compute-logprobs finds the weights that sampled them" if num_all > num_texts else "")
         )
 
