@@ -26,6 +26,7 @@ from pathlib import Path
 
 import fsspec
 
+from ludic.adapters.complaints import Complaints
 from ludic.adapters.imports.formats import Format
 from ludic.adapters.imports.importing import Imported, identity, importer, said_of
 from ludic.adapters.imports.records import UNKNOWN, FileState, open_file, read_records, read_state
@@ -59,6 +60,8 @@ class _Stored:
     state: FileState
     sha256: str
     """Beginning of the digest of its content and of the fields of its path."""
+    is_whole: bool = True
+    """Whether its import came to its end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +91,7 @@ class Follower:
     """Why a file is not imported, by its name."""
     absent: set[str] = field(default_factory=set)
     """Folders that were named because they could not be listed."""
+    complaints: Complaints = field(default_factory=lambda: Complaints("ludic import"))
 
     def look(self, stop: threading.Event) -> tuple[list[ImportReport], bool]:
         """Import the files that are complete; return their reports, and whether a file was new or changed."""
@@ -110,6 +114,7 @@ class Follower:
 
     def _list(self) -> Iterator[tuple[str, FileState]]:
         """Yield the files of the format. A folder that can't be listed is named, and left for the next look."""
+        own = f"{_absolute(self.root.url)}/"  # the root may lie in a followed folder
         for folder in self.folders:
             try:
                 filesystem, path = fsspec.core.url_to_fs(folder)
@@ -123,7 +128,8 @@ class Follower:
             self.absent.discard(folder)
             for name, info in infos.items():
                 url = filesystem.unstrip_protocol(name) if is_url(folder) else name
-                if self.format.takes(url) and not name.rpartition("/")[2].startswith("."):
+                is_foreign = not url.startswith(own) and not name.rpartition("/")[2].startswith(".")
+                if is_foreign and self.format.takes(url):
                     yield url, FileState.of(info)
 
     @staticmethod
@@ -139,7 +145,7 @@ class Follower:
             file.num_looks += 1
             return file
         stored = self.stored.get(url)
-        is_stored = stored is not None and state != UNKNOWN and stored.state == state
+        is_stored = stored is not None and stored.is_whole and state != UNKNOWN and stored.state == state
         self.left.pop(url, None)
         self.files[url] = _File(state=state, since_s=self.clock(), is_settled=is_stored)
         return self.files[url]
@@ -175,7 +181,7 @@ class Follower:
         except MissingRootError:
             raise
         except (StoreError, OSError) as error:
-            logger.warning("%s is not imported: %s; it is tried again", url, error)
+            self.complaints.say(f"{url} is not imported: {error}; it is tried again")
             return None
         file.is_settled = True
         self.left.pop(url, None)
@@ -193,7 +199,8 @@ class Follower:
             return None
         if not identity(url, self.format, before)[1].startswith(stored.sha256):
             return None  # its program wrote it again
-        return f"grew by {now - before:,} bytes after it was imported; what was appended is not imported"
+        what = "what was appended is" if stored.is_whole else "and that was interrupted; the rest of it is"
+        return f"grew by {now - before:,} bytes after it was imported; {what} not imported"
 
     def _leave(self, url: str, file: _File, reason: str) -> None:
         file.is_settled = True
@@ -247,13 +254,14 @@ def _absolute(folder: str) -> str:
 
 
 def _stored(root: Root) -> Iterator[tuple[str, _Stored]]:
-    """Yield the files that were imported to the end, by name."""
-
-    done = IMPORTED.listed(root)
+    """Yield the files of which the import began, by name."""
+    done = set(IMPORTED.listed(root))
+    begun = IMPORTS.listed(root)
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        for name, begun in zip(done, pool.map(lambda name: IMPORTS.read(root, *name), done), strict=True):
-            if begun is not None:
-                yield begun.file, _Stored(state=FileState(begun.size_bytes, begun.modified), sha256=name.sha256)
+        for name, record in zip(begun, pool.map(lambda name: IMPORTS.read(root, *name), begun), strict=True):
+            if record is not None:
+                state = FileState(record.size_bytes, record.modified)
+                yield record.file, _Stored(state=state, sha256=name.sha256, is_whole=name in done)
 
 
 # --- Files -----------------------------------------------------------------------------------------------------------

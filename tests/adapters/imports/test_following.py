@@ -190,6 +190,27 @@ def test_a_file_that_is_appended_to_is_imported_when_that_of_the_next_step_begin
     assert len([record for record in caplog.records if "grew by" in record.getMessage()]) == 2  # each start names it
 
 
+def test_a_file_that_grew_after_a_death_in_its_import_is_not_stored_twice(follow, root: Root, tmp_path: Path):
+    path = write_verl(tmp_path, 1)
+    assert follow().look(2) == ["1.jsonl"]
+    [name] = [name for name in root.list("imports") if name.endswith(".done.json")]
+    root.delete(name)
+    with path.open("a") as file:
+        file.write(json.dumps(peers.verl_record("cc", 1.0, prompt="dd")) + "\n")
+    following = follow()
+    assert (following.look(3), group_sizes(root)) == ([], [2, 2])
+    assert "that was interrupted; the rest of it is not imported" in following.follower.left[str(path)]
+
+
+def test_a_root_in_the_folder_does_not_import_itself(follow, root: Root, tmp_path: Path):
+    tokens = {"prompt_tokens": [2, 3], "response_tokens": [4, 5], "episode_reward": 1.0}
+    os.utime(peers.write_lines(tmp_path / "mine.jsonl", [tokens]), (0, 0))
+    following = follow("jsonl", tmp_path)
+    assert following.look(2) == ["mine.jsonl"]
+    following.seconds += 1000
+    assert (following.look(3), group_sizes(root)) == ([], [1])
+
+
 def test_an_old_file_counts_as_rested_at_the_first_start(follow, tmp_path: Path):
     path = traces_of(tmp_path, 1)
     path.write_text(prime_rl_lines(["a"]))
