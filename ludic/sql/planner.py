@@ -65,7 +65,7 @@ class BatchRules:
     advantage: str = "rloo"
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
     needs_logprobs: bool = True
-    """Whether the loss takes a ratio to the sampler: rows whose logprobs nobody kept are dropped (records.NO_LOGPROBS)."""
+    """Whether the loss takes a ratio to the sampler; a row whose logprobs nobody kept is then dropped."""
     computes_logprobs: bool = False
     """Whether training computes logprobs that nobody kept, where it can. The caller of `add` gives these rows the
     capture `trainer`."""
