@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from ludic.batches.source import recall_history, with_roots
 from ludic.errors import QueryError
+from ludic.records import NO_LOGPROBS
 from ludic.schema import arrow_schema
-from ludic.sql.planner import NO_LOGPROBS, UNTRAINABLE, BatchRules, FindUntrainable, Planner
+from ludic.sql.planner import UNTRAINABLE, BatchRules, FindUntrainable, Planner
 from ludic.store import Root
 from ludic.store.reader import DUPLICATE_REQUEST, OTHER_RUN
 from ludic.store.tables import PLAN_COLUMNS, ScoreReader

@@ -20,6 +20,7 @@ from ludic.by_name import read_packaged
 from ludic.code.consent import CodeUse
 from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION
 from ludic.errors import ConfigError, QueryError
+from ludic.records import NO_LOGPROBS
 from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, rollouts_schema
 from ludic.sql.connect import open_duckdb, seal
 from ludic.sql.ledger_rows import (
@@ -64,7 +65,7 @@ class BatchRules:
     advantage: str = "rloo"
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
     needs_logprobs: bool = True
-    """Whether the loss takes a ratio to the sampler: a row whose logprobs nobody kept is dropped, see NO_LOGPROBS."""
+    """Whether the loss takes a ratio to the sampler; a row whose logprobs nobody kept is then dropped."""
     computes_logprobs: bool = False
     """Whether training computes logprobs that nobody kept, where it can. The caller of `add` gives these rows the
     capture `trainer`."""
@@ -121,18 +122,6 @@ class BatchRules:
 
 UNTRAINABLE = "untrainable"
 """Reason for a drop: the row can't be trained on, as was found when a plan had chosen it; see plan/judge.sql."""
-
-NO_LOGPROBS: Mapping[str, str] = {
-    "no_logprobs": (
-        "nobody kept the logprobs that they were sampled with; compute them offline with compute_logprobs, if the "
-        "weights of their version are in the root, or train by sft, dpo, ipo or orpo, which need none"
-    ),
-    "text_capture": (
-        "their tokens were made later from recorded texts, so no ratio to a sampler can be taken; train by sft, dpo, "
-        "ipo or orpo, which need none"
-    ),
-}
-"""Reasons for a drop of a row that has no logprobs of its sampling, and what to do about each; see plan/judge.sql."""
 
 ADDED = pa.schema(
     [
