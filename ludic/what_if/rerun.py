@@ -114,7 +114,7 @@ def config_of(root: Root, attempt_id: int, given: Mapping[str, Any]) -> TrainCon
 def rules_of_step(root: Root, config: TrainConfig, given: Mapping[str, Any]) -> BatchRules:
     """Return the rules of a plan. Files that are given now are read from this machine, others from the root's code/."""
     run = run_of(root)
-    rules = batch_rules(config.batch, run.groups_per_batch, run.seed, loss_unit=config.loss.loss_unit)
+    rules = batch_rules(config.batch, run.groups_per_batch, run.seed, **config.loss.of_batches)
     named = {given.get("advantage"), *(given.get("filters") or ())}
     uses = rules.uses()
     files = find_files(root, [use for use in uses if use.setting in named], update=True).files
