@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,14 +21,12 @@ from ludic.agents.transcript import NO_ARRAYS, Transcript, TranscriptBuilder
 from ludic.errors import LudicError, RefusedRecordError
 from ludic.messages import ReadMessages, check_text, read_messages
 from ludic.models.encoding import encode, encode_all
+from ludic.models.tokenizer import Tokenizer
 from ludic.models.turns import Turn, Turns
 from ludic.records import AgentStep, FinishReason, HasTokens, Message
 from ludic.schema.columns import Columns
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-GetTokenizer = Callable[[], "PreTrainedTokenizerBase"]
+GetTokenizer = Callable[[], Tokenizer]
 """Loads the tokenizer; called when the first text must be encoded."""
 GetStopTokens = Callable[[], Sequence[int]]
 """Returns the tokens at which the model's sampler stops, as its generation_config.json names them."""
@@ -146,9 +144,7 @@ def rows_of(
     return found
 
 
-def _encode_all(
-    tokenizer: "PreTrainedTokenizerBase", asked: Mapping[int, Sequence[str]]
-) -> dict[int, list[np.ndarray] | Exception]:
+def _encode_all(tokenizer: Tokenizer, asked: Mapping[int, Sequence[str]]) -> dict[int, list[np.ndarray] | Exception]:
     """Return the tokens of the texts of each work; or, for a work with a text that can't be encoded, the error."""
     texts = list(chain.from_iterable(asked.values()))
     with suppress(Exception):  # each is then encoded alone, to find out whose text it is
@@ -158,7 +154,7 @@ def _encode_all(
     return {index: _encode_alone(tokenizer, of_work) for index, of_work in asked.items()}
 
 
-def _encode_alone(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[np.ndarray] | Exception:
+def _encode_alone(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray] | Exception:
     try:
         return [encode(tokenizer, text) for text in texts]
     except Exception as error:

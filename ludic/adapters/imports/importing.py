@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from ludic.adapters.imports.episodes import Episode, GetStopTokens, GetTokenizer, Row, Texts, rows_of
 from ludic.adapters.imports.formats import Format, load_format
@@ -34,16 +34,17 @@ from ludic.code.run import only_exceptions
 from ludic.data_files import is_lines
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, LudicError, ModelError, RefusedRecordError
-from ludic.models.chat import load_tokenizer
+from ludic.models.chat import read_tokenizer
 from ludic.models.first_model import (
     first_config,
-    first_tokenizer,
+    first_small_files,
     is_hub_id,
     local_folder,
     remember_model,
+    stop_tokens_of,
     vocabulary_of,
-    write_files,
 )
+from ludic.models.tokenizer import Tokenizer
 from ludic.paths import is_url
 from ludic.recording.rows import SAMPLED_WITH, episode_columns, example_id, row_arrays
 from ludic.records import WITHOUT_LOGPROBS, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
@@ -55,10 +56,6 @@ from ludic.store import RolloutWriter, Root
 from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
 from ludic.store.records import IMPORTED_BY, ImportBegun, ImportReport, Refusal, encode_record
-from ludic.temporary import temporary_folder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
 """Metadata of rollouts that an import before rollouts 1.8 made without logprobs, which an export of them has, too."""
@@ -646,26 +643,22 @@ def start_for_import(
     return root
 
 
-def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase":
+def _load_tokenizer(root: Root, source: str | None) -> Tokenizer:
     """Load a tokenizer. source: folder, Hugging Face id or URL; None means the run's own, stored in its root."""
     if source is not None:
         with local_folder(source, with_weights=False) as folder:
-            return load_tokenizer(str(folder))
-    with temporary_folder("tokenizer") as folder:
-        write_files(first_tokenizer(root), folder)
-        tokenizer = load_tokenizer(str(folder))
+            return read_tokenizer(str(folder))
+    with first_small_files(root) as folder:
+        tokenizer = read_tokenizer(str(folder))
     tokenizer.name_or_path = root.record.model  # for errors
     return tokenizer
 
 
 def _stop_tokens(root: Root, source: str | None) -> tuple[int, ...]:
     """Return the tokens at which the tokenizer's model stops; none if its folder has no configuration."""
-    from ludic.models.weight_files import eos_token_ids, load_config, load_generation_config  # imports torch
-
     with ExitStack() as stack:
         try:
             opened = first_config(root) if source is None else local_folder(source, with_weights=False)
-            folder = str(stack.enter_context(opened))
-            return eos_token_ids(load_config(folder), load_generation_config(folder))
+            return stop_tokens_of(stack.enter_context(opened))
         except ModelError:
             return ()
