@@ -54,6 +54,9 @@ _HOMES = {
 _MODULES = {"trl": "ludic.adapters.trl"}
 """Modules that are reached by a short name; each needs the package that it is named after."""
 
+_MODULES = {"trl": "ludic.adapters.trl"}
+"""Modules for another program, each of which imports that program's packages."""
+
 _OWN_NAMES = {"open": "open_run"}
 """Names there that would hide a built-in function."""
 
@@ -85,10 +88,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), _OWN_NAMES.get(name, name))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

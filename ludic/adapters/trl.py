@@ -9,14 +9,16 @@ log. Ranks talk in a group of their own, with a limit of time, and always make t
 """
 
 # Shapes: B = rows of one rank's generation, T = longest completion, F = reward functions.
+import atexit
 import functools
 import json
 import logging
 import math
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -26,9 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from huggingface_hub import snapshot_download
 from transformers import TrainerCallback
 
-import ludic
 from ludic.adapters.trl_rows import (
     LOGGED_STEPS,
     MASKED,
@@ -40,9 +42,11 @@ from ludic.adapters.trl_rows import (
     to_bytes,
 )
 from ludic.errors import ConfigError, InvalidBatchError
-from ludic.masking import SECRET_NAME, mask
+from ludic.masking import mask
 from ludic.messages import MEDIA
+from ludic.recording import recorder as recording
 from ludic.recording.recorder import Recorder
+from ludic.store.weights import weight_files
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +69,7 @@ _MOST_EVAL_GENERATIONS = 8
 """Evaluation batches that ranks keep before they send them to rank 0."""
 _PATIENCE = timedelta(minutes=10)
 """How long ranks wait for each other before recording stops, as long as PyTorch's own ranks do; training goes on."""
-_FLUSH_S = 60.0
+_FLUSH_S = 10.0
 """Longest wait for the store at the end of training, in seconds."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
@@ -259,11 +263,20 @@ class _Store:
     """Rank 0: joins the rows of all ranks into groups, and gives them to the recorder."""
 
     def __init__(self, recorder: Recorder, group_sizes: Mapping[str, int]) -> None:
+        """group_sizes: rows of a group, by purpose."""
         self._recorder, self._group_sizes = recorder, group_sizes
         self._ids: dict[int, dict[int, str]] = {}
         """rollout_id of each stored row of the newest generations, by its generation and its index there."""
-        self.lost: Counter[str] = Counter()
-        self._not_kept: Counter[str] = Counter()
+        self._not_kept: set[str] = set()
+        self._last_step = 0
+
+    def note(self, note: Mapping[str, Any]) -> None:
+        """Count what a rank could not record, and log the name of each column whose values rows can't hold once."""
+        for what, number in note["failed"].items():
+            self._recorder.lose(0, number, f"{what} could not be recorded")
+        if new := sorted(set(note["not_kept"]) - self._not_kept):
+            _log.warning("rows are recorded without %s: too long, no text, or not known", ", ".join(new))
+            self._not_kept.update(new)
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
         """Store whole groups: rows at neighbouring places of one generation."""
@@ -272,21 +285,22 @@ class _Store:
             number, index = row["place"]
             groups.setdefault((number, index // self._group_sizes[row["purpose"]]), []).append(row)
         whole = [group for group in groups.values() if len(group) == self._group_sizes[group[0]["purpose"]]]
-        self._count("rows of groups of which a rank lost a part", len(rows) - sum(map(len, whole)))
-        if whole and not self._append(whole):
+        if len(whole) < len(groups):
+            self._recorder.lose(len(groups) - len(whole), len(rows) - sum(map(len, whole)), "a rank lost its rows")
+        if not self._append(whole):
             for group in whole:
-                self._append([group], is_last_try=True)
+                self._append([group], is_alone=True)
 
-    def _append(self, groups: Sequence[Sequence[dict[str, Any]]], *, is_last_try: bool = False) -> bool:
-        rows = [row for group in groups for row in group]
+    def _append(self, groups: Sequence[Sequence[dict[str, Any]]], *, is_alone: bool = False) -> bool:
+        """Return whether groups were taken; one that is refused alone is counted."""
         columns = [[{name: row[name] for name in row if name != "place"} for row in group] for group in groups]
         try:
             ids = self._recorder.append(columns)
         except InvalidBatchError as error:
-            if is_last_try:
-                self._count(f"rows of refused groups ({error})", len(rows))
+            if is_alone:
+                self._recorder.lose(1, len(groups[0]), f"a group was refused: {mask(str(error))}")
             return False
-        for row, rollout_id in zip(rows, ids, strict=True):
+        for row, rollout_id in zip((row for group in groups for row in group), ids, strict=True):
             if row["purpose"] == "train":  # no step uses the others
                 number, index = row["place"]
                 self._ids.setdefault(number, {})[index] = rollout_id
@@ -299,6 +313,7 @@ class _Store:
             for row, advantage in used
             if row % _MOST_ROWS in self._ids.get(row // _MOST_ROWS, {})
         }
+        self._last_step = step
         self._recorder.step(
             step,
             advantages={rollout_id: advantage for rollout_id, advantage in found.items() if advantage is not None},
@@ -309,26 +324,12 @@ class _Store:
         self._ids = {number: self._ids[number] for number in newest}
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._recorder.metrics(step, numbers)
+        """Store numbers of the newest step; before the first one there is none that could have them."""
+        if step == self._last_step:
+            self._recorder.metrics(step, numbers)
 
     def flush(self) -> None:
         self._recorder.flush(_FLUSH_S)
-
-    def count(self, notes: Iterable[Mapping[str, Any]]) -> None:
-        """Count what ranks lost, and name each column of which rows can't hold a value once in the log."""
-        for note in notes:
-            for name, number in note["lost"].items():
-                self._count(name, number)
-            new = [name for name in note.get("not_kept", ()) if name not in self._not_kept]
-            if new:
-                _log.warning("rows are recorded without the values of %s that are long, images or objects", new)
-            self._not_kept += Counter(note.get("not_kept", ()))
-
-    def _count(self, name: str, number: int) -> None:
-        if number:
-            if name not in self.lost:
-                _log.warning("not recorded: %d %s", number, name)
-            self.lost[name] += number
 
 
 class _Recording(TrainerCallback):
@@ -375,8 +376,10 @@ class _Recording(TrainerCallback):
     def _fail(self, what: str, error: Exception) -> None:
         if what not in self._warned:
             self._warned.add(what)
-            _log.warning("%s could not be recorded: %s: %s", what, type(error).__name__, mask(str(error)))
-        self._failed[f"failures to record {what}"] += 1
+            _log.warning(
+                "%s could not be recorded: %s: %s; the trainer goes on", what, type(error).__name__, mask(str(error))
+            )
+        self._failed[what] += 1
 
     # --- Wrapped methods. `original` is the trainer's own; its errors and its results pass unchanged.
 
@@ -449,6 +452,10 @@ class _Recording(TrainerCallback):
     def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._join(None)
 
+    def finish(self) -> None:
+        """Store the rows of which no step came."""
+        self._join(None)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._join(None)
         if self._store is not None:
@@ -477,12 +484,14 @@ class _Recording(TrainerCallback):
         with self._guard("the rows of a step"):
             used = self._rank.take_used() if step is not None else []
         failed, self._failed = self._failed, Counter()
-        sent = self._sent(rows, {"used": used, "lost": failed, "not_kept": not_kept})
+        sent = self._sent(rows, {"used": used, "failed": failed, "not_kept": not_kept})
         if self._store is None:
             return
         with self._guard("rows"):
-            self._store.count(note for _, note in sent)
-            self._store.append([row for of_rank, _ in sent for row in of_rank])
+            for _, note in sent:
+                self._store.note(note)
+            if rows := [row for of_rank, _ in sent for row in of_rank]:
+                self._store.append(rows)
         with self._guard("the ledger of a step"):
             if step is not None:
                 self._store.step(step, [row for _, note in sent for row in note["used"]])
@@ -500,7 +509,7 @@ class _Recording(TrainerCallback):
             except Exception as error:
                 self._is_apart = True
                 self._fail("what the ranks hold", error)
-        return [([], {"used": [], "lost": {"rows of rank 0, since the ranks could not be joined": len(rows)}})]
+        return [([], {"used": [], "not_kept": {}, "failed": {"rows of rank 0, which alone are no groups,": len(rows)}})]
 
 
 # --- What the trainer samples from -----------------------------------------------------------------------------------
@@ -620,9 +629,17 @@ def record(trainer: Any, root: str | Path, *, env: str = "recorded", stop_on_fai
         raise ConfigError(f"rank 0 can't record into {mask(str(root))}: {said['error']}")
     sizes = {"train": trainer.num_generations, "eval": trainer.num_generations_eval}
     store = None if recorder is None else _Store(recorder, sizes)
-    recording = _Recording(trainer, ranks, store, said["processed"], stop_on_failure)
-    recording.install()
+    own = _Recording(trainer, ranks, store, said["processed"], stop_on_failure)
+    own.install()
+    if ranks is None:
+        atexit.register(_finish, weakref.ref(own))
     return recorder
+
+
+def _finish(recording: "weakref.ref[_Recording]") -> None:
+    """Store the rows of a step that an error ended, before the recorder is closed; alone, ranks can't do so."""
+    if (own := recording()) is not None:
+        own.finish()
 
 
 def _check(trainer: Any) -> None:
@@ -649,29 +666,37 @@ def _check(trainer: Any) -> None:
 
 
 def _start(trainer: Any, root: str | Path, env: str, stop_on_failure: bool) -> Recorder:
-    """Start the recorder, with the trainer's settings, and its model's tokenizer and config."""
+    """Start the recorder, with the trainer's settings."""
     args = trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
+    name = model.config.name_or_path or type(model).__name__
     sampled_with = _captures(trainer, has_processed_logprobs=True)["sampling"].columns
     rows_a_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    with tempfile.TemporaryDirectory() as folder:
-        model.config.save_pretrained(folder)
-        trainer.processing_class.save_pretrained(folder)
-        return ludic.record(
-            root,
-            model=model.config.name_or_path or type(model).__name__,
-            env=env,
-            trainer=f"trl {version('trl')}",
-            settings=_settings(args),
-            model_folder=folder,
-            stop_on_failure=stop_on_failure,
-            group_size=trainer.num_generations,
-            groups_per_batch=max(1, rows_a_step // trainer.num_generations),
-            **{name: sampled_with[name] for name in (*_COLUMNS, "max_tokens")},
-        )
+    return recording.record(
+        root,
+        model=name,
+        env=env,
+        trainer=f"trl {version('trl')}",
+        settings=args.to_dict(),
+        model_folder=_model_folder(trainer, model, name),
+        stop_on_failure=stop_on_failure,
+        group_size=trainer.num_generations,
+        groups_per_batch=max(1, rows_a_step // trainer.num_generations),
+        **{name: sampled_with[name] for name in (*_COLUMNS, "max_tokens")},
+    )
 
 
-def _settings(args: Any) -> dict[str, Any]:
-    """Return the arguments of a trainer as JSON values, without secrets."""
-    values = {name: value for name, value in args.to_dict().items() if not SECRET_NAME.search(name)}
-    return json.loads(mask(json.dumps(values, default=str)))
+def _model_folder(trainer: Any, model: Any, name: str) -> str:
+    """Return a folder with the configuration and the tokenizer of the model: its own one, where it was loaded from.
+
+    `ludic train` finds the first weights by it. A model from nowhere gets a folder that lasts as long as this process.
+    """
+    with suppress(OSError, ValueError):  # errors of the Hub's client are among them
+        folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, local_files_only=True))
+        if weight_files(folder):
+            return str(folder)
+    own = tempfile.TemporaryDirectory(prefix="ludic-trl-")
+    atexit.register(own.cleanup)  # after the recorder's end: a root that can't be reached now is opened later
+    model.config.save_pretrained(own.name)
+    trainer.processing_class.save_pretrained(own.name)
+    return own.name

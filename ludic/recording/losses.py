@@ -54,12 +54,12 @@ class Losses:
         self._numbers: set[int] = set()
         self._reasons: Counter[str] = Counter()
 
-    def add_groups(self, group_ids: Sequence[str], num_rollouts: int, reason: str) -> None:
-        """Count groups with all their rows."""
+    def add_groups(self, group_ids: Sequence[str], num_rollouts: int, reason: str, *, num_unnamed: int = 0) -> None:
+        """Count groups with all their rows. num_unnamed: number of more groups, which have no ids."""
         self._num_rollouts += num_rollouts
-        self._num_groups += len(group_ids)
+        self._num_groups += len(group_ids) + num_unnamed
         self._group_ids += group_ids[: MOST_NAMED - len(self._group_ids)]
-        self._reasons[reason] += len(group_ids)
+        self._reasons[reason] += len(group_ids) + num_unnamed
 
     def add_step(self, step: int, reason: str) -> None:
         """Count a step without a ledger."""

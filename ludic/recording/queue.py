@@ -75,6 +75,12 @@ class Queue:
                 self._changed.notify_all()
             return self._newest
 
+    def lose_groups(self, num_groups: int, num_rollouts: int, reason: str) -> None:
+        """Count groups that no job holds, and that have no ids."""
+        with self._changed:
+            self._losses.add_groups((), num_rollouts, reason, num_unnamed=num_groups)
+            self._warn(f"{self._losses.so_far()}")
+
     def lose_numbers(self, step: int, reason: str) -> None:
         """Count numbers of a step that no job holds."""
         with self._changed:

@@ -253,6 +253,10 @@ class Recorder:
             else:
                 self._add_numbers(n, found)
 
+    def lose(self, num_groups: int, num_rollouts: int, reason: str) -> None:
+        """Count groups that the caller could not give, so that `lost` says so as of those that could not be stored."""
+        self._queue.lose_groups(num_groups, num_rollouts, reason)
+
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until what was appended is stored, or lost, at most timeout_s seconds; return whether it is.
 
