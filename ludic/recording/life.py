@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 
 from ludic.defaults import LEASE_S
 from ludic.errors import ConfigError, FencedError, ModelError, NameTakenError, OwnedError
-from ludic.models.first_model import identify_at, is_hub_id, vocabulary_of
+from ludic.models.first_model import vocabulary_of
 from ludic.recording.losses import Lost
 from ludic.records import new_id
 from ludic.run_config import RunConfig
@@ -49,7 +50,7 @@ from ludic.store.parquet import row_group_bounds
 from ludic.store.policies import latest_policy
 from ludic.store.records import Lease, SlotClaim
 from ludic.store.tables import Row, metrics_row, put_table
-from ludic.store.weights import keep_model, read_identity
+from ludic.store.weights import identify, keep_model, read_identity
 from ludic.store.writer import commit, encode_rows, file_parts, stamped
 
 logger = logging.getLogger(__name__)
@@ -123,13 +124,15 @@ class Step:
     version: int
     rows: Sequence[LedgerRow]
     size_bytes: int
+    numbers: Row | None = None
+    """What its ledger says of the step, by column of the metrics table; None until the ledger is stored."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Numbers:
-    """Numbers of a step, of which the ledger is stored before."""
+    """More numbers of a step, whose job comes before."""
 
-    step: int
+    of: Step
     values: Row
     row: Row | None = None
     """The row of the table, once it is made: a second try stores the same."""
@@ -174,8 +177,7 @@ class Life:
         self._held = ExitStack()
         self._fenced = Event()
         self._last_step = 0
-        self._numbers_of: dict[int, Row] = {}
-        self._num_metrics = 0
+        self._num_metrics: Counter[int] = Counter()
 
     @property
     def is_open(self) -> bool:
@@ -204,12 +206,12 @@ class Life:
         return self._root
 
     def _keep_model(self, root: Root) -> None:
-        model = root.record.model
-        folder = self._folder or (model if Path(model).expanduser().is_dir() else None)
+        """Keep the model's configuration and tokenizer if the root has none; the trainer's weights are not known."""
+        path = Path(self._folder or root.record.model).expanduser()
         try:
-            if folder is not None and read_identity(root) is None:
-                path = Path(folder).expanduser()
-                keep_model(root, path, identify_at(path, folder if not is_hub_id(model) else model))
+            if (path / "config.json").is_file() and read_identity(root) is None:
+                at = str(path.resolve())
+                keep_model(root, path, identify(path, root.record.model, at=at, with_weights=False))
             self.vocab_size = vocabulary_of(root)
         except (ModelError, ImportError) as error:  # a family's default number of tokens, which transformers knows
             logger.warning("%s: token ids are not compared with the model's vocabulary: %s", root.url, error)
@@ -245,21 +247,21 @@ class Life:
         rows = _ledger(job, attempt.attempt_id)
         write_ledger(root, attempt, job.step, rows)
         self._last_step = job.step
-        self._numbers_of = {job.step: {**_numbers(job, rows), "attempt_id": attempt.attempt_id}}
+        job.numbers = {**_numbers(job, rows), "attempt_id": attempt.attempt_id}
 
     def put_numbers(self, job: Numbers) -> None:
         """Store a row of metrics. Raises FencedError if the step has no ledger."""
         root = self.open()
+        if job.of.numbers is None:
+            raise FencedError(f"step {job.of.step} has no ledger")
         if job.row is None:
-            known = self._numbers_of.get(job.step)
-            if known is None:
-                raise FencedError(f"step {job.step} has no ledger")
-            job.row = metrics_row(**known, **job.values, kind="train", run_id=root.run_id)
+            job.row = metrics_row(**job.of.numbers, **job.values, kind="train", run_id=root.run_id)
         root.check_same_run()
-        name = MetricsName("train", self.worker_id, self._num_metrics)
+        attempt_id = job.of.numbers["attempt_id"]
+        name = MetricsName("train", str(attempt_id), self._num_metrics[attempt_id])
         if not put_table(root, METRICS, name, pa.Table.from_pylist([job.row], arrow_schema(METRICS.table))):
             raise NameTakenError(f"{root.url}/{METRICS.name(name)} exists with other content")
-        self._num_metrics += 1
+        self._num_metrics[attempt_id] += 1
 
     def _attempt_for(self, root: Root, step: int) -> Attempt:
         """Return the attempt of a step: the first, and each that is not above the last one, begins a new one."""

@@ -87,17 +87,18 @@ class Queue:
             self._losses.add_numbers(step, reason)
             self._warn(f"{self._losses.so_far()}")
 
-    def wait(self, timeout_s: float, *, is_patient: bool) -> bool:
-        """Have all jobs done that were added; return whether they are over, after at most timeout_s seconds.
+    def wait(self, number: int | None, timeout_s: float, *, is_patient: bool) -> bool:
+        """Have all jobs up to one done; return whether they are over, after at most timeout_s seconds.
 
-        is_patient: wait on while the store fails.
+        number: of the job; None is the newest. is_patient: wait on while the store fails.
         """
         with self._changed:
-            number = self._flushed = self._newest
+            until = self._newest if number is None else number
+            self._flushed = max(self._flushed, until)
             self._changed.notify_all()
 
             def is_over() -> bool:
-                return not self._jobs or self._jobs[0][0] > number
+                return not self._jobs or self._jobs[0][0] > until
 
             self._changed.wait_for(lambda: is_over() or (self.failure is not None and not is_patient), timeout_s)
             if not is_over() and self.failure is None:
@@ -138,7 +139,7 @@ class Queue:
         elif isinstance(job, Step):
             self._losses.add_step(job.step, why)
         else:
-            self._losses.add_numbers(job.step, why)
+            self._losses.add_numbers(job.of.step, why)
         self._warn(f"{self._losses.so_far()}")
 
     def _give_up(self) -> None:

@@ -13,13 +13,14 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from ludic.errors import ConfigError, InvalidBatchError, StoreError
-from ludic.masking import public_values
+from ludic.masking import mask, public_values
 from ludic.recording.groups import Defaults, plain, read_groups
 from ludic.recording.life import RECORDED, KnownGroup, KnownRow, LedgerRow, Life, Numbers, Rows, Step
 from ludic.recording.losses import Lost
@@ -110,10 +111,12 @@ def record(
         max_tokens=max_tokens,
         extra_columns=dict(extra_columns or {}),
     )
+    if model_folder is not None and not (Path(model_folder).expanduser() / "config.json").is_file():
+        raise ConfigError(
+            f"model_folder is {os.fspath(model_folder)!r}, which holds no config.json; wanted a folder of a model"
+        )
     given = {"model": model, "extra_columns": None if extra_columns is None else dict(extra_columns)}
-    about = {
-        RECORDED: {"trainer": trainer, "settings": json.loads(json.dumps(public_values(settings or {}), default=str))}
-    }
+    about = {RECORDED: {"trainer": trainer, "settings": _as_json(public_values(settings or {}))}}
     life = Life(
         os.fspath(root),
         run if model is not None else None,
@@ -143,7 +146,7 @@ class Recorder:
         self._group_ids: set[str] = set()
         self._fresh: deque[KnownRow] = deque(maxlen=MOST_KNOWN_ROWS)
         """Rows that were appended since the last step."""
-        self._step: int | None = None
+        self._step: Step | None = None
         """The newest step, whose numbers are not stored yet."""
         self._numbers: dict[int, dict[str, Any]] = {}
         self.version: int = 0
@@ -153,7 +156,10 @@ class Recorder:
         self._is_open = False
         self._queue.wait_until_open(OPEN_S)
         self._follow_root()
-        if not (has_model or self._is_open):
+        if not self._is_open and (stop_on_failure or not has_model):
+            self._queue.close(0.0)
+            if stop_on_failure:
+                raise StoreError(f"{url}: {self._queue.failure}") from self._queue.failure
             raise ConfigError(f"{url} can't be reached, so the name of the model is needed: model='...'")
         atexit.register(self.close)
 
@@ -216,8 +222,8 @@ class Recorder:
         Raises ConfigError for a row that this recorder does not know, and for advantages that fit no row.
         """
         self._check()
+        n = _whole("n", n, least=1)
         version = _whole("version", n - 1 if version is None else version, least=0)
-        _whole("n", n, least=1)
         numbers = _read_numbers(metrics or {})
         with self._lock:
             self._follow_root()
@@ -226,15 +232,16 @@ class Recorder:
                 group.num_uses += 1
             for row in rows:
                 row.num_uses = row.row.group.num_uses
-            self._put_numbers()
             size = sum(512 + (4 * len(row.token_advantages) if row.token_advantages is not None else 0) for row in rows)
-            self._queue.add(Step(step=n, version=version, rows=rows, size_bytes=size), patience_s=STEP_S)
-            self._step, self.version = n, version + 1
+            job = Step(step=n, version=version, rows=rows, size_bytes=size)
+            number = self._queue.add(job, patience_s=STEP_S)
+            self._put_numbers()
+            self._step, self.version = job, version + 1
             for early in [each for each in self._numbers if each < n]:
                 self._lose_numbers(early)
             self._add_numbers(n, numbers)
             self._fresh.clear()
-            self._queue.wait(STEP_S, is_patient=self._stop_on_failure)
+        self._queue.wait(number, STEP_S, is_patient=self._stop_on_failure)
         self._raise_failure()
 
     def metrics(self, n: int, numbers: Mapping[str, Any]) -> None:
@@ -248,7 +255,7 @@ class Recorder:
         _whole("n", n, least=1)
         found = _read_numbers(numbers)
         with self._lock:
-            if self._step is not None and n < self._step:
+            if self._step is not None and n < self._step.step:
                 self._queue.lose_numbers(n, "they came after a later step had begun")
             else:
                 self._add_numbers(n, found)
@@ -263,7 +270,7 @@ class Recorder:
         The numbers of the newest step still wait for more.
         """
         self._check()
-        is_done = self._queue.wait(timeout_s, is_patient=True)
+        is_done = self._queue.wait(None, timeout_s, is_patient=True)
         self._raise_failure()
         return is_done
 
@@ -383,8 +390,8 @@ class Recorder:
     def _put_numbers(self) -> None:
         """Store the numbers of the newest step, to which no others are added."""
         if self._step is not None:
-            values = self._numbers.pop(self._step)
-            self._queue.add(Numbers(step=self._step, values={**values, "other": values["other"] or None}), patience_s=0)
+            values = self._numbers.pop(self._step.step)
+            self._queue.add(Numbers(of=self._step, values={**values, "other": values["other"] or None}), patience_s=0)
             self._step = None
 
     def _lose_numbers(self, n: int) -> None:
@@ -480,6 +487,11 @@ def _ledger_row(n: int, row: KnownRow, value: Any, reason: str | None) -> Ledger
         token_advantages=tokens,
         reason=reason,
     )
+
+
+def _as_json(settings: Mapping[str, Any]) -> Any:
+    """Return settings as JSON has them; what it can't hold is text, NaN and infinities too."""
+    return json.loads(json.dumps(settings, default=lambda value: mask(str(value))), parse_constant=str)
 
 
 def _read_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
