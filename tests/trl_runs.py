@@ -1,5 +1,6 @@
 """Runs of TRL's trainers as a user would write them, with two more lines; in this process or in processes of their own."""
 
+import functools
 import os
 import signal
 import socket
@@ -90,6 +91,7 @@ def train(
     """Train, recorded, and end normally or be killed: `generation` in the rewards of a step, or `optimizer`."""
     set_seed(int(resume))
 
+    @functools.wraps(on_topic)
     def reward(completions: Sequence[Any], trainer_state: Any, **columns: Any) -> list[float | None]:
         if kill == ("generation", trainer_state.global_step + 1):
             os.kill(os.getpid(), signal.SIGKILL)

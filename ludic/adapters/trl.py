@@ -46,7 +46,6 @@ from ludic.masking import mask
 from ludic.messages import MEDIA
 from ludic.recording import recorder as recording
 from ludic.recording.recorder import Recorder
-from ludic.store.weights import weight_files
 
 _log = logging.getLogger(__name__)
 
@@ -693,7 +692,7 @@ def _model_folder(trainer: Any, model: Any, name: str) -> str:
     """
     with suppress(OSError, ValueError):  # errors of the Hub's client are among them
         folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, local_files_only=True))
-        if weight_files(folder):
+        if (folder / "config.json").is_file():
             return str(folder)
     own = tempfile.TemporaryDirectory(prefix="ludic-trl-")
     atexit.register(own.cleanup)  # after the recorder's end: a root that can't be reached now is opened later

@@ -1,13 +1,11 @@
 """Trainers of TRL, recorded: the root holds what TRL sampled, scored and trained on, whatever happens meanwhile."""
 
-import json
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,14 +13,15 @@ pytest.importorskip("trl", reason="`make trl` makes an environment with TRL")
 
 import torch
 from transformers import AutoModelForCausalLM
-from trl import SFTConfig, SFTTrainer
-from trl_runs import SETTINGS, make_model, make_trainer, questions, run, train
+from trl_runs import make_model, make_trainer, questions, train
+from trl_runs import run as run_processes
 
 import ludic
-from ludic.errors import ConfigError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
+Row = tuple[tuple[int, ...], tuple[int, ...], float]
+"""Prompt, response and advantage."""
 ROWS = """
     select b.step, b.attempt_id, b.advantage, b.used, b.reason, b.trainer_version, b.superseded, r.*
     from all_batches b join rollouts r using (rollout_id)
@@ -44,12 +43,14 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Spy:
-    """Keeps what a trainer trained on, from outside of what is recorded: it wraps the methods that are recorded."""
+    """Keeps what a trainer generated and trained on, from outside of what is recorded."""
 
     def __init__(self, trainer: Any) -> None:
-        self.steps: dict[int, list[tuple[Any, ...]]] = {}
-        """(prompt, response, advantage) of each row of each step."""
-        self.outputs: list[dict[str, Any]] = []
+        self.steps: dict[int, list[Row]] = {}
+        """Rows of each step."""
+        self.num_generated = 0
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
+        """Those that sampled, by version."""
         loss, generate = trainer._compute_loss, trainer._generate_and_score_completions
 
         def compute_loss(model: Any, inputs: Mapping[str, Any]) -> Any:
@@ -58,13 +59,16 @@ class Spy:
             return loss(model, inputs)
 
         def generate_and_score(inputs: Any) -> Any:
-            self.outputs.append(output := generate(inputs))
-            return output
+            state = trainer.model.state_dict()
+            self.weights[trainer.state.global_step] = {name: value.clone() for name, value in state.items()}
+            self.num_generated += len(inputs)
+            return generate(inputs)
 
         trainer._compute_loss, trainer._generate_and_score_completions = compute_loss, generate_and_score
 
 
-def unpadded(inputs: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+def unpadded(inputs: Mapping[str, Any]) -> Iterator[Row]:
+    """Prompt, response and advantage of each row of a batch of TRL."""
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
     for prompt, prompt_mask, response, mask, advantage in zip(*(inputs[name] for name in names), strict=True):
         yield tuple(prompt[prompt_mask.bool()].tolist()), tuple(response[mask.bool()].tolist()), float(advantage)
@@ -81,14 +85,49 @@ def recorded(model: Path, folder: Path, kind: str = "grpo", **settings: Any) -> 
     return ludic.open(folder / "root"), trainer, spy
 
 
-def by_text(table: Sequence[Mapping[str, Any]]) -> list[Any]:
-    return sorted(table, key=lambda row: json.dumps(row, sort_keys=True))
+def texts(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A row of ours as TRL's table of completions has it: question, answer, rewards, extra column, advantage."""
+    question, answer = (message["content"] for message in row["messages"])
+    rewards, metadata = row["reward_components"], row["metadata"]
+    values = (rewards.get("on_topic"), rewards.get("brief"), float(metadata["num_words"]), row["advantage"])
+    return question, answer, *map(rounded, values)
+
+
+def logged(folder: Path) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+    """The rows of each of TRL's tables of completions."""
+    for file in sorted(folder.glob("completions_*.parquet")):
+        rows = pq.read_table(file).to_pylist()
+        yield (
+            file.name,
+            [
+                (
+                    *(row[side][0]["content"] for side in ("prompt", "completion")),
+                    *(rounded(row[name]) for name in ("on_topic", "brief", "num_words", "advantage")),
+                )
+                for row in rows
+            ],
+        )
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None or np.isnan(value) else round(value, 6)
+
+
+def logprobs(model: Any, row: Mapping[str, Any], temperature: float) -> list[float]:
+    """Logprobs of a row's response under a model, computed alone and without padding."""
+    with torch.no_grad():
+        logits = model(torch.tensor([row["prompt_tokens"] + row["response_tokens"]])).logits[0, :-1]
+    own = torch.log_softmax(logits / temperature, dim=-1)[len(row["prompt_tokens"]) - 1 :]
+    return own.gather(1, torch.tensor(row["response_tokens"])[:, None])[:, 0].tolist()
 
 
 COMBINATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "plain": ("grpo", {}),
     "rloo": ("rloo", {"beta": 0.05}),
-    "reuse": ("grpo", {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "num_iterations": 2, "max_steps": 5}),
+    "reuse": (
+        "grpo",
+        {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "num_iterations": 2, "max_steps": 4},
+    ),
     "across": ("grpo", {"steps_per_generation": 2, "gradient_accumulation_steps": 3, "loss_type": "dr_grpo"}),
     "twice": ("grpo", {"steps_per_generation": 2, "gradient_accumulation_steps": 4, "num_iterations": 2}),
     "batch": ("grpo", {"scale_rewards": "batch", "temperature": 0.7, "beta": 0.1, "loss_type": "cispo"}),
@@ -96,10 +135,117 @@ COMBINATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("kind", "settings"), COMBINATIONS.values(), ids=COMBINATIONS)
-def test_each_step_names_the_rows_that_it_trained_on(model: Path, tmp_path: Path, kind: str, settings: dict[str, Any]):
+def test_a_root_holds_what_trl_logs_and_trains_on(model: Path, tmp_path: Path, kind: str, settings: dict[str, Any]):
     run, trainer, spy = recorded(model, tmp_path, kind, **settings)
-    rows = run.sql(ROWS).to_pylist()
+    rows = run.sql(ROWS).to_dicts()
     assert sorted({row["step"] for row in rows}) == sorted(spy.steps) == [*range(1, trainer.state.max_steps + 1)]
     for step, of_step in spy.steps.items():
-        ours = [(tuple(r["prompt_tokens"]), tuple(r["response_tokens"]), r["advantage"]) for r in rows if r["step"] == step]
-        assert sorted(ours) == sorted(set(of_step))
+        ours = [row for row in rows if row["step"] == step]
+        assert sorted(map(as_trained, ours)) == sorted(set(of_step))
+        assert {row["trainer_version"] for row in ours} == {step - 1}
+    once = {row["rollout_id"]: row for row in rows}.values()
+    known = Counter(map(texts, once))
+    for name, of_table in logged(tmp_path / "trl/completions"):
+        assert not Counter(of_table) - known, name
+    assert run.sql("select count(*) as n from rollouts").item() == spy.num_generated
+    assert {row["group_size"] for row in once} == {4}
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    for row in once:
+        policy.load_state_dict(spy.weights[row["policy_version"]])
+        assert row["capture"] == "trainer"
+        assert row["response_logprobs"] == pytest.approx(logprobs(policy, row, trainer.temperature), abs=1e-4)
+    assert run.verify().findings == []
+
+
+def as_trained(row: Mapping[str, Any]) -> Row:
+    return tuple(row["prompt_tokens"]), tuple(row["response_tokens"]), row["advantage"]
+
+
+def constant_rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+    """Rollouts of a user's own loop: two tokens of the model, one of an environment, and one of the model."""
+    asked = [trainer.processing_class.apply_chat_template(prompt, add_generation_prompt=True) for prompt in prompts]
+    ids = [[*each["input_ids"]] if hasattr(each, "keys") else [*each] for each in asked]
+    num = len(prompts)
+    said = [[20 + place % 3, 21, 22, 23] for place in range(num)]
+    return {
+        "prompt_ids": ids,
+        "completion_ids": said,
+        "logprobs": [[-1.0, -2.0, -50.0, -3.0] if place else [-1.0, None, -50.0, -3.0] for place in range(num)],
+        "env_mask": [[1, 1, 0, 1]] * num,
+    }
+
+
+CAPTURES: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
+    "top_p": ({"top_p": 0.9}, {"ids"}),
+    "min_p": ({"generation_kwargs": {"min_p": 0.01}}, {"ids"}),
+    "top_k": ({"generation_kwargs": {"top_k": None}}, {"ids"}),  # None is 50 to transformers
+    "masked": ({"mask_truncated_completions": True}, {"ids", "trainer"}),
+    "own": ({"rollout_func": constant_rollouts}, {"sampler", "ids"}),
+}
+
+
+@pytest.mark.parametrize(("settings", "wanted"), CAPTURES.values(), ids=CAPTURES)
+def test_logprobs_are_kept_of_the_distribution_sampled_from_alone(
+    model: Path, tmp_path: Path, settings: dict[str, Any], wanted: set[str]
+):
+    run, trainer, _ = recorded(model, tmp_path, max_steps=2, **settings)
+    rows = run.sql(ROWS).to_dicts()
+    assert {row["capture"] for row in rows} == wanted
+    for row in rows:
+        if row["capture"] == "ids":
+            assert set(row["response_logprobs"]) == {0}
+        if trainer.mask_truncated_completions:
+            was_cut = row["finish_reason"] == "length"
+            assert (row["capture"] == "ids") == was_cut == (row["reason"] == "mask_truncated_completions")
+        if row["capture"] == "sampler":
+            assert (row["response_logprobs"], row["action_mask"]) == ([-1, -2, 0, -3], [True, True, False, True])
+    assert {round(row["top_p"], 6) for row in rows} == {settings.get("top_p", 1)}
+    assert {row["top_k"] for row in rows} == {50 if "top_k" in str(settings) else None}
+    assert {row["metadata"].get("min_p") for row in rows} == {"0.01" if "min_p" in str(settings) else None}
+    assert run.verify().findings == []
+
+
+def test_dropout_keeps_logprobs_of_evaluations_alone(model: Path, tmp_path: Path):
+    dropping = make_trainer(
+        model, tmp_path / "trl", eval_strategy="steps", eval_steps=2, max_steps=2, eval_dataset=questions(4)
+    )
+    for layer in dropping.model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    recorder = ludic.trl.record(dropping, tmp_path / "root", env="words")
+    dropping.train()
+    recorder.close()
+    run = ludic.open(tmp_path / "root")
+    found = run.sql(
+        "select purpose, capture, policy_version, env_name, count(*) as n from rollouts group by all"
+    ).rows()
+    assert set(found) == {("train", "ids", 0, "words", 8), ("train", "ids", 1, "words", 8)}
+    found = run.sql("select purpose, capture, policy_version, env_name, count(*) as n from evals group by all").rows()
+    assert found == [("eval", "trainer", 2, "words", 16)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_was_killed_twice_is_recorded_once(model: Path, tmp_path: Path, ranks: int):
+    """A group of four lies across both ranks: each has two rows a step, of groups of four."""
+    root, folder = tmp_path / "root", tmp_path / "trl"
+    sizes = {"max_steps": 30, "save_strategy": "steps", "save_steps": 5, "per_device_train_batch_size": 8 // ranks}
+    tables: list[dict[int, list[Any]]] = []
+    for life, kill in enumerate([("generation", 13), ("optimizer", 18), None]):
+        codes = run_processes(train, model, folder, str(root), sizes, resume=life > 0, kill=kill, ranks=ranks)
+        assert (-9 in codes) == (kill is not None), (tmp_path / "0.log").read_text()[-3000:]
+        tables.append({int(name[12:17]): rows for name, rows in logged(folder / "completions")})
+        (folder / "completions").rename(folder / f"completions-{life}")
+    run = ludic.open(root)
+    rows = run.sql(ROWS).to_dicts()
+    ends = {1: [*range(1, 13)], 2: [*range(11, 19)], 3: [*range(16, 31)]}  # checkpoints of steps 10 and 15
+    assert {life: sorted({r["step"] for r in rows if r["attempt_id"] == life}) for life in ends} == ends
+    for (life, steps), of_life in zip(ends.items(), tables, strict=True):
+        for step in steps:
+            ours = [texts(row) for row in rows if (row["attempt_id"], row["step"]) == (life, step)]
+            if step in of_life:  # TRL writes a step's table after the optimizer moved
+                assert sorted(ours, key=str) == sorted(of_life[step], key=str)
+            assert len(ours) == 8
+    assert len({row["rollout_id"] for row in rows}) == len(rows) == 8 * sum(map(len, ends.values()))
+    assert run.sql("select count(*) from rollouts").item() == len(rows)
+    assert sorted(run.sql("select distinct step from batches").to_series()) == [*range(1, 31)]
+    assert run.sql("select count(*) from metrics where kind = 'train'").item() >= 30
+    assert run.verify().findings == []
