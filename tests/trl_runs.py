@@ -1,4 +1,4 @@
-"""Runs of TRL's trainers as a user would write them, with two more lines; in this process or in processes of their own."""
+"""Runs of TRL's trainers as a user writes them, recorded; in this process or in processes of their own."""
 
 import functools
 import os
@@ -21,10 +21,22 @@ TOPICS = ("cats", "dogs", "birds", "mice")
 SCENES = ("now", "please", "red", "big")
 KINDS = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}
 SETTINGS: Mapping[str, Any] = {
-    **{"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 6, "max_steps": 3},
-    **{"learning_rate": 1e-2, "reward_weights": [1.0, 0.1], "logging_steps": 1, "save_strategy": "no"},
-    **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True},
-    **{"log_completions": True, "num_completions_to_print": 0, "dataloader_pin_memory": False},
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 6,
+    "max_steps": 3,
+    "learning_rate": 1e-2,
+    "reward_weights": [1.0, 0.1],
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "dataloader_pin_memory": False,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "log_completions": True,
+    "num_completions_to_print": 0,
 }
 
 

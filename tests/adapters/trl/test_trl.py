@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 pytest.importorskip("trl", reason="`make trl` makes an environment with TRL")
 
@@ -17,6 +18,7 @@ from trl_runs import make_model, make_trainer, questions, train
 from trl_runs import run as run_processes
 
 import ludic
+from ludic.cli.main import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
@@ -249,3 +251,57 @@ def test_a_run_that_was_killed_twice_is_recorded_once(model: Path, tmp_path: Pat
     assert sorted(run.sql("select distinct step from batches").to_series()) == [*range(1, 31)]
     assert run.sql("select count(*) from metrics where kind = 'train'").item() >= 30
     assert run.verify().findings == []
+
+
+# --- Training on what was recorded -----------------------------------------------------------------------------------
+
+
+def test_offline_training_has_the_gradient_of_trls_own_tensors(model: Path, tmp_path: Path):
+    """One step of two groups, and the mean over sequences; TRL adds 1e-4 to the standard deviation."""
+    trainer = make_trainer(
+        model, tmp_path / "trl", loss_type="grpo", reward_funcs=[num_words], reward_weights=[1.0], max_steps=1
+    )
+    recorder, batches = ludic.trl.record(trainer, tmp_path / "root"), []
+    generate = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: batches.append(generate(inputs)) or batches[-1]
+    trainer.train()
+    recorder.close()
+    wanted = gradients_by_hand(AutoModelForCausalLM.from_pretrained(model), unpadded(batches[0]))
+    found: list[dict[str, np.ndarray]] = []
+    named = AutoModelForCausalLM.from_pretrained(model)
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *args: found.append(gradients(optimizer, named)))
+    new = [str(tmp_path / "new"), "--offline", "--sources", str(tmp_path / "root"), "--num-steps", "1"]
+    loss = ["--advantage", "grpo", "--sql-params", '{"epsilon": 1e-4}', "--loss-normalization", "sequences"]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["train", *new, *loss, "--max-grad-norm", "None", "--device", "cpu", "--checkpoint-every", "None"])
+    hook.remove()
+    (gradient,) = found
+    assert gradient.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert np.abs(gradient[name] - values).max() < 1e-5, name
+    assert max(np.abs(values).max() for values in wanted.values()) > 1e-2
+
+
+def num_words(completions: Sequence[Any], **columns: Any) -> list[float]:
+    return [float(len({*completion[0]["content"].split()})) for completion in completions]
+
+
+def gradients_by_hand(policy: Any, rows: Iterator[Row]) -> dict[str, np.ndarray]:
+    """Of minus the mean over rows of advantage times mean logprob: on the policy itself the ratio is 1."""
+    losses = []
+    for prompt, response, advantage in rows:
+        own = torch.log_softmax(policy(torch.tensor([prompt + response])).logits[0, :-1], dim=-1)[len(prompt) - 1 :]
+        losses.append(-advantage * own.gather(1, torch.tensor(response)[:, None]).mean())
+    torch.stack(losses).mean().backward()
+    return {name: weight.grad.numpy() for name, weight in policy.named_parameters()}
+
+
+def gradients(optimizer: torch.optim.Optimizer, named: Any) -> dict[str, np.ndarray]:
+    """The gradients of an optimizer by the names that a model gives to equal weights, those of norms in their order."""
+    names: dict[Any, list[str]] = {}
+    for name, weight in named.named_parameters():
+        names.setdefault((weight.shape, weight.detach().numpy().tobytes()), []).append(name)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    return {
+        names[weight.shape, weight.detach().numpy().tobytes()].pop(0): weight.grad.numpy().copy() for weight in weights
+    }
