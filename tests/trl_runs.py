@@ -15,7 +15,9 @@ from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 import ludic
+from ludic.adapters import trl as adapter
 from ludic.models.tiny import make_tiny_model
+from ludic.recording import life
 
 TOPICS = ("cats", "dogs", "birds", "mice")
 SCENES = ("now", "please", "red", "big")
@@ -97,10 +99,30 @@ class KillBeforeOptimizer(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class KillWhileAppending(TrainerCallback):
+    """Kills this process while its rows of a step are stored: the file has its name, and nobody was told."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self.step:
+            commit = life.commit
+
+            def commit_and_die(*args: Any) -> None:
+                commit(*args)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            life.commit = commit_and_die
+
+
+KILLS = {"optimizer": KillBeforeOptimizer, "append": KillWhileAppending}
+
+
 def train(
     model: Path, folder: Path, root: str, settings: Mapping[str, Any], *, resume: bool, kill: tuple[str, int] | None
 ) -> None:
-    """Train, recorded, and end normally or be killed: `generation` in the rewards of a step, or `optimizer`."""
+    """Train, recorded, and end normally or be killed: in the `generation` of a step, or by one of KILLS."""
     set_seed(int(resume))
 
     @functools.wraps(on_topic)
@@ -111,9 +133,29 @@ def train(
 
     trainer = make_trainer(model, folder, reward_funcs=[reward, brief], **settings)
     ludic.trl.record(trainer, root)
-    if kill is not None and kill[0] == "optimizer":
-        trainer.add_callback(KillBeforeOptimizer(kill[1]))
+    if kill is not None and kill[0] in KILLS:
+        trainer.add_callback(KILLS[kill[0]](kill[1]))
     trainer.train(resume_from_checkpoint=resume)
+
+
+def train_with_failing_rank(model: Path, folder: Path, root: str) -> None:
+    """Train, while recording fails on rank 1 from the third step on; rank 0 writes what was lost."""
+    trainer = make_trainer(model, folder, per_device_train_batch_size=2, max_steps=6)
+    recorder = ludic.trl.record(trainer, root)
+    if recorder is None:
+        rows_of = adapter.rows_of
+
+        def fail(generation: Any, *args: Any) -> Any:
+            if generation.version >= 2:
+                raise RuntimeError("rank 1 can't")
+            return rows_of(generation, *args)
+
+        adapter.rows_of = fail
+    trainer.train()
+    assert trainer.state.global_step == 6
+    if recorder is not None:
+        recorder.close()
+        (folder / "lost").write_text(str(recorder.lost))
 
 
 def _on_rank(rank: int, ranks: int, port: int, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

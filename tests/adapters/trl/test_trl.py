@@ -1,24 +1,37 @@
 """Trainers of TRL, recorded: the root holds what TRL sampled, scored and trained on, whatever happens meanwhile."""
 
+import errno
+import json
+import os
+import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from s3_proxy import Reset, S3Proxy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 pytest.importorskip("trl", reason="`make trl` makes an environment with TRL")
 
 import torch
-from transformers import AutoModelForCausalLM
-from trl_runs import make_model, make_trainer, questions, train
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import GRPOTrainer, SFTTrainer
+from trl_runs import make_model, make_trainer, questions, train, train_with_failing_rank
 from trl_runs import run as run_processes
 
 import ludic
+from ludic.adapters import trl as adapter
 from ludic.cli.main import main
+from ludic.errors import ConfigError
+from ludic.recording import queue, recorder
+from ludic.store.failures import RETRY_LIMIT
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
@@ -225,20 +238,24 @@ def test_dropout_keeps_logprobs_of_evaluations_alone(model: Path, tmp_path: Path
     assert found == [("eval", "trainer", 2, "words", 16)]
 
 
+KILLS = [("generation", 13), ("optimizer", 18), ("append", 23), None]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_that_was_killed_twice_is_recorded_once(model: Path, tmp_path: Path, ranks: int):
+def test_a_run_that_was_killed_thrice_is_recorded_once(model: Path, tmp_path: Path, ranks: int):
     """A group of four lies across both ranks: each has two rows a step, of groups of four."""
     root, folder = tmp_path / "root", tmp_path / "trl"
     sizes = {"max_steps": 30, "save_strategy": "steps", "save_steps": 5, "per_device_train_batch_size": 8 // ranks}
     tables: list[dict[int, list[Any]]] = []
-    for life, kill in enumerate([("generation", 13), ("optimizer", 18), None]):
+    for life, kill in enumerate(KILLS):
         codes = run_processes(train, model, folder, str(root), sizes, resume=life > 0, kill=kill, ranks=ranks)
         assert (-9 in codes) == (kill is not None), (tmp_path / "0.log").read_text()[-3000:]
         tables.append({int(name[12:17]): rows for name, rows in logged(folder / "completions")})
         (folder / "completions").rename(folder / f"completions-{life}")
     run = ludic.open(root)
     rows = run.sql(ROWS).to_dicts()
-    ends = {1: [*range(1, 13)], 2: [*range(11, 19)], 3: [*range(16, 31)]}  # checkpoints of steps 10 and 15
+    # It resumes from the checkpoints of steps 10, 15 and 20. The rows of step 23 are stored, and not its ledger.
+    ends = {1: [*range(1, 13)], 2: [*range(11, 19)], 3: [*range(16, 23)], 4: [*range(21, 31)]}
     assert {life: sorted({r["step"] for r in rows if r["attempt_id"] == life}) for life in ends} == ends
     for (life, steps), of_life in zip(ends.items(), tables, strict=True):
         for step in steps:
@@ -247,7 +264,7 @@ def test_a_run_that_was_killed_twice_is_recorded_once(model: Path, tmp_path: Pat
                 assert sorted(ours, key=str) == sorted(of_life[step], key=str)
             assert len(ours) == 8
     assert len({row["rollout_id"] for row in rows}) == len(rows) == 8 * sum(map(len, ends.values()))
-    assert run.sql("select count(*) from rollouts").item() == len(rows)
+    assert run.sql("select count(*) from rollouts").item() == len(rows) + 8
     assert sorted(run.sql("select distinct step from batches").to_series()) == [*range(1, 31)]
     assert run.sql("select count(*) from metrics where kind = 'train'").item() >= 30
     assert run.verify().findings == []
@@ -304,4 +321,127 @@ def gradients(optimizer: torch.optim.Optimizer, named: Any) -> dict[str, np.ndar
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     return {
         names[weight.shape, weight.detach().numpy().tobytes()].pop(0): weight.grad.numpy().copy() for weight in weights
+    }
+
+
+# --- What fails ------------------------------------------------------------------------------------------------------
+
+
+class Store(MemoryFileSystem):
+    """Files of memory:// below failing://, where each write raises an error that a test sets."""
+
+    protocol = "failing"
+    cachable = False
+    error: ClassVar[OSError | None] = None
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("failing://", "memory://"))
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        super().pipe_file(path, value, mode=mode, **options)
+
+
+class FailFrom(TrainerCallback):
+    """Makes a store fail once ten steps were taken."""
+
+    def __init__(self, fail: Callable[[], None]) -> None:
+        self.fail = fail
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 10:
+            self.fail()
+
+
+@pytest.mark.parametrize("failure", ["full", "read-only", "s3"])
+def test_a_trainer_ends_its_steps_whatever_its_store_does(
+    model: Path, tmp_path: Path, failure: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    for module, name, seconds in (
+        (recorder, "CLOSE_S", 1.0),
+        (recorder, "STEP_S", 1.0),
+        (queue, "_LONGEST_PAUSE_S", 0.2),
+    ):
+        monkeypatch.setattr(module, name, seconds)
+    monkeypatch.setenv(RETRY_LIMIT, "0")
+    monkeypatch.setattr(adapter, "_FLUSH_S", 0.5)
+    if failure == "s3":
+        proxy = S3Proxy(request.getfixturevalue("s3_server"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        url = f"{request.getfixturevalue('s3_bucket')}/{uuid.uuid4()}"
+
+        def fail() -> None:
+            proxy.react = lambda method, path: Reset()
+
+        def mend() -> None:
+            proxy.react = lambda method, path: None
+    else:
+        fsspec.register_implementation("failing", Store, clobber=True)
+        url, code = f"failing://{uuid.uuid4()}", {"full": errno.ENOSPC, "read-only": errno.EROFS}[failure]
+        fail = partial(setattr, Store, "error", OSError(code, os.strerror(code)))
+        mend = partial(setattr, Store, "error", None)
+    trainer = make_trainer(model, tmp_path / "trl", max_steps=30, log_completions=False)
+    recording = ludic.trl.record(trainer, url)
+    trainer.add_callback(FailFrom(fail))
+    trainer.train()
+    assert trainer.state.global_step == 30
+    recording.close()
+    lost = recording.lost
+    assert (lost.num_rollouts, lost.num_groups, lost.steps) == (160, 40, ((11, 31),))
+    assert {"full": "No space", "read-only": "read-only", "s3": "onnect"}[failure] in str(lost)
+    mend()
+    run = ludic.open(url)
+    assert run.sql("select distinct step from batches order by step").to_series().to_list() == [*range(1, 11)]
+    assert run.verify().findings == []
+
+
+def test_a_rank_that_fails_neither_hangs_nor_ends_the_others(model: Path, tmp_path: Path):
+    """Its rows, and so the groups that lie across ranks, are lost, counted and named; steps go on without them."""
+    codes = run_processes(train_with_failing_rank, model, tmp_path / "trl", str(tmp_path / "root"), ranks=2)
+    assert codes == [0, 0], (tmp_path / "0.log").read_text()[-3000:]
+    lost = (tmp_path / "trl/lost").read_text()
+    assert "4 groups" in lost
+    assert "a rank lost its rows" in lost
+    assert "rank 1 can't" in (tmp_path / "1.log").read_text()
+    run = ludic.open(tmp_path / "root")
+    assert run.sql("select step, count(*) from batches group by step order by step").rows() == [(1, 4), (2, 4)]
+    assert run.verify().findings == []
+
+
+def test_a_trainer_that_can_not_be_recorded_is_refused_by_name(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with pytest.raises(ConfigError, match=r"^trainer is str, wanted a trainer of TRL: GRPOTrainer or RLOOTrainer$"):
+        ludic.trl.record("trainer", tmp_path / "root")
+    with pytest.raises(ConfigError, match=r"^SFTTrainer can't be recorded, wanted GRPOTrainer or RLOOTrainer;"):
+        ludic.trl.record(SFTTrainer.__new__(SFTTrainer), tmp_path / "root")
+    with monkeypatch.context() as patch:
+        patch.delattr(GRPOTrainer, "_compute_loss")
+        with pytest.raises(ConfigError, match=r"^GRPOTrainer of TRL 1.16.0 has no _compute_loss; install trl==1.16.0"):
+            ludic.trl.record(GRPOTrainer.__new__(GRPOTrainer), tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+    trainer = make_trainer(model, tmp_path / "trl", hub_token="hf_" + "secret" * 6)
+    trainer.train_dataset = trainer.train_dataset.add_column("image", ["a.png"] * 16)
+    with pytest.raises(ConfigError, match=r"^the data set has the column image, and a root holds texts"):
+        ludic.trl.record(trainer, tmp_path / "root")
+    trainer.train_dataset = trainer.train_dataset.remove_columns("image")
+    ludic.record(tmp_path / "other", model="another").close()
+    with pytest.raises(ConfigError, match="was started with model 'another'"):
+        ludic.trl.record(trainer, tmp_path / "other")
+    recording = ludic.trl.record(trainer, tmp_path / "root")
+    with pytest.raises(ConfigError, match=r"^this trainer is recorded already"):
+        ludic.trl.record(trainer, tmp_path / "second")
+    trainer.train()
+    recording.close()
+    run = ludic.open(tmp_path / "root")
+    assert (run.config.model, run.config.group_size, run.config.groups_per_batch) == (str(model), 4, 2)
+    assert (run.config.max_tokens, run.config.temperature, run.config.env) == (6, 1.0, ("recorded",))
+    settings = json.loads(run.sql("select config from attempts").item())["recorded"]
+    assert settings["trainer"] == "trl 1.16.0"
+    assert settings["settings"]["learning_rate"] == 0.01
+    assert "secret" not in json.dumps(settings)
+    assert {"config.json", "tokenizer.json", "identity.json"} <= {
+        file.name for file in (tmp_path / "root/model").iterdir()
     }
