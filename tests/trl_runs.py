@@ -143,14 +143,14 @@ def train_with_failing_rank(model: Path, folder: Path, root: str) -> None:
     trainer = make_trainer(model, folder, per_device_train_batch_size=2, max_steps=6)
     recorder = ludic.trl.record(trainer, root)
     if recorder is None:
-        rows_of = adapter.rows_of
+        row_of = adapter.row_of
 
-        def fail(generation: Any, *args: Any) -> Any:
-            if generation.version >= 2:
+        def fail(generation: Any, index: int, *args: Any) -> Any:
+            if generation.version >= 2 and index:
                 raise RuntimeError("rank 1 can't")
-            return rows_of(generation, *args)
+            return row_of(generation, index, *args)
 
-        adapter.rows_of = fail
+        adapter.row_of = fail
     trainer.train()
     assert trainer.state.global_step == 6
     if recorder is not None:
@@ -158,30 +158,33 @@ def train_with_failing_rank(model: Path, folder: Path, root: str) -> None:
         (folder / "lost").write_text(str(recorder.lost))
 
 
-def _on_rank(rank: int, ranks: int, port: int, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _on_rank(
+    rank: int, ranks: int, port: int, logs: Path, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
     torch.set_num_threads(1)
     if ranks > 1:
         of_ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         os.environ.update({name: str(value) for name, value in of_ranks.items()})
         os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
-    log = Path(os.environ["TRL_LOGS"]) / f"{rank}.log"
-    with log.open("a") as file:
+    with (logs / f"{rank}.log").open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     target(*args, **kwargs)
 
 
-def run(target: Any, *args: Any, ranks: int = 1, **kwargs: Any) -> list[int]:
+def run(target: Any, *args: Any, logs: Path, ranks: int = 1, **kwargs: Any) -> list[int]:
     """Call a function of this module in processes of their own, one a rank, as torchrun does; returns exit codes.
 
-    Once one is killed, the others are, as torchrun does.
+    Once one is killed, the others are, as torchrun does. logs: folder of what each rank prints, as RANK.log.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload(["trl_runs"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [context.Process(target=_on_rank, args=(r, ranks, port, target, args, kwargs)) for r in range(ranks)]
+    processes = [
+        context.Process(target=_on_rank, args=(r, ranks, port, logs, target, args, kwargs)) for r in range(ranks)
+    ]
     for process in processes:
         process.start()
     while any(process.is_alive() for process in processes):

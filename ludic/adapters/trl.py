@@ -38,7 +38,7 @@ from ludic.adapters.trl_rows import (
     Sampling,
     from_bytes,
     metrics_of,
-    rows_of,
+    row_of,
     to_bytes,
 )
 from ludic.errors import ConfigError, InvalidBatchError
@@ -169,8 +169,8 @@ class _Rank:
 
     def add_micro_batch(self, inputs: Mapping[str, Any], logprobs: torch.Tensor | None) -> None:
         """Keep which rows the loss was computed of, and the logprobs of that pass, (rows, T), for rows without any."""
-        if ROW not in inputs:  # its generation was not kept
-            return
+        if ROW not in inputs:
+            raise LookupError("it does not say which rows it holds")
         rows = inputs[ROW].tolist()
         wanting = {
             place: (generation.trainer_logprobs, row % _MOST_ROWS - generation.first)
@@ -186,17 +186,22 @@ class _Rank:
         if self.trainer.model.training:
             self.window.append((rows, inputs["advantages"].detach(), inputs["completion_mask"]))
 
-    def take(self) -> tuple[list[dict[str, Any]], Counter[str]]:
+    def take(self, fail: Callable[[str, Exception], None]) -> tuple[list[dict[str, Any]], Counter[str]]:
         """Return all rows that are kept, and the number of values that they can't hold by name; forget them.
 
-        Each row has its `place`: number of the generation, and index among the rows of all ranks.
+        Each row has its `place`: number of the generation, and index among the rows of all ranks. fail: is told of a
+        row that can't be made, by what failed and the error.
         """
         taken, self.generations = self.generations, {}
-        rows = [
-            {**row, "place": [number, generation.first + index]}
-            for number, generation in taken.items()
-            for index, row in enumerate(rows_of(generation, self.sampling))
-        ]
+        rows = []
+        for number, generation in taken.items():
+            for index in range(len(generation.completion_ids)):
+                try:
+                    row = row_of(generation, index, self.sampling)
+                except Exception as error:
+                    fail("a row", error)
+                else:
+                    rows.append({**row, "place": [number, generation.first + index]})
         return rows, sum((generation.not_kept for generation in taken.values()), Counter())
 
     def take_used(self) -> list[tuple[int, Any]]:
@@ -368,11 +373,11 @@ class _Recording(TrainerCallback):
         try:
             yield
         except Exception as error:
-            if self._stop:
-                raise
             self._fail(what, error)
 
     def _fail(self, what: str, error: Exception) -> None:
+        if self._stop:
+            raise error
         if what not in self._warned:
             self._warned.add(what)
             _log.warning(
@@ -479,7 +484,7 @@ class _Recording(TrainerCallback):
         used: list[tuple[int, Any]] = []
         not_kept: Counter[str] = Counter()
         with self._guard("rows"):
-            rows, not_kept = self._rank.take()
+            rows, not_kept = self._rank.take(self._fail)
         with self._guard("the rows of a step"):
             used = self._rank.take_used() if step is not None else []
         failed, self._failed = self._failed, Counter()
@@ -524,6 +529,8 @@ def _captures(trainer: Any, *, has_processed_logprobs: bool) -> dict[str, Any]:
     """
     settings = _vllm_settings(trainer) if trainer.use_vllm else _transformers_settings(trainer)
     changed = sorted(name for name, value in settings.items() if _changes(name, value))
+    if settings["temperature"] != trainer.temperature:  # set in generation_kwargs, of which TRL's passes know nothing
+        changed.append("temperature")
     is_own = getattr(trainer, "rollout_func", None) is not None
     has_dropout = _has_dropout(trainer.model)
     if changed or is_own or (has_dropout and not trainer.use_vllm):

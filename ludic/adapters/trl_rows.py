@@ -38,9 +38,7 @@ _METRICS = {
     "learning_rate": "learning_rate",
     "entropy": "entropy",
     "kl": "reference_kl",
-    "reward": "reward_mean",
     "step_time": "step_s",
-    "completions/mean_length": "response_length_mean",
     "clip_ratio/region_mean": "clip_fraction",
     "cispo_clip_ratio": "clip_fraction",
 }
@@ -98,15 +96,11 @@ class Generation:
 # --- Rows ------------------------------------------------------------------------------------------------------------
 
 
-def rows_of(generation: Generation, sampling: Sampling) -> list[dict[str, Any]]:
-    """Return the rows of a generation in order, as columns of the rollouts table.
+def row_of(generation: Generation, index: int, sampling: Sampling) -> dict[str, Any]:
+    """Return a row of a generation, as columns of the rollouts table.
 
     A value that a row can't hold is counted in `generation.not_kept`.
     """
-    return [_row(generation, index, sampling) for index in range(len(generation.completion_ids))]
-
-
-def _row(generation: Generation, index: int, sampling: Sampling) -> dict[str, Any]:
     response = np.asarray(generation.completion_ids[index], np.int32)
     mask = None if generation.tool_masks is None else np.asarray(generation.tool_masks[index], bool)
     capture, logprobs = _logprobs(generation, index, len(response), mask)

@@ -49,14 +49,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-@pytest.fixture(autouse=True)
-def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where processes that a test starts say what went wrong; stands in for a terminal."""
-    monkeypatch.setenv("TRL_LOGS", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    return tmp_path
-
-
 class Spy:
     """Keeps what a trainer generated and trained on, from outside of what is recorded."""
 
@@ -194,6 +186,7 @@ CAPTURES: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
     "top_p": ({"top_p": 0.9}, {"ids"}),
     "min_p": ({"generation_kwargs": {"min_p": 0.01}}, {"ids"}),
     "top_k": ({"generation_kwargs": {"top_k": None}}, {"ids"}),  # None is 50 to transformers
+    "cooler": ({"generation_kwargs": {"temperature": 0.5}}, {"ids"}),  # TRL's own passes divide by 1 then
     "masked": ({"mask_truncated_completions": True}, {"ids", "trainer"}),
     "own": ({"rollout_func": constant_rollouts}, {"sampler", "ids"}),
 }
@@ -248,7 +241,9 @@ def test_a_run_that_was_killed_thrice_is_recorded_once(model: Path, tmp_path: Pa
     sizes = {"max_steps": 30, "save_strategy": "steps", "save_steps": 5, "per_device_train_batch_size": 8 // ranks}
     tables: list[dict[int, list[Any]]] = []
     for life, kill in enumerate(KILLS):
-        codes = run_processes(train, model, folder, str(root), sizes, resume=life > 0, kill=kill, ranks=ranks)
+        codes = run_processes(
+            train, model, folder, str(root), sizes, resume=life > 0, kill=kill, ranks=ranks, logs=tmp_path
+        )
         assert (-9 in codes) == (kill is not None), (tmp_path / "0.log").read_text()[-3000:]
         tables.append({int(name[12:17]): rows for name, rows in logged(folder / "completions")})
         (folder / "completions").rename(folder / f"completions-{life}")
@@ -399,7 +394,9 @@ def test_a_trainer_ends_its_steps_whatever_its_store_does(
 
 def test_a_rank_that_fails_neither_hangs_nor_ends_the_others(model: Path, tmp_path: Path):
     """Its rows, and so the groups that lie across ranks, are lost, counted and named; steps go on without them."""
-    codes = run_processes(train_with_failing_rank, model, tmp_path / "trl", str(tmp_path / "root"), ranks=2)
+    codes = run_processes(
+        train_with_failing_rank, model, tmp_path / "trl", str(tmp_path / "root"), ranks=2, logs=tmp_path
+    )
     assert codes == [0, 0], (tmp_path / "0.log").read_text()[-3000:]
     lost = (tmp_path / "trl/lost").read_text()
     assert "4 groups" in lost
