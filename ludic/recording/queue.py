@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ludic.errors import ConfigError, LudicError, ReplacedRootError, StoreError, one_line
-from ludic.recording.life import Job, Life, Numbers, Rows, Step
+from ludic.recording.life import Find, Job, Life, Numbers, Rows, Step
 from ludic.recording.losses import Losses, Lost
 from ludic.store.filesystem import back_off
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 MOST_BYTES = 256 << 20
 """Bytes of jobs that wait; more are lost."""
 _FILE_BYTES = 64 << 20
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 """Between two tries of a job."""
 _TRIES_AT_THE_END = 3
 """Of a job that fails while the recorder is closed."""
@@ -79,13 +79,19 @@ class Queue:
         """Count groups that no job holds, and that have no ids."""
         with self._changed:
             self._losses.add_groups((), num_rollouts, reason, num_unnamed=num_groups)
-            self._warn(f"{self._losses.so_far()}")
+            self._warn()
+
+    def lose_rows_of_step(self, step: int, reason: str) -> None:
+        """Count a step whose ledger will lack some rows."""
+        with self._changed:
+            self._losses.add_step(step, reason)
+            self._warn()
 
     def lose_numbers(self, step: int, reason: str) -> None:
         """Count numbers of a step that no job holds."""
         with self._changed:
             self._losses.add_numbers(step, reason)
-            self._warn(f"{self._losses.so_far()}")
+            self._warn()
 
     def wait(self, number: int | None, timeout_s: float, *, is_patient: bool) -> bool:
         """Have all jobs up to one done; return whether they are over, after at most timeout_s seconds.
@@ -123,7 +129,6 @@ class Queue:
         self._thread.join(timeout_s)
         with self._changed:
             self._give_up()
-        self._life.give_up()
         self._thread.join(_LAST_WORDS_S)
         return self.lost
 
@@ -138,9 +143,9 @@ class Queue:
             self._losses.add_groups(job.group_ids, job.table.num_rows, why)
         elif isinstance(job, Step):
             self._losses.add_step(job.step, why)
-        else:
+        elif isinstance(job, Numbers):
             self._losses.add_numbers(job.of.step, why)
-        self._warn(f"{self._losses.so_far()}")
+        self._warn()
 
     def _give_up(self) -> None:
         """Count all jobs as lost, and take no others."""
@@ -155,11 +160,11 @@ class Queue:
         self._warn(f"nothing is stored at the moment, and is tried again: {one_line(error)}")
         self._changed.notify_all()
 
-    def _warn(self, text: str) -> None:
-        """Log a warning, at most one a minute."""
+    def _warn(self, text: str | None = None) -> None:
+        """Log a warning, at most one a minute; without a text it says what was lost so far."""
         if time.monotonic() - self._warned >= _WARN_EVERY_S:
             self._warned = time.monotonic()
-            logger.warning("%s: %s; the trainer goes on", self._where, text)
+            logger.warning("%s: %s; the trainer goes on", self._where, text or self._losses.so_far())
 
     # --- In the thread -------------------------------------------------------------------------------------------
 
@@ -234,7 +239,7 @@ class Queue:
             with self._changed:
                 self._fail(error)
             return False
-        except Exception as error:  # whatever it is, the trainer goes on
+        except BaseException as error:  # an extension's panic is no Exception; the trainer goes on, whatever it is
             reason = one_line(error) or type(error).__name__
             self._life.forget_rows()
             if not jobs:
@@ -261,6 +266,8 @@ class Queue:
             self._life.put_step(first)
         elif isinstance(first, Numbers):
             self._life.put_numbers(first)
+        elif isinstance(first, Find):
+            self._life.find(first)
         else:
             self._life.put_rows([job for job in jobs if isinstance(job, Rows)])
         with suppress(StoreError, ReplacedRootError):  # the next job says it

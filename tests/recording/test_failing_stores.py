@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from recorded import MODEL, claims_of, group, ledger_of, metrics_of, problems_of, rows_of
+from recorded import MODEL, claims_of, group, ledger_of, metrics_of, notes_of, problems_of, rows_of
 from s3_proxy import SLOW_DOWN, S3Proxy
 
 import ludic
@@ -35,6 +35,8 @@ class Store(MemoryFileSystem):
     cachable = False
     error: ClassVar[Exception | None] = None
     """Raised by each write."""
+    lost_answers: ClassVar[list[str]] = []
+    """Ends of names: an error follows the next write of each, although it was done."""
     is_up: ClassVar[threading.Event] = threading.Event()
     """Reads and writes wait for it."""
 
@@ -47,6 +49,9 @@ class Store(MemoryFileSystem):
         if self.error is not None:
             raise self.error
         super().pipe_file(path, value, mode=mode, **options)
+        for end in filter(path.endswith, self.lost_answers):
+            self.lost_answers.remove(end)
+            raise FULL
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         self.is_up.wait()
@@ -60,6 +65,7 @@ class Store(MemoryFileSystem):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Store]]:
     monkeypatch.setattr(Store, "error", None)
+    monkeypatch.setattr(Store, "lost_answers", [])
     Store.is_up.set()
     fsspec.register_implementation("failing", Store, clobber=True)
     yield Store
@@ -77,7 +83,7 @@ def url(store: type[Store]) -> str:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds of a test: seconds instead of minutes."""
-    for name, value in {"OPEN_S": 0.3, "STEP_S": 0.1, "CLOSE_S": 1.0}.items():
+    for name, value in {"OPEN_S": 0.3, "STEP_S": 0.1, "CLOSE_S": 0.5}.items():
         monkeypatch.setattr(recorder, name, value)
     for name, value in {"_FIRST_PAUSE_S": 0.01, "_LONGEST_PAUSE_S": 0.02, "_LAST_WORDS_S": 0.1}.items():
         monkeypatch.setattr(queue, name, value)
@@ -93,7 +99,15 @@ def train(recording: ludic.recording.recorder.Recorder, first: int, last: int, *
     return ids
 
 
-@pytest.mark.parametrize("error", [FULL, READ_ONLY, PermissionError(errno.EACCES, "Permission denied")], ids=str)
+@pytest.mark.parametrize(
+    "error",
+    [
+        FULL,
+        pytest.param(READ_ONLY, marks=pytest.mark.slow),
+        pytest.param(PermissionError(errno.EACCES, "Permission denied"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_steps_go_on_while_nothing_can_be_written_and_all_is_there_once_it_can(
     store: type[Store], url: str, error: OSError, caplog: pytest.LogCaptureFixture
 ):
@@ -101,18 +115,34 @@ def test_steps_go_on_while_nothing_can_be_written_and_all_is_there_once_it_can(
         ids = train(recording, 1, 2)
         store.error = error
         since = time.monotonic()
-        ids += train(recording, 3, 20)
+        ids += train(recording, 3, 12)
         assert time.monotonic() - since < 2
         store.error = None
         assert recording.flush()
     assert [row["rollout_id"] for row in rows_of(url)] == ids
-    assert [step for _, step in ledger_of(url)] == list(range(1, 21))
-    assert [row["loss"] for row in metrics_of(url)] == list(range(1, 21))
+    assert [step for _, step in ledger_of(url)] == list(range(1, 13))
+    assert [row["loss"] for row in metrics_of(url)] == list(range(1, 13))
     assert not recording.lost
     assert problems_of(url) == []
     [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "nothing is stored at the moment, and is tried again" in warning
     assert os.strerror(error.errno or 0).split()[0] in warning
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "slot=0/1.json", "0.parquet", "attempts/1.lease", "attempts/1.json", "step=3.parquet"]
+)
+def test_a_write_whose_answer_is_lost_is_not_done_twice(store: type[Store], url: str, name: str):
+    store.lost_answers = [name, name]
+    with ludic.record(url, model=MODEL) as recording:
+        ids = train(recording, 1, 4)
+        store.lost_answers.append("step=2.parquet")
+        ids += train(recording, 2, 4)
+    assert [row["rollout_id"] for row in rows_of(url)] == ids
+    assert [step for _, step in ledger_of(url)] == [1, 2, 3, 4]
+    assert [row["step"] for row in metrics_of(url)] == [1, 2, 3, 4, 2, 3, 4]
+    assert len(claims_of(url)) == 1
+    assert not recording.lost
 
 
 def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store], url: str):
@@ -159,6 +189,8 @@ def test_more_than_the_memory_bound_is_lost_and_the_claim_says_so_when_the_store
     in_ledgers = {row["rollout_id"] for rows in ledger_of(url).values() for row in rows}
     assert in_ledgers <= stored
     assert problems_of(url) == []
+    [note] = notes_of(url)
+    assert note.startswith("lost_by_recorders: slot 0, life 1")
 
 
 def test_a_store_that_hangs_holds_nobody_up(store: type[Store], url: str):
