@@ -5,7 +5,7 @@ except the provenance that the store adds (worker_id, sequence, created_at, grou
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal, Self
@@ -18,6 +18,8 @@ ActionTarget = Literal["internal", "external", "env"]
 FinishReason = Literal["stop", "length"]
 Capture = Literal["sampler", "trainer", "ids", "text"]
 """What was kept of the sampling of a row, from most to least; see the column in schemas/rollouts.v1.json."""
+WITHOUT_LOGPROBS: Collection[Capture | None] = ("ids", "text")
+"""Levels of rows whose response_logprobs are zeros that stand for nothing."""
 EpisodeOutcome = Literal["complete", "failed", "given_up"]
 GroupEventKind = Literal["started", "complete", "given_up"]
 

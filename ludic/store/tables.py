@@ -283,7 +283,7 @@ class MetricsTail:
 
     def poll(self) -> list[dict[str, Any]]:
         """Return new rows of this run, in no particular order; a broken file is left out. Raises as TableTail.poll."""
-        rows = (row for _, table in self._tail.poll() for row in table.to_pylist())
+        rows = (row for _, table in self._tail.poll() for row in table.to_pylist(maps_as_pydicts="lossy"))
         return [row for row in rows if row["run_id"] in (None, self._run_id)]
 
 
