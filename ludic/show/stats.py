@@ -18,8 +18,10 @@ from ludic.sql.reports import read_reports
 from ludic.sql.root_views import unreadable_records
 from ludic.sql.snapshot import count_rows
 from ludic.store import Root
+from ludic.store.attempts import newest_attempt
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
+from ludic.store.records import other_trainer
 from ludic.store.tombstones import list_quarantined
 from ludic.training.config import describe_computing
 from ludic.training.presets import nearest_algorithm
@@ -139,12 +141,19 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
         "rollouts": totals | {"bytes_per_response_token": rollout_bytes / num_tokens if num_tokens else None},
         **rows,
         "steps": steps | {"drops": drops},
+        "other_trainer": _other_trainer(root),
         "policies": _policies(weights["policies"]),
         "checkpoints": _folders_with(weights["checkpoints"], CHECKPOINTS.file),
         "unreadable": [{"name": name, "problem": problem} for name, problem in broken.items()],
         "quarantined": [asdict(file) for file in list_quarantined(root)],
     }
     return Stats(facts=facts, tables=tables)
+
+
+def _other_trainer(root: Root) -> str | None:
+    """Return the name of the trainer of another program whose steps are recorded; None for ludic's own, or none."""
+    attempt = newest_attempt(root)
+    return attempt.other_trainer.name if attempt is not None and attempt.other_trainer is not None else None
 
 
 def _count(footers: list[Footer]) -> dict[str, int]:
@@ -185,6 +194,10 @@ def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
 
 def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict[str, str]:
     """Return a trainer's main settings as texts by title. settings: by name, as in attempts/N.json; may lack some."""
+    other = other_trainer(settings)
+    if other is not None:
+        own = ", ".join(f"{name} {cell(value).plain}" for name, value in other.settings.items())
+        return {"trainer": other.name, **({"its settings": own} if own else {}), "steps": f"{last_step or 0:,}"}
     if "advantage" not in settings:
         return {}
     nearest = nearest_algorithm(settings)
@@ -251,10 +264,17 @@ def _training(stats: Mapping[str, Any]) -> dict[str, str]:
     steps, attempts = stats["steps"], stats["attempts"]
     drops = ", ".join(f"{reason} {count:,}" for reason, count in steps["drops"].items())
     started = f"{attempts[-1]['created_at']:%Y-%m-%d %H:%M:%S} UTC"
+    newest, trainer = stats["policies"]["newest_stored"], stats["other_trainer"]
+    superseded = (
+        f"{plural(steps['num_superseded_steps'], 'step')} with {plural(steps['num_superseded'], 'rollout')}, trained "
+        "again by a later attempt; in all_batches, not in batches"
+    )
     return {
+        **({"trainer": trainer} if trainer else {}),
         "steps": f"{steps['last_step'] or 0} planned, {steps['num_used']:,} rollouts used, "
         f"mean off-policy steps {number(steps['off_policy_steps_mean'], 3)}",
         "dropped": f"{plural(steps['num_dropped'], 'rollout')}" + (f": {drops}" if drops else ""),
+        **({"superseded": superseded} if steps["num_superseded_steps"] else {}),
         "attempts": f"{len(attempts)}, the newest by {attempts[-1]['owner']} at {started}",
-        "policy": f"newest with weights: version {stats['policies']['newest_stored']}",
+        "policy": "no weights are stored" if newest is None else f"newest with weights: version {newest}",
     }

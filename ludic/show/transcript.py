@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from ludic.model_json import read_json
 from ludic.printable import left_out
-from ludic.records import MAX_TOKENS, Rollout, ended_by
+from ludic.records import MAX_TOKENS, WITHOUT_LOGPROBS, Rollout, ended_by
 from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
 from ludic.schema import extra_names
 from ludic.store import Root
@@ -89,8 +89,8 @@ class Found(Result):
     def tokens(self) -> "pl.DataFrame":
         """Return a row per response token: rollout_id, index, token_id, text, logprob (nats), reward and sampled.
 
-        sampled is false for tokens that the environment or a tool inserted. Text needs the tokenizer of a published
-        policy; without one it is the id.
+        sampled is false for tokens that the environment or a tool inserted; logprob is null if nobody kept it. Text
+        needs the tokenizer of a published policy or of the first model; without one it is the id.
         """
         import polars as pl
 
@@ -238,7 +238,8 @@ def _origin(row: dict[str, Any]) -> dict[str, str]:
         f"seed {row['seed']}",
         "engine": row["engine"],
         "kept": _KEPT.get(row["capture"]),
-        "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC, request {row['request_index']}",
+        "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC"
+        + (f", request {row['request_index']}" if row["request_index"] >= 0 else ""),
         "file": f"{row['file']}, row group {row['row_group']}, row {row['row']}",
         "metadata": ", ".join(f"{name} {value}" for name, value in row["metadata"].items()),
     }
@@ -521,7 +522,8 @@ class TokenRow:
 
     token_id: int
     text: str
-    logprob: float
+    logprob: float | None
+    """None if nobody kept it."""
     reward: float
     sampled: bool
     """False for tokens that the environment or a tool inserted."""
@@ -571,10 +573,11 @@ def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) ->
 def token_rows(row: dict[str, Any], reader: TokenReader, start: int, end: int) -> list[TokenRow]:
     """Return tokens start to end of a row's response. The row may have lists of `ratios` and `token_advantages`."""
     token_ids = row["response_tokens"][start:end]
+    logprobs = None if row["capture"] in WITHOUT_LOGPROBS else row["response_logprobs"]
     columns = (
         token_ids,
         reader(token_ids),
-        row["response_logprobs"][start:end],
+        _padded(logprobs, start, start + len(token_ids)),
         row["token_rewards"][start:end],
         row["action_mask"][start:end] if row["action_mask"] else [True] * len(token_ids),
         *(_padded(row.get(name), start, end) for name in ("ratios", "token_advantages")),
@@ -622,12 +625,13 @@ def token_table(tokens: Sequence[TokenRow]) -> Table:
     """Return a table with one line per token."""
     table = plain_table(">index", ">id", "text", ">logprob", ">probability", ">reward", "sampled")
     for index, token in enumerate(tokens):
+        has_logprob = token.sampled and token.logprob is not None
         table.add_row(
             str(index),
             str(token.token_id),
             cell(repr(token.text)),
-            number(token.logprob, 4) if token.sampled else "-",
-            number(math.exp(token.logprob), 3) if token.sampled else "-",
+            number(token.logprob, 4) if has_logprob else "-",
+            number(math.exp(token.logprob or 0.0), 3) if has_logprob else "-",
             number(token.reward, 4),
             "yes" if token.sampled else "no",
         )
@@ -646,6 +650,8 @@ def _style(token: TokenRow, color: Color, advantage: float | None) -> str:
     if color == "advantage":
         own = advantage if token.advantage is None else token.advantage
         return "" if own is None else _advantage_style(own)
+    if token.logprob is None:
+        return ""
     return next(style for least, style in _SHADES if math.exp(token.logprob) >= least)
 
 

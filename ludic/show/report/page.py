@@ -24,7 +24,7 @@ from ludic.eval.numbers import Chosen, numbers, stored_versions
 from ludic.installed import LUDIC, installed_version
 from ludic.paths import local_path
 from ludic.records import comparable_reward
-from ludic.results import Frame, Part, Result, number, printable, size
+from ludic.results import Frame, Part, Result, number, printable, size, sparkline
 from ludic.row_files import open_sink
 from ludic.run_json import run_of
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
@@ -105,7 +105,10 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "totals": reports["rollouts"][0],
             "steps": reports["steps"][0],
             "figures": figures,
-            "tables": list(training_tables(reports, ask(con, root, figure("errors"), {"most": _MOST_ERRORS}))),
+            "tables": [
+                *training_tables(reports, ask(con, root, figure("errors"), {"most": _MOST_ERRORS})),
+                *_other_metrics(ask(con, root, figure("other_metrics"))),
+            ],
             "groups": read_groups(con, root),
             "evaluation": found,
             "comparison": _compare(connections, root, found["versions"] if found else [], sides, measure),
@@ -166,6 +169,8 @@ _NUM_GROUPS = 3
 _FEW_ENVIRONMENTS = 4
 """With more environments, a report has one best and one worst group of each."""
 _MOST_ERRORS = 8
+_CURVE_WIDTH = 30
+"""Characters of a curve in a table."""
 
 # Title, unit, note, and columns of the metrics by their names in the figure.
 _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
@@ -337,6 +342,20 @@ def training_tables(reports: Mapping[str, Sequence[Row]], errors: Sequence[Row])
     if errors:
         columns = ("num_rollouts", "env_name", "last_version", "error")
         yield Frame("errors", errors, columns, heading="Errors of rollouts")
+
+
+def _other_metrics(rows: Sequence[Row]) -> Iterator[Frame]:
+    """Yield a table of the numbers that a recorded trainer logged under its own names; nothing without rows."""
+    if rows:
+        yield Frame(
+            "other",
+            rows,
+            ("name", "curve", "first_value", "last_value", "lowest", "highest"),
+            most=len(rows),
+            heading="Other numbers of the trainer, by its own names",
+            titles={"first_value": "first", "last_value": "last"},
+            derived={"curve": lambda row: sparkline(row["values_by_step"], _CURVE_WIDTH)},
+        )
 
 
 def read_groups(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, list[dict[str, Any]]]:
