@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ludic.operations.fit import dpo, fit, grpo, sft
     from ludic.operations.run import Run
     from ludic.operations.run import open_run as open
+    from ludic.recording.recorder import record
     from ludic.records import (
         AgentStep,
         EnvironmentStep,
@@ -42,12 +43,16 @@ _HOMES = {
     "fit": "ludic.operations.fit",
     "grpo": "ludic.operations.fit",
     "open": "ludic.operations.run",
+    "record": "ludic.recording.recorder",
     "refresh": "ludic.sql.connect",
     "scan": "ludic.sql.scan",
     "sft": "ludic.operations.fit",
     "Root": "ludic.store.root",
     "RunConfig": "ludic.run_config",
 }
+
+_MODULES = {"trl": "ludic.adapters.trl"}
+"""Modules that are reached by a short name; each needs the package that it is named after."""
 
 _OWN_NAMES = {"open": "open_run"}
 """Names there that would hide a built-in function."""
@@ -70,6 +75,7 @@ __all__ = [
     "fit",
     "grpo",
     "open",
+    "record",
     "refresh",
     "scan",
     "sft",
@@ -77,6 +83,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), _OWN_NAMES.get(name, name))

@@ -120,6 +120,17 @@ def secrets_of(values: Any, name: str = "") -> Iterator[str]:
         yield name
 
 
+def public_values(values: Any, name: str = "") -> Any:
+    """Return settings without secrets, in any depth; mappings become dictionaries, tuples lists. name: of `values`."""
+    if isinstance(values, Mapping):
+        return {str(key): public_values(each, str(key)) for key, each in values.items()}
+    if isinstance(values, list | tuple):
+        return [public_values(each, name) for each in values]
+    if isinstance(values, str):
+        return MASK if SECRET_NAME.search(name) else mask(values)
+    return values
+
+
 def _without_passwords(text: str) -> str:
     """Return the text with *** in the place of user and password in URLs.
 

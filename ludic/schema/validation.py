@@ -82,12 +82,15 @@ class Problem:
         return f"{self.where}: {self.column} {self.reason}"
 
 
-def validate(batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COLUMNS) -> TokenColumns:
+def validate(
+    batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COLUMNS, *, vocab_size: int | None = None
+) -> TokenColumns:
     """Raise InvalidBatchError, with up to MAX_LISTED problems, unless every row may be stored.
 
-    extra_columns: type by name, as in run.json. Returns joined token columns, which to_table can use.
+    extra_columns: type by name, as in run.json. vocab_size: rows of the model's embedding; None if it is not known.
+    Returns joined token columns, which to_table can use.
     """
-    problems, tokens = _examine(batch, extra_columns)
+    problems, tokens = _examine(batch, extra_columns, vocab_size)
     if not problems:
         return {column: flat.array for column, flat in tokens.items()}
     listed = [str(problem) for problem in problems[:MAX_LISTED]]

@@ -4,6 +4,7 @@ A register numbers records without gaps. Two are claims that processes hold: att
 the root, and workers/slot=S/N.json, of the worker that samples a slot of the schedule.
 """
 
+import itertools
 import logging
 import os
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -343,19 +345,46 @@ def claim_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str
     """
     root.check_same_run()
     lives = Register(root, WORKERS, slot)
+    return lives.claim(partial(_slot_claim, slot, worker_id, code), first=lives.newest_listed() + 1)
 
-    def make(life: int) -> SlotClaim:
-        return SlotClaim(
-            slot=slot,
-            life=life,
-            worker_id=worker_id,
-            owner=owner_name(),
-            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            process=describe_process(os.getpid()),
-            code=list(code),
-        )
 
-    return lives.claim(make, first=lives.newest_listed() + 1)
+def claim_free_slot(root: Root, worker_id: str) -> SlotClaim:
+    """Claim the first slot whose newest life is over, else one that nobody has held: no other process ends.
+
+    Raises ReplacedRootError if the root is no longer the run that was opened.
+    """
+    root.check_same_run()
+    for slot in itertools.count():
+        newest = newest_slot_claim(root, slot)
+        if newest is None or is_over(newest):
+            life = newest.life + 1 if newest else 1
+            claimed = Register(root, WORKERS, slot).try_claim(life, partial(_slot_claim, slot, worker_id, ()))
+            if claimed is not None:
+                return claimed
+    raise AssertionError
+
+
+def _slot_claim(slot: int, worker_id: str, code: Sequence[Mapping[str, Any]], life: int) -> SlotClaim:
+    return SlotClaim(
+        slot=slot,
+        life=life,
+        worker_id=worker_id,
+        owner=owner_name(),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        process=describe_process(os.getpid()),
+        code=list(code),
+    )
+
+
+def change_claim(root: Root, claim: SlotClaim, **values: Any) -> SlotClaim:
+    """Put a claim of this process again with other values, and return it.
+
+    Raises ReplacedRootError if it is not stored any more.
+    """
+    changed = replace(claim, **values)
+    _check_own(root, claim)
+    root.put(WORKERS.name_of(claim), encode_record(changed))
+    return changed
 
 
 @contextmanager
@@ -366,9 +395,7 @@ def held_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str,
         yield claim
     finally:
         try:
-            over = replace(claim, ended_at=datetime.now(UTC).isoformat(timespec="seconds"))
-            _check_own(root, claim)
-            root.put(WORKERS.name_of(claim), encode_record(over))
+            change_claim(root, claim, ended_at=datetime.now(UTC).isoformat(timespec="seconds"))
         except ReplacedRootError:
             logger.info("%s/%s is another worker's by now, and is left as it is", root.url, WORKERS.name_of(claim))
         except LudicError as error:

@@ -58,6 +58,26 @@ def write_ledger(root: Root, attempt: Attempt, step: int, rows: pa.Table) -> Non
         )
 
 
+def step_numbers(rows: pa.Table) -> dict[str, Any]:
+    """Return the metrics of a step that follow from its ledger alone, by column of the metrics table.
+
+    rows: of one step. A mean of no rows is None, and so are the lags of rows of other roots, whose versions differ.
+    """
+    used = rows.filter(rows["used"])
+    own, dropped = used.filter(pc.is_null(used["root"])), rows.filter(pc.invert(rows["used"]))
+    return {
+        "num_rollouts": used.num_rows,
+        "num_groups": len(used["group_id"].unique()),
+        "reward_mean": pc.mean(rows["episode_reward"]).as_py(),
+        "response_length_mean": pc.mean(used["response_length"]).as_py(),
+        "advantage_mean": pc.mean(used["advantage"]).as_py(),
+        "advantage_std": pc.stddev(used["advantage"]).as_py(),
+        "lag_mean": pc.mean(own["lag"]).as_py(),
+        "lag_max": pc.max(own["lag"]).as_py(),
+        "drops": dict(Counter(dropped["reason"].to_pylist())),
+    }
+
+
 def read_ledger(root: Root, attempt_id: int, step: int) -> pa.Table:
     """Read a step's rows as planned; columns that a file of an older schema lacks are null.
 

@@ -218,6 +218,8 @@ class SlotClaim:
     """Time at which the worker ended on its own; None while it lives, or if it was killed."""
     code: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """Source files of its environments, each as a CodeRecord."""
+    lost: Mapping[str, Any] | None = None
+    """What a recorder could not store, as ludic.recording.losses.Lost; None if nothing, and for workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -259,13 +259,24 @@ class MetricsLog(TableLog[Row]):
 
     def write(self, **values: Any) -> None:
         """Append one row; columns that are not given are null, and so are numbers that are not finite."""
-        unknown = set(values) - set(arrow_schema("metrics").names)
-        assert not unknown, f"no such metrics: {unknown}"
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
-        self.append({"created_at": datetime.now(UTC)} | finite)
+        self.append(metrics_row(**values))
+
+
+def metrics_row(**values: Any) -> Row:
+    """Return a row of the metrics table, made now; columns that are not given are null, and so are infinities and NaN.
+
+    The map `other` is left without such numbers.
+    """
+    unknown = set(values) - set(arrow_schema("metrics").names)
+    assert not unknown, f"no such metrics: {unknown}"
+    finite = {name: None if _is_not_finite(value) else value for name, value in values.items()}
+    if other := finite.get("other"):
+        finite["other"] = {name: value for name, value in other.items() if not _is_not_finite(value)}
+    return {"created_at": datetime.now(UTC)} | finite
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 class MetricsTail:

@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from types import TracebackType
@@ -337,29 +337,45 @@ class RolloutWriter:
 
     def _make_files(self, items: Sequence[_Append]) -> list[NamedFile]:
         tables = [item.rows for item in items if item.rows is not None]
-        partitions = _partitions(pa.concat_tables(tables)) if tables else {}
-        files = [
-            RolloutFile(version, env_name, self.worker_id, next(self._sequence), self._folder)
-            for version, env_name in partitions
-        ]
-        made = [self._make_file(rows, file) for file, rows in zip(files, partitions.values(), strict=True)]
+        parts = file_parts(pa.concat_tables(tables), self.worker_id, self._sequence, self._folder) if tables else []
+        made: list[NamedFile] = [(file.name, encode_rows(rows)) for file, rows in parts]
         self.made.extend(
-            MadeFile(file.worker_id, file.sequence, file.version, len(group_starts(rows)))
-            for file, rows in zip(files, partitions.values(), strict=True)
+            MadeFile(file.worker_id, file.sequence, file.version, len(group_starts(rows))) for file, rows in parts
         )
         events = [event for item in items for event in item.events]
         if events:
-            file = RequestsFile(self.worker_id, next(self._requests_sequence))
-            made.insert(0, (file.name, encode_events(events, run_id=self._root.run_id, worker_id=self.worker_id)))
+            requests = RequestsFile(self.worker_id, next(self._requests_sequence))
+            made.insert(0, (requests.name, encode_events(events, run_id=self._root.run_id, worker_id=self.worker_id)))
         return made
 
-    def _make_file(self, rows: pa.Table, file: RolloutFile) -> NamedFile:
-        column = rows.schema.get_field_index("sequence")
-        sequence = pa.repeat(pa.scalar(file.sequence, pa.int64()), rows.num_rows)
-        release_memory(rows.get_total_buffer_size())  # before as well: encoding takes the most memory
-        data = encode(rows.set_column(column, rows.schema.field(column), sequence))
-        release_memory(rows.get_total_buffer_size())
-        return file.name, data
+
+def file_parts(
+    rows: pa.Table, worker_id: str, sequence: Iterator[int], folder: Folder
+) -> list[tuple[RolloutFile, pa.Table]]:
+    """Return the files that rows of one worker make, one for each version and environment, and the rows of each.
+
+    rows: whole groups; their column sequence gets that of the file. sequence: numbers that no file of the folder has.
+    """
+    partitions = _partitions(rows)
+    files = [RolloutFile(version, env_name, worker_id, next(sequence), folder) for version, env_name in partitions]
+    return [
+        (file, stamped(part, "sequence", file.sequence)) for file, part in zip(files, partitions.values(), strict=True)
+    ]
+
+
+def stamped(rows: pa.Table, name: str, value: int | str) -> pa.Table:
+    """Return rows with one value in all of a column."""
+    column = rows.schema.get_field_index(name)
+    field = rows.schema.field(column)
+    return rows.set_column(column, field, pa.repeat(pa.scalar(value, field.type), rows.num_rows))
+
+
+def encode_rows(rows: pa.Table) -> bytes:
+    """Return the bytes of a file of rollouts."""
+    release_memory(rows.get_total_buffer_size())  # before as well: encoding takes the most memory
+    data = encode(rows)
+    release_memory(rows.get_total_buffer_size())
+    return data
 
 
 def _least_bytes(batch: RolloutBatch) -> int:

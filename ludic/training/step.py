@@ -9,7 +9,7 @@ ratios, values of each token, and the row of the metrics table.
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -32,6 +31,7 @@ from ludic.errors import TrainingError
 from ludic.models.experts import Routers
 from ludic.schema.columns import with_columns
 from ludic.schema.validation import UNKNOWN_EXPERT
+from ludic.store.ledger import step_numbers
 from ludic.store.tables import to_token_stats
 from ludic.training.adamw_8bit import adamw_8bit
 from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
@@ -486,26 +486,14 @@ def _join(tensors: list[Tensor], dtype: type[np.generic]) -> np.ndarray:
 
 def step_metrics(plan: "Plan", metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int) -> dict[str, Any]:
     """Return the metrics of a training step together with those of its used and dropped rollouts."""
-    used = plan.rows.filter(plan.rows.column("used"))
-    # Policy versions of another run can't be compared with this run's.
-    own = used.filter(pc.is_null(used.column("root")))
-    dropped = plan.rows.filter(pc.invert(plan.rows.column("used")))
     return {
         **metrics,
         "policy_version": plan.rows.column("trainer_version")[0].as_py(),
-        "num_rollouts": used.num_rows,
-        "num_groups": len(used.column("group_id").unique()),
         "num_tokens": num_tokens,
         "num_seq_len_truncated": num_truncated,
-        "reward_mean": _mean(plan.rows, "episode_reward"),
-        "response_length_mean": _mean(used, "response_length"),
-        "advantage_mean": _mean(used, "advantage"),
-        "advantage_std": pc.stddev(used.column("advantage")).as_py(),
-        "lag_mean": _mean(own, "lag"),
-        "lag_max": pc.max(own.column("lag")).as_py(),
         "num_pending_groups": plan.num_pending_groups,
         "num_unreadable_files": plan.num_unreadable_files,
-        "drops": dict(Counter(dropped.column("reason").to_pylist())),
+        **step_numbers(plan.rows),
     }
 
 
@@ -516,7 +504,3 @@ def trained_lengths(plan: "Plan", max_seq_len: int | None) -> tuple[np.ndarray, 
     if max_seq_len is not None:
         responses = np.clip(responses, 0, np.maximum(0, max_seq_len - prompts))
     return prompts, responses
-
-
-def _mean(table: pa.Table, column: str) -> float | None:
-    return pc.mean(table.column(column)).as_py()

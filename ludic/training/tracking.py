@@ -22,7 +22,7 @@ import pyarrow as pa
 from ludic.by_name import find_by_name
 from ludic.errors import LudicError
 from ludic.installed import require
-from ludic.masking import SECRET_NAME, mask
+from ludic.masking import mask, public_values
 from ludic.run_json import run_of
 from ludic.sql.connect import connect, open_duckdb, refresh
 from ludic.sql.query import ask, ask_table
@@ -128,18 +128,7 @@ def _open(
     root: Root, config: TrackerConfig, settings: Row, after_step: int | None
 ) -> AbstractContextManager[TrackerLog]:
     tracker: Tracker = find_by_name(TRACKERS[config.log_to])
-    return tracker(TrackedRun(root=root, config=config, settings=_public(settings), after_step=after_step))
-
-
-def _public(value: Any, name: str = "") -> Any:
-    """Return settings without secrets, in any depth. name: of the setting that holds the value."""
-    if isinstance(value, Mapping):
-        return {str(key): _public(each, str(key)) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_public(each, name) for each in value]
-    if isinstance(value, str):
-        return "***" if SECRET_NAME.search(name) else mask(value)
-    return value
+    return tracker(TrackedRun(root=root, config=config, settings=public_values(settings), after_step=after_step))
 
 
 # --- A trainer's thread ---------------------------------------------------------------------------------

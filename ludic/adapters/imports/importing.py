@@ -25,8 +25,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
 from ludic.adapters.imports.episodes import Episode, GetStopTokens, GetTokenizer, Row, Texts, rows_of
 from ludic.adapters.imports.formats import Format, load_format
 from ludic.adapters.imports.forms import OWN
@@ -46,15 +44,8 @@ from ludic.models.first_model import (
     write_files,
 )
 from ludic.paths import is_url
-from ludic.printable import shortened
-from ludic.records import (
-    LARGEST_REWARD,
-    MOST_WANTED_CHARACTERS,
-    Rollout,
-    RolloutBatch,
-    RolloutGroup,
-    RolloutMetadata,
-)
+from ludic.recording.rows import SAMPLED_WITH, episode_columns, example_id, row_arrays
+from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.results import Part, Result, plural
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root, run_of
@@ -70,9 +61,6 @@ if TYPE_CHECKING:
 
 LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
 """Metadata of rollouts whose response_logprobs are zeros because the peer wrote none."""
-
-UNSCORED = "the peer's record has no reward"
-"""The error of a rollout without a reward, which is stored and counted but never trained on."""
 
 SMALL = 200
 """Maximum characters of a field without a column that is kept as metadata."""
@@ -422,52 +410,19 @@ def _reasons(job: _Import, episodes: Sequence[Sequence[Rollout]]) -> list[str | 
 def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[str, Any]:
     """Return the columns that the rows of an episode share, as if it were a group of one."""
     run = run_of(job.root)
-    given = {name: value for name, value in episode.columns.items() if value is not None}
-    if isinstance(given.get("wanted"), str):
-        given["wanted"] = shortened(given["wanted"], MOST_WANTED_CHARACTERS)[0]
     own = {name: record.values.get(name) for name in run.extra_columns}
     named = record.text(job.format.env_field) if job.format.env_field else None
-    columns = {
-        **{name: getattr(run, name) for name in ("model", "temperature", "top_p", "top_k", "max_tokens")},
-        **dict.fromkeys(("episode_reward", "finish_reason")),
-        **dict.fromkeys(("policy_version", "seed", "group_index"), 0),
-        "group_size": 1,
-        "purpose": "train",
-        "agent_id": "agent",
-        "env_name": named or job.env_name,
-        "env_example_id": hashlib.sha256(_prompt(episode, row).encode()).hexdigest()[:12],
-        **given,
-        "extra": {name: value for name, value in own.items() if value is not None} | given.get("extra", {}),
-    }
-    if columns["episode_reward"] is None:
-        columns.setdefault("error", UNSCORED)
-    truncated = columns.get("truncation_reason") is not None
-    return {
-        "policy_version_last": columns["policy_version"],
-        "truncated": truncated,
-        "terminated": not truncated and columns.get("error") is None,
-        "incomplete_completion": columns["finish_reason"] == "length",
-        **columns,
-    }
+    given = {name: value for name, value in episode.columns.items() if value is not None}
+    given = {"env_name": named or job.env_name, "env_example_id": example_id(_prompt(episode, row)), **given}
+    given["extra"] = {name: value for name, value in own.items() if value is not None} | given.get("extra", {})
+    return episode_columns(given, {name: getattr(run, name) for name in SAMPLED_WITH})
 
 
 def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
     """Return the columns of one row. reward: the episode's, in its last row."""
-    zeros = np.zeros(len(row.response_tokens), np.float32)
-    columns = {"response_logprobs": zeros, **row.columns}
-    steps, mask, logprobs = tuple(row.agent_steps or ()), row.action_mask, columns["response_logprobs"]
-    if mask is not None and len(mask) == len(logprobs):
-        columns["response_logprobs"] = np.where(mask, logprobs, 0)
-    if mask is not None and mask.all():
-        del columns["action_mask"]
-    if "token_rewards" not in columns:
-        columns["token_rewards"] = zeros.copy()
-        if reward is not None:
-            if not abs(reward) <= LARGEST_REWARD:
-                raise RefusedRecordError(f"the reward is {reward}, wanted a finite float32")
-            columns["token_rewards"][-1:] = reward
+    steps = tuple(row.agent_steps or ())
     return {
-        "columns": columns,
+        "columns": row_arrays(row.columns, reward),
         "num_turns": max(1, len(steps)),
         "agent_steps": steps,
         "messages": tuple(row.messages),
@@ -485,7 +440,7 @@ def _prompt(episode: Episode, row: Row) -> str:
     first, given = episode.rows[0], episode.prompt
     if given is None:
         given = first.prompt if isinstance(first, Texts) else row.prompt_tokens.tolist()
-    return json.dumps(given, ensure_ascii=True, default=str)  # its digest is the example's id, also in older rows
+    return json.dumps(given, ensure_ascii=True, default=str)
 
 
 # --- Writing ---------------------------------------------------------------------------------------------

@@ -1,0 +1,446 @@
+"""Write the files of one recorder: its claims, rollouts, ledgers and metrics. Runs in one thread.
+
+A life opens the root and claims a slot of workers/ at its first job, and an attempt at its first step. A job that fails
+because of the filesystem is done again, under the same names, until it succeeds or is given up.
+"""
+
+import itertools
+import logging
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ludic.defaults import LEASE_S
+from ludic.errors import ConfigError, FencedError, ModelError, NameTakenError, OwnedError
+from ludic.models.first_model import identify_at, is_hub_id, vocabulary_of
+from ludic.recording.losses import Lost
+from ludic.records import new_id
+from ludic.run_config import RunConfig
+from ludic.run_json import run_of, to_json
+from ludic.schema import arrow_schema
+from ludic.settings import check_urls
+from ludic.store import Attempt, Root, write_ledger
+from ludic.store.attempts import newest_attempt, read_attempt, read_cut, record_attempt
+from ludic.store.catalogue import METRICS, RUN, MetricsName
+from ludic.store.claims import (
+    change_claim,
+    claim,
+    claim_free_slot,
+    held,
+    is_dead,
+    newest_claim,
+    read_lease,
+)
+from ludic.store.files import Folder, RolloutFile
+from ludic.store.filesystem import Storage
+from ludic.store.ledger import attempt_of_steps, step_numbers
+from ludic.store.parquet import row_group_bounds
+from ludic.store.policies import latest_policy
+from ludic.store.records import Lease, SlotClaim
+from ludic.store.tables import Row, metrics_row, put_table
+from ludic.store.weights import keep_model, read_identity
+from ludic.store.writer import commit, encode_rows, file_parts, stamped
+
+logger = logging.getLogger(__name__)
+
+RECORDED = "recorded"
+"""Setting of an attempt that a recorder has put: the trainer that was recorded, and its settings."""
+
+# --- Jobs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class KnownGroup:
+    """A group that was appended, for as long as its rows are known."""
+
+    group_id: str
+    env_name: str
+    num_uses: int = 0
+    """Steps that trained on it."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class KnownRow:
+    """What a ledger says of a row that was appended, and where the row lies once it is stored."""
+
+    rollout_id: str
+    group: KnownGroup
+    policy_version: int
+    policy_version_last: int
+    prompt_length: int
+    response_length: int
+    episode_reward: float | None
+    truncated: bool
+    truncation_reason: str | None
+    address: tuple[str, int, int] | None = None
+    """File, row group and row; None if it is not stored yet, or was lost."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Rows:
+    """Groups to store."""
+
+    table: pa.Table
+    known: Sequence[KnownRow]
+    """In the order of the table."""
+    group_ids: Sequence[str]
+    folder: Folder
+
+    @property
+    def size_bytes(self) -> int:
+        return self.table.get_total_buffer_size()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LedgerRow:
+    """A row that a step considered."""
+
+    row: KnownRow
+    advantage: float | None = None
+    token_advantages: np.ndarray | None = None
+    """(response_length,) float32."""
+    reason: str | None = None
+    """Why the step did not use it; None if it did."""
+    num_uses: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Step:
+    """A step whose ledger is to be stored."""
+
+    step: int
+    version: int
+    rows: Sequence[LedgerRow]
+    size_bytes: int
+    numbers: Row | None = None
+    """What its ledger says of the step, by column of the metrics table; None until the ledger is stored."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Numbers:
+    """More numbers of a step, whose job comes before."""
+
+    of: Step
+    values: Row
+    row: Row | None = None
+    """The row of the table, once it is made: a second try stores the same."""
+    size_bytes: int = 4096
+
+
+Job = Rows | Step | Numbers
+
+
+def new_worker_id() -> str:
+    """Return an id that is unique to one recorder. It follows no schedule, so it does not begin as a worker's does."""
+    host = re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())
+    return f"recorder-{host}-{os.getpid()}-{new_id()[-12:]}"
+
+
+# --- A life --------------------------------------------------------------------------------------------------------
+
+
+class Life:
+    """The files of one recorder. Its methods are called by one thread, in the order in which files are to appear."""
+
+    def __init__(
+        self, url: str, run: RunConfig | None, given: Mapping[str, Any], config: Mapping[str, Any], folder: str | None
+    ) -> None:
+        """run: settings of a new root; None if it can't be made without its model. given: settings that an existing
+        root must have, by name. config: the settings of attempts. folder: of the model's configuration and tokenizer.
+        """
+        self.worker_id = new_worker_id()
+        self.vocab_size: int | None = None
+        """Tokens that the model knows; None if its configuration is not known, and before the root was opened."""
+        self.newest_step = 0
+        """Newest step of the root's ledger when it was opened."""
+        self._url, self._run, self._given, self._config, self._folder = url, run, given, config, folder
+        self._root: Root | None = None
+        self._claim: SlotClaim | None = None
+        self._stop = Event()
+        self._sequences: Mapping[Folder, Iterator[int]] = {"rollouts": itertools.count(), "evals": itertools.count()}
+        self._lost = Lost()
+        self._prepared: list[_Prepared] = []
+        self._lease: Lease | None = None
+        self._attempt: Attempt | None = None
+        self._held = ExitStack()
+        self._fenced = Event()
+        self._last_step = 0
+        self._num_metrics: Counter[int] = Counter()
+
+    @property
+    def is_open(self) -> bool:
+        return self._claim is not None
+
+    @property
+    def run(self) -> RunConfig | None:
+        """Settings in run.json; None before the root was opened."""
+        return run_of(self._root) if self._root else None
+
+    def give_up(self) -> None:
+        """Try no failed operation again. Safe from any thread."""
+        self._stop.set()
+
+    def open(self) -> Root:
+        """Open or make the root, and claim a slot; does nothing if that is done.
+
+        Raises ConfigError or OwnedError for a root that is not to be recorded into, StoreError if it can't be reached.
+        """
+        if self._root is None:
+            self._root = replace(_open_root(self._url, self._run, self._given), stop=self._stop)
+        if self._claim is None:
+            self._keep_model(self._root)
+            self.newest_step = max(attempt_of_steps(self._root), default=0)
+            self._claim = claim_free_slot(self._root, self.worker_id)
+        return self._root
+
+    def _keep_model(self, root: Root) -> None:
+        model = root.record.model
+        folder = self._folder or (model if Path(model).expanduser().is_dir() else None)
+        try:
+            if folder is not None and read_identity(root) is None:
+                path = Path(folder).expanduser()
+                keep_model(root, path, identify_at(path, folder if not is_hub_id(model) else model))
+            self.vocab_size = vocabulary_of(root)
+        except (ModelError, ImportError) as error:  # a family's default number of tokens, which transformers knows
+            logger.warning("%s: token ids are not compared with the model's vocabulary: %s", root.url, error)
+
+    # --- Rollouts ------------------------------------------------------------------------------------------------
+
+    def put_rows(self, jobs: Sequence[Rows]) -> None:
+        """Store groups of one folder. Called again after a failure, it goes on where it failed."""
+        root = self.open()
+        if not self._prepared:
+            table = stamped(pa.concat_tables([job.table for job in jobs]), "run_id", root.run_id)
+            parts = file_parts(table, self.worker_id, self._sequences[jobs[0].folder], jobs[0].folder)
+            known = {row.rollout_id: row for job in jobs for row in job.known}
+            self._prepared = [_Prepared(file, rows, encode_rows(rows), known) for file, rows in parts]
+        root.check_same_run()
+        while self._prepared:
+            self._prepared[0].put(root)
+            self._prepared.pop(0)
+
+    def forget_rows(self) -> None:
+        """Give up the groups that `put_rows` failed to store."""
+        self._prepared = []
+
+    # --- Steps ---------------------------------------------------------------------------------------------------
+
+    def put_step(self, job: Step) -> None:
+        """Store the ledger of a step, of the rows that are stored.
+
+        Raises FencedError if another recorder took the steps over, OwnedError if a trainer of ludic did.
+        """
+        root = self.open()
+        attempt = self._attempt_for(root, job.step)
+        rows = _ledger(job, attempt.attempt_id)
+        write_ledger(root, attempt, job.step, rows)
+        self._last_step = job.step
+        job.numbers = {**_numbers(job, rows), "attempt_id": attempt.attempt_id}
+
+    def put_numbers(self, job: Numbers) -> None:
+        """Store a row of metrics. Raises FencedError if the step has no ledger."""
+        root = self.open()
+        if job.of.numbers is None:
+            raise FencedError(f"step {job.of.step} has no ledger")
+        if job.row is None:
+            job.row = metrics_row(**job.of.numbers, **job.values, kind="train", run_id=root.run_id)
+        root.check_same_run()
+        attempt_id = job.of.numbers["attempt_id"]
+        name = MetricsName("train", str(attempt_id), self._num_metrics[attempt_id])
+        if not put_table(root, METRICS, name, pa.Table.from_pylist([job.row], arrow_schema(METRICS.table))):
+            raise NameTakenError(f"{root.url}/{METRICS.name(name)} exists with other content")
+        self._num_metrics[attempt_id] += 1
+
+    def _attempt_for(self, root: Root, step: int) -> Attempt:
+        """Return the attempt of a step: the first, and each that is not above the last one, begins a new one."""
+        if self._fenced.is_set():
+            raise FencedError(f"{root.url}: another process records or trains the steps by now")
+        if self._attempt is not None and step > self._last_step:
+            return self._attempt
+        if self._attempt is not None:
+            logger.warning(
+                "%s: step %d follows step %d; what was recorded of step %d and later ones is superseded",
+                *(root.url, step, self._last_step, step),
+            )
+            self._release()
+        if self._lease is None:
+            self._lease = _claim(root)
+        previous = newest_attempt(root, before=self._lease.attempt_id)
+        parent = (previous.attempt_id, step - 1) if previous is not None and step > 1 else None
+        self._attempt = record_attempt(root, self._lease, parent, self._config)
+        self._fenced = Event()
+        self._held.enter_context(held(root, self._lease, on_fenced=self._fenced.set, also=lambda: None))
+        return self._attempt
+
+    def _release(self) -> None:
+        """End the attempt, and say so in its lease."""
+        self._attempt = self._lease = None
+        self._held.close()
+
+    # --- The end -------------------------------------------------------------------------------------------------
+
+    def say_lost(self, lost: Lost) -> None:
+        """Store in the claim what was lost, if that has changed."""
+        if self._root is not None and self._claim is not None and lost != self._lost:
+            self._claim = change_claim(self._root, self._claim, lost=_as_json(lost))
+            self._lost = lost
+
+    def end(self, lost: Lost) -> None:
+        """Release the attempt, and say in the claim that this life has ended, and what it lost."""
+        self._release()
+        if self._root is not None and self._claim is not None:
+            ended_at = datetime.now(UTC).isoformat(timespec="seconds")
+            change_claim(self._root, self._claim, ended_at=ended_at, lost=_as_json(lost))
+
+
+def _as_json(lost: Lost) -> dict[str, Any] | None:
+    return asdict(lost) if lost else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A file of rollouts that is not put yet."""
+
+    file: RolloutFile
+    rows: pa.Table
+    data: bytes
+    known: Mapping[str, KnownRow]
+
+    def put(self, root: Root) -> None:
+        commit(root, self.file.name, self.data)
+        ids = self.rows["rollout_id"].to_pylist()
+        for row_group, (start, stop) in enumerate(row_group_bounds(self.rows)):
+            for row in range(start, stop):
+                self.known[ids[row]].address = self.file.name, row_group, row - start
+
+
+# --- Roots and attempts --------------------------------------------------------------------------------------------
+
+
+def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any]) -> Root:
+    storage = Storage.connect(url)
+    if not storage.exists(RUN.template):
+        if run is None:
+            raise ConfigError(f"{storage.url} holds no run yet, so it needs the name of the model: model='...'")
+        check_urls(run)
+        Root.create(url, to_json(run, new_id()))
+    root = Root.open(url, writable=True)
+    _check_settings(root, given)
+    _check_recorded(root)
+    return root
+
+
+def _check_settings(root: Root, given: Mapping[str, Any]) -> None:
+    stored = run_of(root)
+    for name, value in given.items():
+        if (found := getattr(stored, name)) != value:
+            raise ConfigError(
+                f"{root.url} was started with {name} {found!r}, and {value!r} was given; record into another root"
+            )
+
+
+def _check_recorded(root: Root) -> None:
+    """Raise ConfigError for a root that ludic itself trains, or that is a cut; OwnedError while it trains."""
+    if read_cut(root) is not None:
+        raise ConfigError(f"{root.url} is a cut, which replays steps of another run; record into another root")
+    attempt = newest_attempt(root)
+    if attempt is not None and RECORDED not in attempt.config:
+        lease = read_lease(root, attempt.attempt_id)
+        if lease is not None and not _is_over(lease):
+            raise OwnedError(
+                f"{root.url}: ludic trains this run, as attempt {attempt.attempt_id} of {attempt.owner}; record into "
+                "another root"
+            )
+        raise ConfigError(
+            f"{root.url} is a run that ludic trained, last as attempt {attempt.attempt_id}, and its steps and policies "
+            "follow from each other; record into another root"
+        )
+    if latest_policy(root) is not None:
+        raise ConfigError(f"{root.url} has policies, which ludic's workers sample with; record into another root")
+
+
+def _is_over(lease: Lease) -> bool:
+    return lease.released or (lease.process is not None and is_dead(lease.process))
+
+
+def _claim(root: Root) -> Lease:
+    """Claim the next attempt, which fences an earlier recorder at once, with a warning if it may live.
+
+    Raises OwnedError if a trainer of ludic owns the root.
+    """
+    newest = newest_claim(root)
+    earlier = read_lease(root, newest)
+    if earlier is not None and not _is_over(earlier):
+        with suppress(FileNotFoundError):
+            if RECORDED not in read_attempt(root, newest).config:
+                raise OwnedError(f"{root.url}: ludic trains this run, as attempt {newest} of {earlier.owner}")
+        logger.warning(
+            "%s: attempt %d of %s, since %s, has not ended by itself; this recorder takes the steps over from it",
+            *(root.url, newest, earlier.owner, earlier.since),
+        )
+    try:
+        return claim(root, newest, lease_s=LEASE_S)
+    except OwnedError:  # another recorder was faster, and is fenced in turn
+        return _claim(root)
+
+
+# --- The ledger of a step ------------------------------------------------------------------------------------------
+
+
+def _ledger(job: Step, attempt_id: int) -> pa.Table:
+    """Return the rows of a step's ledger: used rows first, in the order in which they were given, then dropped ones."""
+    stored = [each for each in job.rows if each.row.address is not None]
+    rows = [_ledger_row(each, job) for each in sorted(stored, key=lambda each: each.reason is not None)]
+    of_step = {"attempt_id": attempt_id, "step": job.step, "trainer_version": job.version}
+    return pa.Table.from_pylist(
+        [{**row, **of_step, "batch_index": index} for index, row in enumerate(rows)], arrow_schema("batches")
+    )
+
+
+def _ledger_row(each: LedgerRow, job: Step) -> dict[str, Any]:
+    row, used = each.row, each.reason is None
+    assert row.address is not None
+    file, row_group, place = row.address
+    return {
+        "rollout_id": row.rollout_id,
+        "group_id": row.group.group_id,
+        "env_name": row.group.env_name,
+        "policy_version": row.policy_version,
+        "lag": job.version - row.policy_version,
+        "lag_last": job.version - row.policy_version_last,
+        "file": file,
+        "row_group": row_group,
+        "row": place,
+        "prompt_length": row.prompt_length,
+        "response_length": row.response_length,
+        "episode_reward": row.episode_reward,
+        "advantage": each.advantage,
+        "token_advantages": each.token_advantages if used else None,
+        "weight": float(used),
+        "used": used,
+        "reason": each.reason,
+        "num_uses": each.num_uses,
+        "seq_len_truncated": False,
+        "truncated": row.truncated,
+        "truncation_reason": row.truncation_reason,
+    }
+
+
+def _numbers(job: Step, rows: pa.Table) -> dict[str, Any]:
+    """Return the numbers of a step that follow from its ledger."""
+    used = rows.filter(rows["used"])
+    num_tokens = pc.sum(used["prompt_length"]).as_py() or 0
+    num_tokens += pc.sum(used["response_length"]).as_py() or 0
+    return {"step": job.step, "policy_version": job.version, "num_tokens": num_tokens, **step_numbers(rows)}

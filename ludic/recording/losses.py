@@ -1,0 +1,94 @@
+"""Count and name what a recorder could not store."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ludic.results import plural
+
+MOST_NAMED = 100
+"""Groups that are named; all are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """What a recorder could not store. False if nothing."""
+
+    num_rollouts: int = 0
+    num_groups: int = 0
+    group_ids: Sequence[str] = ()
+    """The first MOST_NAMED groups."""
+    steps: Sequence[tuple[int, int]] = ()
+    """Steps without a ledger, as half-open intervals."""
+    steps_without_metrics: Sequence[tuple[int, int]] = ()
+    """Steps whose numbers, or some of them, are not stored, as half-open intervals."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    """Number of groups, steps and rows of numbers by reason."""
+
+    def __bool__(self) -> bool:
+        return bool(self.reasons)
+
+    def __str__(self) -> str:
+        """What was lost and why, on one line."""
+        if not self:
+            return "nothing was lost"
+        groups = f"{plural(self.num_rollouts, 'rollout')} in {plural(self.num_groups, 'group')}"
+        parts = [groups] if self.num_groups else []
+        parts += [f"the ledger of {_named(self.steps)}"] if self.steps else []
+        parts += [f"the numbers of {_named(self.steps_without_metrics)}"] if self.steps_without_metrics else []
+        return f"lost: {', '.join(parts)} ({'; '.join(self.reasons)})"
+
+
+def _named(spans: Sequence[tuple[int, int]]) -> str:
+    texts = [str(first) if end == first + 1 else f"{first} to {end - 1}" for first, end in spans]
+    return f"step{'s' if len(texts) > 1 or spans[0][1] > spans[0][0] + 1 else ''} {', '.join(texts)}"
+
+
+class Losses:
+    """Counts losses as they happen. Not safe from several threads."""
+
+    def __init__(self) -> None:
+        self._num_rollouts = self._num_groups = 0
+        self._group_ids: list[str] = []
+        self._steps: set[int] = set()
+        self._numbers: set[int] = set()
+        self._reasons: Counter[str] = Counter()
+
+    def add_groups(self, group_ids: Sequence[str], num_rollouts: int, reason: str) -> None:
+        """Count groups with all their rows."""
+        self._num_rollouts += num_rollouts
+        self._num_groups += len(group_ids)
+        self._group_ids += group_ids[: MOST_NAMED - len(self._group_ids)]
+        self._reasons[reason] += len(group_ids)
+
+    def add_step(self, step: int, reason: str) -> None:
+        """Count a step without a ledger."""
+        self._steps.add(step)
+        self._reasons[reason] += 1
+
+    def add_numbers(self, step: int, reason: str) -> None:
+        """Count a step whose numbers are not stored."""
+        self._numbers.add(step)
+        self._reasons[reason] += 1
+
+    def so_far(self) -> Lost:
+        """Return the counts."""
+        return Lost(
+            num_rollouts=self._num_rollouts,
+            num_groups=self._num_groups,
+            group_ids=tuple(self._group_ids),
+            steps=_spans(self._steps),
+            steps_without_metrics=_spans(self._numbers),
+            reasons=dict(self._reasons),
+        )
+
+
+def _spans(steps: set[int]) -> tuple[tuple[int, int], ...]:
+    """Return steps as half-open intervals."""
+    spans: list[tuple[int, int]] = []
+    for step in sorted(steps):
+        if spans and spans[-1][1] == step:
+            spans[-1] = (spans[-1][0], step + 1)
+        else:
+            spans.append((step, step + 1))
+    return tuple(spans)

@@ -1,0 +1,265 @@
+"""The thread of a recorder: jobs wait for it in bounded memory, and are done in order, again after a failure.
+
+Nobody waits for it longer than the caller says, whatever the store does: a filesystem that hangs holds only the thread.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from ludic.errors import ConfigError, LudicError, ReplacedRootError, StoreError, one_line
+from ludic.recording.life import Job, Life, Numbers, Rows, Step
+from ludic.recording.losses import Losses, Lost
+from ludic.store.filesystem import back_off
+from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 256 << 20
+"""Bytes of jobs that wait; more are lost."""
+_FILE_BYTES = 64 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+"""Between two tries of a job."""
+_TRIES_AT_THE_END = 3
+"""Of a job that fails while the recorder is closed."""
+_LAST_WORDS_S = 2.0
+_WARN_EVERY_S = 60.0
+
+
+class Queue:
+    """Jobs of a life, and the thread that does them. Its methods are safe from several threads."""
+
+    def __init__(self, life: Life, where: str) -> None:
+        """Start the thread, which opens the root first. where: the root, for messages."""
+        self._life, self._where = life, where
+        self._jobs: deque[tuple[int, Job]] = deque()
+        """Jobs that wait, with their numbers; the first ones may be in the thread's hands."""
+        self._in_hand: list[Job] = []
+        self._size_bytes = self._newest = self._flushed = 0
+        """Bytes of the jobs; the number of the newest job, and of the newest that is to be done at once."""
+        self._since = 0.0
+        """When the first job was added."""
+        self._losses = Losses()
+        self._is_closing = self._is_over = False
+        self._tries_left = _TRIES_AT_THE_END
+        self.mistake: LudicError | None = None
+        """Why this root can't be recorded into."""
+        self.failure: Exception | None = None
+        """The last error of the store; None since something was stored."""
+        self._warned = -_WARN_EVERY_S
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="ludic-record", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> Lost:
+        """What was lost so far."""
+        with self._changed:
+            return self._losses.so_far()
+
+    def add(self, job: Job, *, patience_s: float) -> int:
+        """Add a job, and return its number. Waits for room unless the store fails; without room the job is lost."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_room(job) or self.failure or self._is_over, patience_s)
+            self._newest += 1
+            if self._is_over or not self._has_room(job):
+                why = "the recorder was closed" if self._is_over else f"more than {MOST_BYTES >> 20} MB waited"
+                self._lose(job, why)
+            else:
+                self._since = self._since if self._jobs else time.monotonic()
+                self._jobs.append((self._newest, job))
+                self._size_bytes += job.size_bytes
+                self._changed.notify_all()
+            return self._newest
+
+    def lose_numbers(self, step: int, reason: str) -> None:
+        """Count numbers of a step that no job holds."""
+        with self._changed:
+            self._losses.add_numbers(step, reason)
+            self._warn(f"{self._losses.so_far()}")
+
+    def wait(self, number: int | None, timeout_s: float, *, is_patient: bool) -> bool:
+        """Have all jobs up to one done; return whether they are over, after at most timeout_s seconds.
+
+        number: of the job; None is the newest. is_patient: wait on while the store fails.
+        """
+        with self._changed:
+            until = self._newest if number is None else number
+            self._flushed = max(self._flushed, until)
+            self._changed.notify_all()
+
+            def is_over() -> bool:
+                return not self._jobs or self._jobs[0][0] > until
+
+            self._changed.wait_for(lambda: is_over() or (self.failure is not None and not is_patient), timeout_s)
+            if not is_over() and self.failure is None:
+                self._fail(StoreError(f"nothing was stored for {timeout_s:g} s"))
+            return is_over()
+
+    def wait_until_open(self, timeout_s: float) -> bool:
+        """Return whether the root is open, after at most timeout_s seconds; raises `mistake`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._life.is_open or self.mistake or self.failure, timeout_s)
+            if self.mistake is not None:
+                raise self.mistake
+            if not self._life.is_open and self.failure is None:
+                self._fail(StoreError(f"the root did not open within {timeout_s:g} s"))
+            return self._life.is_open
+
+    def close(self, timeout_s: float) -> Lost:
+        """Do the jobs that wait, in at most timeout_s seconds, count the others as lost, and end the life."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        with self._changed:
+            self._give_up()
+        self._life.give_up()
+        self._thread.join(_LAST_WORDS_S)
+        return self.lost
+
+    # --- With the lock -------------------------------------------------------------------------------------------
+
+    def _has_room(self, job: Job) -> bool:
+        return not self._jobs or self._size_bytes + job.size_bytes <= MOST_BYTES
+
+    def _lose(self, job: Job, reason: str) -> None:
+        why = f"{reason}, after {one_line(self.failure)}" if self.failure is not None else reason
+        if isinstance(job, Rows):
+            self._losses.add_groups(job.group_ids, job.table.num_rows, why)
+        elif isinstance(job, Step):
+            self._losses.add_step(job.step, why)
+        else:
+            self._losses.add_numbers(job.of.step, why)
+        self._warn(f"{self._losses.so_far()}")
+
+    def _give_up(self) -> None:
+        """Count all jobs as lost, and take no others."""
+        self._is_over = True
+        for _, job in self._jobs:
+            self._lose(job, "the recorder ended before it was stored")
+        self._jobs.clear()
+        self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self._warn(f"nothing is stored at the moment, and is tried again: {one_line(error)}")
+        self._changed.notify_all()
+
+    def _warn(self, text: str) -> None:
+        """Log a warning, at most one a minute."""
+        if time.monotonic() - self._warned >= _WARN_EVERY_S:
+            self._warned = time.monotonic()
+            logger.warning("%s: %s; the trainer goes on", self._where, text)
+
+    # --- In the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pauses = _pauses()
+        while (jobs := self._next()) is not None:
+            if self._try(jobs):
+                pauses = _pauses()
+            elif not self._pause(next(pauses)):
+                break
+        with self._changed:
+            self._give_up()
+            lost = self._losses.so_far()
+        try:
+            self._life.end(lost)
+        except Exception as error:
+            logger.warning("%s: the claim does not say that this recorder has ended: %s", self._where, one_line(error))
+
+    def _pause(self, pause_s: float) -> bool:
+        """Wait before a job is tried again; return False if it is not. A recorder that closes waits less."""
+        with self._changed:
+            if not self._is_closing:
+                self._changed.wait_for(lambda: self._is_closing, pause_s)
+            else:
+                self._tries_left -= 1
+                self._changed.wait_for(lambda: self._is_over, _FIRST_PAUSE_S)
+            return not self._is_over and self._tries_left > 0
+
+    def _next(self) -> Sequence[Job] | None:
+        """Return the jobs to do next, none of them to open the root; None at the end."""
+        with self._changed:
+            if not self._life.is_open:
+                return None if self._is_over or (self._is_closing and not self._jobs) else []
+            while not self._is_over and not self._is_due():
+                if self._is_closing:
+                    return None
+                self._changed.wait(max(0.0, self._since + FLUSH_AGE_S - time.monotonic()) if self._jobs else None)
+            if self._is_over:
+                return None
+            self._in_hand = self._in_hand or self._head()
+            return self._in_hand
+
+    def _is_due(self) -> bool:
+        if not self._jobs:
+            return False
+        number, first = self._jobs[0]
+        if self._in_hand or self._is_closing or number <= self._flushed or not isinstance(first, Rows):
+            return True
+        num_groups = sum(len(job.group_ids) for _, job in self._jobs if isinstance(job, Rows))
+        is_old = time.monotonic() - self._since >= FLUSH_AGE_S
+        return is_old or num_groups >= FLUSH_GROUPS or self._size_bytes >= _FILE_BYTES
+
+    def _head(self) -> list[Job]:
+        """Return the first job; of rows, all that make a file together."""
+        first = self._jobs[0][1]
+        if not isinstance(first, Rows):
+            return [first]
+        size_bytes, found = 0, list[Job]()
+        for _, job in self._jobs:
+            size_bytes += job.size_bytes
+            if not isinstance(job, Rows) or job.folder != first.folder or (found and size_bytes > _FILE_BYTES):
+                break
+            found.append(job)
+        return found
+
+    def _try(self, jobs: Sequence[Job]) -> bool:
+        """Do jobs; return False if they are to be done again."""
+        try:
+            self._do(jobs)
+            reason = None
+        except (StoreError, ReplacedRootError) as error:
+            with self._changed:
+                self._fail(error)
+            return False
+        except Exception as error:  # whatever it is, the trainer goes on
+            reason = one_line(error) or type(error).__name__
+            self._life.forget_rows()
+            if not jobs:
+                with self._changed:
+                    self.mistake = error if isinstance(error, LudicError) else ConfigError(f"{self._where}: {reason}")
+                    self._give_up()
+        with self._changed:
+            self.failure = None
+            for job in jobs if not self._is_over else ():
+                self._size_bytes -= job.size_bytes
+                self._jobs.popleft()
+                if reason is not None:
+                    self._lose(job, reason)
+            self._in_hand = []
+            self._since = time.monotonic()
+            self._changed.notify_all()
+        return True
+
+    def _do(self, jobs: Sequence[Job]) -> None:
+        first = jobs[0] if jobs else None
+        if first is None:
+            self._life.open()
+        elif isinstance(first, Step):
+            self._life.put_step(first)
+        elif isinstance(first, Numbers):
+            self._life.put_numbers(first)
+        else:
+            self._life.put_rows([job for job in jobs if isinstance(job, Rows)])
+        with suppress(StoreError, ReplacedRootError):  # the next job says it
+            self._life.say_lost(self.lost)
+
+
+def _pauses() -> Iterator[float]:
+    return back_off(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, growth=2)

@@ -1,0 +1,503 @@
+"""What the trainer of another program calls: `ludic.record`, and the Recorder that it returns.
+
+A mistake of the caller raises at the call. A store that fails never does, unless it was asked to: a thread stores what
+was given, in the order in which it was given, and what it can't store is counted and named.
+"""
+
+import atexit
+import itertools
+import json
+import logging
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ludic.errors import ConfigError, InvalidBatchError, StoreError
+from ludic.masking import mask, public_values
+from ludic.recording.groups import Defaults, plain, read_groups
+from ludic.recording.life import RECORDED, KnownGroup, KnownRow, LedgerRow, Life, Numbers, Rows, Step
+from ludic.recording.losses import Lost
+from ludic.recording.queue import Queue
+from ludic.recording.rows import SAMPLED_WITH
+from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.run_config import RunConfig
+from ludic.schema import to_table, validate
+from ludic.store.files import Folder
+
+logger = logging.getLogger(__name__)
+
+MOST_KNOWN_ROWS = 1 << 16
+"""Rows that a step may name: the newest that were appended, and those since the last step."""
+OPEN_S = 20.0
+STEP_S = 10.0
+CLOSE_S = 30.0
+"""Most seconds that record(), append() and step(), and close() wait for the store."""
+
+Advantages = Mapping[str, Any] | Iterable[Any] | None
+
+OWN_METRICS = (
+    *("loss", "entropy", "sampler_kl", "sampler_kl_k1", "reference_kl", "ratio_mean", "ratio_max", "ratio_p01"),
+    *("ratio_p99", "experts_changed", "clip_fraction", "preference_margin", "preference_accuracy"),
+    *("router_balance_loss", "router_z_loss", "expert_imbalance", "grad_norm", "learning_rate"),
+    *("num_seq_len_truncated", "token_imbalance", "num_pending_groups", "step_s", "wait_s", "publish_s"),
+    *("tokens_per_s", "read_s", "pack_s", "reference_s", "forward_s", "backward_s", "collectives_s", "optimizer_s"),
+    *("checkpoint_s", "model_flops", "mfu"),
+)
+"""Columns of the metrics table that a caller's numbers of these names go to; all others go to the map `other`."""
+_WHOLE = ("num_seq_len_truncated", "num_pending_groups")
+"""Those of them that are counts."""
+
+
+def record(
+    root: str | os.PathLike[str],
+    *,
+    model: str | None = None,
+    env: str = "recorded",
+    trainer: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    model_folder: str | os.PathLike[str] | None = None,
+    stop_on_failure: bool = False,
+    group_size: int = 8,
+    groups_per_batch: int = 8,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int | None = None,
+    max_tokens: int = 256,
+    extra_columns: Mapping[str, str] | None = None,
+) -> "Recorder":
+    """Record the rollouts and the steps of another program's trainer in a root.
+
+        with ludic.record("runs/mine", model="Qwen/Qwen3-0.6B") as recorder:
+            recorder.append(groups)
+            recorder.step(1, advantages=..., metrics={"loss": 0.1})
+
+    Makes the root, or goes on as its next life. The newest life owns the steps: its first step takes them over from an
+    earlier one, and steps that it takes again supersede the earlier ones, whose rows stay.
+
+    Args:
+        root: Folder or URL of the run.
+        model: Folder or Hugging Face id of the model that is trained; an existing root has it already.
+        env: Environment of rows that name none.
+        trainer: Name and version of the program, such as "trl 1.16.0".
+        settings: Its settings, for people; secrets are masked, and what JSON can't hold is stored as text.
+        model_folder: Folder with the model's configuration and tokenizer, which the root keeps; if model is a folder,
+            it is the same.
+        stop_on_failure: Raise StoreError from append, step and flush if the store fails.
+        group_size, groups_per_batch: Of a new root, for people and for `ludic train`.
+        temperature, top_p, top_k, max_tokens: How rows were sampled that don't say it; other lives may have others.
+        extra_columns: Extra columns of the run's rollouts, type by name, such as {"x_source": "string"}; None takes
+            those of an existing root.
+
+    Raises:
+        ConfigError: A setting is wrong; or the root has another model or other extra columns, or is a run that ludic
+            itself trains. A store that can't be reached is no error: it is tried again.
+        OwnedError: A trainer of ludic trains this root now.
+    """
+    run = RunConfig(
+        model=model or "unknown",
+        env=(env,),
+        group_size=group_size,
+        groups_per_batch=groups_per_batch,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        extra_columns=dict(extra_columns or {}),
+    )
+    given = {"model": model, "extra_columns": None if extra_columns is None else dict(extra_columns)}
+    about = {RECORDED: {"trainer": trainer, "settings": _as_json(public_values(settings or {}))}}
+    life = Life(
+        os.fspath(root),
+        run if model is not None else None,
+        {name: value for name, value in given.items() if value is not None},
+        about,
+        None if model_folder is None else os.fspath(model_folder),
+    )
+    return Recorder(life, os.fspath(root), run, has_model=model is not None, stop_on_failure=stop_on_failure)
+
+
+class Recorder:
+    """Stores the rollouts and steps of one process; returned by `ludic.record`. Safe from several threads.
+
+    Close it, or use it in `with`. Several processes record into one run as several recorders, of which one calls
+    `step`. A process that was forked since opens a recorder of its own.
+    """
+
+    def __init__(self, life: Life, url: str, run: RunConfig, *, has_model: bool, stop_on_failure: bool) -> None:
+        """Use `ludic.record`."""
+        self.root = url
+        """Folder or URL of the run."""
+        self._life, self._run, self._stop_on_failure = life, run, stop_on_failure
+        self._pid, self._is_closed = os.getpid(), False
+        self._lock = threading.RLock()
+        self._episode_numbers = itertools.count()
+        self._known: OrderedDict[str, KnownRow] = OrderedDict()
+        self._group_ids: set[str] = set()
+        self._fresh: deque[KnownRow] = deque(maxlen=MOST_KNOWN_ROWS)
+        """Rows that were appended since the last step."""
+        self._step: Step | None = None
+        """The newest step, whose numbers are not stored yet."""
+        self._numbers: dict[int, dict[str, Any]] = {}
+        self.version: int = 0
+        """Version of the weights that sampled rows which don't say it: after `step` the version that follows; at first
+        the newest step of the root."""
+        self._queue = Queue(life, url)
+        self._is_open = False
+        self._queue.wait_until_open(OPEN_S)
+        self._follow_root()
+        if not self._is_open and (stop_on_failure or not has_model):
+            self._queue.close(0.0)
+            if stop_on_failure:
+                raise StoreError(f"{url}: {self._queue.failure}") from self._queue.failure
+            raise ConfigError(f"{url} can't be reached, so the name of the model is needed: model='...'")
+        atexit.register(self.close)
+
+    @property
+    def lost(self) -> Lost:
+        """What could not be stored so far, counted and named; false if nothing."""
+        return self._queue.lost
+
+    def append(self, groups: Any) -> list[str]:
+        """Store complete groups; return the rollout_id of each row, in the order of the rows.
+
+        groups: a sequence of groups, each a RolloutGroup, or a sequence of Rollouts or of dictionaries; or one Arrow
+        table, or anything with `__arrow_c_stream__`, whose column group_id says which rows are a group. Keys of a
+        dictionary are columns of the rollouts table (docs/schemas.md) or extra columns. It needs prompt_tokens (P,)
+        int32, response_tokens (R,) int32 and episode_reward; response_logprobs (R,) float32 are nats. Without them
+        capture is `ids`. What else is left out has the defaults of an import.
+
+        Returns before the rows are stored. Raises InvalidBatchError, and stores none of them, for rows that do not fit
+        the table, the run's model or its vocabulary, and for a group or row that was appended before.
+        """
+        self._check()
+        with self._lock:
+            self._follow_root()
+            defaults = Defaults(
+                sampled_with={name: getattr(self._run, name) for name in SAMPLED_WITH},
+                env_name=self._run.env[0],
+                extra_columns=self._run.extra_columns,
+                policy_version=self.version,
+                episode_numbers=self._episode_numbers,
+            )
+            found, rollout_ids = read_groups(groups, defaults)
+            if found:
+                self._append(found)
+        self._raise_failure()
+        return rollout_ids
+
+    def step(
+        self,
+        n: int,
+        *,
+        advantages: Advantages = None,
+        metrics: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        dropped: Mapping[str, str] | None = None,
+    ) -> None:
+        """Store what a gradient step trains on; call it before the optimizer moves.
+
+        Waits until its ledger is stored, for at most 10 seconds, and not while the store fails. A step that is not
+        above the one before takes that one, and later ones, again: they are superseded.
+
+        Args:
+            n: The step, from 1.
+            advantages: Of the rows that it uses, by rollout_id: a number, or (R,) one for each response token; or a
+                sequence, for all rows that were appended since the last step, in order; None uses these, and says no
+                advantage. An advantage that is not finite is stored as null, with a warning.
+            metrics: As for `metrics`.
+            version: Version of the weights that the step started from; None is n - 1.
+            dropped: Reasons of rows that it leaves out, by rollout_id. In a sequence of advantages they have theirs.
+
+        Raises ConfigError for a row that this recorder does not know, and for advantages that fit no row.
+        """
+        self._check()
+        version = _whole("version", n - 1 if version is None else version, least=0)
+        _whole("n", n, least=1)
+        numbers = _read_numbers(metrics or {})
+        with self._lock:
+            self._follow_root()
+            rows = _considered(n, advantages, dropped or {}, self._known, list(self._fresh))
+            for group in {row.row.group for row in rows if row.reason is None}:
+                group.num_uses += 1
+            for row in rows:
+                row.num_uses = row.row.group.num_uses
+            size = sum(512 + (4 * len(row.token_advantages) if row.token_advantages is not None else 0) for row in rows)
+            job = Step(step=n, version=version, rows=rows, size_bytes=size)
+            number = self._queue.add(job, patience_s=STEP_S)
+            self._put_numbers()
+            self._step, self.version = job, version + 1
+            for early in [each for each in self._numbers if each < n]:
+                self._lose_numbers(early)
+            self._add_numbers(n, numbers)
+            self._fresh.clear()
+        self._queue.wait(number, STEP_S, is_patient=self._stop_on_failure)
+        self._raise_failure()
+
+    def metrics(self, n: int, numbers: Mapping[str, Any]) -> None:
+        """Add numbers of a step, until the next step; they are stored then, or at the end.
+
+        numbers: by name. A name of OWN_METRICS, such as loss, grad_norm or learning_rate, is the column of the metrics
+        table; all others go to its map `other`, also those of columns that ludic computes from the ledger, such as
+        reward_mean. None, infinities and NaN are left out. Raises ConfigError for what is no number.
+        """
+        self._check()
+        _whole("n", n, least=1)
+        found = _read_numbers(numbers)
+        with self._lock:
+            if self._step is not None and n < self._step.step:
+                self._queue.lose_numbers(n, "they came after a later step had begun")
+            else:
+                self._add_numbers(n, found)
+
+    def flush(self, timeout_s: float = CLOSE_S) -> bool:
+        """Wait until what was appended is stored, or lost, at most timeout_s seconds; return whether it is.
+
+        The numbers of the newest step still wait for more.
+        """
+        self._check()
+        is_done = self._queue.wait(None, timeout_s, is_patient=True)
+        self._raise_failure()
+        return is_done
+
+    def close(self) -> None:
+        """Store what waits, in at most 30 seconds, and end this life; what is lost then is counted and logged.
+
+        Does nothing the second time, and in a forked process. Raises StoreError only with stop_on_failure.
+        """
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._put_numbers()
+            for n in list(self._numbers):
+                self._lose_numbers(n)
+        atexit.unregister(self.close)
+        lost = self._queue.close(CLOSE_S)
+        if lost:
+            logger.warning("%s: %s", self.root, lost)
+            if self._stop_on_failure:
+                raise StoreError(f"{self.root}: {lost}")
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- What the calls share ------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ConfigError(
+                f"{self.root}: this recorder is of process {self._pid}, and process {os.getpid()} was forked from it; "
+                "call ludic.record there, too"
+            )
+        if self._is_closed:
+            raise ConfigError(f"{self.root}: this recorder was closed; call ludic.record again")
+        if self._queue.mistake is not None:
+            raise self._queue.mistake
+
+    def _raise_failure(self) -> None:
+        if not self._stop_on_failure:
+            return
+        if self._queue.failure is not None:
+            raise StoreError(f"{self.root}: {self._queue.failure}") from self._queue.failure
+        if self.lost:
+            raise StoreError(f"{self.root}: {self.lost}")
+
+    def _follow_root(self) -> None:
+        """Take over what the root says, as soon as it is open."""
+        if self._is_open or not self._life.is_open:
+            return
+        stored = self._life.run
+        assert stored is not None
+        self._run = replace(self._run, model=stored.model, extra_columns=stored.extra_columns)
+        self.version = self.version if self._step is not None else max(self.version, self._life.newest_step)
+        self._is_open = True
+
+    def _append(self, groups: Sequence[RolloutGroup]) -> None:
+        self._check_new(groups)
+        batches: dict[Folder, list[RolloutGroup]] = {}
+        for group in groups:
+            is_eval = bool(group.rollouts) and group.rollouts[0].purpose == "eval"
+            batches.setdefault("evals" if is_eval else "rollouts", []).append(group)
+        metadata = RolloutMetadata(worker_id=self._life.worker_id)
+        extra_columns = self._run.extra_columns
+        whole = RolloutBatch(groups=tuple(groups), metadata=metadata)
+        tokens = validate(whole, extra_columns, vocab_size=self._life.vocab_size)
+        for folder, of_folder in batches.items():
+            batch = RolloutBatch(groups=tuple(of_folder), metadata=metadata)
+            joined = tokens if len(batches) == 1 else None
+            table = to_table(batch, run_id="", sequence=0, extra_columns=extra_columns, tokens=joined)
+            known = [row for group in of_folder for row in _known_rows(group)]
+            self._queue.add(
+                Rows(
+                    table=table,
+                    known=known,
+                    group_ids=[group.rollouts[0].group_id for group in of_folder],
+                    folder=folder,
+                ),
+                patience_s=STEP_S,
+            )
+            if folder == "rollouts":
+                self._known.update((row.rollout_id, row) for row in known)
+                self._group_ids.update(row.group.group_id for row in known)
+                self._fresh.extend(known)
+        while len(self._known) > MOST_KNOWN_ROWS:
+            _, oldest = self._known.popitem(last=False)
+            self._group_ids.discard(oldest.group.group_id)
+
+    def _check_new(self, groups: Sequence[RolloutGroup]) -> None:
+        """Raise InvalidBatchError for rows of another model, and for rows and groups that were appended before."""
+        for group in groups:
+            for rollout in group.rollouts:
+                where = f"rollout {rollout.rollout_id}"
+                if rollout.model != self._run.model:
+                    raise InvalidBatchError(
+                        f"{where}: model is {rollout.model!r}, and {self.root} records {self._run.model!r}"
+                    )
+                if rollout.rollout_id in self._known or rollout.group_id in self._group_ids:
+                    raise InvalidBatchError(
+                        f"{where}: it or its group, {rollout.group_id}, was appended before; a group is appended once, "
+                        "with all its rows"
+                    )
+
+    def _add_numbers(self, n: int, found: Mapping[str, Any]) -> None:
+        known = self._numbers.setdefault(n, {"other": {}})
+        known.update(
+            {name: value for name, value in found.items() if name != "other"}, other=known["other"] | found["other"]
+        )
+
+    def _put_numbers(self) -> None:
+        """Store the numbers of the newest step, to which no others are added."""
+        if self._step is not None:
+            values = self._numbers.pop(self._step.step)
+            self._queue.add(Numbers(of=self._step, values={**values, "other": values["other"] or None}), patience_s=0)
+            self._step = None
+
+    def _lose_numbers(self, n: int) -> None:
+        del self._numbers[n]
+        self._queue.lose_numbers(n, "no such step was recorded")
+
+
+def _known_rows(group: RolloutGroup) -> list[KnownRow]:
+    known = KnownGroup(group.rollouts[0].group_id, group.rollouts[0].env_name)
+    return [
+        KnownRow(
+            rollout_id=rollout.rollout_id,
+            group=known,
+            policy_version=rollout.policy_version,
+            policy_version_last=rollout.policy_version_last,
+            prompt_length=rollout.prompt_length,
+            response_length=rollout.response_length,
+            episode_reward=rollout.episode_reward,
+            truncated=rollout.truncated,
+            truncation_reason=rollout.truncation_reason,
+        )
+        for rollout in group.rollouts
+    ]
+
+
+# --- Arguments -----------------------------------------------------------------------------------------------------
+
+
+def _whole(name: str, value: Any, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 10**18:
+        raise ConfigError(f"{name} is {value!r}, wanted a whole number from {least}")
+    return int(value)
+
+
+def _considered(
+    n: int,
+    advantages: Advantages,
+    dropped: Mapping[str, str],
+    known: Mapping[str, KnownRow],
+    fresh: Sequence[KnownRow],
+) -> list[LedgerRow]:
+    """Return the rows of a step, used ones first, each with its advantage."""
+    if isinstance(advantages, Mapping):
+        if both := sorted(advantages.keys() & dropped.keys()):
+            raise ConfigError(f"step {n}: rollout {both[0]} has an advantage and is dropped, wanted one of the two")
+        found = {_find(n, "advantages", name, known).rollout_id: value for name, value in advantages.items()}
+        rows = [(known[name], value) for name, value in found.items()]
+    else:
+        values = [None] * len(fresh) if advantages is None else list(plain(advantages))
+        if len(values) != len(fresh):
+            raise ConfigError(
+                f"step {n}: there are {len(values)} advantages, and {len(fresh)} rows were appended since the step "
+                "before; give a mapping of rollout_id to advantage, or one for each of these rows"
+            )
+        rows = list(zip(fresh, values, strict=True))
+    of_rows = {row.rollout_id for row, _ in rows}
+    rows += [(_find(n, "dropped", name, known), None) for name in dropped if name not in of_rows]
+    return [_ledger_row(n, row, plain(value), dropped.get(row.rollout_id)) for row, value in rows]
+
+
+def _find(n: int, argument: str, rollout_id: str, known: Mapping[str, KnownRow]) -> KnownRow:
+    if rollout_id not in known:
+        raise ConfigError(
+            f"step {n}: {argument} names rollout {rollout_id}, which is none of the newest {MOST_KNOWN_ROWS:,} train "
+            "rows that this recorder appended; `append` returns their ids"
+        )
+    return known[rollout_id]
+
+
+def _ledger_row(n: int, row: KnownRow, value: Any, reason: str | None) -> LedgerRow:
+    if reason is not None and (not isinstance(reason, str) or not reason):
+        raise ConfigError(f"step {n}: rollout {row.rollout_id} is dropped for {reason!r}, wanted a reason in words")
+    if value is None:
+        return LedgerRow(row=row, reason=reason)
+    try:
+        found = np.asarray(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"step {n}: the advantage of rollout {row.rollout_id} is {value!r}, wanted numbers"
+        ) from error
+    if found.ndim > 1 or (found.ndim == 1 and len(found) != row.response_length):
+        raise ConfigError(
+            f"step {n}: the advantages of rollout {row.rollout_id} have shape {found.shape}, wanted one number, or "
+            f"({row.response_length},)"
+        )
+    tokens = found.astype(np.float32) if found.ndim else None
+    if not np.isfinite(found if tokens is None else tokens).all():
+        logger.warning("step %d: the advantage of rollout %s is not finite, and is stored as null", n, row.rollout_id)
+        return LedgerRow(row=row, reason=reason)
+    return LedgerRow(
+        row=row,
+        advantage=float(found.mean()) if found.size else 0.0,
+        token_advantages=tokens,
+        reason=reason,
+    )
+
+
+def _as_json(settings: Mapping[str, Any]) -> Any:
+    """Return settings as JSON has them; what it can't hold is text, NaN and infinities too."""
+    return json.loads(json.dumps(settings, default=lambda value: mask(str(value))), parse_constant=str)
+
+
+def _read_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns of the metrics table with their values, and the others in `other`."""
+    found: dict[str, Any] = {"other": {}}
+    for name, value in metrics.items():
+        value = plain(value)
+        if value is None:
+            continue
+        if not isinstance(name, str) or not isinstance(value, int | float):
+            raise ConfigError(f"metrics: {name!r} is {value!r}, wanted a number by its name")
+        if name in _WHOLE:
+            found[name] = _whole(name, int(value) if value == int(value) else value, least=0)
+        elif name in OWN_METRICS:
+            found[name] = float(value)
+        else:
+            found["other"][name] = float(value)
+    return found
