@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ludic.defaults import Track, untracked
 from ludic.maintenance.verify import TABLES, Footer, read_footers
+from ludic.recording.losses import Lost
 from ludic.results import Frame, Part, Result, Sentence, cell, number, plural, sparkline
 from ludic.run_json import run_of
 from ludic.sql import connect
@@ -21,7 +22,7 @@ from ludic.store import Root
 from ludic.store.attempts import newest_attempt
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
-from ludic.store.records import other_trainer
+from ludic.store.records import convert, decode_json, other_trainer
 from ludic.store.tombstones import list_quarantined
 from ludic.training.config import describe_computing
 from ludic.training.presets import nearest_algorithm
@@ -112,6 +113,8 @@ class Stats(Result):
             columns = ("scorer", "scorer_version", "name", "num_scores", "value_mean", "num_failed")
             yield Frame("scores", facts["scores"], columns, titles={"name": "value"}, has_heading=True)
         yield _training(facts) if facts["attempts"] else "never trained"
+        for life in facts["lost"]:
+            yield Sentence(describe_lost(life), mark="recorder ", style="bold red")
         for file in facts["unreadable"]:
             yield Sentence(f"{file['name']}: {file['problem']}", mark="unreadable ", style="bold red")
         for file in facts["quarantined"]:
@@ -190,6 +193,11 @@ def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
         f"seed {run['seed']}",
         "workers": f"{run['num_workers']}{ahead}",
     }
+
+
+def describe_lost(life: Mapping[str, Any]) -> str:
+    """Return what a recorder could not store in a sentence. life: a row of the report `lost`."""
+    return f"{life['worker_id']}: {convert(decode_json(life['lost'].encode()), Lost)}"
 
 
 def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict[str, str]:

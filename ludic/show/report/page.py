@@ -29,7 +29,7 @@ from ludic.row_files import open_sink
 from ludic.run_json import run_of
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
 from ludic.show.report.plots import Figure, Mark, Series, draw
-from ludic.show.stats import describe_run, describe_trainer, means_frames
+from ludic.show.stats import describe_lost, describe_run, describe_trainer, means_frames
 from ludic.show.watch import stored_troubles
 from ludic.sql.connect import Connections
 from ludic.sql.query import ask
@@ -99,7 +99,7 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "root": root.url,
             "made_at": datetime.now(UTC),
             "ludic_version": installed_version(LUDIC),
-            "facts": _facts(con, root, reports["steps"][0]["last_step"]),
+            "facts": _facts(con, root, reports),
             "troubles": list(map(str, troubles)),
             "is_marked": any(it.marks for it in figures),
             "totals": reports["rollouts"][0],
@@ -115,14 +115,16 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
         }
 
 
-def _facts(con: duckdb.DuckDBPyConnection, root: Root, last_step: int | None) -> dict[str, str]:
-    """Return the settings of the run, of its newest trainer, and the engines that sampled."""
+def _facts(con: duckdb.DuckDBPyConnection, root: Root, reports: Mapping[str, Sequence[Row]]) -> dict[str, str]:
+    """Return the settings of the run, of its newest trainer, the engines that sampled, and what recorders lost."""
+    lost = "; ".join(map(describe_lost, reports["lost"]))
     attempt = newest_attempt(root)
     engines = [row["engine"] for row in ask(con, root, figure("engines"))]
     return {
         **describe_run({"root": root.url, "run_id": root.run_id, "run": asdict(run_of(root))}),
         **({"engine": ", ".join(engines)} if engines else {}),
-        **(describe_trainer(attempt.config, last_step) if attempt is not None else {}),
+        **(describe_trainer(attempt.config, reports["steps"][0]["last_step"]) if attempt is not None else {}),
+        **({"not stored": lost} if lost else {}),
     }
 
 
