@@ -114,7 +114,7 @@ class Stats(Result):
             yield Frame("scores", facts["scores"], columns, titles={"name": "value"}, has_heading=True)
         yield _training(facts) if facts["attempts"] else "never trained"
         for life in facts["lost"]:
-            yield Sentence(describe_lost(life), mark="recorder ", style="bold red")
+            yield Sentence(describe_lost(life), style="bold red")
         for file in facts["unreadable"]:
             yield Sentence(f"{file['name']}: {file['problem']}", mark="unreadable ", style="bold red")
         for file in facts["quarantined"]:

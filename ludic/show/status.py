@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ludic.defaults import RECORDED_ENV
 from ludic.results import Result, age, number, plural, printable, size, sparkline
 from ludic.run_json import run_of
 from ludic.show.balance import MOST_WAITING, Balance, Row, find_balance
@@ -257,6 +258,8 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
 
 def _trainer(status: RunStatus) -> Text:
     trainer, url = status.trainer, printable(status.root.url)
+    if trainer is None and RECORDED_ENV in run_of(status.root).env:
+        return Text("none yet: another program records here, and its first step is still to come")
     if trainer is None:
         age_s = _seconds_since_creation(status)
         if age_s is not None and age_s < _STARTING_S:
