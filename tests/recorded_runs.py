@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 import ludic
 from ludic.models.tiny import make_tiny_model
 
-TRAINER, SETTINGS = "trl 1.16.0", {"learning_rate": 1e-6, "beta": 0.04, "num_generations": 4}
+TRAINER, SETTINGS = "trl 1.16.0", {"learning_rate": 1e-6, "beta": 0.0, "num_generations": 4, "use_vllm": False}
 WORDS = "what is plus the answer cats play with a red ball"
 NUM_STEPS, RESUMED_AT, KILLED_AFTER = 8, 4, 5
 """The first life ends after step KILLED_AFTER, and the second begins again with step RESUMED_AT."""

@@ -22,7 +22,7 @@ from ludic.store import Root
 from ludic.store.attempts import newest_attempt
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
-from ludic.store.records import convert, decode_json, other_trainer
+from ludic.store.records import OtherTrainer, convert, decode_json, other_trainer
 from ludic.store.tombstones import list_quarantined
 from ludic.training.config import describe_computing
 from ludic.training.presets import nearest_algorithm
@@ -204,8 +204,7 @@ def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict
     """Return a trainer's main settings as texts by title. settings: by name, as in attempts/N.json; may lack some."""
     other = other_trainer(settings)
     if other is not None:
-        own = ", ".join(f"{name} {cell(value).plain}" for name, value in other.settings.items())
-        return {"trainer": other.name, **({"its settings": own} if own else {}), "steps": f"{last_step or 0:,}"}
+        return {"trainer": other.name, **_other_settings(other), "steps": f"{last_step or 0:,}"}
     if "advantage" not in settings:
         return {}
     nearest = nearest_algorithm(settings)
@@ -226,6 +225,18 @@ def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict
         "LoRA": "off: all weights are trained" if rank is None else f"rank {rank}, alpha {alpha}",
         "steps": f"{last_step or 0:,} of {settings.get('num_steps') or 0:,}",
     }
+
+
+def _other_settings(trainer: OtherTrainer) -> dict[str, str]:
+    """Return the settings of another program's trainer in one text; TRL has 150, of which most say nothing."""
+    shown = [f"{name} {cell(value).plain}" for name, value in trainer.settings.items() if not _is_unset(value)]
+    num_left = len(trainer.settings) - len(shown)
+    left = f" ({num_left} that are null, false or empty are left out)" if num_left else ""
+    return {"its settings": ", ".join(shown) + left} if shown else {}
+
+
+def _is_unset(value: Any) -> bool:
+    return value is None or value is False or value in ("", [], {})  # 0 is a setting
 
 
 def _folders(stats: Mapping[str, Any]) -> Frame:

@@ -59,7 +59,7 @@ def test_the_report_has_the_trainer_s_settings_and_numbers(ludic, recorded: str,
     assert ludic("report", recorded, "--output", tmp_path / "report.html").code == 0
     page = re.sub(r"<[^>]+>", " ", (tmp_path / "report.html").read_text(encoding="utf-8"))
     page = " ".join(page.split())
-    assert f"trainer {TRAINER} its settings learning_rate 1e-06, beta 0.04, num_generations 4" in page
+    assert f"trainer {TRAINER} its settings learning_rate 1e-06, beta 0, num_generations 4 (1 that are null" in page
     assert re.search(r"kl ▁\S+ 0\.01 0\.08 0\.01 0\.08", page)
     assert "Components of the reward in recorded" in page
     missing = page.partition("Not measured in this run:")[2]
