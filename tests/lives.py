@@ -17,8 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import recorded
 from strategies import make_batch
 
+import ludic
 from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch
 from ludic.store import Cursor, RolloutReader, RolloutWriter, Root
@@ -161,3 +163,12 @@ def die_at_call(folder: str, number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
+
+
+def record(says: Connection, url: str, first_step: int) -> None:
+    """Record steps as another program's trainer until killed; says each step, and its rollouts, once it is stored."""
+    recorder = ludic.record(url, model=recorded.MODEL)
+    for step in itertools.count(first_step):
+        ids = recorder.append([recorded.group(step), recorded.group(step, length=3)])
+        recorder.step(step, advantages=range(8), metrics={"loss": step})
+        says.send((step, ids))

@@ -32,6 +32,7 @@ NAMES = [
     "fit",
     "grpo",
     "open",
+    "record",
     "refresh",
     "scan",
     "sft",

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from ludic.defaults import LEASE_S
 from ludic.errors import ConfigError, FencedError, ModelError, NameTakenError, OwnedError
-from ludic.models.first_model import identify_at, is_hub_id, vocabulary_of
+from ludic.models.first_model import vocabulary_of
 from ludic.recording.losses import Lost
 from ludic.records import new_id
 from ludic.run_config import RunConfig
@@ -50,7 +50,7 @@ from ludic.store.parquet import row_group_bounds
 from ludic.store.policies import latest_policy
 from ludic.store.records import Lease, SlotClaim
 from ludic.store.tables import Row, metrics_row, put_table
-from ludic.store.weights import keep_model, read_identity
+from ludic.store.weights import identify, keep_model, read_identity
 from ludic.store.writer import commit, encode_rows, file_parts, stamped
 
 logger = logging.getLogger(__name__)
@@ -206,12 +206,12 @@ class Life:
         return self._root
 
     def _keep_model(self, root: Root) -> None:
-        model = root.record.model
-        folder = self._folder or (model if Path(model).expanduser().is_dir() else None)
+        """Keep the model's configuration and tokenizer if the root has none; the trainer's weights are not known."""
+        path = Path(self._folder or root.record.model).expanduser()
         try:
-            if folder is not None and read_identity(root) is None:
-                path = Path(folder).expanduser()
-                keep_model(root, path, identify_at(path, folder if not is_hub_id(model) else model))
+            if (path / "config.json").is_file() and read_identity(root) is None:
+                at = str(path.resolve())
+                keep_model(root, path, identify(path, root.record.model, at=at, with_weights=False))
             self.vocab_size = vocabulary_of(root)
         except (ModelError, ImportError) as error:  # a family's default number of tokens, which transformers knows
             logger.warning("%s: token ids are not compared with the model's vocabulary: %s", root.url, error)

@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -110,6 +111,10 @@ def record(
         max_tokens=max_tokens,
         extra_columns=dict(extra_columns or {}),
     )
+    if model_folder is not None and not (Path(model_folder).expanduser() / "config.json").is_file():
+        raise ConfigError(
+            f"model_folder is {os.fspath(model_folder)!r}, which holds no config.json; wanted a folder of a model"
+        )
     given = {"model": model, "extra_columns": None if extra_columns is None else dict(extra_columns)}
     about = {RECORDED: {"trainer": trainer, "settings": _as_json(public_values(settings or {}))}}
     life = Life(
@@ -217,8 +222,8 @@ class Recorder:
         Raises ConfigError for a row that this recorder does not know, and for advantages that fit no row.
         """
         self._check()
+        n = _whole("n", n, least=1)
         version = _whole("version", n - 1 if version is None else version, least=0)
-        _whole("n", n, least=1)
         numbers = _read_numbers(metrics or {})
         with self._lock:
             self._follow_root()

@@ -321,10 +321,16 @@ class ModelIdentity:
     config: Mapping[RelativeName, str]
     tokenizer: Mapping[RelativeName, str]
     weights: Mapping[RelativeName, str]
+    """Empty if the weights are not known, as of a model that another program trained."""
 
     def differences(self, other: "ModelIdentity") -> str:
-        """Describe in one sentence which files differ in another model; empty if it is the same model."""
+        """Describe in one sentence which files differ in another model; empty if it is the same model.
+
+        Weights that are not known differ from none.
+        """
         verbs = {"config": "differs", "tokenizer": "differs", "weights": "differ"}
+        if not (self.weights and other.weights):
+            del verbs["weights"]
         pairs = {kind: (getattr(self, kind), getattr(other, kind)) for kind in verbs}
         named = {
             kind: sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))

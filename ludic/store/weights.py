@@ -318,10 +318,15 @@ _CONCURRENT_FILES = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def identify(folder: Path, source: str, *, at: str | None = None, revision: str | None = None) -> ModelIdentity:
-    """Return the identity of the model in a local folder, reading each file once. at: ModelIdentity.folder."""
-    weights = weight_files(folder)
-    if not weights or not (folder / "config.json").is_file():
+def identify(
+    folder: Path, source: str, *, at: str | None = None, revision: str | None = None, with_weights: bool = True
+) -> ModelIdentity:
+    """Return the identity of the model in a local folder, reading each file once. at: ModelIdentity.folder.
+
+    with_weights: if false, weights are neither wanted nor read, and those of the identity are not known.
+    """
+    weights = weight_files(folder) if with_weights else []
+    if (with_weights and not weights) or not (folder / "config.json").is_file():
         missing = "weights (model.safetensors)" if (folder / "config.json").is_file() else "config.json"
         raise ModelError(f"{source}: {folder} holds no {missing}; wanted a Hugging Face folder of a model")
     return ModelIdentity(

@@ -1,0 +1,308 @@
+"""A store that fails: the trainer goes on, within bounds of time and memory, and what was lost is counted and named."""
+
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from recorded import MODEL, claims_of, group, ledger_of, metrics_of, problems_of, rows_of
+from s3_proxy import SLOW_DOWN, S3Proxy
+
+import ludic
+from ludic.errors import ConfigError, StoreError
+from ludic.recording import queue, recorder
+from ludic.store.failures import RETRY_LIMIT
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+READ_ONLY = OSError(errno.EROFS, "Read-only file system")
+
+
+class Store(MemoryFileSystem):
+    """Files of memory:// below failing://; a test says how all connections fail."""
+
+    protocol = "failing"
+    cachable = False
+    error: ClassVar[Exception | None] = None
+    """Raised by each write."""
+    is_up: ClassVar[threading.Event] = threading.Event()
+    """Reads and writes wait for it."""
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("failing://", "memory://"))
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        self.is_up.wait()
+        if self.error is not None:
+            raise self.error
+        super().pipe_file(path, value, mode=mode, **options)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        self.is_up.wait()
+        return super().cat_file(path, start, end, **options)
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        self.is_up.wait()
+        return super().info(path, **options)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Store]]:
+    monkeypatch.setattr(Store, "error", None)
+    Store.is_up.set()
+    fsspec.register_implementation("failing", Store, clobber=True)
+    yield Store
+    Store.is_up.set()
+    for thread in threading.enumerate():
+        if thread.name in ("ludic-record", "ludic-lease"):
+            thread.join(10)
+
+
+@pytest.fixture
+def url(store: type[Store]) -> str:
+    return f"failing://{uuid.uuid4()}"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds of a test: seconds instead of minutes."""
+    for name, value in {"OPEN_S": 0.3, "STEP_S": 0.1, "CLOSE_S": 1.0}.items():
+        monkeypatch.setattr(recorder, name, value)
+    for name, value in {"_FIRST_PAUSE_S": 0.01, "_LONGEST_PAUSE_S": 0.02, "_LAST_WORDS_S": 0.1}.items():
+        monkeypatch.setattr(queue, name, value)
+    monkeypatch.setenv(RETRY_LIMIT, "0")
+
+
+def train(recording: ludic.recording.recorder.Recorder, first: int, last: int, **columns: Any) -> list[str]:
+    """Take steps as a trainer does; returns the ids of its rollouts."""
+    ids: list[str] = []
+    for n in range(first, last + 1):
+        ids += recording.append([group(n, **columns)])
+        recording.step(n, advantages=range(4), metrics={"loss": n})
+    return ids
+
+
+@pytest.mark.parametrize("error", [FULL, READ_ONLY, PermissionError(errno.EACCES, "Permission denied")], ids=str)
+def test_steps_go_on_while_nothing_can_be_written_and_all_is_there_once_it_can(
+    store: type[Store], url: str, error: OSError, caplog: pytest.LogCaptureFixture
+):
+    with ludic.record(url, model=MODEL) as recording:
+        ids = train(recording, 1, 2)
+        store.error = error
+        since = time.monotonic()
+        ids += train(recording, 3, 20)
+        assert time.monotonic() - since < 2
+        store.error = None
+        assert recording.flush()
+    assert [row["rollout_id"] for row in rows_of(url)] == ids
+    assert [step for _, step in ledger_of(url)] == list(range(1, 21))
+    assert [row["loss"] for row in metrics_of(url)] == list(range(1, 21))
+    assert not recording.lost
+    assert problems_of(url) == []
+    [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "nothing is stored at the moment, and is tried again" in warning
+    assert os.strerror(error.errno or 0).split()[0] in warning
+
+
+def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store], url: str):
+    recording = ludic.record(url, model=MODEL)
+    train(recording, 1, 2)
+    assert recording.flush()
+    store.error = FULL
+    train(recording, 3, 6)
+    since = time.monotonic()
+    recording.close()
+    assert time.monotonic() - since < 3
+    lost = recording.lost
+    assert (lost.num_rollouts, lost.num_groups, len(lost.group_ids)) == (16, 4, 4)
+    assert (lost.steps, lost.steps_without_metrics) == (((3, 7),), ((2, 7),))
+    assert "lost: 16 rollouts in 4 groups, the ledger of steps 3 to 6, the numbers of steps 2 to 6" in str(lost)
+    assert "No space left on device" in str(lost)
+    store.error = None
+    assert [step for _, step in ledger_of(url)] == [1, 2]
+    assert problems_of(url) == []
+
+
+def test_more_than_the_memory_bound_is_lost_and_the_claim_says_so_when_the_store_is_back(
+    store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(queue, "MOST_BYTES", 100_000)
+    with ludic.record(url, model=MODEL) as recording:
+        train(recording, 1, 1)
+        store.error = FULL
+        for n in range(2, 30):
+            recording.append([group(n, length=500)])
+            recording.step(n)
+        lost = recording.lost
+        assert 0 < lost.num_groups < 28
+        assert lost.num_rollouts == 4 * lost.num_groups
+        store.error = None
+        assert recording.flush()
+        train(recording, 30, 30)
+    [claim] = claims_of(url)
+    assert claim.lost is not None
+    assert claim.lost["num_groups"] == recording.lost.num_groups
+    assert any("more than 0 MB waited" in reason for reason in claim.lost["reasons"])
+    stored = {row["rollout_id"] for row in rows_of(url)}
+    assert len(stored) == 4 * (30 - lost.num_groups)
+    in_ledgers = {row["rollout_id"] for rows in ledger_of(url).values() for row in rows}
+    assert in_ledgers <= stored
+    assert problems_of(url) == []
+
+
+def test_a_store_that_hangs_holds_nobody_up(store: type[Store], url: str):
+    recording = ludic.record(url, model=MODEL)
+    train(recording, 1, 1)
+    store.is_up.clear()
+    since = time.monotonic()
+    train(recording, 2, 30)
+    assert not recording.flush(0.1)
+    recording.close()
+    assert time.monotonic() - since < 4
+    assert recording.lost.steps == ((2, 31),)
+    store.is_up.set()
+
+
+def test_a_store_that_can_not_be_reached_at_first_is_tried_again(
+    store: type[Store], url: str, caplog: pytest.LogCaptureFixture
+):
+    store.is_up.clear()
+    store.error = READ_ONLY
+    with pytest.raises(ConfigError, match="can't be reached, so the name of the model is needed"):
+        ludic.record(url)
+    with pytest.raises(StoreError, match="did not open within"):
+        ludic.record(url, model=MODEL, stop_on_failure=True)
+    with ludic.record(url, model=MODEL) as recording:
+        train(recording, 1, 3)
+        store.error = None
+        store.is_up.set()
+        assert recording.flush()
+    assert [step for _, step in ledger_of(url)] == [1, 2, 3]
+    assert not recording.lost
+
+
+def test_a_mistake_that_shows_when_the_store_is_back_raises_at_the_next_call(store: type[Store], url: str):
+    ludic.record(url, model=MODEL).close()
+    store.is_up.clear()
+    with ludic.record(url, model="another") as recording:
+        train(recording, 1, 1, model="another")
+        store.is_up.set()
+        time.sleep(0.3)
+        with pytest.raises(ConfigError, match="was started with model 'somebody/model', and 'another' was given"):
+            recording.append([group(2)])
+    assert recording.lost.num_rollouts == 4
+    assert rows_of(url) == []
+
+
+def test_a_caller_may_ask_to_be_stopped(store: type[Store], url: str):
+    recording = ludic.record(url, model=MODEL, stop_on_failure=True)
+    train(recording, 1, 1)
+    store.error = FULL
+    with pytest.raises(StoreError, match="No space left on device"):
+        train(recording, 2, 2)
+    with pytest.raises(StoreError, match="lost: 4 rollouts in 1 group"):
+        recording.close()
+
+
+def test_a_root_that_is_deleted_or_made_again_meanwhile_gets_nothing(tmp_path: Path):
+    url = str(tmp_path / "run")
+    recording = ludic.record(url, model=MODEL)
+    train(recording, 1, 2)
+    assert recording.flush()
+    shutil.rmtree(url)
+    train(recording, 3, 4)
+    assert not Path(url).exists()
+    with ludic.record(url, model=MODEL) as other:
+        train(other, 1, 1)
+    train(recording, 5, 6)
+    recording.close()
+    assert "was deleted" in str(recording.lost)
+    assert recording.lost.steps == ((3, 7),)
+    assert len(rows_of(url)) == 4
+    assert len(claims_of(url)) == 1
+    assert problems_of(url) == []
+
+
+@pytest.fixture
+def s3_proxy(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
+    proxy = S3Proxy(s3_server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.mark.slow
+def test_s3_that_goes_down_and_comes_back(s3_proxy: S3Proxy, s3_bucket: str):
+    url = f"{s3_bucket}/{uuid.uuid4()}"
+    with ludic.record(url, model=MODEL) as recording:
+        ids = train(recording, 1, 2)
+        s3_proxy.react = lambda method, path: SLOW_DOWN
+        ids += train(recording, 3, 12)
+        s3_proxy.react = lambda method, path: None
+        assert recording.flush(20)
+    assert [row["rollout_id"] for row in rows_of(url)] == ids
+    assert [step for _, step in ledger_of(url)] == list(range(1, 13))
+    assert not recording.lost
+    assert problems_of(url) == []
+
+
+# --- Forks and the end of a process ----------------------------------------------------------------------------------
+
+
+def test_a_forked_process_is_refused_and_does_not_close_its_parents_recorder(tmp_path: Path):
+    url = str(tmp_path / "run")
+    with ludic.record(url, model=MODEL) as recording:
+        train(recording, 1, 1)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                recording.append([group(9)])
+            except ConfigError as error:
+                status = 0 if "was forked from it; call ludic.record there, too" in str(error) else 2
+            recording.close()
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        train(recording, 2, 2)
+    assert [step for _, step in ledger_of(url)] == [1, 2]
+    assert not recording.lost
+
+
+_ENDS = """
+import sys
+sys.path[:0] = sys.argv[3:]
+import ludic
+from recorded import MODEL, group
+recorder = ludic.record(sys.argv[1], model=MODEL)
+recorder.append([group(1)])
+recorder.step(1, metrics={"loss": 0.5})
+recorder.append([group(2)])
+if sys.argv[2] == "error":
+    raise KeyError("a mistake of the trainer")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "root_url"), [("exit", "local"), ("error", "local"), ("exit", "s3")], indirect=["root_url"]
+)
+def test_a_process_that_ends_without_close_loses_nothing(root_url: str, end: str):
+    command = [sys.executable, "-c", _ENDS, root_url, end, *sys.path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == (end == "error"), done.stderr
+    assert ("a mistake of the trainer" in done.stderr) == (end == "error")
+    assert "warn" not in done.stderr.lower()
+    assert len(rows_of(root_url)) == 8
+    assert [row["loss"] for row in metrics_of(root_url)] == [0.5]
+    assert claims_of(root_url)[0].ended_at is not None

@@ -1,0 +1,283 @@
+"""What another trainer records is what a root holds: rows, ledgers with their addresses, numbers, lives."""
+
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from recorded import MODEL, claims_of, group, ledger_of, metrics_of, parents_of, problems_of, rows_of
+from strategies import make_batch
+
+import ludic
+from ludic.errors import ConfigError, InvalidBatchError, OwnedError
+from ludic.records import RolloutGroup
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.store import start_attempt
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "run")
+
+
+def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
+    settings = {"lr": 1e-5, "hub_token": "hf_secret", "path": Path("data"), "nan": math.nan}
+    with ludic.record(url, model=MODEL, trainer="mine 1.0", settings=settings, temperature=0.7) as recorder:
+        first = recorder.append([group(0), group(1, length=9)])
+        recorder.step(1, advantages=dict(zip(first[1:], np.arange(7.0), strict=True)), dropped={first[0]: "too easy"})
+        recorder.metrics(1, {"loss": np.float32(0.5), "kl": 3, "reward_mean": 9.0, "grad_norm": math.inf, "none": None})
+        second = recorder.append([group(2, policy_version=0, metadata={"source": "web"})])
+        per_token = np.linspace(-1, 1, 6)
+        recorder.step(2, advantages={second[3]: per_token, first[1]: -2.0}, version=1)
+        recorder.metrics(2, {"num_pending_groups": 4, "kl": math.nan})
+    assert not recorder.lost
+    assert problems_of(url) == []
+
+    rows = {row["rollout_id"]: row for row in rows_of(url)}
+    assert list(rows) == [*first, *second]
+    given = group(1, length=9)[2]
+    found = rows[first[6]]
+    assert found["response_tokens"] == given["response_tokens"].tolist()
+    assert np.allclose(found["response_logprobs"], given["response_logprobs"], atol=1e-7)
+    assert found["token_rewards"] == [0] * 8 + [2.0]
+    assert (found["temperature"], found["model"], found["capture"]) == (pytest.approx(0.7), MODEL, None)
+    assert (found["group_index"], found["group_size"], found["policy_version"]) == (2, 4, 0)
+    assert [rows[name]["policy_version"] for name in second] == [0] * 4
+    assert rows[second[0]]["metadata"] == [("source", "web")]
+
+    of_first, of_second = ledger_of(url).values()
+    assert [(row["rollout_id"], row["advantage"]) for row in of_first[:7]] == list(
+        zip(first[1:], range(7), strict=True)
+    )
+    assert (of_first[7]["rollout_id"], of_first[7]["reason"], of_first[7]["used"]) == (first[0], "too easy", False)
+    assert [(row["rollout_id"], row["lag"], row["num_uses"]) for row in of_second] == [
+        (second[3], 1, 1),
+        (first[1], 1, 2),
+    ]
+    assert of_second[0]["token_advantages"] == per_token.astype(np.float32).tolist()
+
+    one, two = metrics_of(url)
+    assert (one["loss"], one["grad_norm"], one["other"]) == (0.5, None, {"kl": 3.0, "reward_mean": 9.0})
+    assert (one["num_rollouts"], one["num_groups"], one["reward_mean"], one["advantage_mean"]) == (7, 2, 1.5, 3.0)
+    assert (one["num_tokens"], one["drops"], one["lag_max"]) == (7 * 5 + 3 * 6 + 4 * 9, {"too easy": 1}, 0)
+    assert (two["num_pending_groups"], two["other"], two["lag_mean"], two["policy_version"]) == (4, {}, 1.0, 1)
+
+    config = ludic.Root.open(url).read("attempts/1.json").decode()
+    assert '"lr": 1e-05' in config
+    assert '"path": "data"' in config
+    assert "hf_secret" not in config
+    [claim] = claims_of(url)
+    assert claim.ended_at is not None
+    assert claim.lost is None
+
+
+def test_advantages_are_those_of_all_rows_since_the_last_step_in_order_or_none(url: str):
+    with ludic.record(url, model=MODEL) as recorder:
+        recorder.step(1)
+        ids = [*recorder.append([group(0)]), *recorder.append([group(1)])]
+        recorder.append([group(2, purpose="eval")])
+        with pytest.raises(ConfigError, match="step 2: there are 12 advantages, and 8 rows were appended"):
+            recorder.step(2, advantages=range(12))
+        recorder.step(2, advantages=np.arange(8), dropped={ids[7]: "last"})
+        recorder.append([group(3)])
+        recorder.step(3)
+    empty, second, third = ledger_of(url).values()
+    assert empty == []
+    assert [(row["rollout_id"], row["advantage"]) for row in second] == list(zip(ids, range(8), strict=True))
+    assert [row["used"] for row in second] == [True] * 7 + [False]
+    assert [row["advantage"] for row in third] == [None] * 4
+    assert len(rows_of(url, "evals")) == 4
+    assert [problem for problem in problems_of(url) if "step_gaps" not in problem] == []
+
+
+def test_groups_come_as_rollouts_and_as_arrow_too(url: str):
+    batch = make_batch(num_groups=2, group_size=3, response_length=8)
+    groups = [RolloutGroup(key="mine", rollouts=tuple(map(of_model, group.rollouts))) for group in batch.groups]
+    table = pa.Table.from_pylist([{**row, "group_id": name} for name in "ab" for row in group(ord(name))]).take(
+        [0, 4, 1, 5, 2, 6, 3, 7]
+    )
+    with ludic.record(url, model=MODEL) as recorder:
+        ids = recorder.append([groups[0], groups[1].rollouts])
+        of_table = recorder.append(table)
+    rows = {row["rollout_id"]: row for row in rows_of(url)}
+    assert ids == [rollout.rollout_id for group in groups for rollout in group.rollouts]
+    assert [rows[name]["group_key"] for name in ids[:3]] == ["mine"] * 3
+    assert [rows[name]["group_id"] for name in of_table] == ["a", "b"] * 4
+    assert [rows[name]["group_index"] for name in of_table] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert problems_of(url) == []
+
+
+def of_model(rollout: ludic.Rollout) -> ludic.Rollout:
+    from dataclasses import replace
+
+    return replace(rollout, model=MODEL)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"rewards": 1.0}, "group 0, row 0: column 'rewards' is unknown; did you mean"),
+        (
+            {"response_tokens": [1.5] * 6},
+            "group 0, row 0: response_tokens: holds numbers that int32 can't hold, such as 1.5",
+        ),
+        ({"response_logprobs": [-0.5]}, "response_logprobs has length 1, response_tokens has 6"),
+        (
+            {"response_tokens": [100] * 6},
+            "response_tokens is 100 at token 0, and 5 more, wanted a token id from 0 to 99",
+        ),
+        ({"episode_reward": math.nan}, "the reward is nan, wanted a finite float32"),
+        ({"model": "another"}, "model is 'another', and .* records 'somebody/model'"),
+        ({"prompt_tokens": None}, "there is no prompt_tokens; wanted prompt_tokens, response_tokens, episode_reward"),
+        ({"response_logprobs": None, "capture": "sampler"}, "there are no response_logprobs, and capture is 'sampler'"),
+        ({"x_source": "web"}, "column 'x_source' is unknown"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "group 0, row 0: messages: "),
+        ({"agent_steps": [{"turns": 1}]}, "agent_steps: field 'turns' is unknown"),
+    ],
+)
+def test_a_bad_row_refuses_the_call_by_name_and_nothing_is_stored(
+    url: str, tmp_path: Path, columns: dict[str, Any], said: str
+):
+    (tmp_path / "config.json").write_text('{"vocab_size": 100}')
+    with ludic.record(url, model=MODEL, model_folder=tmp_path) as recorder:
+        with pytest.raises(InvalidBatchError, match=said):
+            recorder.append([group(0, **columns), group(1)])
+        recorder.append([group(2)])
+        recorder.step(1)
+    assert len(rows_of(url)) == 4
+    assert not recorder.lost
+
+
+def test_rows_without_logprobs_say_so_and_episodes_may_have_several_rows(url: str):
+    rows = [{**row, "response_logprobs": None, "episode_id": name} for row, name in zip(group(0), "abab", strict=True)]
+    with ludic.record(url, model=MODEL, extra_columns={"x_source": "string"}) as recorder:
+        recorder.append([[{**row, "x_source": "web"} for row in rows]])
+    found = rows_of(url)
+    assert [row["capture"] for row in found] == ["ids"] * 4
+    assert [row["response_logprobs"] for row in found] == [[0.0] * 6] * 4
+    assert [(row["group_index"], row["group_size"], row["segment_index"]) for row in found] == [
+        (0, 2, 0), (1, 2, 0), (0, 2, 1), (1, 2, 1),
+    ]  # fmt: skip
+    assert [sum(row["token_rewards"]) for row in found] == [0, 0, 2, 3]
+    assert [row["x_source"] for row in ludic.open(url).sql("from rollouts").iter_rows(named=True)] == ["web"] * 4
+
+
+def test_a_group_or_a_row_is_appended_once(url: str):
+    rows = group(0, group_id="mine")
+    with ludic.record(url, model=MODEL) as recorder:
+        recorder.append([rows])
+        with pytest.raises(InvalidBatchError, match="its group, mine, was appended before"):
+            recorder.append([rows])
+        with pytest.raises(ConfigError, match="advantages names rollout mine, which is none of the newest 65,536"):
+            recorder.step(1, advantages={"mine": 1.0})
+        with pytest.raises(ConfigError, match="metrics: 'loss' is 'low', wanted a number"):
+            recorder.metrics(1, {"loss": "low"})
+        with pytest.raises(ConfigError, match="n is 0, wanted a whole number from 1"):
+            recorder.step(0)
+    with pytest.raises(ConfigError, match="this recorder was closed; call"):
+        recorder.append([group(1)])
+
+
+# --- Lives -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_later_life_takes_steps_again_and_rows_of_the_earlier_one_stay(url: str, caplog: pytest.LogCaptureFixture):
+    earlier = ludic.record(url, model=MODEL, temperature=1.0)
+    for n in range(1, 6):
+        earlier.append([group(n)])
+        earlier.step(n)
+    with ludic.record(url, temperature=0.5) as later:
+        later.append([group(10)])
+        assert rows_after_flush(later, url)[-1]["policy_version"] == 5
+        later.version = 2
+        [first, *_] = later.append([group(11)])
+        later.step(3, advantages={first: 1.0})
+        assert "attempt 1 of" in caplog.text
+        assert "has not ended by itself; this recorder takes the steps over from it" in caplog.text
+        earlier.append([group(20)])
+        earlier.step(6)
+        later.append([group(12)])
+        later.step(4)
+    earlier.close()
+
+    assert [(attempt_id, step) for attempt_id, step in ledger_of(url)] == [(1, 1), (1, 2), (2, 3), (2, 4)]
+    assert parents_of(url, [1, 2]) == [None, (1, 2)]
+    assert len(rows_of(url)) == 9 * 4
+    assert earlier.lost.steps == [(6, 7)] or earlier.lost.steps == ((6, 7),)
+    assert "was replaced by attempt 2" in str(earlier.lost)
+    assert [(claim.slot, claim.life) for claim in claims_of(url)] == [(0, 1), (1, 1)]
+    assert claims_of(url)[0].lost["steps"] == [[6, 7]]
+    query = "select step, superseded, count(*) as n from all_batches group by all order by all"
+    superseded = [row for row in ludic.open(url).sql(query).rows() if row[1]]
+    assert superseded == [(3, True, 4), (4, True, 4), (5, True, 4)]
+    assert problems_of(url) == []
+
+
+def rows_after_flush(recorder: Any, url: str) -> list[dict[str, Any]]:
+    assert recorder.flush()
+    return rows_of(url)
+
+
+def test_a_step_that_goes_back_begins_a_new_attempt(url: str):
+    with ludic.record(url, model=MODEL) as recorder:
+        for n in (1, 2, 3, 2, 3):
+            recorder.append([group(10 * n + recorder.version)])
+            recorder.step(n, metrics={"loss": n})
+    assert list(ledger_of(url)) == [(1, 1), (2, 2), (2, 3)]
+    assert [(row["attempt_id"], row["step"]) for row in metrics_of(url)] == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
+    assert problems_of(url) == []
+
+
+def test_a_slot_goes_to_the_next_life_once_its_life_is_over(url: str):
+    with ludic.record(url, model=MODEL), ludic.record(url), ludic.record(url):
+        pass
+    with ludic.record(url, model=MODEL):
+        found = [(claim.slot, claim.life, claim.ended_at is None) for claim in claims_of(url)]
+    assert found == [(0, 1, False), (0, 2, True), (1, 1, False), (2, 1, False)]
+
+
+def test_another_model_or_other_columns_or_a_run_of_ludic_are_refused_by_name(url: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match="holds no run yet, so it needs the name of the model"):
+        ludic.record(url)
+    assert not Path(url).exists()
+    ludic.record(url, model=MODEL, extra_columns={"x_a": "string"}).close()
+    with pytest.raises(ConfigError, match="was started with model 'somebody/model', and 'other' was given"):
+        ludic.record(url, model="other")
+    with pytest.raises(ConfigError, match=r"was started with extra_columns {'x_a': 'string'}, and {} was given"):
+        ludic.record(url, extra_columns={})
+    own = put_run(str(tmp_path / "own"), RunConfig(model=MODEL, env=("moar_cats",)))
+    attempt = start_attempt(own)
+    with pytest.raises(ConfigError, match="is a run that ludic trained, last as attempt 1"):
+        ludic.record(own.url)
+    lease = own.read("attempts/1.lease").replace(b'"released": true', b'"released": false')
+    own.put(
+        "attempts/1.lease",
+        b"\n".join(line for line in lease.splitlines() if b"digest" not in line).replace(b"false,", b"false"),
+    )
+    with pytest.raises(OwnedError, match=f"ludic trains this run, as attempt {attempt.attempt_id} of"):
+        ludic.record(own.url)
+
+
+def test_several_threads_and_several_recorders_append_at_once(url: str):
+    with ludic.record(url, model=MODEL) as one, ludic.record(url, model=MODEL) as two:
+
+        def append(recorder: Any, seed: int) -> None:
+            for number in range(10):
+                recorder.append([group(seed + number)])
+
+        threads = [threading.Thread(target=append, args=(each, seed)) for seed, each in enumerate([one, one, two, two])]
+        for thread in threads:
+            thread.start()
+        for n in range(1, 6):
+            one.step(n)
+        for thread in threads:
+            thread.join()
+        one.step(6)
+    assert len(rows_of(url)) == 4 * 10 * 4
+    of_steps = [row["rollout_id"] for rows in ledger_of(url).values() for row in rows]
+    assert len(of_steps) == len(set(of_steps)) == 80
+    assert [problem for problem in problems_of(url) if "step_gaps" not in problem] == []
