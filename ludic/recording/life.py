@@ -9,10 +9,10 @@ import logging
 import os
 import re
 import socket
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.defaults import LEASE_S
-from ludic.errors import ConfigError, FencedError, ModelError, NameTakenError, OwnedError
+from ludic.errors import ConfigError, FencedError, ModelError, NameTakenError, OwnedError, SchemaError
 from ludic.models.first_model import vocabulary_of
 from ludic.recording.losses import Lost
 from ludic.records import new_id
@@ -43,10 +43,10 @@ from ludic.store.claims import (
     newest_claim,
     read_lease,
 )
-from ludic.store.files import Folder, RolloutFile
+from ludic.store.files import Folder, RolloutFile, list_files
 from ludic.store.filesystem import Storage
 from ludic.store.ledger import attempt_of_steps, step_numbers
-from ludic.store.parquet import row_group_bounds
+from ludic.store.parquet import open_parquet, read_row_groups, row_counts, row_group_bounds
 from ludic.store.policies import latest_policy
 from ludic.store.records import Lease, SlotClaim
 from ludic.store.tables import Row, metrics_row, put_table
@@ -55,6 +55,8 @@ from ludic.store.writer import commit, encode_rows, file_parts, stamped
 
 logger = logging.getLogger(__name__)
 
+MOST_KNOWN_ROWS = 1 << 16
+"""Rows that are known for steps to name: the newest that were appended, and those that were found in files."""
 RECORDED = "recorded"
 """Setting of an attempt that a recorder has put: the trainer that was recorded, and its settings."""
 
@@ -139,7 +141,17 @@ class Numbers:
     size_bytes: int = 4096
 
 
-Job = Rows | Step | Numbers
+@dataclass(slots=True, eq=False, kw_only=True)
+class Find:
+    """Rows that other recorders, or earlier lives, have stored, to be found by their ids."""
+
+    rollout_ids: Set[str]
+    found: Mapping[str, KnownRow] | None = None
+    """Those that are stored; None until they were looked for."""
+    size_bytes: int = 4096
+
+
+Job = Rows | Step | Numbers | Find
 
 
 def new_worker_id() -> str:
@@ -168,10 +180,12 @@ class Life:
         self._url, self._run, self._given, self._config, self._folder = url, run, given, config, folder
         self._root: Root | None = None
         self._claim: SlotClaim | None = None
-        self._stop = Event()
         self._sequences: Mapping[Folder, Iterator[int]] = {"rollouts": itertools.count(), "evals": itertools.count()}
         self._lost = Lost()
         self._prepared: list[_Prepared] = []
+        self._others: OrderedDict[str, KnownRow] = OrderedDict()
+        self._read: set[str] = set()
+        """Files whose rows are, or were, in `_others`."""
         self._lease: Lease | None = None
         self._attempt: Attempt | None = None
         self._held = ExitStack()
@@ -188,17 +202,13 @@ class Life:
         """Settings in run.json; None before the root was opened."""
         return run_of(self._root) if self._root else None
 
-    def give_up(self) -> None:
-        """Try no failed operation again. Safe from any thread."""
-        self._stop.set()
-
     def open(self) -> Root:
         """Open or make the root, and claim a slot; does nothing if that is done.
 
         Raises ConfigError or OwnedError for a root that is not to be recorded into, StoreError if it can't be reached.
         """
         if self._root is None:
-            self._root = replace(_open_root(self._url, self._run, self._given), stop=self._stop)
+            self._root = _open_root(self._url, self._run, self._given)
         if self._claim is None:
             self._keep_model(self._root)
             self.newest_step = max(attempt_of_steps(self._root), default=0)
@@ -234,6 +244,25 @@ class Life:
     def forget_rows(self) -> None:
         """Give up the groups that `put_rows` failed to store."""
         self._prepared = []
+
+    def find(self, job: Find) -> None:
+        """Find stored rows that are not known any more, or never were; files of others and new versions are read first."""
+        root, found = self.open(), dict[str, KnownRow]()
+        files = sorted(list_files(root), key=lambda file: (file.worker_id == self.worker_id, -file.version))
+        for file in files:
+            if job.rollout_ids <= found.keys() | self._others.keys():
+                break
+            if file.name not in self._read:
+                with suppress(SchemaError, FileNotFoundError):  # broken, or compacted just now
+                    rows = _read_known(root, file)
+                    found.update(rows)
+                    self._others.update(rows)
+                self._read.add(file.name)
+        found |= self._others
+        job.found = {name: found[name] for name in job.rollout_ids if name in found}
+        while len(self._others) > MOST_KNOWN_ROWS:
+            self._others.popitem(last=False)
+            self._read.clear()
 
     # --- Steps ---------------------------------------------------------------------------------------------------
 
@@ -281,7 +310,9 @@ class Life:
         parent = (previous.attempt_id, step - 1) if previous is not None and step > 1 else None
         self._attempt = record_attempt(root, self._lease, parent, self._config)
         self._fenced = Event()
-        self._held.enter_context(held(root, self._lease, on_fenced=self._fenced.set, also=lambda: None))
+        self._held.enter_context(
+            held(root, self._lease, on_fenced=self._fenced.set, also=lambda: None, level=logging.DEBUG)
+        )
         return self._attempt
 
     def _release(self) -> None:
@@ -326,17 +357,41 @@ class _Prepared:
                 self.known[ids[row]].address = self.file.name, row_group, row - start
 
 
+_OF_KNOWN = (
+    "rollout_id",
+    *(each.name for each in fields(KnownRow) if each.name not in ("rollout_id", "group", "address")),
+)
+
+
+def _read_known(root: Root, file: RolloutFile) -> dict[str, KnownRow]:
+    """Return the rows of a stored file by rollout_id."""
+    with open_parquet(root, file.name) as parquet:
+        counts = row_counts(parquet)
+        where = f"{root.url}/{file.name}"
+        table = read_row_groups(parquet, range(len(counts)), [*_OF_KNOWN, "group_id", "env_name"], where)
+    places = [(row_group, row) for row_group, count in enumerate(counts) for row in range(count)]
+    groups: dict[str, KnownGroup] = {}
+    found: dict[str, KnownRow] = {}
+    for values, place in zip(table.to_pylist(), places, strict=True):
+        group_id, env_name = values.pop("group_id"), values.pop("env_name")
+        group = groups.setdefault(group_id, KnownGroup(group_id, env_name))
+        found[values["rollout_id"]] = KnownRow(**values, group=group, address=(file.name, *place))
+    return found
+
+
 # --- Roots and attempts --------------------------------------------------------------------------------------------
 
 
 def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any]) -> Root:
-    storage = Storage.connect(url)
+    no_retries = Event()
+    no_retries.set()  # the queue tries again, and warns less often
+    storage = replace(Storage.connect(url), stop=no_retries)
     if not storage.exists(RUN.template):
         if run is None:
             raise ConfigError(f"{storage.url} holds no run yet, so it needs the name of the model: model='...'")
         check_urls(run)
-        Root.create(url, to_json(run, new_id()))
-    root = Root.open(url, writable=True)
+        Root.create(url, to_json(run, new_id()), stop=no_retries)
+    root = Root.open(url, writable=True, stop=no_retries)
     _check_settings(root, given)
     _check_recorded(root)
     return root

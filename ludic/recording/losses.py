@@ -19,7 +19,7 @@ class Lost:
     group_ids: Sequence[str] = ()
     """The first MOST_NAMED groups."""
     steps: Sequence[tuple[int, int]] = ()
-    """Steps without a ledger, as half-open intervals."""
+    """Steps without a ledger, or without some rows of it, as half-open intervals."""
     steps_without_metrics: Sequence[tuple[int, int]] = ()
     """Steps whose numbers, or some of them, are not stored, as half-open intervals."""
     reasons: Mapping[str, int] = field(default_factory=dict)

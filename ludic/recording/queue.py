@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ludic.errors import ConfigError, LudicError, ReplacedRootError, StoreError, one_line
-from ludic.recording.life import Job, Life, Numbers, Rows, Step
+from ludic.recording.life import Find, Job, Life, Numbers, Rows, Step
 from ludic.recording.losses import Losses, Lost
 from ludic.store.filesystem import back_off
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 MOST_BYTES = 256 << 20
 """Bytes of jobs that wait; more are lost."""
 _FILE_BYTES = 64 << 20
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 """Between two tries of a job."""
 _TRIES_AT_THE_END = 3
 """Of a job that fails while the recorder is closed."""
@@ -75,6 +75,12 @@ class Queue:
                 self._changed.notify_all()
             return self._newest
 
+    def lose_rows_of_step(self, step: int, reason: str) -> None:
+        """Count a step whose ledger will lack some rows."""
+        with self._changed:
+            self._losses.add_step(step, reason)
+            self._warn(f"{self._losses.so_far()}")
+
     def lose_numbers(self, step: int, reason: str) -> None:
         """Count numbers of a step that no job holds."""
         with self._changed:
@@ -117,7 +123,6 @@ class Queue:
         self._thread.join(timeout_s)
         with self._changed:
             self._give_up()
-        self._life.give_up()
         self._thread.join(_LAST_WORDS_S)
         return self.lost
 
@@ -132,7 +137,7 @@ class Queue:
             self._losses.add_groups(job.group_ids, job.table.num_rows, why)
         elif isinstance(job, Step):
             self._losses.add_step(job.step, why)
-        else:
+        elif isinstance(job, Numbers):
             self._losses.add_numbers(job.of.step, why)
         self._warn(f"{self._losses.so_far()}")
 
@@ -255,6 +260,8 @@ class Queue:
             self._life.put_step(first)
         elif isinstance(first, Numbers):
             self._life.put_numbers(first)
+        elif isinstance(first, Find):
+            self._life.find(first)
         else:
             self._life.put_rows([job for job in jobs if isinstance(job, Rows)])
         with suppress(StoreError, ReplacedRootError):  # the next job says it

@@ -22,7 +22,18 @@ import numpy as np
 from ludic.errors import ConfigError, InvalidBatchError, StoreError
 from ludic.masking import mask, public_values
 from ludic.recording.groups import Defaults, plain, read_groups
-from ludic.recording.life import RECORDED, KnownGroup, KnownRow, LedgerRow, Life, Numbers, Rows, Step
+from ludic.recording.life import (
+    MOST_KNOWN_ROWS,
+    RECORDED,
+    Find,
+    KnownGroup,
+    KnownRow,
+    LedgerRow,
+    Life,
+    Numbers,
+    Rows,
+    Step,
+)
 from ludic.recording.losses import Lost
 from ludic.recording.queue import Queue
 from ludic.recording.rows import SAMPLED_WITH
@@ -33,8 +44,6 @@ from ludic.store.files import Folder
 
 logger = logging.getLogger(__name__)
 
-MOST_KNOWN_ROWS = 1 << 16
-"""Rows that a step may name: the newest that were appended, and those since the last step."""
 OPEN_S = 20.0
 STEP_S = 10.0
 CLOSE_S = 30.0
@@ -224,10 +233,11 @@ class Recorder:
         self._check()
         n = _whole("n", n, least=1)
         version = _whole("version", n - 1 if version is None else version, least=0)
-        numbers = _read_numbers(metrics or {})
+        numbers, dropped = _read_numbers(metrics or {}), dropped or {}
+        advantages, dropped = self._find(n, advantages, dropped)
         with self._lock:
             self._follow_root()
-            rows = _considered(n, advantages, dropped or {}, self._known, list(self._fresh))
+            rows = _considered(n, advantages, dropped, self._known, list(self._fresh))
             for group in {row.row.group for row in rows if row.reason is None}:
                 group.num_uses += 1
             for row in rows:
@@ -377,6 +387,25 @@ class Recorder:
                         "with all its rows"
                     )
 
+    def _find(self, n: int, advantages: Advantages, dropped: Mapping[str, str]) -> tuple[Advantages, Mapping[str, str]]:
+        """Look for rows that this recorder did not append; return what names rows that are known then."""
+        named = set(dropped) | (set(advantages) if isinstance(advantages, Mapping) else set())
+        with self._lock:
+            job = Find(rollout_ids=named - self._known.keys())
+        if not job.rollout_ids:
+            return advantages, dropped
+        number = self._queue.add(job, patience_s=STEP_S)
+        self._queue.wait(number, STEP_S, is_patient=self._stop_on_failure)
+        if job.found is None:
+            self._queue.lose_rows_of_step(n, f"{len(job.rollout_ids)} of its rows could not be looked for")
+            named -= job.rollout_ids
+        else:
+            with self._lock:
+                self._known.update(job.found)
+        if isinstance(advantages, Mapping):
+            advantages = {name: value for name, value in advantages.items() if name in named}
+        return advantages, {name: reason for name, reason in dropped.items() if name in named}
+
     def _add_numbers(self, n: int, found: Mapping[str, Any]) -> None:
         known = self._numbers.setdefault(n, {"other": {}})
         known.update(
@@ -451,8 +480,8 @@ def _considered(
 def _find(n: int, argument: str, rollout_id: str, known: Mapping[str, KnownRow]) -> KnownRow:
     if rollout_id not in known:
         raise ConfigError(
-            f"step {n}: {argument} names rollout {rollout_id}, which is none of the newest {MOST_KNOWN_ROWS:,} train "
-            "rows that this recorder appended; `append` returns their ids"
+            f"step {n}: {argument} names rollout {rollout_id}, which was not appended and is in no file of the root; "
+            "`append` returns the ids of train rows, and a recorder of another process has to flush them"
         )
     return known[rollout_id]
 

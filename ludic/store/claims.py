@@ -206,14 +206,18 @@ def _refusal(root: Root, attempt_id: int) -> OwnedError:
 
 
 @contextmanager
-def held(root: Root, lease: Lease, *, on_fenced: Callable[[], None], also: Callable[[], None]) -> Iterator[None]:
+def held(
+    root: Root, lease: Lease, *, on_fenced: Callable[[], None], also: Callable[[], None], level: int = logging.WARNING
+) -> Iterator[None]:
     """Renew a lease in a thread until the end of the block, and then release it.
 
     `also` is called after each renewal, in that thread. A failed renewal is retried without limit. On a newer
     claim, or if the stored lease is not this one, `on_fenced` is called, once, and the lease is left as it is.
+    level: of the log entries for what fails.
     """
     done = threading.Event()
-    thread = threading.Thread(target=_renew, args=(root, lease, done, on_fenced, also), name="ludic-lease", daemon=True)
+    args = (root, lease, done, on_fenced, also, level)
+    thread = threading.Thread(target=_renew, args=args, name="ludic-lease", daemon=True)
     thread.start()
     try:
         yield
@@ -223,7 +227,7 @@ def held(root: Root, lease: Lease, *, on_fenced: Callable[[], None], also: Calla
 
 
 def _renew(
-    root: Root, lease: Lease, done: threading.Event, on_fenced: Callable[[], None], also: Callable[[], None]
+    root: Root, lease: Lease, done: threading.Event, on_fenced: Callable[[], None], also: Callable[[], None], level: int
 ) -> None:
     while not done.wait(lease.lease_s / _RENEWALS_A_LEASE):
         try:
@@ -233,16 +237,18 @@ def _renew(
             _replace(root, lease)
             also()
         except ReplacedRootError as error:
-            logger.warning("%s", error)
+            logger.log(level, "%s", error)
             return on_fenced()
         except LudicError as error:
-            logger.warning("the lease of attempt %d is not renewed, trying again: %s", lease.attempt_id, error)
+            logger.log(level, "the lease of attempt %d is not renewed, trying again: %s", lease.attempt_id, error)
     try:
         _replace(root, replace(lease, released=True))
     except ReplacedRootError as error:
-        logger.warning("%s", error)
+        logger.log(level, "%s", error)
     except LudicError as error:
-        logger.warning("the lease of attempt %d is not released, the next trainer waits: %s", lease.attempt_id, error)
+        logger.log(
+            level, "the lease of attempt %d is not released, the next trainer waits: %s", lease.attempt_id, error
+        )
 
 
 def _replace(root: Root, lease: Lease) -> None:
@@ -356,6 +362,8 @@ def claim_free_slot(root: Root, worker_id: str) -> SlotClaim:
     root.check_same_run()
     for slot in itertools.count():
         newest = newest_slot_claim(root, slot)
+        if newest is not None and newest.worker_id == worker_id:  # the answer to an earlier try was lost
+            return newest
         if newest is None or is_over(newest):
             life = newest.life + 1 if newest else 1
             claimed = Register(root, WORKERS, slot).try_claim(life, partial(_slot_claim, slot, worker_id, ()))

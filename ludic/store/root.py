@@ -8,9 +8,10 @@ import inspect
 import runpy
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from threading import Event
 from typing import Any
 
 import fsspec
@@ -43,24 +44,31 @@ class Root(Storage):
         object.__setattr__(self, "record", record_of(self.run_json, f"{self.url}/{RUN.template}"))
 
     @classmethod
-    def open(cls, url: str, *, writable: bool = False, fs: fsspec.AbstractFileSystem | None = None) -> "Root":
+    def open(
+        cls,
+        url: str,
+        *,
+        writable: bool = False,
+        fs: fsspec.AbstractFileSystem | None = None,
+        stop: Event | None = None,
+    ) -> "Root":
         """Open an existing run.
 
         writable: also check that the filesystem refuses to overwrite, by creating run.json a second time.
-        fs: filesystem to use instead of the URL's own.
+        fs: filesystem to use instead of the URL's own. stop: once set, failed operations are not retried.
         Raises MissingRootError if there is no run.json, StoreError if the filesystem fails, and for a writable root
         SchemaError if a folder is a link that leads out of it, or no folder, and ConfigError as `check_scheme`.
         """
         if writable and fs is None:
             check_scheme(url)
-        storage = Storage.connect(url, fs)
+        storage = replace(Storage.connect(url, fs), stop=stop)
         try:
             data = storage.read(RUN.template)
         except FileNotFoundError:
             raise MissingRootError(
                 f"{storage.url} holds no run: {RUN.template} is missing; `ludic run` starts one"
             ) from None
-        root = cls(storage.url, storage.fs, storage.path, run_json=data)
+        root = cls(storage.url, storage.fs, storage.path, stop, run_json=data)
         if writable:
             # A listing passes over them: a trainer would miss its checkpoints, and begin with the first weights.
             root.refuse_lost_folders({row.folder for row in ROWS if row.folder})
@@ -72,18 +80,25 @@ class Root(Storage):
         return Root.open(self.url, writable=True)
 
     @classmethod
-    def create(cls, url: str, run_json: bytes, *, fs: fsspec.AbstractFileSystem | None = None) -> "Root":
+    def create(
+        cls,
+        url: str,
+        run_json: bytes,
+        *,
+        fs: fsspec.AbstractFileSystem | None = None,
+        stop: Event | None = None,
+    ) -> "Root":
         """Put run.json, or open the run that is there, whatever its settings; ludic.run_json.put_run compares them.
 
-        Raises ConfigError as `check_scheme`.
+        fs, stop: as for `open`. Raises ConfigError as `check_scheme`.
         """
         if fs is None:
             check_scheme(url)
-        storage = Storage.connect(url, fs)
+        storage = replace(Storage.connect(url, fs), stop=stop)
         if not storage.put_if_absent(RUN.template, run_json):
-            return cls.open(url, writable=True, fs=fs)
+            return cls.open(url, writable=True, fs=fs, stop=stop)
         storage.prove_put_if_absent(RUN.template, run_json)
-        return cls(storage.url, storage.fs, storage.path, run_json=run_json)
+        return cls(storage.url, storage.fs, storage.path, stop, run_json=run_json)
 
     @property
     def run_id(self) -> str:

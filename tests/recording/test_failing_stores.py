@@ -77,7 +77,7 @@ def url(store: type[Store]) -> str:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds of a test: seconds instead of minutes."""
-    for name, value in {"OPEN_S": 0.3, "STEP_S": 0.1, "CLOSE_S": 1.0}.items():
+    for name, value in {"OPEN_S": 0.3, "STEP_S": 0.1, "CLOSE_S": 0.5}.items():
         monkeypatch.setattr(recorder, name, value)
     for name, value in {"_FIRST_PAUSE_S": 0.01, "_LONGEST_PAUSE_S": 0.02, "_LAST_WORDS_S": 0.1}.items():
         monkeypatch.setattr(queue, name, value)

@@ -172,7 +172,9 @@ def test_a_group_or_a_row_is_appended_once(url: str):
         recorder.append([rows])
         with pytest.raises(InvalidBatchError, match="its group, mine, was appended before"):
             recorder.append([rows])
-        with pytest.raises(ConfigError, match="advantages names rollout mine, which is none of the newest 65,536"):
+        with pytest.raises(
+            ConfigError, match="advantages names rollout mine, which was not appended and is in no file"
+        ):
             recorder.step(1, advantages={"mine": 1.0})
         with pytest.raises(ConfigError, match="metrics: 'loss' is 'low', wanted a number"):
             recorder.metrics(1, {"loss": "low"})
@@ -281,3 +283,21 @@ def test_several_threads_and_several_recorders_append_at_once(url: str):
     of_steps = [row["rollout_id"] for rows in ledger_of(url).values() for row in rows]
     assert len(of_steps) == len(set(of_steps)) == 80
     assert [problem for problem in problems_of(url) if "step_gaps" not in problem] == []
+
+
+def test_a_step_may_name_rows_that_another_recorder_or_an_earlier_life_has_stored(url: str):
+    with ludic.record(url, model=MODEL) as earlier:
+        [old, *_] = earlier.append([group(0)])
+    with ludic.record(url) as sampler, ludic.record(url) as trainer:
+        theirs = [name for seed in range(1, 4) for name in sampler.append([group(seed)])]
+        mine = trainer.append([group(5)])
+        assert sampler.flush()
+        trainer.step(1, advantages=dict.fromkeys([*theirs, *mine], 0.5), dropped={old: "too old"})
+        trainer.step(2, advantages={theirs[0]: 1.0})
+    first, second = ledger_of(url).values()
+    assert [(row["rollout_id"], row["reason"]) for row in first] == [
+        *((name, None) for name in [*theirs, *mine]),
+        (old, "too old"),
+    ]
+    assert [(row["rollout_id"], row["num_uses"]) for row in second] == [(theirs[0], 2)]
+    assert problems_of(url) == []

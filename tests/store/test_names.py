@@ -101,6 +101,7 @@ TEXTS = {
     "SlotClaim.process": "compared",
     "SlotClaim.ended_at": "for people",
     "SlotClaim.code": "each decoded as a CodeRecord",
+    "SlotClaim.lost": "for people",
     "Tombstone.created_at": "for people",
     "Tombstone.rule": "for people",
     "Tombstone.partitions.env_name": "part of a path only quoted",

@@ -110,13 +110,14 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
     rows = query(
         root,
         """
-        -- but for the columns of workers, of dpo and of mixtures of experts, and mfu, which a CPU has none of
+        -- but for the columns of workers, of dpo, of mixtures of experts, of other trainers, and mfu, which a CPU has
+        -- none of
         select * exclude (
             worker_id, env_name, num_truncated, num_parse_errors, num_errors,
             num_incomplete_completions, num_zero_variance_groups, first_error,
             preference_margin, preference_accuracy, router_balance_loss, router_z_loss, expert_imbalance,
             experts_changed, mfu, load_s, fetch_s, first_token_s,
-            num_running, waited_for
+            num_running, waited_for, other
         )
         from metrics
         where kind = 'train'
