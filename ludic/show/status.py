@@ -227,8 +227,8 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
             if any(row[column] is not None for row in steps):
                 yield name, _curve([row[column] for row in steps], width)
         yield "loss", Text(_losses(steps[-1]))
-        if steps[-1]["other"]:
-            yield "other", Text(_others(dict(steps[-1]["other"])))
+        if others := _others(steps[-1]):
+            yield "other", Text(others)
         if not is_other or any(row["tokens_per_s"] is not None for row in recent):
             yield "speed", Text(_speed(recent, status))
         if not is_other or any(_seconds(recent).values()):
@@ -369,8 +369,9 @@ def _losses(row: Row) -> str:
 _MOST_OTHERS = 8
 
 
-def _others(values: Mapping[str, float]) -> str:
-    """Format the numbers of another trainer that have no column of their own, by its names."""
+def _others(row: Row) -> str:
+    """Format the numbers of another trainer that are no columns of metrics, by its names; empty if there are none."""
+    values = {name: value for name, value in dict(row["other"] or {}).items() if name not in row}
     shown = ", ".join(f"{printable(name)} {number(value, 4)}" for name, value in list(values.items())[:_MOST_OTHERS])
     left = len(values) - _MOST_OTHERS
     return shown + (f" and {left:,} more, in the column other of metrics" if left > 0 else "")
