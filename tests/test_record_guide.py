@@ -73,9 +73,12 @@ def test_the_loop_of_the_page_records_what_it_trains_on(tmp_path: Path, monkeypa
         "optimizer": torch.optim.SGD([model.logits], lr=1.0),
         "conversations_of": lambda step: [question] * NUM_EXAMPLES,
         "user_config": {"num_samples": NUM_SAMPLES},
-        **{"num_steps": NUM_STEPS, "num_samples": NUM_SAMPLES, "top_k": 4, "lr": 1.0},
+        "num_steps": NUM_STEPS,
+        "num_samples": NUM_SAMPLES,
+        "top_k": 4,
+        "lr": 1.0,
     }
-    exec(loop, names)  # noqa: S102
+    exec(loop, names)
     run = ludic.open("runs/mine")
     assert not run.verify().findings
     rows = run.sql("from batches join rollouts using (rollout_id, policy_version) order by step, batch_index")

@@ -106,6 +106,20 @@ def test_what_if_compares_with_the_advantages_that_the_trainer_used(ludic, recor
     assert f"{TRAINER} trained these steps by rules of its own; name others: --advantage" in refused.err
 
 
+def test_evaluations_of_the_trainer_are_compared(ludic, copied: Path) -> None:
+    row = {"prompt_tokens": [1], "response_tokens": [1, 2], "purpose": "eval"}
+    with package.record(copied, model=package.open(str(copied)).config.model, trainer=TRAINER) as recorder:
+        for version, reward in ((0, 0.25), (NUM_STEPS, 0.75)):
+            answers = [
+                {**row, "env_example_id": f"example-{number}", "policy_version": version, "episode_reward": reward}
+                for number in range(8)
+            ]
+            recorder.append([[answer] for answer in answers])
+    found = json.loads(ludic("eval", "compare", f"{copied}@0", f"{copied}@{NUM_STEPS}", "--json").out)
+    compared = found["differences"]
+    assert [(each["estimate_a"], each["estimate_b"], each["difference"]) for each in compared] == [(0.25, 0.75, 0.5)]
+
+
 def test_bisect_reads_the_trainer_s_own_numbers(ludic, recorded: str) -> None:
     out = ludic("bisect", recorded, "other['kl'] > 0.055").out
     assert out.startswith("(other['kl'] > 0.055) is first true at step 6; it is not at step 5.")
@@ -121,7 +135,7 @@ def test_bisect_reads_the_trainer_s_own_numbers(ludic, recorded: str) -> None:
         (["check"], f"records the steps of {TRAINER}"),
         (["cut", "--step", "5", "bug"], f"{TRAINER} trained attempt 1, and only ludic's own steps can be replayed"),
         (["eval"], "stands for that of a recorded run"),
-        (["eval", "compare", "1", "2"], "has no evaluation"),
+        (["eval", "compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
         (["export", "--format", "hf", "--out", "weights"], "has no weights of any version"),
     ],
     ids=" ".join,
@@ -130,8 +144,9 @@ def test_what_can_t_be_is_refused_in_a_line(
     ludic, recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], refusal: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = 2 if command[1:2] == ["compare"] else 1
-    result = ludic(*command[:place], recorded, *command[place:])
+    sides = [f"{recorded}{each}" for each in command if each.startswith("@")]
+    named = [*command[:2], *sides] if sides else [command[0], recorded, *command[1:]]
+    result = ludic(*named)
     assert result.code == 1
     assert refusal in result.err
     assert result.err.count("\n") == 1
