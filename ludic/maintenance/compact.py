@@ -345,9 +345,12 @@ class CompactionReport(Result):
 def sealed_before(root: Root) -> int:
     """Return the first version that is not sealed. Workers and the newest trainer's window are past all sealed ones.
 
-    Returns 0 if none is sealed: no policy was published, or the trainer takes rollouts of any age.
+    Returns 0 if none is sealed: no policy was published, or the trainer takes rollouts of any age. A recorded trainer
+    takes none from here, so all versions but its newest are sealed.
     """
     latest, attempt = latest_policy(root), newest_attempt(root)
+    if attempt is not None and attempt.other_trainer is not None:
+        return max(list_versions(root, "rollouts"), default=0)
     window = attempt.config.get("max_off_policy_steps") if attempt else None
     if latest is None or window is None:
         return 0

@@ -1,6 +1,7 @@
 """One rollout or one group as people read it: reward and wanted answer, conversation, tokens in colours, training.
 
-Tokens are shown as text by tokenizer.json of the newest published policy that has one; without a tokenizer, as ids.
+Tokens are shown as text by tokenizer.json of the newest published policy that has one, or else of the run's first
+model; without a tokenizer, as ids.
 """
 
 import math
@@ -23,6 +24,7 @@ from ludic.results import Result, cell, number, pairs, plain_table, plural, prin
 from ludic.schema import extra_names
 from ludic.store import Root
 from ludic.store.catalogue import WEIGHT_FILES
+from ludic.store.weights import read_identity, read_kept
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,6 +36,7 @@ TokenReader = Callable[[Sequence[int]], list[str]]
 Row = Mapping[str, Any]
 """One row of the rollouts table."""
 
+_TOKENIZER = "tokenizer.json"
 _ID_DIGITS = 12
 _EXCERPT = 300
 _TREE_EXCERPT = 100
@@ -86,8 +89,8 @@ class Found(Result):
     def tokens(self) -> "pl.DataFrame":
         """Return a row per response token: rollout_id, index, token_id, text, logprob (nats), reward and sampled.
 
-        sampled is false for tokens that the environment or a tool inserted. Text needs the tokenizer of a published
-        policy; without one it is the id.
+        sampled is false for tokens that the environment or a tool inserted; logprob is null if nobody kept it. Text
+        needs the tokenizer of a published policy or of the first model; without one it is the id.
         """
         import polars as pl
 
@@ -243,7 +246,9 @@ def _origin(row: dict[str, Any]) -> dict[str, str]:
         "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
         f"seed {row['seed']}",
         "logprobs": _CAPTURES.get(row["capture"]),
-        "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC, request {row['request_index']}",
+        "engine": row["engine"],
+        "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC"
+        + (f", request {row['request_index']}" if row["request_index"] >= 0 else ""),
         "file": f"{row['file']}, row group {row['row_group']}, row {row['row']}",
         "metadata": ", ".join(f"{name} {value}" for name, value in row["metadata"].items()),
     }
@@ -531,11 +536,21 @@ class TokenRow:
 
 def load_token_reader(root: Root) -> TokenReader:
     """Return a reader with the run's newest tokenizer; without a tokenizer, it shows token ids."""
-    found = [name for name in WEIGHT_FILES.listed(root) if name.file == "tokenizer.json"]
-    if not found:
+    data = _newest_tokenizer(root)
+    if data is None:
         return lambda token_ids: [f" {token_id}" for token_id in token_ids]
-    tokenizer = Tokenizer.from_str(root.read(WEIGHT_FILES.name(max(found))).decode())
+    tokenizer = Tokenizer.from_str(data.decode())
     return lambda token_ids: token_texts(lambda ids: tokenizer.decode(ids, skip_special_tokens=False), token_ids)
+
+
+def _newest_tokenizer(root: Root) -> bytes | None:
+    """Return tokenizer.json of the newest policy, or else of the first model; None if neither has one."""
+    published = [name for name in WEIGHT_FILES.listed(root) if name.file == _TOKENIZER]
+    if published:
+        return root.read(WEIGHT_FILES.name(max(published)))
+    identity = read_identity(root)  # a run whose weights are elsewhere: imported, or recorded of another trainer
+    kept = {} if identity is None else identity.tokenizer
+    return read_kept(root, {_TOKENIZER: kept[_TOKENIZER]})[_TOKENIZER] if _TOKENIZER in kept else None
 
 
 def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) -> list[str]:

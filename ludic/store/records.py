@@ -123,6 +123,20 @@ class CodeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherTrainer:
+    """The trainer of another program, whose steps were recorded (docs/record.md)."""
+
+    name: str
+    """Program and version, such as trl 1.16.0."""
+    settings: Mapping[str, Any]
+    """Its settings under its own names; none of them is a setting of ludic."""
+
+
+RECORDED = "recorded"
+"""Key of an attempt's config if another program trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One start of a trainer."""
 
@@ -148,6 +162,22 @@ class Attempt:
         if self.parent_attempt is None or self.parent_step is None:
             return None
         return self.parent_attempt, self.parent_step
+
+    @property
+    def other_trainer(self) -> OtherTrainer | None:
+        """The trainer of another program; None if ludic's own trained."""
+        return other_trainer(self.config)
+
+
+def other_trainer(config: Mapping[str, Any]) -> OtherTrainer | None:
+    """Return the trainer of another program whose steps an attempt records; None if ludic's own trained.
+
+    config: of the attempt. What any program may have left out is empty.
+    """
+    found = config.get(RECORDED)
+    if not isinstance(found, Mapping):
+        return None
+    return OtherTrainer(name=str(found.get("trainer") or "another trainer"), settings=dict(found.get("settings") or {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

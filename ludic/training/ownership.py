@@ -27,6 +27,7 @@ from ludic.run_json import run_of
 from ludic.store import Attempt, MetricsLog, Root
 from ludic.store.attempts import (
     NOTHING_TO_RESUME,
+    check_not_recorded,
     checkpoint_folder,
     checkpoint_to_resume,
     folder_of,
@@ -97,6 +98,7 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> PlanS
     opened: list[PlanSource] = []
 
     def open_() -> None:
+        check_not_recorded(root)
         batch, loss = config.batch, config.loss.of_batches
         if batch.offline:
             opened.append(OfflineSource(root, batch, **loss))
