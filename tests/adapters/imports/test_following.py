@@ -15,7 +15,7 @@ import peers
 import pytest
 from forks import Forked
 from table_rows import stored_rows
-from tiny_runs import make_model, query
+from tiny_runs import query
 
 import ludic
 from ludic.adapters.imports.following import Follower, _stored
@@ -28,14 +28,9 @@ from ludic.store import RolloutReader, Root
 from ludic.store.records import ImportReport
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model(tmp_path_factory.mktemp("tiny") / "model")
-
-
 @pytest.fixture
-def root(tmp_path: Path, model: str) -> Root:
-    return put_run(str(tmp_path / "run"), RunConfig(model=model, env=("cats",), group_size=2))
+def root(tmp_path: Path, model_folder: str) -> Root:
+    return put_run(str(tmp_path / "run"), RunConfig(model=model_folder, env=("cats",), group_size=2))
 
 
 @dataclass
@@ -166,6 +161,7 @@ def traces_of(folder: Path, step: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_file_that_is_appended_to_is_imported_when_that_of_the_next_step_begins(
     follow, root: Root, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -272,6 +268,7 @@ def test_a_file_that_changes_while_it_is_read_leaves_nothing(root: Root, tmp_pat
     assert (root.list("rollouts"), root.list("imports")) == ([], [])
 
 
+@pytest.mark.slow
 def test_the_operation_ends_when_nothing_has_changed_and_says_what_came(root: Root, tmp_path: Path):
     write_verl(tmp_path, 1)
     write_verl(tmp_path, 2)
@@ -286,8 +283,9 @@ def test_the_operation_ends_when_nothing_has_changed_and_says_what_came(root: Ro
     assert (len(again), len(stored_rows(root))) == (0, 8)
 
 
+@pytest.mark.slow
 def test_texts_say_by_which_tokenizer_and_no_policy_gradient_trains_on_them(
-    follow, root: Root, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    follow, root: Root, model_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     write_verl(tmp_path, 1)
     write_verl(tmp_path, 2)
@@ -295,9 +293,9 @@ def test_texts_say_by_which_tokenizer_and_no_policy_gradient_trains_on_them(
     following = follow()
     assert following.look(2) == ["1.jsonl", "2.jsonl"]
     said = [record.getMessage() for record in caplog.records]
-    assert [f"; texts were tokenised by the tokenizer of {model}" in each for each in said] == [True, True]
+    assert [f"; texts were tokenised by the tokenizer of {model_folder}" in each for each in said] == [True, True]
     [report] = ludic.open(root.url).import_(tmp_path / "theirs" / "2.jsonl", "verl")
-    assert (report.tokenizer, report.num_from_text, report.was_there) == (model, 4, True)
+    assert (report.tokenizer, report.num_from_text, report.was_there) == (model_folder, 4, True)
     assert query(root, "select distinct capture from rollouts") == [("text",)]
     ratios, none = (Planner(BatchRules(groups_per_batch=4, needs_logprobs=needs)) for needs in (True, False))
     for planner in (ratios, none):
