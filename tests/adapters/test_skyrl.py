@@ -57,6 +57,14 @@ class Generator:
         }
 
 
+class Odd(Generator):
+    """A logprob of the first prompt is above 0."""
+
+    async def generate(self, input_batch: dict, disable_tqdm: bool = False) -> dict:
+        output = await super().generate(input_batch, disable_tqdm)
+        return output | {"rollout_logprobs": [[-0.5, 5.0], *output["rollout_logprobs"][1:]]}
+
+
 def input_of(step: int, phase: str = "train") -> dict:
     return {
         "env_classes": ["gsm8k", "gsm8k", "aime", "aime"],
@@ -187,6 +195,13 @@ def test_what_can_not_be_recorded_never_ends_the_training(
     output = asyncio.run(trainer.generator.generate({"trajectory_ids": input_of(1)["trajectory_ids"]}))
     assert len(output["response_ids"]) == 4
     asyncio.run(trainer.train([1]))
+    odd = Trainer(config(model_folder))
+    odd.generator = Odd()
+    second = record(odd, str(tmp_path / "odd"))
+    asyncio.run(odd.generator.generate(input_of(1)))
+    second.close()
+    assert (second.lost.num_groups, second.lost.num_rollouts) == (1, 2)
+    assert query(Root.open(str(tmp_path / "odd")), "select count(*) from rollouts") == [(2,)]
     recorder.close()
     [warning] = [each.getMessage() for each in caplog.records if each.name == "ludic.record"]
     assert "append is not recorded: KeyError: 'batch_metadata'" in warning
