@@ -154,7 +154,7 @@ def test_without_it_nothing_is_left_and_the_error_says_what_to_do(tmp_path, batc
     twin = copied(batches[1], tmp_path / "twin")
     with pytest.raises(ConfigError, match=r"nothing to train on where .* compute them offline with compute_logprobs"):
         train_here(twin, **OFFLINE)
-    # sft reads no logprobs of a sampler: all rows are trained on, and nothing is said of a ratio
+    # sft reads no sampler's logprobs: all rows are trained on, and nothing is said of a ratio
     assert train_here(twin, **OFFLINE, objective="sft") == 3
     metrics = """
         select distinct sampler_kl, sampler_kl_k1, ratio_mean, ratio_max, ratio_p01, clip_fraction, loss > 0
