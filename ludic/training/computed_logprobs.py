@@ -80,13 +80,12 @@ def _compute_under(
         if is_main():
             what = "%s: computing the logprobs of %d rollouts under version %d"
             logger.info(what, source.url, missing.num_rows, version)
-        with _model_of(source, config, mesh, find_weights) as reference:
-            cached = CachedReference(reference, root, name, device, [source])
-            for start in range(0, missing.num_rows, _ROWS_AT_ONCE):
-                plan = _plan_of(missing.slice(start, _ROWS_AT_ONCE))
-                # Turns are parts of rows, whose logprobs are kept whole.
-                batch = replace(config.batch, training_unit="episode", balance_by="tokens")
-                cached(run_on_all(partial(read_rank_batch, root, batch, plan, rank(), num_ranks())).micro_batches)
+        cached = CachedReference(_model_of(source, config, mesh, find_weights), root, name, device, [source])
+        for start in range(0, missing.num_rows, _ROWS_AT_ONCE):
+            plan = _plan_of(missing.slice(start, _ROWS_AT_ONCE))
+            # Turns are parts of rows, whose logprobs are kept whole.
+            batch = replace(config.batch, training_unit="episode", balance_by="tokens")
+            cached(run_on_all(partial(read_rank_batch, root, batch, plan, rank(), num_ranks())).micro_batches)
     return cached.index
 
 
@@ -117,11 +116,10 @@ def _name_of(source: Root, version: int, config: TrainConfig) -> str:
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-@contextmanager
 def _model_of(
     source: Root, config: TrainConfig, mesh: DeviceMesh, find_weights: Callable[[], AbstractContextManager[Path]]
-) -> Iterator[Reference]:
-    """Yield the Reference of a version's weights."""
+) -> Reference:
+    """Load a version's weights, and return their Reference."""
     dtype, run = compute_dtype(config), run_of(source)
     with path_on_main(find_weights) as folder:
         model = load_sharded(
@@ -133,7 +131,7 @@ def _model_of(
             longrope=run.longrope,
         )
     chunk_tokens = config.model.logprob_chunk_tokens
-    yield model_reference(model, torch.device(mesh.device_type), chunk_tokens=chunk_tokens)
+    return model_reference(model, torch.device(mesh.device_type), chunk_tokens=chunk_tokens)
 
 
 @contextmanager

@@ -167,7 +167,7 @@ def test_without_it_nothing_is_left_and_the_error_says_what_to_do(tmp_path, batc
 def test_settings_that_can_not_go_together_are_refused_by_name():
     with pytest.raises(ConfigError, match="compute_logprobs is set, and only offline training computes logprobs"):
         TrainConfig.of(compute_logprobs=True)
-    with pytest.raises(ConfigError, match="compute_logprobs is set, and sft reads no logprobs of a sampler"):
+    with pytest.raises(ConfigError, match="compute_logprobs is set, and sft reads no sampler's logprobs"):
         TrainConfig.of(compute_logprobs=True, offline=True, objective="sft")
 
 
