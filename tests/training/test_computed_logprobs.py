@@ -189,6 +189,7 @@ def test_a_second_look_at_such_steps_knows_what_was_computed(tmp_path, batches):
     twin = copied(batches[1], tmp_path / "twin")
     train_here(twin, **OFFLINE, compute_logprobs=True)
     assert rerun(twin, {}, steps="2").is_ledger
+    assert rerun(twin, {"objective": "sft"}, steps="2").steps["num_new_used"].to_list() == [16]
     again = create_root(str(tmp_path / "again"), twin.record.model)
     with pytest.raises(ConfigError, match="nobody kept the sampler's logprobs of 8 of 8 rows, and a replay"):
         train_here(again, **replay_settings(twin.url), replay_batches=twin.url)
