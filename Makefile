@@ -1,4 +1,4 @@
-.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect verifiers \
+.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect trl verifiers \
 	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers clusters soak durations mutants check format docs \
 	bench gpu notebooks clean collect
 .DEFAULT_GOAL := help
@@ -9,7 +9,7 @@ WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
 # Beside .venv, which is complete before they are begun.
 OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed .venv/docs/installed \
-	.venv/light/installed .venv/verifiers/installed .venv/verifiers-legacy/installed .venv/8bit/installed
+	.venv/light/installed .venv/verifiers/installed .venv/verifiers-legacy/installed .venv/8bit/installed .venv/trl/installed
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 # pip would compile 50,000 files, which is most of an installation. Python compiles those that are imported.
@@ -47,8 +47,8 @@ test-all:  ## run everything, as CI does, in half an hour on two cores
 	$(MAKE) --keep-going --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) $(addprefix timed-,check docs faults)
 	$(MAKE) timed-integration
 	$(MAKE) --keep-going --jobs 3 --output-sync=target UNIT_PROCESSES=$(PROCESSES) \
-		$(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 verifiers-legacy inspect 8bit \
-		light)
+		$(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 verifiers-legacy trl inspect \
+		8bit light)
 
 # A line at the end of each target, with its seconds, shows where a run is that nears its limit.
 timed-docs: .venv/docs/installed
@@ -96,6 +96,9 @@ inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its
 light: .venv/light/installed  ## run what needs no extra in an environment of the package alone
 	.venv/light/bin/pip install --quiet --no-deps --force-reinstall .
 	.venv/light/bin/python -m pytest $(TWICE) --confcutdir tests/light tests/light
+
+trl: .venv/trl/installed  ## record trainers of TRL: killed and resumed, on two ranks, into stores that fail
+	OMP_NUM_THREADS=1 .venv/trl/bin/python -m pytest $(TWICE) tests/adapters/trl
 
 verifiers: verifiers-v1 verifiers-legacy  ## run environments of both APIs of verifiers
 
@@ -179,9 +182,10 @@ clean:  ## remove what the other targets made
 # These want other versions than constraints.txt pins: their packages lie over those of .venv. Of verifiers, 0.3.1 is the
 # newest with load_environment, and 0.4 has v1 alone.
 .venv/inspect/installed: OVER = inspect-ai==0.3.285 pandas==3.1.1
+.venv/trl/installed: OVER = trl==1.16.0
 .venv/verifiers/installed: OVER = verifiers==0.4.0
 .venv/verifiers-legacy/installed: OVER = verifiers==0.3.1
-.venv/inspect/installed .venv/verifiers/installed .venv/verifiers-legacy/installed: .venv/installed
+.venv/inspect/installed .venv/trl/installed .venv/verifiers/installed .venv/verifiers-legacy/installed: .venv/installed
 	$(PYTHON) -m venv --without-pip $(@D)
 	$(@D)/bin/python -c "from sysconfig import get_path as path; from pathlib import Path; \
 		below = path('purelib').replace('$(@D)', '.venv'); \

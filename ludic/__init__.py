@@ -51,7 +51,12 @@ _HOMES = {
     "RunConfig": "ludic.run_config",
 }
 
-_MODULES = {"trl": "ludic.adapters.trl"}
+_MODULES = {
+    "openrlhf": "ludic.adapters.openrlhf",
+    "skyrl": "ludic.adapters.skyrl",
+    "trl": "ludic.adapters.trl",
+    "verl": "ludic.adapters.verl",
+}
 """Modules that are reached by a short name; each needs the package that it is named after."""
 
 _OWN_NAMES = {"open": "open_run"}

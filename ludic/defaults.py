@@ -17,6 +17,8 @@ ENGINE = "auto"
 """Default inference engine of workers: vllm on a GPU where it is installed, else transformers."""
 MAX_OBSERVATION_CHARACTERS = 1_000_000
 """About 250,000 tokens, more than most models read."""
+RECORDED_ENV = "recorded"
+"""Environment of rollouts that another program sampled, unless the recorder names one."""
 Longrope = Literal["short", "long"]
 """Factors of a longrope model, such as Phi-3-128k."""
 ExampleIds = Literal["row", "question"]

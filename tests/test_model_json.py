@@ -36,7 +36,8 @@ READERS_OF_OTHER_TEXTS = {
     """,
     "what a user gives": """
         values.py config_files.py data_files.py messages.py adapters/imports/evaluations.py
-        adapters/imports/records.py adapters/imports/forms.py
+        adapters/imports/records.py adapters/imports/forms.py adapters/imports/following.py
+        recording/recorder.py adapters/trl.py adapters/trl_rows.py
     """,
     "where JSON ends, which msgspec then reads": "agents/parsers.py",
     "this function": "model_json.py",

@@ -17,6 +17,7 @@ from typing import Any
 from ludic.by_name import find_by_name
 from ludic.code.kinds import ENVIRONMENT, find, unknown
 from ludic.code.run import describe, only_exceptions
+from ludic.defaults import RECORDED_ENV
 from ludic.environments.environment import (
     RUN_IN,
     Environment,
@@ -144,6 +145,11 @@ def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
 
 
 def _unknown(name: str) -> LudicError:
+    if name == RECORDED_ENV:
+        return ConfigError(
+            f"environment {name!r} stands for that of a recorded run, which is in the program that was recorded; name "
+            "one with --env"
+        )
     prefix = prefix_of(name)
     forms = [*ENVIRONMENT.names(), f"{QUESTIONS}FILE", *(f"{each}NAME" for each in ENVIRONMENT.packages)]
     return unknown(

@@ -24,6 +24,7 @@ from ludic.sql.library import MEASURE_KEYS, check_measure_parameters, load_measu
 from ludic.sql.query import ask, ask_table, explain
 from ludic.sql.reports import figure
 from ludic.store import Root
+from ludic.store.attempts import newest_attempt
 
 if TYPE_CHECKING:
     import polars as pl
@@ -112,12 +113,19 @@ def nothing_stored(con: duckdb.DuckDBPyConnection, root: Root, chosen: Chosen) -
     wanted = [f"{what} {', '.join(map(str, values))}" for what, values in named if values is not None]
     stored = [f"version {version} of {env}" for version, env in con.execute(_STORED).fetchall()]
     if not stored:
-        return f"{root.url} has no evaluation; `ludic eval {root.url}` samples one"
+        return f"{root.url} has no evaluation; {_how_to_get_one(root)}"
     more = f" and {len(stored) - _MOST_NAMED} more" if len(stored) > _MOST_NAMED else ""
     return (
         f"{root.url} has no evaluation{' of ' if wanted else ''}{' and '.join(wanted)}; it has "
-        f"{', '.join(stored[:_MOST_NAMED])}{more}; `ludic eval {root.url}` samples one"
+        f"{', '.join(stored[:_MOST_NAMED])}{more}; {_how_to_get_one(root)}"
     )
+
+
+def _how_to_get_one(root: Root) -> str:
+    attempt = newest_attempt(root)
+    if attempt is not None and attempt.other_trainer is not None:  # ludic has no weights to sample with
+        return f"record those of {attempt.other_trainer.name}, as rows of purpose eval"
+    return f"`ludic eval {root.url}` samples one"
 
 
 # --- Numbers: means over examples ----------------------------------------------------------------------

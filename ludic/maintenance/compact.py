@@ -55,6 +55,7 @@ from ludic.store.parquet import (
     read_within,
     release_memory,
     row_group_bounds,
+    with_capture,
 )
 from ludic.store.policies import latest_policy
 from ludic.store.root import Root
@@ -249,7 +250,7 @@ def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
             mine = pc.and_(mine, pc.equal(table["sequence"], file.sequence))
         if not pc.all(mine).as_py():
             raise SchemaError("it holds rows of another worker or sequence; somebody copied it")
-        return as_schema(table, schema, file.name)
+        return as_schema(with_capture(table) if file.table == "rollouts" else table, schema, file.name)
 
 
 def _sorted_by_group(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -344,9 +345,12 @@ class CompactionReport(Result):
 def sealed_before(root: Root) -> int:
     """Return the first version that is not sealed. Workers and the newest trainer's window are past all sealed ones.
 
-    Returns 0 if none is sealed: no policy was published, or the trainer takes rollouts of any age.
+    Returns 0 if none is sealed: no policy was published, or the trainer takes rollouts of any age. A recorded trainer
+    takes none from here, so all versions but its newest are sealed.
     """
     latest, attempt = latest_policy(root), newest_attempt(root)
+    if attempt is not None and attempt.other_trainer is not None:
+        return max(list_versions(root, "rollouts"), default=0)
     window = attempt.config.get("max_off_policy_steps") if attempt else None
     if latest is None or window is None:
         return 0

@@ -191,7 +191,7 @@ def _match(root: Root, rule: ExpiryRule, folder: Folder) -> tuple[list[StoredFil
 def _needed_to_resume(root: Root, files: Sequence[StoredFile]) -> list[StoredFile]:
     """Return the files that the newest trainer would read and that its checkpoint has not consumed."""
     attempt, latest = newest_attempt(root), latest_policy(root)
-    if attempt is None:
+    if attempt is None or attempt.other_trainer is not None:  # a recorded trainer takes no rollouts from here
         return []
     checkpoint = checkpoint_to_resume(root, attempt)
     cursor = Cursor.from_dict(dict(checkpoint.cursor)) if checkpoint else Cursor()

@@ -48,7 +48,7 @@ from ludic.store.filesystem import Storage
 from ludic.store.ledger import attempt_of_steps, ledger_steps, step_numbers
 from ludic.store.parquet import open_parquet, read_row_groups, row_counts, row_group_bounds
 from ludic.store.policies import latest_policy
-from ludic.store.records import Lease, SlotClaim
+from ludic.store.records import RECORDED, Lease, SlotClaim
 from ludic.store.tables import Row, metrics_row, put_table
 from ludic.store.weights import identify, keep_model, read_identity
 from ludic.store.writer import commit, encode_rows, file_parts, stamped
@@ -57,9 +57,6 @@ logger = logging.getLogger(__name__)
 
 MOST_KNOWN_ROWS = 1 << 16
 """Rows that are known for steps to name: the newest that were appended, and those that were found in files."""
-RECORDED = "recorded"
-"""Setting of an attempt that a recorder has put: the trainer that was recorded, and its settings."""
-
 # --- Jobs ----------------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.run_json import run_of
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root
+from ludic.store.attempts import check_not_recorded
 from ludic.store.claims import check_holds_slot, code_before, held_slot
 from ludic.store.code import to_dicts, warn_of_other_code
 from ludic.store.filesystem import back_off
@@ -90,6 +91,7 @@ def opened_stream(
     announce: Announce | None = None,
 ) -> Iterator["Stream"]:
     """Claim the slot, find what its earlier lives committed, and give the stream; at the end, flush and release."""
+    check_not_recorded(root)
     slot = new_slot() if config.slot is None else config.slot
     run = run_of(root)
     schedule, worker_id = Schedule.of_slot(run, slot), new_worker_id(slot)

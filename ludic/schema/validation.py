@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from ludic.errors import InvalidBatchError
 from ludic.records import (
+    WITHOUT_LOGPROBS,
     ActionTarget,
     Capture,
     FinishReason,
@@ -127,6 +128,7 @@ def _examine(
         _broken_rules(fit),
         *(bad_numbers(flat, most) for flat in tokens.values()),
         _bad_unsampled(fit),
+        _pretended_logprobs(fit),
         _bad_others(fit, most),
     )
     problems = [
@@ -284,6 +286,14 @@ def _bad_unsampled(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
         for column in filled:
             if reason := column.not_filled(rollout.columns[column.name], mask):
                 yield row, column.name, reason
+
+
+def _pretended_logprobs(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
+    """Yield rows that say that nobody kept their logprobs, and have some."""
+    for row, rollout in enumerate(rollouts):
+        if rollout.capture in WITHOUT_LOGPROBS and (num_other := np.count_nonzero(rollout.response_logprobs)):
+            wanted = f"wanted zeros, since capture is {rollout.capture}: nobody kept them"
+            yield row, "response_logprobs", f"has {num_other} that are not 0, {wanted}"
 
 
 def _bad_others(rollouts: Sequence[Rollout], num_ids: int) -> Iterator[RowProblem]:

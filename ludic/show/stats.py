@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ludic.defaults import Track, untracked
 from ludic.maintenance.verify import TABLES, Footer, read_footers
+from ludic.recording.losses import Lost
 from ludic.results import Frame, Part, Result, Sentence, cell, number, plural, sparkline
 from ludic.run_json import run_of
 from ludic.sql import connect
@@ -18,8 +19,10 @@ from ludic.sql.reports import read_reports
 from ludic.sql.root_views import unreadable_records
 from ludic.sql.snapshot import count_rows
 from ludic.store import Root
+from ludic.store.attempts import newest_attempt
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
+from ludic.store.records import OtherTrainer, convert, decode_json, other_trainer
 from ludic.store.tombstones import list_quarantined
 from ludic.training.config import describe_computing
 from ludic.training.presets import nearest_algorithm
@@ -100,6 +103,7 @@ class Stats(Result):
         facts = self.facts
         yield describe_run(facts)
         yield _folders(facts)
+        yield from _captures(facts["rollouts"])
         if facts["rollouts"]["num_rollouts"]:
             yield from means_frames("environments", facts["environments"])
             yield from _versions(facts["versions"])
@@ -110,6 +114,8 @@ class Stats(Result):
             columns = ("scorer", "scorer_version", "name", "num_scores", "value_mean", "num_failed")
             yield Frame("scores", facts["scores"], columns, titles={"name": "value"}, has_heading=True)
         yield _training(facts) if facts["attempts"] else "never trained"
+        for life in facts["lost"]:
+            yield Sentence(describe_lost(life), style="bold red")
         for file in facts["unreadable"]:
             yield Sentence(f"{file['name']}: {file['problem']}", mark="unreadable ", style="bold red")
         for file in facts["quarantined"]:
@@ -139,12 +145,19 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
         "rollouts": totals | {"bytes_per_response_token": rollout_bytes / num_tokens if num_tokens else None},
         **rows,
         "steps": steps | {"drops": drops},
+        "other_trainer": _other_trainer(root),
         "policies": _policies(weights["policies"]),
         "checkpoints": _folders_with(weights["checkpoints"], CHECKPOINTS.file),
         "unreadable": [{"name": name, "problem": problem} for name, problem in broken.items()],
         "quarantined": [asdict(file) for file in list_quarantined(root)],
     }
     return Stats(facts=facts, tables=tables)
+
+
+def _other_trainer(root: Root) -> str | None:
+    """Return the name of the trainer of another program whose steps are recorded; None for ludic's own, or none."""
+    attempt = newest_attempt(root)
+    return attempt.other_trainer.name if attempt is not None and attempt.other_trainer is not None else None
 
 
 def _count(footers: list[Footer]) -> dict[str, int]:
@@ -183,8 +196,16 @@ def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def describe_lost(life: Mapping[str, Any]) -> str:
+    """Return what a recorder could not store in a sentence. life: a row of the report `lost`."""
+    return f"{life['worker_id']}: {convert(decode_json(life['lost'].encode()), Lost)}"
+
+
 def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict[str, str]:
     """Return a trainer's main settings as texts by title. settings: by name, as in attempts/N.json; may lack some."""
+    other = other_trainer(settings)
+    if other is not None:
+        return {"trainer": other.name, **_other_settings(other), "steps": f"{last_step or 0:,}"}
     if "advantage" not in settings:
         return {}
     nearest = nearest_algorithm(settings)
@@ -207,6 +228,18 @@ def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict
     }
 
 
+def _other_settings(trainer: OtherTrainer) -> dict[str, str]:
+    """Return the settings of another program's trainer in one text; TRL has 150, of which most say nothing."""
+    shown = [f"{name} {cell(value).plain}" for name, value in trainer.settings.items() if not _is_unset(value)]
+    num_left = len(trainer.settings) - len(shown)
+    left = f" ({num_left} that are null, false or empty are left out)" if num_left else ""
+    return {"its settings": ", ".join(shown) + left} if shown else {}
+
+
+def _is_unset(value: Any) -> bool:
+    return value is None or value is False or value in ("", [], {})  # 0 is a setting
+
+
 def _folders(stats: Mapping[str, Any]) -> Frame:
     totals = stats["rollouts"]
     notes = {
@@ -224,6 +257,15 @@ def _folders(stats: Mapping[str, Any]) -> Frame:
     ]
     columns = ("folder", "num_files", "num_rows", "size_bytes", "note")
     return Frame("folders", rows, columns, titles={"note": ""})
+
+
+def _captures(totals: Mapping[str, Any]) -> Iterator[Sentence]:
+    """Yield how many rollouts lack logprobs of their sampling, if any does."""
+    num_without, num_texts = totals["num_without_logprobs"], totals["num_from_text"]
+    if num_without:
+        share = num_without / totals["num_rollouts"]
+        text = f"{num_without:,} rollouts ({share:.1%}) without the sampler's logprobs; {num_texts:,} made from texts"
+        yield Sentence(text)
 
 
 def means_frames(name: str, rows: Sequence[Mapping[str, Any]], heading: str = "") -> Iterator[Frame]:
@@ -251,10 +293,17 @@ def _training(stats: Mapping[str, Any]) -> dict[str, str]:
     steps, attempts = stats["steps"], stats["attempts"]
     drops = ", ".join(f"{reason} {count:,}" for reason, count in steps["drops"].items())
     started = f"{attempts[-1]['created_at']:%Y-%m-%d %H:%M:%S} UTC"
+    newest, trainer = stats["policies"]["newest_stored"], stats["other_trainer"]
+    superseded = (
+        f"{plural(steps['num_superseded_steps'], 'step')} with {plural(steps['num_superseded'], 'rollout')}, trained "
+        "again by a later attempt; in all_batches, not in batches"
+    )
     return {
+        **({"trainer": trainer} if trainer else {}),
         "steps": f"{steps['last_step'] or 0} planned, {steps['num_used']:,} rollouts used, "
         f"mean off-policy steps {number(steps['off_policy_steps_mean'], 3)}",
         "dropped": f"{plural(steps['num_dropped'], 'rollout')}" + (f": {drops}" if drops else ""),
+        **({"superseded": superseded} if steps["num_superseded_steps"] else {}),
         "attempts": f"{len(attempts)}, the newest by {attempts[-1]['owner']} at {started}",
-        "policy": f"newest with weights: version {stats['policies']['newest_stored']}",
+        "policy": "no weights are stored" if newest is None else f"newest with weights: version {newest}",
     }

@@ -19,12 +19,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ludic.defaults import RECORDED_ENV
 from ludic.results import Result, age, number, plural, printable, size, sparkline
 from ludic.run_json import run_of
 from ludic.show.balance import MOST_WAITING, Balance, Row, find_balance
 from ludic.store import Root
 from ludic.store.claims import LeaseState
-from ludic.store.records import CheckpointId, Policy
+from ludic.store.records import CheckpointId, OtherTrainer, Policy, other_trainer
 from ludic.training.config import describe_computing
 from ludic.troubles import (
     History,
@@ -57,6 +58,11 @@ class Trainer:
     @property
     def num_steps(self) -> int | None:
         return self.config.get("num_steps")
+
+    @property
+    def other(self) -> OtherTrainer | None:
+        """The trainer of another program, whose steps are recorded; None if ludic's own trains."""
+        return other_trainer(self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +202,7 @@ def draw(status: RunStatus, columns: int = _MOST_COLUMNS) -> RenderableType:
 def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]]:
     """Yield names and their values. width: columns that a value may take."""
     run = run_of(status.root)
+    is_other = status.trainer is not None and status.trainer.other is not None
     for trouble in status.troubles():  # first, since a low terminal shows only the first lines
         yield "warning", Text(printable(str(trouble)), style="bold red")
     for problem in status.unreadable:
@@ -220,33 +227,46 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
             if any(row[column] is not None for row in steps):
                 yield name, _curve([row[column] for row in steps], width)
         yield "loss", Text(_losses(steps[-1]))
-        yield "speed", Text(_speed(recent, status))
-        yield "time", _where_time_goes(steps[-status.balance.num_steps :] if status.balance else recent, width)
+        if others := _others(steps[-1]):
+            yield "other", Text(others)
+        if not is_other or any(row["tokens_per_s"] is not None for row in recent):
+            yield "speed", Text(_speed(recent, status))
+        if not is_other or any(_seconds(recent).values()):
+            yield "time", _where_time_goes(steps[-status.balance.num_steps :] if status.balance else recent, width)
         if status.balance is not None:
             yield "balance", Text(str(status.balance))
-        yield "waiting", Text(f"{plural(steps[-1]['num_pending_groups'] or 0, 'group')} when the last step was planned")
+        if not is_other:
+            yield (
+                "waiting",
+                Text(f"{plural(steps[-1]['num_pending_groups'] or 0, 'group')} when the last step was planned"),
+            )
         if held_up := _waited_for(status.calls):
             yield "workers", Text(held_up)
-    yield "policy", Text(_policy(status))
+    if not is_other or status.policy is not None:
+        yield "policy", Text(_policy(status))
     if publishing := _publishing(recent, status.newest_calls):
         yield "publishing", Text(publishing)
     if num_at_risk := _most_at_risk(status.calls):
         yield "at risk", Text(f"up to {plural(num_at_risk, 'episode')} if a worker is killed: those that it runs")
-    checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
-    yield "checkpoint", Text(checkpoint)
-    if steps:
+    if not is_other or status.checkpoint is not None:
+        checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
+        yield "checkpoint", Text(checkpoint)
+    if steps and (not is_other or any(row["drops"] is not None for row in recent)):
         yield "dropped", Text(_drops(recent))
     yield from _troubles(steps)
 
 
 def _trainer(status: RunStatus) -> Text:
     trainer, url = status.trainer, printable(status.root.url)
+    if trainer is None and RECORDED_ENV in run_of(status.root).env:
+        return Text("none yet: another program records here, and its first step is still to come")
     if trainer is None:
         age_s = _seconds_since_creation(status)
         if age_s is not None and age_s < _STARTING_S:
             return Text(f"none yet; the run was created {age(age_s)} ago, and a trainer loads its model first")
         return Text(f"none has started; unless one is loading its model, `ludic train {url}` starts one")
-    text = Text(printable(f"attempt {trainer.attempt_id}, {trainer.owner}"))
+    name = f"{trainer.other.name}, recorded as " if trainer.other is not None else ""
+    text = Text(printable(f"{name}attempt {trainer.attempt_id}, {trainer.owner}"))
     if trainer.lease_state is None:
         return text
     state, style = _STATES[trainer.lease_state.state]
@@ -344,6 +364,17 @@ _LOSS = {
 def _losses(row: Row) -> str:
     """Format the columns of _LOSS that are not null, joined by commas; a dash if all are null."""
     return ", ".join(text.format(row[name]) for name, text in _LOSS.items() if row[name] is not None) or "-"
+
+
+_MOST_OTHERS = 8
+
+
+def _others(row: Row) -> str:
+    """Format the numbers of another trainer that are no columns of metrics, by its names; empty if there are none."""
+    values = {name: value for name, value in dict(row["other"] or {}).items() if name not in row}
+    shown = ", ".join(f"{printable(name)} {number(value, 4)}" for name, value in list(values.items())[:_MOST_OTHERS])
+    left = len(values) - _MOST_OTHERS
+    return shown + (f" and {left:,} more, in the column other of metrics" if left > 0 else "")
 
 
 def _speed(recent: Sequence[Row], status: RunStatus) -> str:

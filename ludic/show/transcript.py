@@ -1,6 +1,7 @@
 """One rollout or one group as people read it: reward and wanted answer, conversation, tokens in colours, training.
 
-Tokens are shown as text by tokenizer.json of the newest published policy that has one; without a tokenizer, as ids.
+Tokens are shown as text by tokenizer.json of the newest published policy that has one, or else of the run's first
+model; without a tokenizer, as ids.
 """
 
 import math
@@ -18,11 +19,12 @@ from tokenizers import Tokenizer
 
 from ludic.model_json import read_json
 from ludic.printable import left_out
-from ludic.records import MAX_TOKENS, Rollout, ended_by
+from ludic.records import MAX_TOKENS, WITHOUT_LOGPROBS, Rollout, ended_by
 from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
 from ludic.schema import extra_names
 from ludic.store import Root
 from ludic.store.catalogue import WEIGHT_FILES
+from ludic.store.weights import read_identity, read_kept
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,6 +36,7 @@ TokenReader = Callable[[Sequence[int]], list[str]]
 Row = Mapping[str, Any]
 """One row of the rollouts table."""
 
+_TOKENIZER = "tokenizer.json"
 _ID_DIGITS = 12
 _EXCERPT = 300
 _TREE_EXCERPT = 100
@@ -86,8 +89,8 @@ class Found(Result):
     def tokens(self) -> "pl.DataFrame":
         """Return a row per response token: rollout_id, index, token_id, text, logprob (nats), reward and sampled.
 
-        sampled is false for tokens that the environment or a tool inserted. Text needs the tokenizer of a published
-        policy; without one it is the id.
+        sampled is false for tokens that the environment or a tool inserted; logprob is null if nobody kept it. Text
+        needs the tokenizer of a published policy or of the first model; without one it is the id.
         """
         import polars as pl
 
@@ -99,6 +102,7 @@ class Found(Result):
                 for index, token in enumerate(token_rows(row, reader, 0, row["response_length"]))
             ],
             schema=_TOKEN_COLUMNS,
+            schema_overrides={"logprob": pl.Float64},
             orient="row",
         )
 
@@ -220,6 +224,14 @@ def _end_in_full(row: Row) -> str:
     return ", ".join([*flags, *reasons, *_other_causes(row)])
 
 
+_CAPTURES = {
+    "trainer": "of a trainer's forward pass with the weights that sampled",
+    "ids": "nobody kept the sampler's; the token ids are its own",
+    "text": "nobody kept the sampler's; the token ids were made from the recorded text",
+}
+"""What is said of a row by its `capture`; nothing of the sampler's own logprobs."""
+
+
 def _origin(row: dict[str, Any]) -> dict[str, str]:
     """Return where a row comes from: group, weights, sampling settings, time and file."""
     top = "".join(f", {name} {number(row[name])}" for name in ("top_p", "top_k") if row[name] not in (None, 1))
@@ -233,7 +245,10 @@ def _origin(row: dict[str, Any]) -> dict[str, str]:
         "policy": f"version {versions} of {row['model']}",
         "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
         f"seed {row['seed']}",
-        "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC, request {row['request_index']}",
+        "logprobs": _CAPTURES.get(row["capture"]),
+        "engine": row["engine"],
+        "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC"
+        + (f", request {row['request_index']}" if row["request_index"] >= 0 else ""),
         "file": f"{row['file']}, row group {row['row_group']}, row {row['row']}",
         "metadata": ", ".join(f"{name} {value}" for name, value in row["metadata"].items()),
     }
@@ -508,7 +523,8 @@ class TokenRow:
 
     token_id: int
     text: str
-    logprob: float
+    logprob: float | None
+    """In nats; None if nobody kept the sampler's."""
     reward: float
     sampled: bool
     """False for tokens that the environment or a tool inserted."""
@@ -520,11 +536,21 @@ class TokenRow:
 
 def load_token_reader(root: Root) -> TokenReader:
     """Return a reader with the run's newest tokenizer; without a tokenizer, it shows token ids."""
-    found = [name for name in WEIGHT_FILES.listed(root) if name.file == "tokenizer.json"]
-    if not found:
+    data = _newest_tokenizer(root)
+    if data is None:
         return lambda token_ids: [f" {token_id}" for token_id in token_ids]
-    tokenizer = Tokenizer.from_str(root.read(WEIGHT_FILES.name(max(found))).decode())
+    tokenizer = Tokenizer.from_str(data.decode())
     return lambda token_ids: token_texts(lambda ids: tokenizer.decode(ids, skip_special_tokens=False), token_ids)
+
+
+def _newest_tokenizer(root: Root) -> bytes | None:
+    """Return tokenizer.json of the newest policy, or else of the first model; None if neither has one."""
+    published = [name for name in WEIGHT_FILES.listed(root) if name.file == _TOKENIZER]
+    if published:
+        return root.read(WEIGHT_FILES.name(max(published)))
+    identity = read_identity(root)  # a run whose weights are elsewhere: imported, or recorded of another trainer
+    kept = {} if identity is None else identity.tokenizer
+    return read_kept(root, {_TOKENIZER: kept[_TOKENIZER]})[_TOKENIZER] if _TOKENIZER in kept else None
 
 
 def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) -> list[str]:
@@ -548,10 +574,12 @@ def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) ->
 def token_rows(row: dict[str, Any], reader: TokenReader, start: int, end: int) -> list[TokenRow]:
     """Return tokens start to end of a row's response. The row may have lists of `ratios` and `token_advantages`."""
     token_ids = row["response_tokens"][start:end]
+    is_known = row["capture"] not in WITHOUT_LOGPROBS
+    logprobs = row["response_logprobs"] if is_known else [None] * len(row["response_logprobs"])
     columns = (
         token_ids,
         reader(token_ids),
-        row["response_logprobs"][start:end],
+        logprobs[start:end],
         row["token_rewards"][start:end],
         row["action_mask"][start:end] if row["action_mask"] else [True] * len(token_ids),
         *(_padded(row.get(name), start, end) for name in ("ratios", "token_advantages")),
@@ -599,12 +627,13 @@ def token_table(tokens: Sequence[TokenRow]) -> Table:
     """Return a table with one line per token."""
     table = plain_table(">index", ">id", "text", ">logprob", ">probability", ">reward", "sampled")
     for index, token in enumerate(tokens):
+        logprob = token.logprob if token.sampled else None
         table.add_row(
             str(index),
             str(token.token_id),
             cell(repr(token.text)),
-            number(token.logprob, 4) if token.sampled else "-",
-            number(math.exp(token.logprob), 3) if token.sampled else "-",
+            "-" if logprob is None else number(logprob, 4),
+            "-" if logprob is None else number(math.exp(logprob), 3),
             number(token.reward, 4),
             "yes" if token.sampled else "no",
         )
@@ -623,7 +652,10 @@ def _style(token: TokenRow, color: Color, advantage: float | None) -> str:
     if color == "advantage":
         own = advantage if token.advantage is None else token.advantage
         return "" if own is None else _advantage_style(own)
-    return next(style for least, style in _SHADES if math.exp(token.logprob) >= least)
+    if token.logprob is None:
+        return ""
+    probability = math.exp(token.logprob)
+    return next(style for least, style in _SHADES if probability >= least)
 
 
 def _advantage_style(advantage: float) -> str:

@@ -220,7 +220,9 @@ def describe_step(row: Mapping[str, Any]) -> str:
     shown = "unscored" if reward is None else f"{reward:.3f}"
     mean = row.get("lag_mean")  # the stored name
     off_policy = "" if mean is None else f"off-policy steps {mean:.1f}  "
-    return f"reward {shown}  loss {row['loss']:.4f}  {off_policy}{row['tokens_per_s']:,.0f} tokens/s"
+    loss = "" if row["loss"] is None else f"loss {row['loss']:.4f}  "
+    speed = "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f} tokens/s"
+    return f"reward {shown}  {loss}{off_policy}{speed}".rstrip()
 
 
 # --- A run in other processes: a live panel, or a log line a step ----------------------------------------------------

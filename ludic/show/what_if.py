@@ -72,6 +72,7 @@ class WhatIf(Result):
             "root": self.url,
             "settings": dict(self.given),
             "is_ledger": self.is_ledger,
+            "other_trainers": list(self.rerun.other_trainers),
             "reasons": self.reasons().to_dicts(),
             "steps": self.steps.to_dicts(),
             "largest_differences": self.largest().to_dicts(),
@@ -81,6 +82,9 @@ class WhatIf(Result):
 
     def parts(self) -> Iterator[Part]:
         """What would have been used or dropped, then differences of credit by step and the largest ones."""
+        if self.rerun.other_trainers:
+            kept = "" if "advantage" in self.given else " Its advantages are kept."
+            yield f"Happened: as {' and '.join(self.rerun.other_trainers)} used them.{kept}"
         if self.is_ledger:
             yield f"The same as the ledger, bit for bit, in {plural(self.steps.height, 'step')}."
         yield _frame("reasons", self.reasons(), "happened", "would_happen", "num_rollouts")

@@ -73,5 +73,6 @@ def read_reports(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, pa.Tab
         "drops": figure("drops"),
         "attempts": figure("attempts"),
         "scores": figure("scores"),
+        "lost": figure("lost"),
     }
     return {name: ask_table(con, root, sql) for name, sql in reports.items()}

@@ -122,6 +122,20 @@ def newest_attempt(root: Root, before: int | None = None) -> Attempt | None:
     return None
 
 
+def check_not_recorded(root: Root) -> None:
+    """Raise OwnedError if the steps of this root are those of another program's trainer (docs/record.md).
+
+    ludic's own trainer would go on from no checkpoint of it, so that all its steps would be superseded; and rollouts of
+    ludic's workers would reach no trainer.
+    """
+    attempt = newest_attempt(root)
+    if attempt is not None and attempt.other_trainer is not None:
+        raise OwnedError(
+            f"{root.url} records the steps of {attempt.other_trainer.name}, so ludic does not sample or train in it; "
+            f"train on its rollouts in a root of its own: `ludic train OTHER_ROOT --offline --sources {root.url}`"
+        )
+
+
 def read_parent(root: Root, attempt_id: int) -> CheckpointId | None:
     """Return an attempt's parent; None if it has none or the attempt is gone."""
     with contextlib.suppress(FileNotFoundError):

@@ -19,7 +19,7 @@ from ludic.run_json import run_of
 from ludic.settings import given as as_given
 from ludic.settings import in_use, settings_of, without_tables
 from ludic.store import Attempt, Root, newest_attempt_id, read_attempt
-from ludic.store.attempts import chain, last_checkpoint, newest_attempt, read_cut, read_parent
+from ludic.store.attempts import chain, check_not_recorded, last_checkpoint, newest_attempt, read_cut, read_parent
 from ludic.store.records import CheckpointId
 from ludic.training.config import ON_CPU, TrainConfig
 from ludic.training.presets import load_algorithm
@@ -81,6 +81,7 @@ def _stored_settings(root_url: str) -> Mapping[str, Any]:
         root = Root.open(root_url)
     except MissingRootError:
         return {}
+    check_not_recorded(root)
     attempt_id = newest_attempt_id(root)
     return read_attempt(root, attempt_id).config if attempt_id else {}
 

@@ -159,6 +159,12 @@ def _start(root: Root, step: int) -> CheckpointId | None:
 def _attempt(root: Root, attempt_ids: list[int]) -> Attempt:
     """Return the attempt of the cut: the settings of the last step's trainer, which those before must share."""
     found = [read_attempt(root, attempt_id) for attempt_id in dict.fromkeys(attempt_ids)]
+    for attempt in found:
+        if attempt.other_trainer is not None:
+            raise ConfigError(
+                f"{root.url}: {attempt.other_trainer.name} trained attempt {attempt.attempt_id}, and only ludic's own "
+                "steps can be replayed; `ludic export --format jsonl --sql` writes the rollouts of a step"
+            )
     settings = [{k: v for k, v in attempt.config.items() if k not in OFFLINE_SETTINGS} for attempt in found]
     for attempt, config in zip(found, settings, strict=True):
         differing = [name for name in config if config[name] != settings[-1].get(name)]

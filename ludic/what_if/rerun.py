@@ -8,7 +8,7 @@ user has not agreed to run.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -25,11 +25,12 @@ from ludic.sql.library import load_advantage, load_filter, load_selection
 from ludic.sql.planner import BatchRules
 from ludic.store import Root, read_attempt, read_ledger
 from ludic.store.ledger import attempt_of_steps, read_rollouts
-from ludic.training.config import TrainConfig
+from ludic.training.config import Objective, TrainConfig
 from ludic.training.inherited_settings import to_config
 from ludic.training.presets import load_algorithm
 
 _MASK = "action_mask"
+_WITHOUT_RATIO = {each.name for each in get_args(Objective) if not each.needs_logprobs}
 _ROWS_TOGETHER = 1024
 """Rows of whole steps whose rollouts are read together: from a bucket, several files are read at once."""
 
@@ -44,6 +45,8 @@ class Rerun:
     """One row per considered rollout and step; columns of the other rules have the prefix new_."""
     is_ledger: bool
     """Whether every plan equals the ledger in every bit."""
+    other_trainers: tuple[str, ...] = ()
+    """Trainers of other programs that used the rollouts as the ledger says; their rules are not ludic's."""
 
 
 def rerun(root: Root, given: Mapping[str, Any], steps: str | None = None, track: Track = untracked) -> Rerun:
@@ -52,21 +55,58 @@ def rerun(root: Root, given: Mapping[str, Any], steps: str | None = None, track:
     wanted = parse_steps(steps, planned, root.url)
     frames: list[pl.DataFrame] = []
     is_ledger = True
+    others: dict[str, None] = {}
     for attempt_id, group in groupby(wanted, key=lambda step: planned[step]):
+        other = read_attempt(root, attempt_id).other_trainer
+        if other is not None:
+            others[other.name] = None
         config = config_of(root, attempt_id, given)
-        most = config_of(root, attempt_id, {}).batch.max_seq_len, config.batch.max_seq_len
+        cut_at = None if other is not None else config_of(root, attempt_id, {}).batch.max_seq_len
+        most = cut_at, config.batch.max_seq_len
         replanner = Replanner(root, rules_of_step(root, config, given))
         of_attempt = list(group)
         found = _read_steps(root, planned, of_attempt, [*replanner.columns, _MASK])
         for ledger, rollouts in track(found, len(of_attempt), f"attempt {attempt_id}"):
             plan = replanner.plan(ledger, rollouts)
+            if other is not None:
+                plan = _as_recorded(root, other.name, ledger, plan, keeps_advantages="advantage" not in given)
             is_ledger &= plan.equals(ledger)
             frames.append(compare_plans(ledger, plan, rollouts[_MASK], most))
     return Rerun(
         steps=pl.DataFrame([summarize(frame) for frame in frames], infer_schema_length=None),
         rows=pl.concat(frames),
         is_ledger=is_ledger,
+        other_trainers=tuple(others),
     )
+
+
+def _as_recorded(root: Root, trainer: str, ledger: pa.Table, plan: pa.Table, *, keeps_advantages: bool) -> pa.Table:
+    """Return the plan of a recorded step, with the trainer's own advantages if no other ones are asked for.
+
+    Raises ConfigError if the ledger lacks an advantage that the comparison needs.
+    """
+    used = {
+        name: ledger.filter(ledger["used"]).column(name).to_pylist()
+        for name in ("rollout_id", "advantage", "token_advantages")
+    }
+    own = dict(zip(used["rollout_id"], zip(used["advantage"], used["token_advantages"], strict=True), strict=True))
+    wanted = plan.filter(plan["used"])["rollout_id"].to_pylist() if keeps_advantages else []
+    for rollout_id in (*own, *wanted):
+        if own.get(rollout_id, (None,))[0] is None:
+            raise ConfigError(
+                f"{root.url}: step {ledger['step'][0]}: rollout {rollout_id} has no advantage of {trainer}"
+                + ("; look at steps that have some, with --steps" if rollout_id in own else "; name --advantage")
+            )
+    if not keeps_advantages:
+        return plan
+    rows = [
+        own[rollout_id] if is_used else (None, None)
+        for rollout_id, is_used in zip(plan["rollout_id"].to_pylist(), plan["used"].to_pylist(), strict=True)
+    ]
+    for name, values in zip(("advantage", "token_advantages"), zip(*rows, strict=True), strict=True):
+        place = plan.schema.get_field_index(name)
+        plan = plan.set_column(place, plan.schema.field(name), pa.array(values, plan.schema.field(name).type))
+    return plan
 
 
 def _read_steps(
@@ -102,19 +142,35 @@ def given_settings(
 
 def config_of(root: Root, attempt_id: int, given: Mapping[str, Any]) -> TrainConfig:
     """Return the settings of an attempt with those given now. Raises ConfigError if the attempt has no rules."""
-    earlier = read_attempt(root, attempt_id).config
+    attempt = read_attempt(root, attempt_id)
+    if attempt.other_trainer is not None:
+        return _config_beside(root, attempt.other_trainer.name, given)
+    earlier = attempt.config
     if earlier.get("replay_batches") and earlier.get("replan_from") is None:
         raise ConfigError(
             f"{root.url}: attempt {attempt_id} repeats the batches of {earlier['replay_batches']} without rules of its "
             "own; ask about that run"
         )
-    return to_config({**as_given(earlier, f"attempt {attempt_id} of {root.url}", "stored"), **given})
+    settings = {**as_given(earlier, f"attempt {attempt_id} of {root.url}", "stored"), **given}
+    if settings.get("objective") in _WITHOUT_RATIO:
+        settings.pop("compute_logprobs", None)  # which no setting of a what-if could take back
+    return to_config(settings)
+
+
+def _config_beside(root: Root, trainer: str, given: Mapping[str, Any]) -> TrainConfig:
+    """Return ludic's defaults with the settings given: of another program's trainer only what it used is known."""
+    if not given:
+        raise ConfigError(
+            f"{root.url}: {trainer} trained these steps by rules of its own; name others: --advantage, --filters or "
+            "--algorithm"
+        )
+    return to_config(given)
 
 
 def rules_of_step(root: Root, config: TrainConfig, given: Mapping[str, Any]) -> BatchRules:
     """Return the rules of a plan. Files that are given now are read from this machine, others from the root's code/."""
     run = run_of(root)
-    rules = batch_rules(config.batch, run.groups_per_batch, run.seed, loss_unit=config.loss.loss_unit)
+    rules = batch_rules(config.batch, run.groups_per_batch, run.seed, **config.loss.of_batches)
     named = {given.get("advantage"), *(given.get("filters") or ())}
     uses = rules.uses()
     files = find_files(root, [use for use in uses if use.setting in named], update=True).files

@@ -1,6 +1,7 @@
 """`ludic show`: a rollout or a group by its id, or by a part of it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -106,9 +107,14 @@ def test_the_response_is_text_by_the_newest_tokenizer(ludic, trained: Root, roll
 
 
 @pytest.mark.slow
-def test_without_a_tokenizer_the_response_is_ids(ludic, breakable: Path, rollout_id: Ids) -> None:
+def test_the_response_is_text_by_the_first_model_s_tokenizer_and_ids_without_any(
+    ludic, breakable: Path, rollout_id: Ids
+) -> None:
+    as_text = ludic("show", breakable, rollout_id(0, 0)).out
     for path in breakable.glob("policies/*/tokenizer.json"):
         path.unlink()
+    assert ludic("show", breakable, rollout_id(0, 0)).out == as_text
+    shutil.rmtree(breakable / "model")
     out = ludic("show", breakable, rollout_id(0, 0)).out
     tokens = look_up(Root.open(str(breakable)), rollout_id(0, 0)).rows[0]["response_tokens"]
     assert " ".join(map(str, tokens)) in " ".join(out.split())

@@ -1,4 +1,4 @@
-"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.7.
+"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.8.
 
     PYTHONPATH=<checkout of that time> python tests/golden/write_golden.py tests/golden/v1.0
 
@@ -57,6 +57,8 @@ HAS_EXPERTS = HAS_WANTED and SCHEMA_VERSION != "1.5"
 """The experts of mixtures came with 1.6."""
 HAS_REASONING = HAS_EXPERTS and SCHEMA_VERSION != "1.6"
 """The thinking of messages and the ids of tool results came with 1.7."""
+HAS_CAPTURE = HAS_REASONING and SCHEMA_VERSION != "1.7"
+"""What was kept of the sampling came with 1.8, and other trainers' numbers with metrics 1.7."""
 NOON = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
 
@@ -88,6 +90,8 @@ def rollout(
     }
     if HAS_TRAJECTORIES:
         defaults["trajectory_id"] = values.get("rollout_id", defaults["rollout_id"])
+    if "kept_tokens" in values:
+        values["kept_tokens"] = Ragged.of(values["kept_tokens"], np.int32)
     identity = {"group_id": group_id, "group_index": index, "group_size": group_size, "policy_version": version}
     return Rollout.of(**(defaults | identity | {"episode_reward": reward} | values))
 
@@ -117,6 +121,8 @@ def single_turn() -> RolloutGroup:
         columns: dict[str, Any] = {}
         if HAS_EXTRA and index:
             columns["extra"] = {"x_judge": "gpt", "x_tags": ["a", "ü"], "x_score": 0.25}
+        if HAS_CAPTURE:
+            columns["capture"] = (None, "sampler", "trainer")[index]
         if HAS_WANTED:
             columns |= {"wanted": "cat\nnumber 0 🐈", "correct": (True, False, None)[index]}
         texts = {"agent_steps": (step,), "environment_steps": (outcome,), "messages": messages}
@@ -200,6 +206,11 @@ def several_turns() -> RolloutGroup:
     wanted: dict[str, Any] = {"wanted": "6"} if HAS_WANTED else {}
     if HAS_WANTED:
         spans["correct"] = True
+    logprobs = np.where(mask, np.float32(-0.25), np.float32(0))
+    if HAS_CAPTURE:
+        logprobs = np.zeros(5, np.float32)
+        spans["capture"] = "ids"
+        parent |= {"capture": "text", "response_logprobs": logprobs}
     first = rollout(
         "turns",
         0,
@@ -208,7 +219,7 @@ def several_turns() -> RolloutGroup:
         reward=0.5,
         num_turns=2,
         action_mask=mask,
-        response_logprobs=np.where(mask, np.float32(-0.25), np.float32(0)),
+        response_logprobs=logprobs,
         agent_steps=agent_steps,
         environment_steps=environment_steps,
         messages=messages,
@@ -274,7 +285,9 @@ LEDGER = {
     # The baseline is over the whole group: 2 - (0 - 1)/2, 0 - (2 - 1)/2, -1 - (2 + 0)/2
     "2": {"mixed-r0": [2.5, True, None], "mixed-r1": [-0.5, False, "drop_truncated"], "mixed-r2": [-2.0, True, None]},
 }
-METRICS = {"step": 1, "policy_version": 3, "attempt_id": 1, "loss": -0.125}
+METRICS: dict[str, Any] = {"step": 1, "policy_version": 3, "attempt_id": 1, "loss": -0.125}
+if HAS_CAPTURE:
+    METRICS["other"] = {"rewards/cats/mean": 0.1, "länge": -2.5}
 
 
 def write_store(folder: Path) -> Root:

@@ -55,8 +55,8 @@ def test_every_kind_of_type_reaches_arrow_with_its_nullability():
 
 
 def test_a_schema_carries_its_table_and_version():
-    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.7"}
-    assert SCHEMA_VERSION == "1.7"
+    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.8"}
+    assert SCHEMA_VERSION == "1.8"
     assert arrow_schema("metrics").metadata[b"ludic.table"] == b"metrics"
 
 
@@ -170,9 +170,9 @@ def test_every_wrong_column_is_listed():
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.7; upgrade ludic"),
-        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.7"),
-        ("one", "its schema version is 'one', wanted a number such as 1.7"),
+        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.8; upgrade ludic"),
+        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.8"),
+        ("one", "its schema version is 'one', wanted a number such as 1.8"),
     ],
 )
 def test_another_major_version_is_refused_by_name(version, message):
@@ -183,7 +183,7 @@ def test_another_major_version_is_refused_by_name(version, message):
 def test_a_newer_minor_version_with_more_columns_passes_and_conforms():
     table = to_table(make_batch(), run_id="run", sequence=0)
     newer = table.append_column("mood", pa.array(["calm"] * table.num_rows)).replace_schema_metadata(
-        {"ludic.table": "rollouts", "ludic.schema_version": "1.7"}
+        {"ludic.table": "rollouts", "ludic.schema_version": "1.8"}
     )
     check_schema(newer.schema, "rollouts", "x.parquet")
     assert conform(newer, "rollouts").equals(table, check_metadata=True)

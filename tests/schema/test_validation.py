@@ -196,6 +196,20 @@ def test_a_bad_environment_step_is_refused(change, column, reason):
     assert problems_of_second(environment_steps=(step,)) == [(f"environment_steps[].{column}", reason)]
 
 
+@pytest.mark.parametrize("capture", ["ids", "text"])
+def test_logprobs_that_nobody_kept_are_zeros(capture):
+    found = problems_of_second(capture=capture, response_logprobs=floats(0, -1, 0, -0.5))
+    wanted = f"wanted zeros, since capture is {capture}: nobody kept them"
+    assert found == [("response_logprobs", f"has 2 that are not 0, {wanted}")]
+    assert problems_of_second(capture=capture, response_logprobs=floats(0, 0, 0, 0)) == []
+
+
+def test_what_was_kept_of_the_sampling_is_a_known_level():
+    wanted = "wanted sampler or trainer or ids or text or null"
+    assert problems_of_second(capture="tokens") == [("capture", f"is 'tokens', {wanted}")]
+    assert [problems_of_second(capture=level) for level in ("sampler", "trainer", None)] == [[], [], []]
+
+
 def test_the_row_is_found_among_rows_of_other_lengths():
     rows = [
         make_group(group_size=1, seed=seed, response_length=length).rollouts[0] for seed, length in enumerate([3, 5, 2])

@@ -66,6 +66,8 @@ class Row(HasTokens):
     """None makes the whole response one step, or makes no steps if there is an action_mask."""
     unread: Mapping[str, int]
     """Number of messages with a field that is not known, by the field's name."""
+    is_from_text: bool
+    """Whether the tokens were made from texts by the import, so that nobody sampled them."""
 
     def __init__(
         self,
@@ -74,12 +76,13 @@ class Row(HasTokens):
         messages: Sequence[Any] = (),
         agent_steps: Sequence[AgentStep] | None = None,
         unread: Mapping[str, int] = MappingProxyType({}),
+        is_from_text: bool = False,
         **arrays: Any,
     ) -> None:
         """arrays: more columns, by name; None leaves one out."""
         given = {name: values for name, values in arrays.items() if values is not None}
         values = {"columns": {**columns, **given}, "messages": messages, "agent_steps": agent_steps, "unread": unread}
-        for name, value in values.items():
+        for name, value in {**values, "is_from_text": is_from_text}.items():
             object.__setattr__(self, name, value)
 
 
@@ -214,6 +217,7 @@ def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:
         messages=(*messages, *answer),
         agent_steps=None if answer else (),
         unread=unread,
+        is_from_text=True,
     )
 
 
@@ -246,7 +250,10 @@ def _conversation_rows(conversation: Conversation, turns: Turns, is_open: bool) 
             + (", in the chat template's {% generation %}" if sampled else "")
         )
     transcripts = enumerate(builder.transcripts())
-    rows = [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
+    rows = [
+        replace(row_of(transcript, messages[: ends[segment]], steps[segment]), is_from_text=True)
+        for segment, transcript in transcripts
+    ]
     hidden = {HIDDEN_REASONING: calls.num_without_reasoning} if calls.num_without_reasoning else {}
     return [replace(rows[0], unread={**read.unread, **hidden}), *rows[1:]]
 

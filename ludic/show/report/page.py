@@ -24,12 +24,12 @@ from ludic.eval.numbers import Chosen, numbers, stored_versions
 from ludic.installed import LUDIC, installed_version
 from ludic.paths import local_path
 from ludic.records import comparable_reward
-from ludic.results import Frame, Part, Result, number, printable, size
+from ludic.results import Frame, Part, Result, number, printable, size, sparkline
 from ludic.row_files import open_sink
 from ludic.run_json import run_of
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
 from ludic.show.report.plots import Figure, Mark, Series, draw
-from ludic.show.stats import describe_run, describe_trainer, means_frames
+from ludic.show.stats import describe_lost, describe_run, describe_trainer, means_frames
 from ludic.show.watch import stored_troubles
 from ludic.sql.connect import Connections
 from ludic.sql.query import ask
@@ -99,27 +99,32 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "root": root.url,
             "made_at": datetime.now(UTC),
             "ludic_version": installed_version(LUDIC),
-            "facts": _facts(con, root, reports["steps"][0]["last_step"]),
+            "facts": _facts(con, root, reports),
             "troubles": list(map(str, troubles)),
             "is_marked": any(it.marks for it in figures),
             "totals": reports["rollouts"][0],
             "steps": reports["steps"][0],
             "figures": figures,
-            "tables": list(training_tables(reports, ask(con, root, figure("errors"), {"most": _MOST_ERRORS}))),
+            "tables": [
+                *training_tables(reports, ask(con, root, figure("errors"), {"most": _MOST_ERRORS})),
+                *_other_metrics(ask(con, root, figure("other_metrics"))),
+            ],
             "groups": read_groups(con, root),
             "evaluation": found,
             "comparison": _compare(connections, root, found["versions"] if found else [], sides, measure),
         }
 
 
-def _facts(con: duckdb.DuckDBPyConnection, root: Root, last_step: int | None) -> dict[str, str]:
-    """Return the settings of the run, of its newest trainer, and the engines that sampled."""
+def _facts(con: duckdb.DuckDBPyConnection, root: Root, reports: Mapping[str, Sequence[Row]]) -> dict[str, str]:
+    """Return the settings of the run, of its newest trainer, the engines that sampled, and what recorders lost."""
+    lost = "; ".join(map(describe_lost, reports["lost"]))
     attempt = newest_attempt(root)
     engines = [row["engine"] for row in ask(con, root, figure("engines"))]
     return {
         **describe_run({"root": root.url, "run_id": root.run_id, "run": asdict(run_of(root))}),
         **({"engine": ", ".join(engines)} if engines else {}),
-        **(describe_trainer(attempt.config, last_step) if attempt is not None else {}),
+        **(describe_trainer(attempt.config, reports["steps"][0]["last_step"]) if attempt is not None else {}),
+        **({"not stored": lost} if lost else {}),
     }
 
 
@@ -166,6 +171,8 @@ _NUM_GROUPS = 3
 _FEW_ENVIRONMENTS = 4
 """With more environments, a report has one best and one worst group of each."""
 _MOST_ERRORS = 8
+_CURVE_WIDTH = 30
+"""Characters of a curve in a table."""
 
 # Title, unit, note, and columns of the metrics by their names in the figure.
 _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
@@ -337,6 +344,20 @@ def training_tables(reports: Mapping[str, Sequence[Row]], errors: Sequence[Row])
     if errors:
         columns = ("num_rollouts", "env_name", "last_version", "error")
         yield Frame("errors", errors, columns, heading="Errors of rollouts")
+
+
+def _other_metrics(rows: Sequence[Row]) -> Iterator[Frame]:
+    """Yield a table of the numbers that a recorded trainer logged under its own names; nothing without rows."""
+    if rows:
+        yield Frame(
+            "other",
+            rows,
+            ("name", "curve", "first_value", "last_value", "lowest", "highest"),
+            most=len(rows),
+            heading="Other numbers of the trainer, by its own names",
+            titles={"first_value": "first", "last_value": "last"},
+            derived={"curve": lambda row: sparkline(row["values_by_step"], _CURVE_WIDTH)},
+        )
 
 
 def read_groups(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, list[dict[str, Any]]]:

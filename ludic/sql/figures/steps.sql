@@ -1,6 +1,7 @@
 -- steps: metrics of gradient steps that a report plots, without steps that a later attempt has replaced
 -- grain: one row per step | reads: metrics, attempt_chain
--- sampled_tokens_per_s: tokens that workers sampled since the step before; NULL for the first step
+-- sampled_tokens_per_s: tokens that workers sampled since the step before; NULL for the first step, and if no worker
+-- has metrics
 -- NULL: a metric that the step did not measure
 with measured as materialized ( -- of many small files, which are read once
     select
@@ -27,7 +28,8 @@ sampled as (
 
 select
     steps.* exclude (kind, attempt_id, created_at, num_tokens, since),
-    coalesce(sampled.num_tokens, 0) / nullif(epoch(since), 0) as sampled_tokens_per_s
+    if(has_workers, coalesce(sampled.num_tokens, 0), null) / nullif(epoch(since), 0) as sampled_tokens_per_s
 from steps
 left join sampled using (step)
+cross join (select count(*) > 0 as has_workers from measured where kind = 'worker')
 order by step

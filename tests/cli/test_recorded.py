@@ -1,0 +1,202 @@
+"""Every command on a root that `ludic.record` made of another trainer's run (docs/record.md)."""
+
+import json
+import re
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from recorded_runs import KILLED_AFTER, NUM_STEPS, RESUMED_AT, SAMPLES, TRAINER, record_run
+
+import ludic as package
+from ludic.recording.losses import Lost
+from ludic.store import Root
+from ludic.store.catalogue import WORKERS
+from ludic.store.records import encode_record
+
+pytestmark = pytest.mark.slow
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two lives; not to be changed."""
+    folder = tmp_path_factory.mktemp("recorded")
+    return record_run(str(folder / "run"), folder / "model")
+
+
+@pytest.fixture
+def copied(recorded: str, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(recorded, tmp_path / "run"))
+
+
+def test_the_run_is_sound_and_its_figures_name_the_recorded_trainer(ludic, recorded: str) -> None:
+    assert ludic("verify", recorded).out == f"{recorded} is sound\n"
+    stats = " ".join(ludic("stats", recorded).out.split())
+    again = KILLED_AFTER - RESUMED_AT + 1
+    for text in (
+        f"trainer {TRAINER}",
+        f"steps {NUM_STEPS} planned, {NUM_STEPS * SAMPLES} rollouts used, mean off-policy steps 0",
+        f"superseded {again} steps with {again * SAMPLES} rollouts",
+        "policy no weights are stored",
+    ):
+        assert text in stats
+
+
+def test_watch_shows_what_the_trainer_said_and_nothing_that_only_ludic_s_has(ludic, recorded: str) -> None:
+    panel = ludic("watch", recorded, "--once").out
+    assert f"{TRAINER}, recorded as attempt 2" in panel
+    assert "kl 0.08" in panel
+    assert "learning rate 1e-06" in panel
+    for nonsense in ("none published", "none yet", "tokens/s", "s a step", "waiting", "ludic train"):
+        assert nonsense not in panel
+
+
+def test_the_report_has_the_trainer_s_settings_and_numbers(ludic, recorded: str, tmp_path: Path) -> None:
+    assert ludic("report", recorded, "--output", tmp_path / "report.html").code == 0
+    page = re.sub(r"<[^>]+>", " ", (tmp_path / "report.html").read_text(encoding="utf-8"))
+    page = " ".join(page.split())
+    assert f"trainer {TRAINER} its settings learning_rate 1e-06, beta 0, num_generations 4 (1 that are null" in page
+    assert re.search(r"kl ▁\S+ 0\.01 0\.08 0\.01 0\.08", page)
+    assert "Components of the reward in recorded" in page
+    missing = page.partition("Not measured in this run:")[2]
+    assert "Throughput" in missing.partition("Environments")[0]
+
+
+def test_the_viewer_opens_it(ludic, recorded: str, tmp_path: Path) -> None:
+    assert ludic("view", recorded, "--picture", tmp_path / "view.svg").code == 0
+    assert f"trained&#160;by&#160;{TRAINER.replace(' ', '&#160;')}" in (tmp_path / "view.svg").read_text()
+
+
+def test_the_best_and_the_worst_group_of_a_step_are_found_as_the_readme_says(ludic, recorded: str) -> None:
+    (query,) = re.findall(r'^    ludic sql runs/mine "(.*where step = 20.*)"$', README, re.MULTILINE)
+    found = package.open(recorded).sql(query.replace("step = 20", f"step = {NUM_STEPS}"))
+    assert found["reward"].to_list() == sorted(found["reward"])
+    shown = ludic("show", recorded, found["group_id"][0]).out
+    assert f"what is {NUM_STEPS} plus" in shown
+    assert f"step {NUM_STEPS}" in shown
+
+
+def test_a_rollout_is_shown_as_text_with_what_was_kept_of_it(ludic, recorded: str) -> None:
+    run = package.open(recorded)
+    by_version = run.sql("select policy_version, min(rollout_id) as id from rollouts group by all order by all")["id"]
+    of_trainer, of_ids = ludic("show", recorded, by_version[0]), ludic("show", recorded, by_version[2], "--tokens")
+    assert "cats play <eos>" in of_trainer.out
+    assert "logprobs of the trainer's own forward pass" in " ".join(of_trainer.out.split())
+    assert "its logprobs were not kept" in " ".join(of_ids.out.split())
+    assert re.search(r"'cats'\s+-\s+-\s+0\s+yes", of_ids.out)
+
+
+def test_what_if_compares_with_the_advantages_that_the_trainer_used(ludic, recorded: str) -> None:
+    found = json.loads(ludic("what-if", recorded, "--advantage", "rloo", "--json").out)
+    assert found["other_trainers"] == [TRAINER]
+    assert [step["correlation"] for step in found["steps"]] == [pytest.approx(1.0)] * NUM_STEPS
+    # The trainer used reward - mean; RLOO is that times n / (n - 1), with n = 4.
+    assert all(
+        row["new_advantage"] == pytest.approx(row["advantage"] * 4 / 3, abs=1e-6)
+        for row in found["largest_differences"]
+    )
+    kept = json.loads(ludic("what-if", recorded, "--filters", "drop_zero_variance_groups", "--json").out)
+    assert {step["mean_abs_difference"] for step in kept["steps"]} == {0.0}
+    refused = ludic("what-if", recorded)
+    assert refused.code == 1
+    assert f"{TRAINER} trained these steps by rules of its own; name others: --advantage" in refused.err
+
+
+def test_evaluations_of_the_trainer_are_compared(ludic, copied: Path) -> None:
+    row = {"prompt_tokens": [1], "response_tokens": [1, 2], "purpose": "eval"}
+    with package.record(copied, model=package.open(str(copied)).config.model, trainer=TRAINER) as recorder:
+        for version, reward in ((0, 0.25), (NUM_STEPS, 0.75)):
+            answers = [
+                {**row, "env_example_id": f"example-{number}", "policy_version": version, "episode_reward": reward}
+                for number in range(8)
+            ]
+            recorder.append([[answer] for answer in answers])
+    found = json.loads(ludic("eval", "compare", f"{copied}@0", f"{copied}@{NUM_STEPS}", "--json").out)
+    compared = found["differences"]
+    assert [(each["estimate_a"], each["estimate_b"], each["difference"]) for each in compared] == [(0.25, 0.75, 0.5)]
+
+
+def test_bisect_reads_the_trainer_s_own_numbers(ludic, recorded: str) -> None:
+    out = ludic("bisect", recorded, "other['kl'] > 0.055").out
+    assert out.startswith("(other['kl'] > 0.055) is first true at step 6; it is not at step 5.")
+
+
+@pytest.mark.parametrize(
+    ("command", "refusal"),
+    [
+        (["train"], "train on its rollouts in a root of its own: `ludic train OTHER_ROOT --offline --sources"),
+        (["train", "--offline"], "train on its rollouts in a root of its own"),
+        (["run"], f"records the steps of {TRAINER}"),
+        (["worker"], f"records the steps of {TRAINER}"),
+        (["check"], f"records the steps of {TRAINER}"),
+        (["cut", "--step", "5", "bug"], f"{TRAINER} trained attempt 1, and only ludic's own steps can be replayed"),
+        (["eval"], "stands for that of a recorded run"),
+        (["eval", "compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
+        (["export", "--format", "hf", "--out", "weights"], "has no weights of any version"),
+    ],
+    ids=" ".join,
+)
+def test_what_can_t_be_is_refused_in_a_line(
+    ludic, recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], refusal: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sides = [f"{recorded}{each}" for each in command if each.startswith("@")]
+    named = [*command[:2], *sides] if sides else [command[0], recorded, *command[1:]]
+    result = ludic(*named)
+    assert result.code == 1
+    assert refusal in result.err
+    assert result.err.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+def test_other_roots_train_on_it(ludic, recorded: str, tmp_path: Path) -> None:
+    trained = tmp_path / "offline"
+    result = ludic("train", trained, "--offline", "--sources", recorded, "--num-steps", "1", "--device", "cpu")
+    assert result.code == 0, result.err
+    used = package.open(str(trained)).sql("select count(*) as n from batches where used and root is not null")
+    assert used["n"][0] == SAMPLES
+
+
+def test_a_scorer_comes_later_and_rows_go_to_others(ludic, copied: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def has_cats(rollout):\n    return float('cats' in rollout.messages[-1].content)\n"
+    )
+    assert ludic("score", copied, "--scorer", f"{tmp_path}/own.py:has_cats").code == 0
+    scores = package.open(str(copied)).sql("select count(*) as n, avg(value) as mean from scores")
+    assert scores.rows() == [((NUM_STEPS + 2) * SAMPLES, 0.25)]
+    assert ludic("export", copied, "--format", "jsonl", "--out", tmp_path / "rows.jsonl").code == 0
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {row["capture"] for row in rows} == {"trainer", "ids"}
+
+
+def test_compact_and_expire_know_that_nobody_reads_the_rows_again(ludic, copied: Path) -> None:
+    assert "4 files of 2 partitions became 2\n" in ludic("compact", copied).out  # of the versions of both lives
+    kept = ludic("expire", copied, "--keep-versions", "1")
+    assert "a trainer that resumes" not in kept.out
+    assert "steps were trained on them; --break-replay deletes them too" in kept.out
+    assert ludic("expire", copied, "--keep-versions", "1", "--break-replay").code == 0
+    assert ludic("verify", copied).code == 0
+
+
+def test_rows_that_were_sampled_again_are_left_out_by_a_semi_join(recorded: str) -> None:
+    run = package.open(recorded)
+    counts = run.sql(
+        "select count(*) as n from rollouts union all "
+        "select count(*) from rollouts semi join batches using (rollout_id) order by n"
+    )
+    assert counts["n"].to_list() == [NUM_STEPS * SAMPLES, (NUM_STEPS + KILLED_AFTER - RESUMED_AT + 1) * SAMPLES]
+
+
+def test_what_a_recorder_lost_is_in_stats_and_the_report(ludic, copied: Path, tmp_path: Path) -> None:
+    root = Root.open(str(copied), writable=True)
+    claim = WORKERS.read(root, 0, 1)
+    lost = Lost(num_rollouts=12, num_groups=3, steps=((7, 8),), reasons={"No space left on device": 4})
+    (copied / WORKERS.name_of(claim)).write_bytes(encode_record(replace(claim, lost=asdict(lost))))
+    text = "lost: 12 rollouts in 3 groups, the ledger of step 7 (No space left on device)"
+    assert f"{claim.worker_id}: {text}" in " ".join(ludic("stats", copied).out.split())
+    assert ludic("report", copied, "--output", tmp_path / "report.html").code == 0
+    assert text in (tmp_path / "report.html").read_text(encoding="utf-8")
