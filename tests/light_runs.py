@@ -128,7 +128,28 @@ def recorded_commands(url: str, model: str) -> dict[str, list[str]]:
     }
 
 
-RECORD = "record"
+def print_heavy(url: str, folder: str) -> None:
+    """Print what functions of Python say that need the extra train, by their names, as JSON."""
+    import ludic
+
+    answers = {"model": "m", "dataset": [], "reward": len, "root": f"{folder}/begun"}
+    calls = {
+        "ludic.fit: ": lambda: ludic.grpo(**answers),
+        "Run.train: ": lambda: ludic.open(url).train(),
+        "Run.work: ": lambda: ludic.open(url).work(1),
+        "": lambda: ludic.trl,
+    }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except ImportError as error:
+            said[name] = str(error)
+    print(json.dumps(said))
+
+
+RECORD, FUNCTIONS = "record", "functions"
+"""What `run_all` takes beside commands."""
 
 
 def golden_commands(url: str) -> dict[str, list[str]]:
@@ -172,7 +193,8 @@ def run_all(refused: Sequence[str], wanted: Sequence[Sequence[str]]) -> list[tup
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
         with redirect_stdout(out), redirect_stderr(err):
             try:
-                code: Any = record(*args[1:]) if args[0] == RECORD else main(args)
+                own = {RECORD: record, FUNCTIONS: print_heavy}.get(args[0])
+                code: Any = own(*args[1:]) if own else main(args)
             except SystemExit as ended:
                 code = ended.code
         found.append((int(code or 0), *(stream.buffer.getvalue().decode() for stream in (out, err))))

@@ -81,7 +81,12 @@ def test_commands_that_sample_and_train_name_the_extra_and_begin_nothing(tmp_pat
     light_runs.make_run(str(tmp_path / "run"), model)
     before = sorted(tmp_path.rglob("*"))
     heavy = light_runs.heavy_commands(str(tmp_path / "run"), model, tmp_path)
-    for name, (code, out, err) in zip(heavy, run(*heavy.values(), folder=tmp_path), strict=True):
+    functions = [light_runs.FUNCTIONS, str(tmp_path / "run"), str(tmp_path)]
+    *found, (_, said, _) = run(*heavy.values(), functions, folder=tmp_path)
+    for name, text in json.loads(said).items():
+        assert text == f"{name}the package torch is not installed; pip install 'ludic-rl[train]'"
+    assert len(json.loads(said)) == 4
+    for name, (code, out, err) in zip(heavy, found, strict=True):
         assert (code, out) == (1, "")
         package = "torch" if name else "transformers"
         assert err == f"ludic: {name}the package {package} is not installed; pip install 'ludic-rl[train]'\n"
