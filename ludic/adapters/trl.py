@@ -66,6 +66,7 @@ _MOST_GENERATIONS = 4
 """Generations whose rows a step may still use; TRL itself keeps one, and takes the next in the middle of a step."""
 _MOST_EVAL_GENERATIONS = 8
 """Evaluation batches that ranks keep before they send them to rank 0."""
+_A_ROW = "a row"
 _PATIENCE = timedelta(minutes=10)
 """How long ranks wait for each other before recording stops, as long as PyTorch's own ranks do; training goes on."""
 _FLUSH_S = 10.0
@@ -199,7 +200,7 @@ class _Rank:
                 try:
                     row = row_of(generation, index, self.sampling)
                 except Exception as error:
-                    fail("a row", error)
+                    fail(_A_ROW, error)
                 else:
                     rows.append({**row, "place": [number, generation.first + index]})
         return rows, sum((generation.not_kept for generation in taken.values()), Counter())
@@ -277,7 +278,7 @@ class _Store:
     def note(self, note: Mapping[str, Any]) -> None:
         """Count what a rank could not record, and log the name of each column whose values rows can't hold once."""
         for what, number in note["failed"].items():
-            self._recorder.lose(0, number, f"{what} could not be recorded")
+            self._recorder.lose(0, number if what == _A_ROW else 0, f"{what} could not be recorded")
         if new := sorted(set(note["not_kept"]) - self._not_kept):
             _log.warning("rows are recorded without %s: too long, no text, or not known", ", ".join(new))
             self._not_kept.update(new)
@@ -513,7 +514,7 @@ class _Recording(TrainerCallback):
             except Exception as error:
                 self._is_apart = True
                 self._fail("what the ranks hold", error)
-        return [([], {"used": [], "not_kept": {}, "failed": {"rows of rank 0, which alone are no groups,": len(rows)}})]
+        return [([], {"used": [], "not_kept": {}, "failed": {_A_ROW: len(rows)}})]
 
 
 # --- What the trainer samples from -----------------------------------------------------------------------------------

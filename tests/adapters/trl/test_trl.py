@@ -49,6 +49,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def path_of_processes() -> Iterator[None]:
+    """The server that forks processes imports trl_runs once: TRL takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        yield
+
+
 class Spy:
     """Keeps what a trainer generated and trained on, from outside of what is recorded."""
 
