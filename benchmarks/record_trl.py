@@ -29,7 +29,6 @@ _QUESTIONS = [f"write a {form} about cats {scene}" for form in FORMS for scene i
 _SETTINGS: Mapping[str, Any] = {
     "num_generations": 8,
     "per_device_train_batch_size": 64,
-    "max_completion_length": 128,
     "learning_rate": 3e-3,
     "logging_steps": 1,
     "save_strategy": "no",
@@ -48,7 +47,7 @@ def main(quick: bool = False, rounds: int = 5) -> None:
         quick: Take a few steps in one round, to check that the benchmark works.
         rounds: Number of pairs.
     """
-    num_steps, num_rounds = (_NUM_WARM + 2, 1) if quick else (_NUM_STEPS, rounds)
+    num_steps, num_rounds, num_tokens = (_NUM_WARM + 2, 1, 8) if quick else (_NUM_STEPS, rounds, 128)
     found: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -56,14 +55,14 @@ def main(quick: bool = False, rounds: int = 5) -> None:
         for number in range(num_rounds):
             for is_recorded in (False, True) if number % 2 else (True, False):
                 root = folder / f"root-{number}" if is_recorded else None
-                found[is_recorded].append(in_a_process(_train, folder, root, num_steps))
+                found[is_recorded].append(in_a_process(_train, folder, root, num_steps, num_tokens))
             print(f"round {number}: {found[False][-1]:.1f} ms a step, recorded {found[True][-1]:.1f} ms", flush=True)
     rows = [[name, with_spread(found[key])] for name, key in (("TRL alone", False), ("recorded", True))]
     rows += [["ratio in a round, median", f"{median_ratio(found[True], found[False]):.3f}"]]
     print_table(f"record_trl: {num_steps - _NUM_WARM} steps of 64 rows", ["", "ms a step (lowest to highest)"], rows)
 
 
-def _train(folder: Path, root: Path | None, num_steps: int) -> float:
+def _train(folder: Path, root: Path | None, num_steps: int, num_tokens: int) -> float:
     """Return the median milliseconds of a step."""
     from trl import GRPOConfig, GRPOTrainer
 
@@ -71,7 +70,7 @@ def _train(folder: Path, root: Path | None, num_steps: int) -> float:
         model=str(folder / "model"),
         reward_funcs=_cats,
         train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": asked}]} for asked in _QUESTIONS]),
-        args=GRPOConfig(output_dir=str(folder / "trl"), max_steps=num_steps, **_SETTINGS),
+        args=GRPOConfig(str(folder / "trl"), max_steps=num_steps, max_completion_length=num_tokens, **_SETTINGS),
     )
     if root is not None:
         ludic.trl.record(trainer, root)

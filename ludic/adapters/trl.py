@@ -447,6 +447,12 @@ class _Recording(TrainerCallback):
         with self._guard("the settings of sampling"):
             captures = _captures(self._trainer, has_processed_logprobs=self._has_processed_logprobs)
             self._rank = replace(self._rank, **captures)
+            has_sampler = self._trainer.use_vllm or getattr(self._trainer, "rollout_func", None) is not None
+            if self._store is not None and not has_sampler and not captures["train_logprobs"]:
+                _log.warning(
+                    "rows are recorded without logprobs (capture ids), which policy gradients do not train on: "
+                    "with top_p, top_k, min_p, other cuts or dropout, TRL's own are of another distribution"
+                )
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._join(state.global_step + 1)
@@ -534,9 +540,6 @@ def _captures(trainer: Any, *, has_processed_logprobs: bool) -> dict[str, Any]:
         changed.append("temperature")
     is_own = getattr(trainer, "rollout_func", None) is not None
     has_dropout = _has_dropout(trainer.model)
-    if changed or is_own or (has_dropout and not trainer.use_vllm):
-        reasons = [*changed, *["rollout_func"] * is_own, *["dropout"] * has_dropout]
-        _log.info("logprobs of the trainer's own passes are not kept, because of %s", ", ".join(reasons))
     return {
         "sampling": Sampling(
             columns={

@@ -237,6 +237,9 @@ _ARRAYS = {
 }
 
 
+_RECORDS = {"messages": tuple[Message, ...], "agent_steps": list[AgentStep]}
+
+
 def to_bytes(rows: Sequence[Mapping[str, Any]], note: Mapping[str, Any]) -> bytes:
     """Return rows and a note of JSON values as an Arrow IPC stream."""
     columns = {name: pa.array([row.get(name) for row in rows], of) for name, of in _ARRAYS.items()}
@@ -256,6 +259,8 @@ def from_bytes(data: bytes) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     for number, text in enumerate(table["others"].to_pylist()):
         arrays = {name: table[name][number].values for name in _ARRAYS if table[name][number].is_valid}
         row = {name: values.to_numpy(zero_copy_only=False) for name, values in arrays.items()} | json.loads(text)
-        row["messages"] = msgspec.convert(row["messages"], tuple[Message, ...])
+        for name, kind in _RECORDS.items():
+            if name in row:
+                row[name] = msgspec.convert(row[name], kind)
         rows.append(row)
     return rows, json.loads(table.schema.metadata[b"note"])

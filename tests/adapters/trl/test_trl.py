@@ -27,6 +27,7 @@ from trl_runs import make_model, make_trainer, questions, train, train_with_fail
 from trl_runs import run as run_processes
 
 import ludic
+from benchmarks import record_trl
 from ludic.adapters import trl as adapter
 from ludic.cli.main import main
 from ludic.errors import ConfigError
@@ -325,6 +326,11 @@ def gradients(optimizer: torch.optim.Optimizer, named: Any) -> dict[str, np.ndar
     return {
         names[weight.shape, weight.detach().numpy().tobytes()].pop(0): weight.grad.numpy().copy() for weight in weights
     }
+
+
+def test_the_benchmark_of_recording_runs(capsys: pytest.CaptureFixture[str]):
+    record_trl.main(quick=True)
+    assert "ratio in a round, median" in capsys.readouterr().out
 
 
 # --- What fails ------------------------------------------------------------------------------------------------------
