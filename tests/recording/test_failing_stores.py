@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,8 @@ class Store(MemoryFileSystem):
     """Raised by each write."""
     lost_answers: ClassVar[list[str]] = []
     """Ends of names: an error follows the next write of each, although it was done."""
+    dice: ClassVar[random.Random | None] = None
+    """Draws for each write whether it fails before or after it is done, each with one chance in five."""
     is_up: ClassVar[threading.Event] = threading.Event()
     """Reads and writes wait for it."""
 
@@ -46,11 +49,14 @@ class Store(MemoryFileSystem):
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         self.is_up.wait()
-        if self.error is not None:
-            raise self.error
+        fate = self.dice.random() if self.dice is not None else 1.0
+        if self.error is not None or fate < 0.2:
+            raise self.error or FULL
         super().pipe_file(path, value, mode=mode, **options)
         for end in filter(path.endswith, self.lost_answers):
             self.lost_answers.remove(end)
+            raise FULL
+        if fate < 0.4:
             raise FULL
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
@@ -66,6 +72,7 @@ class Store(MemoryFileSystem):
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Store]]:
     monkeypatch.setattr(Store, "error", None)
     monkeypatch.setattr(Store, "lost_answers", [])
+    monkeypatch.setattr(Store, "dice", None)
     Store.is_up.set()
     fsspec.register_implementation("failing", Store, clobber=True)
     yield Store
@@ -145,6 +152,32 @@ def test_a_write_whose_answer_is_lost_is_not_done_twice(store: type[Store], url:
     assert not recording.lost
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_writes_that_fail_at_random_lose_and_double_nothing(store: type[Store], url: str, seed: int):
+    dice = store.dice = random.Random(seed)
+    ids: list[str] = []
+    kept: dict[int, list[str]] = {}
+    for _ in range(4):
+        with ludic.record(url, model=MODEL) as recording:
+            for n in range(max(1, len(kept) - dice.randint(0, 3)), len(kept) + dice.randint(2, 9)):
+                kept = {step: of_step for step, of_step in kept.items() if step < n}
+                kept[n] = recording.append([group(n), group(n, size=2)])
+                recording.append([group(n, purpose="eval")])
+                recording.step(n, advantages=range(6), metrics={"loss": n})
+                ids += kept[n]
+            store.dice = None
+        store.dice = dice
+        assert not recording.lost
+    store.dice = None
+    assert sorted(row["rollout_id"] for row in rows_of(url)) == sorted(ids)
+    ledger = {step: [row["rollout_id"] for row in rows] for (_, step), rows in ledger_of(url).items()}
+    assert ledger == kept
+    numbers = [(row["attempt_id"], row["step"]) for row in metrics_of(url)]
+    assert len(numbers) == len(set(numbers)) == len(ids) // 6
+    assert problems_of(url) == []
+
+
 def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store], url: str):
     recording = ludic.record(url, model=MODEL)
     train(recording, 1, 2)
@@ -155,6 +188,9 @@ def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store],
     recording.close()
     assert time.monotonic() - since < 3
     lost = recording.lost
+    recording.lose(1, 2, "its ranks did not agree")
+    assert recording.lost.num_rollouts == 18
+    assert "16 rollouts in 4 groups" in str(lost)
     assert (lost.num_rollouts, lost.num_groups, len(lost.group_ids)) == (16, 4, 4)
     assert (lost.steps, lost.steps_without_metrics) == (((3, 7),), ((2, 7),))
     assert "lost: 16 rollouts in 4 groups, the ledger of steps 3 to 6, the numbers of steps 2 to 6" in str(lost)

@@ -2,6 +2,6 @@
 -- grain: one row per slot and life | reads: workers/ of the root
 -- the newest life of a slot owns it; an older life ends at its next look
 -- lost: what a recorder could not store, as JSON text
--- NULL: ended_at of a worker that is alive or was killed; lost of a life that lost nothing
+-- NULL: ended_at of a worker that is alive or was killed; lost if a recorder lost nothing, and of workers
 select $columns
 from $stored
