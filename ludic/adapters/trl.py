@@ -241,14 +241,16 @@ class _Ranks:
         """Return what each rank sent, on rank 0; an empty list on the others."""
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._num_ranks)]
         dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
-        if self._rank:
+        if not self._rank:
+            return [data, *(self._receive(rank, int(sizes[rank])) for rank in range(1, self._num_ranks))]
+        if data:
             dist.send(_tensor(data), dst=0, group=self._group)
-            return []
-        return [data, *(self._receive(rank, int(sizes[rank])) for rank in range(1, self._num_ranks))]
+        return []
 
     def _receive(self, rank: int, size: int) -> bytes:
         received = torch.empty(size, dtype=torch.uint8)
-        dist.recv(received, src=rank, group=self._group)
+        if size:
+            dist.recv(received, src=rank, group=self._group)
         return received.numpy().tobytes()
 
     def told(self, data: bytes) -> bytes:
@@ -514,13 +516,19 @@ class _Recording(TrainerCallback):
         data = b""
         with self._guard("rows"):
             data = to_bytes(rows, note)
-        if not self._is_apart:
-            try:
-                return [from_bytes(each) for each in self._ranks.gather(data) if each]
-            except Exception as error:
-                self._is_apart = True
-                self._fail("what the ranks hold", error)
-        return [([], {"used": [], "not_kept": {}, "failed": {_A_ROW: len(rows)}})]
+        if self._is_apart:
+            return [([], {"used": [], "not_kept": {}, "failed": {_A_ROW: len(rows)}})]
+        gathered: list[bytes] = []
+        try:
+            gathered = self._ranks.gather(data)
+        except Exception as error:
+            self._is_apart = True
+            self._fail("what the ranks hold", error)
+        sent = []
+        for each in gathered:
+            with self._guard("the rows of a rank"):
+                sent.append(from_bytes(each))
+        return sent
 
 
 # --- What the trainer samples from -----------------------------------------------------------------------------------
@@ -585,9 +593,11 @@ def _has_processed_logprobs(trainer: Any) -> bool:
 
 
 def _has_dropout(model: torch.nn.Module) -> bool:
-    """Return whether a pass in training drops activations: then two passes of the same weights differ."""
+    """Return whether a pass in training draws random numbers: then two passes of the same weights differ."""
     return any(
-        isinstance(value, float) and value > 0 and ("drop" in name or (name == "p" and "Drop" in type(module).__name__))
+        isinstance(value, float)
+        and value > 0
+        and ("drop" in name or "jitter" in name or (name == "p" and "Drop" in type(module).__name__))
         for module in model.modules()
         for name, value in vars(module).items()
     )
@@ -646,9 +656,9 @@ def record(trainer: Any, root: str | Path, *, env: str = "recorded", stop_on_fai
     return recorder
 
 
-def _finish(recording: "weakref.ref[_Recording]") -> None:
+def _finish(reference: "weakref.ref[_Recording]") -> None:
     """Store the rows of a step that an error ended, before the recorder is closed; alone, ranks can't do so."""
-    if (own := recording()) is not None:
+    if (own := reference()) is not None:
         own.finish()
 
 

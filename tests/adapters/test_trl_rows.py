@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ludic.adapters.trl_rows import Generation, Sampling, from_bytes, metrics_of, row_of, to_bytes
+from ludic.errors import RefusedRecordError
 from ludic.records import MOST_WANTED_CHARACTERS
 
 SAMPLING = Sampling(
@@ -62,25 +63,32 @@ def test_a_row_with_tools_has_a_step_for_each_call_of_the_model():
 
 def test_a_rows_values_become_texts_and_what_is_no_text_is_counted_by_name():
     columns = {"day": datetime.date(2026, 11, 29), "ids": np.array([1, 2]), "seen": "before", "thing": object()}
-    own = generation(answer=["42"], label=0, none=None, long="x" * 201, image="a.png", **columns)
+    own = generation(answer=["42"], label=0, none=None, long="x" * 201, image=None, **columns)
     row = row_of(own, 0, SAMPLING)
     texts = {"day": '"2026-11-29"', "ids": "[1, 2]", "seen": "before", "logged_seen": "2", "label": "0", "min_p": "0.1"}
     assert row["metadata"] == texts
     assert row["wanted"] == "42"
-    assert own.not_kept == Counter({"thing": 1, "long": 1, "image": 1})
+    assert own.not_kept == Counter({"thing": 1, "long": 1})
     cut = row_of(generation(solution="y" * 3_000), 0, SAMPLING)["wanted"]
     assert cut.startswith("y" * MOST_WANTED_CHARACTERS)
     assert "cut: 1,000 more" in cut
 
 
 def test_messages_that_can_not_be_read_are_counted_and_the_row_is_kept():
-    own = replace(generation(), prompts=[[{"role": "user", "content": [{"type": "image", "image": object()}]}]])
+    own = replace(generation(), prompts=[[{"role": "critic", "content": "1 + 2 ="}]])
     row = row_of(own, 0, SAMPLING)
     assert row["messages"] == ()
     assert "agent_steps" not in row
     ((reason, number),) = own.not_kept.items()
     assert reason.startswith("messages (")
     assert number == 1
+
+
+def test_a_row_with_an_image_is_refused_by_the_name_of_its_column_or_part():
+    part = {"role": "user", "content": [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]}
+    for own in (generation(images=["a.png"]), replace(generation(), prompts=[[part]])):
+        with pytest.raises(RefusedRecordError, match=r"^it has images?, and a root holds texts and tokens alone$"):
+            row_of(own, 0, SAMPLING)
 
 
 @pytest.mark.parametrize("unscored", [False, True])

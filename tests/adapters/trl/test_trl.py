@@ -415,7 +415,9 @@ def test_a_rank_that_fails_neither_hangs_nor_ends_the_others(model: Path, tmp_pa
     lost = (tmp_path / "trl/lost").read_text()
     assert "4 groups" in lost
     assert "a rank lost its rows" in lost
-    assert "rank 1 can't" in (tmp_path / "1.log").read_text()
+    said = (tmp_path / "1.log").read_text()
+    assert "rank 1 can't" in said
+    assert "rank 1 sends nothing" in said
     run = ludic.open(tmp_path / "root")
     assert run.sql("select step, count(*) from batches group by step order by step").rows() == [(1, 4), (2, 4)]
     assert run.verify().findings == []
