@@ -139,7 +139,7 @@ def train(
 
 
 def train_with_failing_rank(model: Path, folder: Path, root: str) -> None:
-    """Train, while recording fails on rank 1 from the third step on, in other ways later; rank 0 writes what was lost."""
+    """Train, while recording fails on rank 1 from step 3 on, in two ways; rank 0 writes what was lost."""
     trainer = make_trainer(model, folder, per_device_train_batch_size=2, max_steps=6)
     recorder = ludic.trl.record(trainer, root)
     if recorder is None:

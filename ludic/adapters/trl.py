@@ -1,8 +1,9 @@
 """Record what a trainer of TRL samples, scores and trains on into a root: `ludic.trl.record(trainer, "runs/mine")`.
 
 Methods of this one trainer are wrapped, and a callback is added; nothing of TRL is changed. Each rank keeps the rows of
-its generations until the first optimizer step that follows; then, before the optimizer moves, all ranks send theirs to
-rank 0, which stores whole groups and the ledger of the step (`ludic.record`). So a group may lie across ranks.
+its generations until the loss of the next step is computed. Then all ranks send theirs to rank 0, which stores whole
+groups and the ledger of the step (`ludic.record`) while gradients are computed, and waits for it before the optimizer
+moves. So a group may lie across ranks.
 
 A trainer's run is never ended, changed or held up by this: what fails here is caught, counted and named once in the
 log. Ranks talk in a group of their own, with a limit of time, and always make the same calls in the same order.
@@ -18,6 +19,7 @@ import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -339,6 +341,10 @@ class _Store:
         self._recorder.flush(_FLUSH_S)
 
 
+_Sent = tuple[list[dict[str, Any]], dict[str, Any]]
+"""Rows of a rank, and a note of what it used and lost."""
+
+
 class _Recording(TrainerCallback):
     """Wraps one trainer's methods and is called at its steps, on each rank.
 
@@ -360,6 +366,10 @@ class _Recording(TrainerCallback):
         self._failed: Counter[str] = Counter()
         """Number of failures by what failed, which rank 0 does not know yet."""
         self._warned: set[str] = set()
+        self._background = ThreadPoolExecutor(1, "ludic-trl")
+        self._keeping: Future[None] | None = None
+        self._joined = 0
+        """The newest step whose rows were sent before its gradients were there."""
         self._is_apart = False
         """Whether the ranks could not be joined; then none tries again, since the others may wait elsewhere."""
 
@@ -438,6 +448,9 @@ class _Recording(TrainerCallback):
         with self._guard("a micro-batch"):
             self._rank.add_micro_batch(inputs, self._loss_logprobs)
         self._loss_logprobs = None
+        if self._trainer.model.training and self._trainer.accelerator.sync_gradients:  # the last one of its step
+            self._joined = self._trainer.state.global_step + 1
+            self._join(self._joined, in_background=True)
         return loss
 
     # --- Steps of the trainer
@@ -457,7 +470,10 @@ class _Recording(TrainerCallback):
                 )
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._join(state.global_step + 1)
+        if self._joined == state.global_step + 1:
+            self._wait()
+        else:
+            self._join(state.global_step + 1)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._join(None)
@@ -478,6 +494,7 @@ class _Recording(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self._store is None or not logs or not state.global_step:
             return
+        self._wait()
         with self._guard("metrics"):
             numbers = metrics_of(logs)
             if "loss" in logs:
@@ -486,8 +503,12 @@ class _Recording(TrainerCallback):
                 self._last_logged = state.global_step
             self._store.metrics(state.global_step, numbers)
 
-    def _join(self, step: int | None) -> None:
-        """Bring the rows of all ranks to rank 0, which stores them, and the ledger of a step if there is one."""
+    def _join(self, step: int | None, *, in_background: bool = False) -> None:
+        """Bring the rows of all ranks to rank 0, which stores them, and the ledger of a step if there is one.
+
+        in_background: rank 0 stores them in a thread, for which `_wait` waits; meanwhile the trainer goes backward.
+        """
+        self._wait()
         self._num_eval_generations = 0
         rows: list[dict[str, Any]] = []
         used: list[tuple[int, Any]] = []
@@ -498,19 +519,33 @@ class _Recording(TrainerCallback):
             used = self._rank.take_used() if step is not None else []
         failed, self._failed = self._failed, Counter()
         sent = self._sent(rows, {"used": used, "failed": failed, "not_kept": not_kept})
-        if self._store is None:
-            return
+        if self._store is not None and in_background:
+            self._keeping = self._background.submit(self._keep, self._store, step, sent)
+        elif self._store is not None:
+            self._keep(self._store, step, sent)
+
+    def _keep(self, store: _Store, step: int | None, sent: Sequence[_Sent | bytes]) -> None:
+        found: list[_Sent] = []
+        for each in sent:
+            with self._guard("the rows of a rank"):
+                found.append(from_bytes(each) if isinstance(each, bytes) else each)
         with self._guard("rows"):
-            for _, note in sent:
-                self._store.note(note)
-            if rows := [row for of_rank, _ in sent for row in of_rank]:
-                self._store.append(rows)
+            for _, note in found:
+                store.note(note)
+            if rows := [row for of_rank, _ in found for row in of_rank]:
+                store.append(rows)
         with self._guard("the ledger of a step"):
             if step is not None:
-                self._store.step(step, [row for _, note in sent for row in note["used"]])
+                store.step(step, [row for _, note in found for row in note["used"]])
 
-    def _sent(self, rows: list[dict[str, Any]], note: dict[str, Any]) -> list[tuple[list[dict[str, Any]], Any]]:
-        """Return what all ranks bring to this call, on rank 0: rows, and a note."""
+    def _wait(self) -> None:
+        """Wait until what was given to the background is stored, or not: the recorder says how long at most."""
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            keeping.result()
+
+    def _sent(self, rows: list[dict[str, Any]], note: dict[str, Any]) -> Sequence[_Sent | bytes]:
+        """Return what all ranks bring to this call, on rank 0."""
         if self._ranks is None:
             return [(rows, note)]
         data = b""
@@ -518,17 +553,12 @@ class _Recording(TrainerCallback):
             data = to_bytes(rows, note)
         if self._is_apart:
             return [([], {"used": [], "not_kept": {}, "failed": {_A_ROW: len(rows)}})]
-        gathered: list[bytes] = []
         try:
-            gathered = self._ranks.gather(data)
+            return [each for each in self._ranks.gather(data) if each]
         except Exception as error:
             self._is_apart = True
             self._fail("what the ranks hold", error)
-        sent = []
-        for each in gathered:
-            with self._guard("the rows of a rank"):
-                sent.append(from_bytes(each))
-        return sent
+            return []
 
 
 # --- What the trainer samples from -----------------------------------------------------------------------------------
