@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,12 @@ from ludic.adapters.trl_rows import (
     LOGGED_STEPS,
     MASKED,
     Generation,
-    Sampling,
     from_bytes,
     metrics_of,
     row_of,
     to_bytes,
 )
+from ludic.adapters.trl_sampling import COLUMNS, Captures, captures_of, has_processed_logprobs
 from ludic.errors import ConfigError, InvalidBatchError
 from ludic.masking import mask
 from ludic.messages import MEDIA
@@ -73,19 +73,6 @@ _PATIENCE = timedelta(minutes=10)
 """How long ranks wait for each other before recording stops, as long as PyTorch's own ranks do; training goes on."""
 _FLUSH_S = 10.0
 """Longest wait for the store at the end of training, in seconds."""
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "top_k": (0, -1),
-    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens"), (0,)),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
-    **dict.fromkeys(("top_p", "typical_p", "repetition_penalty", "encoder_repetition_penalty"), (1,)),
-    **dict.fromkeys(("guidance_scale", "num_beams", "num_return_sequences"), (1,)),
-    **dict.fromkeys(("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"), ()),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
-    **dict.fromkeys(("watermarking_config", "penalty_alpha", "constraints", "top_h"), ()),
-    "remove_invalid_values": (False,),
-    "do_sample": (True,),
-}
-"""Settings of generation with the values, besides None, that leave the model's own distribution unchanged."""
 
 
 # --- What a rank holds -----------------------------------------------------------------------------------------------
@@ -113,12 +100,7 @@ class _Rank:
     """Rows and used rows of one rank that rank 0 does not have yet. No communication."""
 
     trainer: Any
-    sampling: Sampling
-    train_logprobs: bool
-    """Whether a forward pass in training gives the logprobs of the distribution that was sampled from."""
-    eval_logprobs: bool
-    sampler_logprobs: bool
-    """Whether the sampler's own are of that distribution."""
+    captures: Captures
     generations: dict[int, Generation] = field(default_factory=dict)
     window: list[tuple[list[int], torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Of each micro-batch since the last optimizer step: its values of ROW, its advantages, (rows,) or (rows, T), and
@@ -151,7 +133,7 @@ class _Rank:
             reward_names=trainer.reward_func_names,
             totals=totals.numpy(),
             logged={name: of for name, of in scored.logged.items() if len(of) == num_rows},
-            sampler_logprobs=sampled if self.sampler_logprobs else None,
+            sampler_logprobs=sampled if self.captures.sampler_logprobs else None,
             trainer_logprobs=self._logprobs_at_generation(scored, output, num_rows),
             env_names=[row.get("environment") if by_environment else None for row in scored.inputs],
         )
@@ -168,7 +150,7 @@ class _Rank:
 
     @property
     def _keeps(self) -> bool:
-        return self.train_logprobs if self.trainer.model.training else self.eval_logprobs
+        return self.captures.train_logprobs if self.trainer.model.training else self.captures.eval_logprobs
 
     def add_micro_batch(self, inputs: Mapping[str, Any], logprobs: torch.Tensor | None) -> None:
         """Keep which rows the loss was computed of, and the logprobs of that pass, (rows, T), for rows without any."""
@@ -200,7 +182,7 @@ class _Rank:
         for number, generation in taken.items():
             for index in range(len(generation.completion_ids)):
                 try:
-                    row = row_of(generation, index, self.sampling)
+                    row = row_of(generation, index, self.captures.sampling)
                 except Exception as error:
                     fail(_A_ROW, error)
                 else:
@@ -352,11 +334,11 @@ class _Recording(TrainerCallback):
     """
 
     def __init__(
-        self, trainer: Any, ranks: _Ranks | None, store: _Store | None, has_processed_logprobs: bool, stop: bool
+        self, trainer: Any, ranks: _Ranks | None, store: _Store | None, is_processed: bool, stop: bool
     ) -> None:
         self._trainer, self._ranks, self._store, self._stop = trainer, ranks, store, stop
-        self._has_processed_logprobs = has_processed_logprobs
-        self._rank = _Rank(trainer=trainer, **_captures(trainer, has_processed_logprobs=has_processed_logprobs))
+        self._is_processed = is_processed
+        self._rank = _Rank(trainer, captures_of(trainer, is_processed=is_processed))
         self._num_generations = self._num_eval_generations = 0
         self._scored: _Scored | None = None
         """Set while a generation is made."""
@@ -460,10 +442,9 @@ class _Recording(TrainerCallback):
         self._rank.window.clear()
         self._last_logged = state.global_step
         with self._guard("the settings of sampling"):
-            captures = _captures(self._trainer, has_processed_logprobs=self._has_processed_logprobs)
-            self._rank = replace(self._rank, **captures)
-            has_sampler = self._trainer.use_vllm or getattr(self._trainer, "rollout_func", None) is not None
-            if self._store is not None and not has_sampler and not captures["train_logprobs"]:
+            captures = captures_of(self._trainer, is_processed=self._is_processed)
+            self._rank.captures = captures
+            if self._store is not None and not captures.has_sampler and not captures.train_logprobs:
                 _log.warning(
                     "rows are recorded without logprobs (capture ids), which policy gradients do not train on: "
                     "with top_p, top_k, min_p, other cuts or dropout, TRL's own are of another distribution"
@@ -561,88 +542,6 @@ class _Recording(TrainerCallback):
             return []
 
 
-# --- What the trainer samples from -----------------------------------------------------------------------------------
-
-_COLUMNS = ("temperature", "top_p", "top_k")
-"""Settings of sampling that have columns; others that change the distribution are metadata of the rows."""
-
-
-def _captures(trainer: Any, *, has_processed_logprobs: bool) -> dict[str, Any]:
-    """Return the settings of sampling for `_Rank`, and which logprobs are those of the distribution sampled from.
-
-    TRL divides the logits of its own passes by the temperature, and applies no other setting to them.
-    """
-    settings = _vllm_settings(trainer) if trainer.use_vllm else _transformers_settings(trainer)
-    changed = sorted(name for name, value in settings.items() if _changes(name, value))
-    if settings["temperature"] != trainer.temperature:  # set in generation_kwargs, of which TRL's passes know nothing
-        changed.append("temperature")
-    is_own = getattr(trainer, "rollout_func", None) is not None
-    has_dropout = _has_dropout(trainer.model)
-    return {
-        "sampling": Sampling(
-            columns={
-                "temperature": float(settings["temperature"]),
-                "top_p": 1.0 if settings["top_p"] is None else float(settings["top_p"]),
-                "top_k": max(settings["top_k"] or 0, 0) or None,
-                "max_tokens": trainer.max_completion_length,
-                "engine": _engine(trainer),
-            },
-            metadata={name: str(settings[name]) for name in changed if name not in _COLUMNS},
-            stop_tokens=frozenset([*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]),
-        ),
-        "train_logprobs": not changed and not is_own and not has_dropout,
-        "eval_logprobs": not changed and not is_own,
-        "sampler_logprobs": is_own or has_processed_logprobs or (not changed and settings["temperature"] == 1),
-    }
-
-
-def _changes(name: str, value: Any) -> bool:
-    """Return whether a setting of generation, besides temperature, changes the distribution that is sampled from."""
-    return name in _NEUTRAL and value not in (None, [], {}, *_NEUTRAL[name])
-
-
-def _transformers_settings(trainer: Any) -> dict[str, Any]:
-    """Return the settings of generation as transformers completes them: what TRL leaves out is the model's own."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config, _ = model._prepare_generation_config(trainer.generation_config)
-    return dict(config.to_dict())
-
-
-def _vllm_settings(trainer: Any) -> dict[str, Any]:
-    names = (*_COLUMNS, "min_p", "repetition_penalty")
-    return {**{name: getattr(trainer, name) for name in names}, **(trainer.args.generation_kwargs or {})}
-
-
-def _has_processed_logprobs(trainer: Any) -> bool:
-    """Return whether vLLM's logprobs are those after temperature and cuts; TRL's own engine is started so."""
-    if not trainer.use_vllm or trainer.vllm_mode != "server":
-        return True
-    settings = trainer.vllm_generation.vllm_client.get_server_info()
-    return bool(settings["model_config"]["logprobs_mode"] == "processed_logprobs")
-
-
-def _has_dropout(model: torch.nn.Module) -> bool:
-    """Return whether a pass in training draws random numbers: then two passes of the same weights differ."""
-    return any(
-        isinstance(value, float)
-        and value > 0
-        and ("drop" in name or "jitter" in name or (name == "p" and "Drop" in type(module).__name__))
-        for module in model.modules()
-        for name, value in vars(module).items()
-    )
-
-
-def _engine(trainer: Any) -> str | None:
-    if getattr(trainer, "rollout_func", None) is not None:
-        return None
-    name = "vllm" if trainer.use_vllm else "transformers"
-    try:
-        return f"{name} {version(name)}"
-    except PackageNotFoundError:  # a server of vLLM elsewhere
-        return name
-
-
 # --- Start -----------------------------------------------------------------------------------------------------------
 
 
@@ -667,7 +566,7 @@ def record(trainer: Any, root: str | Path, *, env: str = "recorded", stop_on_fai
     said: dict[str, Any] = {"error": None, "processed": True}
     if not rank:
         try:
-            said["processed"] = _has_processed_logprobs(trainer)
+            said["processed"] = has_processed_logprobs(trainer)
             recorder = _start(trainer, root, env, stop_on_failure)
         except Exception as error:
             if ranks is None:
@@ -720,7 +619,7 @@ def _start(trainer: Any, root: str | Path, env: str, stop_on_failure: bool) -> R
     args = trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = model.config.name_or_path or type(model).__name__
-    sampled_with = _captures(trainer, has_processed_logprobs=True)["sampling"].columns
+    sampled_with = captures_of(trainer, is_processed=True).sampling.columns
     rows_a_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     return recording.record(
         root,
@@ -732,7 +631,7 @@ def _start(trainer: Any, root: str | Path, env: str, stop_on_failure: bool) -> R
         stop_on_failure=stop_on_failure,
         group_size=trainer.num_generations,
         groups_per_batch=max(1, rows_a_step // trainer.num_generations),
-        **{name: sampled_with[name] for name in (*_COLUMNS, "max_tokens")},
+        **{name: sampled_with[name] for name in (*COLUMNS, "max_tokens")},
     )
 
 
