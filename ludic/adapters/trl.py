@@ -219,7 +219,13 @@ class _Ranks:
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self._rank, self._num_ranks = rank, num_ranks
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        try:
+            self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"rank {rank} did not meet the other {num_ranks - 1} within {_PATIENCE}; call ludic.trl.record on "
+                f"every rank, in a process group of torch.distributed: {error}"
+            ) from error
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return what each rank sent, on rank 0; an empty list on the others."""
