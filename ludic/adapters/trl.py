@@ -356,8 +356,8 @@ class _Recording(TrainerCallback):
         self._warned: set[str] = set()
         self._background = ThreadPoolExecutor(1, "ludic-trl")
         self._keeping: Future[None] | None = None
-        self._joined = 0
-        """The newest step whose rows were sent before its gradients were there."""
+        self._is_joined = False
+        """Whether the rows of this step were sent, before its gradients were there."""
         self._is_apart = False
         """Whether the ranks could not be joined; then none tries again, since the others may wait elsewhere."""
 
@@ -434,11 +434,14 @@ class _Recording(TrainerCallback):
         finally:
             self._is_in_loss = False
         with self._guard("a micro-batch"):
+            if self._is_joined:
+                raise RuntimeError("the loss is computed again after the last micro-batch of the step")
             self._rank.add_micro_batch(inputs, self._loss_logprobs)
         self._loss_logprobs = None
-        if self._trainer.model.training and self._trainer.accelerator.sync_gradients:  # the last one of its step
-            self._joined = self._trainer.state.global_step + 1
-            self._join(self._joined, in_background=True)
+        is_last = self._trainer.model.training and self._trainer.accelerator.sync_gradients
+        if is_last and not self._is_joined:
+            self._is_joined = True
+            self._join(self._trainer.state.global_step + 1, in_background=True)
         return loss
 
     # --- Steps of the trainer
@@ -446,6 +449,7 @@ class _Recording(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._join(None)  # rows of a run that was interrupted
         self._rank.window.clear()
+        self._is_joined = False
         self._last_logged = state.global_step
         with self._guard("the settings of sampling"):
             captures = captures_of(self._trainer, is_processed=self._is_processed)
@@ -457,10 +461,10 @@ class _Recording(TrainerCallback):
                 )
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._joined == state.global_step + 1:
-            self._wait()
-        else:
+        if not self._is_joined:
             self._join(state.global_step + 1)
+        self._is_joined = False
+        self._wait()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._join(None)
