@@ -9,6 +9,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("trl", reason="`make trl` makes an environment with TRL")
+
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback, set_seed
