@@ -90,6 +90,18 @@ def test_a_rollout_is_shown_as_text_with_what_was_kept_of_it(ludic, recorded: st
     assert re.search(r"'cats'\s+-\s+-\s+0\s+yes", of_ids.out)
 
 
+def test_rows_without_messages_are_shown_by_their_tokens(ludic, copied: Path) -> None:
+    run = package.open(str(copied))
+    (row,) = run.sql("from rollouts order by rollout_id limit 1").to_dicts()
+    with package.record(copied, trainer=TRAINER) as recorder:
+        tokens = {name: row[name] for name in ("prompt_tokens", "response_tokens")}
+        recorder.append([[{**tokens, "episode_reward": reward} for reward in (0.0, 1.0)]])
+    (group_id,) = run.sql("select group_id from groups where group_size = 2")["group_id"]
+    shown = ludic("show", copied, group_id).out
+    assert "prompt  <|user|> what is 1 plus 0 <eos> <|assistant|>" in shown
+    assert shown.count("cats play <eos>") == 2
+
+
 def test_what_if_compares_with_the_advantages_that_the_trainer_used(ludic, recorded: str) -> None:
     found = json.loads(ludic("what-if", recorded, "--advantage", "rloo", "--json").out)
     assert found["other_trainers"] == [TRAINER]
