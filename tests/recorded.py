@@ -72,6 +72,11 @@ def parents_of(url: str, attempt_ids: Sequence[int]) -> list[tuple[int, int] | N
     return [read_attempt(Root.open(url), attempt_id).parent for attempt_id in attempt_ids]
 
 
+def notes_of(url: str) -> list[str]:
+    """What `ludic verify` says of harmless facts."""
+    return [f"{note.check}: {note.problem}" for note in check_root(Root.open(url)).notes]
+
+
 def problems_of(url: str) -> list[str]:
     """What `ludic verify` finds."""
     return [str(finding) for finding in check_root(Root.open(url)).findings]

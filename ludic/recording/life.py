@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.defaults import LEASE_S
-from ludic.errors import ConfigError, FencedError, ModelError, NameTakenError, OwnedError, SchemaError
+from ludic.errors import ConfigError, FencedError, ModelError, NameTakenError, OwnedError, SchemaError, StoreError
 from ludic.models.first_model import vocabulary_of
 from ludic.recording.losses import Lost
 from ludic.records import new_id
@@ -45,7 +45,7 @@ from ludic.store.claims import (
 )
 from ludic.store.files import Folder, RolloutFile, list_files
 from ludic.store.filesystem import Storage
-from ludic.store.ledger import attempt_of_steps, step_numbers
+from ludic.store.ledger import attempt_of_steps, ledger_steps, step_numbers
 from ludic.store.parquet import open_parquet, read_row_groups, row_counts, row_group_bounds
 from ludic.store.policies import latest_policy
 from ludic.store.records import RECORDED, Lease, SlotClaim
@@ -183,12 +183,16 @@ class Life:
         self._others: OrderedDict[str, KnownRow] = OrderedDict()
         self._read: set[str] = set()
         """Files whose rows are, or were, in `_others`."""
-        self._lease: Lease | None = None
         self._attempt: Attempt | None = None
         self._held = ExitStack()
         self._fenced = Event()
         self._last_step = 0
         self._num_metrics: Counter[int] = Counter()
+
+    @property
+    def can_start(self) -> bool:
+        """Whether it can make a new root."""
+        return self._run is not None
 
     @property
     def is_open(self) -> bool:
@@ -243,7 +247,7 @@ class Life:
         self._prepared = []
 
     def find(self, job: Find) -> None:
-        """Find stored rows that are not known any more, or never were; files of others and new versions are read first."""
+        """Find stored rows that are not known any more, or never were; reads those of others first."""
         root, found = self.open(), dict[str, KnownRow]()
         files = sorted(list_files(root), key=lambda file: (file.worker_id == self.worker_id, -file.version))
         for file in files:
@@ -279,7 +283,7 @@ class Life:
         """Store a row of metrics. Raises FencedError if the step has no ledger."""
         root = self.open()
         if job.of.numbers is None:
-            raise FencedError(f"step {job.of.step} has no ledger")
+            raise FencedError("the step has no ledger")
         if job.row is None:
             job.row = metrics_row(**job.of.numbers, **job.values, kind="train", run_id=root.run_id)
         root.check_same_run()
@@ -301,20 +305,17 @@ class Life:
                 *(root.url, step, self._last_step, step),
             )
             self._release()
-        if self._lease is None:
-            self._lease = _claim(root)
-        previous = newest_attempt(root, before=self._lease.attempt_id)
+        lease = _claim(root)  # again after a failure: an attempt that is there, and has no step, does no harm
+        previous = newest_attempt(root, before=lease.attempt_id)
         parent = (previous.attempt_id, step - 1) if previous is not None and step > 1 else None
-        self._attempt = record_attempt(root, self._lease, parent, self._config)
+        self._attempt, self._last_step = record_attempt(root, lease, parent, self._config), step - 1
         self._fenced = Event()
-        self._held.enter_context(
-            held(root, self._lease, on_fenced=self._fenced.set, also=lambda: None, level=logging.DEBUG)
-        )
+        self._held.enter_context(held(root, lease, on_fenced=self._fenced.set, also=lambda: None, level=logging.DEBUG))
         return self._attempt
 
     def _release(self) -> None:
         """End the attempt, and say so in its lease."""
-        self._attempt = self._lease = None
+        self._attempt = None
         self._held.close()
 
     # --- The end -------------------------------------------------------------------------------------------------
@@ -382,7 +383,10 @@ def _read_known(root: Root, file: RolloutFile) -> dict[str, KnownRow]:
 def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any]) -> Root:
     no_retries = Event()
     no_retries.set()  # the queue tries again, and warns less often
-    storage = replace(Storage.connect(url), stop=no_retries)
+    try:
+        storage = replace(Storage.connect(url), stop=no_retries)
+    except StoreError as error:  # of a scheme that nothing serves here: to try again would not help
+        raise ConfigError(str(error)) from error
     if not storage.exists(RUN.template):
         if run is None:
             raise ConfigError(f"{storage.url} holds no run yet, so it needs the name of the model: model='...'")
@@ -438,10 +442,11 @@ def _claim(root: Root) -> Lease:
         with suppress(FileNotFoundError):
             if RECORDED not in read_attempt(root, newest).config:
                 raise OwnedError(f"{root.url}: ludic trains this run, as attempt {newest} of {earlier.owner}")
-        logger.warning(
-            "%s: attempt %d of %s, since %s, has not ended by itself; this recorder takes the steps over from it",
-            *(root.url, newest, earlier.owner, earlier.since),
-        )
+        if ledger_steps(root, newest):
+            logger.warning(
+                "%s: attempt %d of %s, since %s, has not ended by itself; this recorder takes the steps over from it",
+                *(root.url, newest, earlier.owner, earlier.since),
+            )
     try:
         return claim(root, newest, lease_s=LEASE_S)
     except OwnedError:  # another recorder was faster, and is fenced in turn

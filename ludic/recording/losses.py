@@ -8,6 +8,8 @@ from ludic.results import plural
 
 MOST_NAMED = 100
 """Groups that are named; all are counted."""
+_MOST_REASONS = 20
+_OTHERS = "other reasons"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,7 @@ class Lost:
     steps_without_metrics: Sequence[tuple[int, int]] = ()
     """Steps whose numbers, or some of them, are not stored, as half-open intervals."""
     reasons: Mapping[str, int] = field(default_factory=dict)
-    """Number of groups, steps and rows of numbers by reason."""
+    """Number of groups, steps and rows of numbers by reason, of which there are some 20 at most."""
 
     def __bool__(self) -> bool:
         return bool(self.reasons)
@@ -53,26 +55,38 @@ class Losses:
         self._steps: set[int] = set()
         self._numbers: set[int] = set()
         self._reasons: Counter[str] = Counter()
+        self._so_far: Lost | None = Lost()
+        """What `so_far` returns; None if something was added since."""
 
-    def add_groups(self, group_ids: Sequence[str], num_rollouts: int, reason: str) -> None:
-        """Count groups with all their rows."""
+    def add_groups(self, group_ids: Sequence[str], num_rollouts: int, reason: str, *, num_unnamed: int = 0) -> None:
+        """Count groups with all their rows. num_unnamed: number of more groups, which have no ids."""
         self._num_rollouts += num_rollouts
-        self._num_groups += len(group_ids)
+        self._num_groups += len(group_ids) + num_unnamed
         self._group_ids += group_ids[: MOST_NAMED - len(self._group_ids)]
-        self._reasons[reason] += len(group_ids)
+        self._add(reason, len(group_ids) + num_unnamed)
 
     def add_step(self, step: int, reason: str) -> None:
         """Count a step without a ledger."""
         self._steps.add(step)
-        self._reasons[reason] += 1
+        self._add(reason, 1)
 
     def add_numbers(self, step: int, reason: str) -> None:
         """Count a step whose numbers are not stored."""
         self._numbers.add(step)
-        self._reasons[reason] += 1
+        self._add(reason, 1)
 
     def so_far(self) -> Lost:
         """Return the counts."""
+        if self._so_far is None:
+            self._so_far = self._count()
+        return self._so_far
+
+    def _add(self, reason: str, count: int) -> None:
+        is_named = reason in self._reasons or len(self._reasons) < _MOST_REASONS
+        self._reasons[reason if is_named else _OTHERS] += count
+        self._so_far = None
+
+    def _count(self) -> Lost:
         return Lost(
             num_rollouts=self._num_rollouts,
             num_groups=self._num_groups,

@@ -75,17 +75,23 @@ class Queue:
                 self._changed.notify_all()
             return self._newest
 
+    def lose_groups(self, num_groups: int, num_rollouts: int, reason: str) -> None:
+        """Count groups that no job holds, and that have no ids."""
+        with self._changed:
+            self._losses.add_groups((), num_rollouts, reason, num_unnamed=num_groups)
+            self._warn()
+
     def lose_rows_of_step(self, step: int, reason: str) -> None:
         """Count a step whose ledger will lack some rows."""
         with self._changed:
             self._losses.add_step(step, reason)
-            self._warn(f"{self._losses.so_far()}")
+            self._warn()
 
     def lose_numbers(self, step: int, reason: str) -> None:
         """Count numbers of a step that no job holds."""
         with self._changed:
             self._losses.add_numbers(step, reason)
-            self._warn(f"{self._losses.so_far()}")
+            self._warn()
 
     def wait(self, number: int | None, timeout_s: float, *, is_patient: bool) -> bool:
         """Have all jobs up to one done; return whether they are over, after at most timeout_s seconds.
@@ -139,7 +145,7 @@ class Queue:
             self._losses.add_step(job.step, why)
         elif isinstance(job, Numbers):
             self._losses.add_numbers(job.of.step, why)
-        self._warn(f"{self._losses.so_far()}")
+        self._warn()
 
     def _give_up(self) -> None:
         """Count all jobs as lost, and take no others."""
@@ -154,11 +160,11 @@ class Queue:
         self._warn(f"nothing is stored at the moment, and is tried again: {one_line(error)}")
         self._changed.notify_all()
 
-    def _warn(self, text: str) -> None:
-        """Log a warning, at most one a minute."""
+    def _warn(self, text: str | None = None) -> None:
+        """Log a warning, at most one a minute; without a text it says what was lost so far."""
         if time.monotonic() - self._warned >= _WARN_EVERY_S:
             self._warned = time.monotonic()
-            logger.warning("%s: %s; the trainer goes on", self._where, text)
+            logger.warning("%s: %s; the trainer goes on", self._where, text or self._losses.so_far())
 
     # --- In the thread -------------------------------------------------------------------------------------------
 
@@ -233,7 +239,7 @@ class Queue:
             with self._changed:
                 self._fail(error)
             return False
-        except Exception as error:  # whatever it is, the trainer goes on
+        except BaseException as error:  # an extension's panic is no Exception; the trainer goes on, whatever it is
             reason = one_line(error) or type(error).__name__
             self._life.forget_rows()
             if not jobs:

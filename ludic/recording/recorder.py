@@ -8,11 +8,12 @@ import atexit
 import itertools
 import json
 import logging
+import math
 import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -49,6 +50,8 @@ STEP_S = 10.0
 CLOSE_S = 30.0
 """Most seconds that record(), append() and step(), and close() wait for the store."""
 
+_MOST_OPEN_STEPS = 1000
+"""Steps to come whose numbers are kept until then."""
 Advantages = Mapping[str, Any] | Iterable[Any] | None
 
 OWN_METRICS = (
@@ -68,17 +71,17 @@ def record(
     root: str | os.PathLike[str],
     *,
     model: str | None = None,
-    env: str = "recorded",
+    env: str | None = None,
     trainer: str | None = None,
     settings: Mapping[str, Any] | None = None,
     model_folder: str | os.PathLike[str] | None = None,
     stop_on_failure: bool = False,
-    group_size: int = 8,
-    groups_per_batch: int = 8,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
+    group_size: int | None = None,
+    groups_per_batch: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
     top_k: int | None = None,
-    max_tokens: int = 256,
+    max_tokens: int | None = None,
     extra_columns: Mapping[str, str] | None = None,
 ) -> "Recorder":
     """Record the rollouts and the steps of another program's trainer in a root.
@@ -92,15 +95,15 @@ def record(
 
     Args:
         root: Folder or URL of the run.
-        model: Folder or Hugging Face id of the model that is trained; an existing root has it already.
-        env: Environment of rows that name none.
+        model: Folder or Hugging Face id of the model that is trained; None is that of an existing root.
+        env: Environment of rows that name none; None is that of the root, and `recorded` for a new one.
         trainer: Name and version of the program, such as "trl 1.16.0".
         settings: Its settings, for people; secrets are masked, and what JSON can't hold is stored as text.
-        model_folder: Folder with the model's configuration and tokenizer, which the root keeps; if model is a folder,
-            it is the same.
+        model_folder: Folder with the model's configuration and tokenizer, which the root keeps; None is `model`.
         stop_on_failure: Raise StoreError from append, step and flush if the store fails.
-        group_size, groups_per_batch: Of a new root, for people and for `ludic train`.
-        temperature, top_p, top_k, max_tokens: How rows were sampled that don't say it; other lives may have others.
+        group_size, groups_per_batch: Of a new root, for people and for `ludic train`; None is 8.
+        temperature, top_p, top_k, max_tokens: How rows were sampled that don't say it. None is as the root says, for a
+            new one 1, 1, off and 256; a top_k of 0 is off.
         extra_columns: Extra columns of the run's rollouts, type by name, such as {"x_source": "string"}; None takes
             those of an existing root.
 
@@ -109,31 +112,31 @@ def record(
             itself trains. A store that can't be reached is no error: it is tried again.
         OwnedError: A trainer of ludic trains this root now.
     """
-    run = RunConfig(
-        model=model or "unknown",
-        env=(env,),
-        group_size=group_size,
-        groups_per_batch=groups_per_batch,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        max_tokens=max_tokens,
-        extra_columns=dict(extra_columns or {}),
-    )
-    if model_folder is not None and not (Path(model_folder).expanduser() / "config.json").is_file():
-        raise ConfigError(
-            f"model_folder is {os.fspath(model_folder)!r}, which holds no config.json; wanted a folder of a model"
-        )
-    given = {"model": model, "extra_columns": None if extra_columns is None else dict(extra_columns)}
-    about = {RECORDED: {"trainer": trainer, "settings": _as_json(public_values(settings or {}))}}
-    life = Life(
-        os.fspath(root),
-        run if model is not None else None,
-        {name: value for name, value in given.items() if value is not None},
-        about,
-        None if model_folder is None else os.fspath(model_folder),
-    )
-    return Recorder(life, os.fspath(root), run, has_model=model is not None, stop_on_failure=stop_on_failure)
+    sampled = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
+    of_rows = _given({"env": env and (env,), **sampled})
+    given = _given({"model": model, "extra_columns": None if extra_columns is None else dict(extra_columns)})
+    sizes = _given({"group_size": group_size, "groups_per_batch": groups_per_batch})
+    run = _with({"model": "unknown", "env": ("recorded",), **given, **sizes}, of_rows)
+    config = {RECORDED: {"trainer": trainer, "settings": _as_json(public_values(settings or {}))}}
+    life = Life(os.fspath(root), run if model else None, given, config, _model_folder(model_folder))
+    return Recorder(life, os.fspath(root), run, of_rows, stop_on_failure=stop_on_failure)
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _with(settings: Mapping[str, Any], of_rows: Mapping[str, Any]) -> RunConfig:
+    """Return settings of a run with those of rows that don't say it. Raises ConfigError for one that is wrong."""
+    off = {"top_k": None} if of_rows.get("top_k") == 0 else {}
+    return RunConfig(**{**settings, **of_rows, **off})
+
+
+def _model_folder(folder: str | os.PathLike[str] | None) -> str | None:
+    """Return the path of a model's folder. Raises ConfigError if it is none."""
+    if folder is not None and not (Path(folder).expanduser() / "config.json").is_file():
+        raise ConfigError(f"model_folder is {os.fspath(folder)!r}, which holds no config.json; wanted one of a model")
+    return None if folder is None else os.fspath(folder)
 
 
 class Recorder:
@@ -143,11 +146,13 @@ class Recorder:
     `step`. A process that was forked since opens a recorder of its own.
     """
 
-    def __init__(self, life: Life, url: str, run: RunConfig, *, has_model: bool, stop_on_failure: bool) -> None:
-        """Use `ludic.record`."""
+    def __init__(
+        self, life: Life, url: str, run: RunConfig, of_rows: Mapping[str, Any], *, stop_on_failure: bool
+    ) -> None:
+        """Use `ludic.record`. run: settings until the root is open. of_rows: those that the caller gave for rows."""
         self.root = url
         """Folder or URL of the run."""
-        self._life, self._run, self._stop_on_failure = life, run, stop_on_failure
+        self._life, self._run, self._of_rows, self._stop_on_failure = life, run, of_rows, stop_on_failure
         self._pid, self._is_closed = os.getpid(), False
         self._lock = threading.RLock()
         self._episode_numbers = itertools.count()
@@ -165,7 +170,7 @@ class Recorder:
         self._is_open = False
         self._queue.wait_until_open(OPEN_S)
         self._follow_root()
-        if not self._is_open and (stop_on_failure or not has_model):
+        if not self._is_open and (stop_on_failure or not life.can_start):
             self._queue.close(0.0)
             if stop_on_failure:
                 raise StoreError(f"{url}: {self._queue.failure}") from self._queue.failure
@@ -269,6 +274,12 @@ class Recorder:
                 self._queue.lose_numbers(n, "they came after a later step had begun")
             else:
                 self._add_numbers(n, found)
+            if len(self._numbers) > _MOST_OPEN_STEPS:
+                self._lose_numbers(min(self._numbers))
+
+    def lose(self, num_groups: int, num_rollouts: int, reason: str) -> None:
+        """Count groups that the caller could not give, so that `lost` says so as of those that could not be stored."""
+        self._queue.lose_groups(num_groups, num_rollouts, reason)
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until what was appended is stored, or lost, at most timeout_s seconds; return whether it is.
@@ -336,7 +347,7 @@ class Recorder:
             return
         stored = self._life.run
         assert stored is not None
-        self._run = replace(self._run, model=stored.model, extra_columns=stored.extra_columns)
+        self._run = _with({each.name: getattr(stored, each.name) for each in fields(stored)}, self._of_rows)
         self.version = self.version if self._step is not None else max(self.version, self._life.newest_step)
         self._is_open = True
 
@@ -514,6 +525,13 @@ def _ledger_row(n: int, row: KnownRow, value: Any, reason: str | None) -> Ledger
     )
 
 
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # of an integer that no float can hold
+        return False
+
+
 def _as_json(settings: Mapping[str, Any]) -> Any:
     """Return settings as JSON has them; what it can't hold is text, NaN and infinities too."""
     return json.loads(json.dumps(settings, default=lambda value: mask(str(value))), parse_constant=str)
@@ -528,6 +546,8 @@ def _read_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if not isinstance(name, str) or not isinstance(value, int | float):
             raise ConfigError(f"metrics: {name!r} is {value!r}, wanted a number by its name")
+        if not _is_finite(value):
+            continue
         if name in _WHOLE:
             found[name] = _whole(name, int(value) if value == int(value) else value, least=0)
         elif name in OWN_METRICS:

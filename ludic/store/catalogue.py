@@ -516,7 +516,7 @@ WORKERS = Records(
     "workers",
     LifeName,
     "workers/slot={slot}/{life}.json",
-    "one start of a worker: its claim of a slot of the schedule; its code",
+    "one start of a worker, or of a recorder: its claim of a slot; its code; what it lost",
     record=SlotClaim,
     noun="claim",
     mend="stop the workers of this slot, and delete it",

@@ -355,7 +355,7 @@ def claim_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str
 
 
 def claim_free_slot(root: Root, worker_id: str) -> SlotClaim:
-    """Claim the first slot whose newest life is over, else one that nobody has held: no other process ends.
+    """Claim the first slot whose newest life is over, else one that nobody has held; so no other process has to end.
 
     Raises ReplacedRootError if the root is no longer the run that was opened.
     """

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from recorded import MODEL, claims_of, group, ledger_of, metrics_of, problems_of, rows_of
+from recorded import MODEL, claims_of, group, ledger_of, metrics_of, notes_of, problems_of, rows_of
 from s3_proxy import SLOW_DOWN, S3Proxy
 
 import ludic
@@ -35,6 +36,10 @@ class Store(MemoryFileSystem):
     cachable = False
     error: ClassVar[Exception | None] = None
     """Raised by each write."""
+    lost_answers: ClassVar[list[str]] = []
+    """Ends of names: an error follows the next write of each, although it was done."""
+    dice: ClassVar[random.Random | None] = None
+    """Draws for each write whether it fails before or after it is done, each with one chance in five."""
     is_up: ClassVar[threading.Event] = threading.Event()
     """Reads and writes wait for it."""
 
@@ -44,9 +49,15 @@ class Store(MemoryFileSystem):
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         self.is_up.wait()
-        if self.error is not None:
-            raise self.error
+        fate = self.dice.random() if self.dice is not None else 1.0
+        if self.error is not None or fate < 0.2:
+            raise self.error or FULL
         super().pipe_file(path, value, mode=mode, **options)
+        for end in filter(path.endswith, self.lost_answers):
+            self.lost_answers.remove(end)
+            raise FULL
+        if fate < 0.4:
+            raise FULL
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         self.is_up.wait()
@@ -60,6 +71,8 @@ class Store(MemoryFileSystem):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Store]]:
     monkeypatch.setattr(Store, "error", None)
+    monkeypatch.setattr(Store, "lost_answers", [])
+    monkeypatch.setattr(Store, "dice", None)
     Store.is_up.set()
     fsspec.register_implementation("failing", Store, clobber=True)
     yield Store
@@ -93,7 +106,15 @@ def train(recording: ludic.recording.recorder.Recorder, first: int, last: int, *
     return ids
 
 
-@pytest.mark.parametrize("error", [FULL, READ_ONLY, PermissionError(errno.EACCES, "Permission denied")], ids=str)
+@pytest.mark.parametrize(
+    "error",
+    [
+        FULL,
+        pytest.param(READ_ONLY, marks=pytest.mark.slow),
+        pytest.param(PermissionError(errno.EACCES, "Permission denied"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_steps_go_on_while_nothing_can_be_written_and_all_is_there_once_it_can(
     store: type[Store], url: str, error: OSError, caplog: pytest.LogCaptureFixture
 ):
@@ -101,18 +122,60 @@ def test_steps_go_on_while_nothing_can_be_written_and_all_is_there_once_it_can(
         ids = train(recording, 1, 2)
         store.error = error
         since = time.monotonic()
-        ids += train(recording, 3, 20)
+        ids += train(recording, 3, 12)
         assert time.monotonic() - since < 2
         store.error = None
         assert recording.flush()
     assert [row["rollout_id"] for row in rows_of(url)] == ids
-    assert [step for _, step in ledger_of(url)] == list(range(1, 21))
-    assert [row["loss"] for row in metrics_of(url)] == list(range(1, 21))
+    assert [step for _, step in ledger_of(url)] == list(range(1, 13))
+    assert [row["loss"] for row in metrics_of(url)] == list(range(1, 13))
     assert not recording.lost
     assert problems_of(url) == []
     [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "nothing is stored at the moment, and is tried again" in warning
     assert os.strerror(error.errno or 0).split()[0] in warning
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "slot=0/1.json", "0.parquet", "attempts/1.lease", "attempts/1.json", "step=3.parquet"]
+)
+def test_a_write_whose_answer_is_lost_is_not_done_twice(store: type[Store], url: str, name: str):
+    store.lost_answers = [name, name]
+    with ludic.record(url, model=MODEL) as recording:
+        ids = train(recording, 1, 4)
+        store.lost_answers.append("step=2.parquet")
+        ids += train(recording, 2, 4)
+    assert [row["rollout_id"] for row in rows_of(url)] == ids
+    assert [step for _, step in ledger_of(url)] == [1, 2, 3, 4]
+    assert [row["step"] for row in metrics_of(url)] == [1, 2, 3, 4, 2, 3, 4]
+    assert len(claims_of(url)) == 1
+    assert not recording.lost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_writes_that_fail_at_random_lose_and_double_nothing(store: type[Store], url: str, seed: int):
+    dice = store.dice = random.Random(seed)
+    ids: list[str] = []
+    kept: dict[int, list[str]] = {}
+    for _ in range(4):
+        with ludic.record(url, model=MODEL) as recording:
+            for n in range(max(1, len(kept) - dice.randint(0, 3)), len(kept) + dice.randint(2, 9)):
+                kept = {step: of_step for step, of_step in kept.items() if step < n}
+                kept[n] = recording.append([group(n), group(n, size=2)])
+                recording.append([group(n, purpose="eval")])
+                recording.step(n, advantages=range(6), metrics={"loss": n})
+                ids += kept[n]
+            store.dice = None
+        store.dice = dice
+        assert not recording.lost
+    store.dice = None
+    assert sorted(row["rollout_id"] for row in rows_of(url)) == sorted(ids)
+    ledger = {step: [row["rollout_id"] for row in rows] for (_, step), rows in ledger_of(url).items()}
+    assert ledger == kept
+    numbers = [(row["attempt_id"], row["step"]) for row in metrics_of(url)]
+    assert len(numbers) == len(set(numbers)) == len(ids) // 6
+    assert problems_of(url) == []
 
 
 def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store], url: str):
@@ -125,6 +188,9 @@ def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store],
     recording.close()
     assert time.monotonic() - since < 3
     lost = recording.lost
+    recording.lose(1, 2, "its ranks did not agree")
+    assert recording.lost.num_rollouts == 18
+    assert "16 rollouts in 4 groups" in str(lost)
     assert (lost.num_rollouts, lost.num_groups, len(lost.group_ids)) == (16, 4, 4)
     assert (lost.steps, lost.steps_without_metrics) == (((3, 7),), ((2, 7),))
     assert "lost: 16 rollouts in 4 groups, the ledger of steps 3 to 6, the numbers of steps 2 to 6" in str(lost)
@@ -159,6 +225,8 @@ def test_more_than_the_memory_bound_is_lost_and_the_claim_says_so_when_the_store
     in_ledgers = {row["rollout_id"] for rows in ledger_of(url).values() for row in rows}
     assert in_ledgers <= stored
     assert problems_of(url) == []
+    [note] = notes_of(url)
+    assert note.startswith("lost_by_recorders: slot 0, life 1")
 
 
 def test_a_store_that_hangs_holds_nobody_up(store: type[Store], url: str):

@@ -1,4 +1,4 @@
--- workers: each life of a worker, and its slot of the schedule
+-- workers: each life of a worker, and its slot of the schedule; or of a recorder (ludic.record), which has no schedule
 -- grain: one row per slot and life | reads: workers/ of the root
 -- the newest life of a slot owns it; an older life ends at its next look
 -- lost: what a recorder could not store, as JSON text
