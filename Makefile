@@ -1,5 +1,5 @@
-.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect verifiers \
-	verifiers-v1 verifiers-legacy 8bit unit integration faults readers clusters soak durations mutants check format docs bench \
+.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect trl verifiers \
+	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers clusters soak durations mutants check format docs bench \
 	gpu notebooks clean collect
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -9,7 +9,7 @@ WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
 # Beside .venv, which is complete before they are begun.
 OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed .venv/docs/installed \
-	.venv/verifiers/installed .venv/verifiers-legacy/installed .venv/8bit/installed
+	.venv/light/installed .venv/verifiers/installed .venv/verifiers-legacy/installed .venv/8bit/installed .venv/trl/installed
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 # pip would compile 50,000 files, which is most of an installation. Python compiles those that are imported.
@@ -47,7 +47,7 @@ test-all:  ## run everything, as CI does, in half an hour on two cores
 	$(MAKE) --keep-going --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) $(addprefix timed-,check docs faults)
 	$(MAKE) timed-integration
 	$(MAKE) --keep-going --jobs 3 --output-sync=target UNIT_PROCESSES=$(PROCESSES) \
-		$(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 verifiers-legacy inspect 8bit)
+		$(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 verifiers-legacy trl inspect 8bit light)
 
 # A line at the end of each target, with its seconds, shows where a run is that nears its limit.
 timed-docs: .venv/docs/installed
@@ -91,6 +91,12 @@ vllm-servers: .venv-vllm/installed
 
 inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its own readers
 	.venv/inspect/bin/python -m pytest --junitxml=build/tests/$@.xml tests/adapters/exports/test_inspect_logs.py tests/adapters/imports/test_inspect.py
+
+light: .venv/light/installed  ## run what needs no extra in an environment of the package alone
+	.venv/light/bin/python -m pytest $(TWICE) --confcutdir tests/light tests/light
+
+trl: .venv/trl/installed  ## record trainers of TRL: killed and resumed, on two ranks, into stores that fail
+	OMP_NUM_THREADS=1 .venv/trl/bin/python -m pytest $(TWICE) tests/adapters/trl
 
 verifiers: verifiers-v1 verifiers-legacy  ## run environments of both APIs of verifiers
 
@@ -174,14 +180,21 @@ clean:  ## remove what the other targets made
 # These want other versions than constraints.txt pins: their packages lie over those of .venv. Of verifiers, 0.3.1 is the
 # newest with load_environment, and 0.4 has v1 alone.
 .venv/inspect/installed: OVER = inspect-ai==0.3.285 pandas==3.1.1
+.venv/trl/installed: OVER = trl==1.16.0
 .venv/verifiers/installed: OVER = verifiers==0.4.0
 .venv/verifiers-legacy/installed: OVER = verifiers==0.3.1
-.venv/inspect/installed .venv/verifiers/installed .venv/verifiers-legacy/installed: .venv/installed
+.venv/inspect/installed .venv/trl/installed .venv/verifiers/installed .venv/verifiers-legacy/installed: .venv/installed
 	$(PYTHON) -m venv --without-pip $(@D)
 	$(@D)/bin/python -c "from sysconfig import get_path as path; from pathlib import Path; \
 		below = path('purelib').replace('$(@D)', '.venv'); \
 		Path(path('purelib'), 'below.pth').write_text(f'import site; site.addsitedir({below!r})')"
 	$(BIN)/pip --python $(@D)/bin/python install --quiet $(OVER)
+	touch $@
+
+# A copy of the package, as others install it. The S3 server of its tests runs in .venv.
+.venv/light/installed: .venv/installed
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --constraint constraints.txt '.[s3]' pytest pytest-rerunfailures pytest-timeout
 	touch $@
 
 # transformers imports torchao wherever it finds it, which takes a second of each start. It warns when it is compiled.
@@ -201,9 +214,9 @@ clean:  ## remove what the other targets made
 	$(COMPILE_WHAT_WARNS)
 	touch $@
 
-# The package alone. constraints.txt pins every package, so that two machines install the same.
+# What runs and trains. constraints.txt pins every package, so that two machines install the same.
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
 	touch $@

@@ -51,8 +51,16 @@ _HOMES = {
     "RunConfig": "ludic.run_config",
 }
 
-_MODULES = {"trl": "ludic.adapters.trl"}
+_MODULES = {
+    "openrlhf": "ludic.adapters.openrlhf",
+    "skyrl": "ludic.adapters.skyrl",
+    "trl": "ludic.adapters.trl",
+    "verl": "ludic.adapters.verl",
+}
 """Modules that are reached by a short name; each needs the package that it is named after."""
+
+_MODULES = {"trl": "ludic.adapters.trl"}
+"""Modules for another program, each of which imports that program's packages."""
 
 _OWN_NAMES = {"open": "open_run"}
 """Names there that would hide a built-in function."""
@@ -83,6 +91,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name not in _HOMES:

@@ -9,8 +9,10 @@ other ranks wait for it in a gloo group without a limit. If a rank dies, its con
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -119,6 +121,13 @@ def run_on_main(function: Callable[[], T], type_: Any = Any) -> T:
     Any other exception ends rank 0, and torchrun then ends the other ranks.
     """
     return msgspec.json.decode(bytes_from_main(lambda: msgspec.json.encode(function())), type=type_)
+
+
+@contextmanager
+def path_on_main(find: Callable[[], AbstractContextManager[Path]]) -> Iterator[str]:
+    """Give every rank the path that rank 0 finds, and opens until the end. Raises its error on every rank."""
+    with ExitStack() as stack:
+        yield run_on_main(lambda: str(stack.enter_context(find())))
 
 
 def bytes_from_main(function: Callable[[], bytes], group: dist.ProcessGroup | None = None) -> bytes:

@@ -88,6 +88,10 @@ class ConfigError(LudicError, ValueError):
     is_lasting = True
 
 
+class MissingPackageError(ConfigError, ImportError):
+    """A package is needed that an extra of ludic installs."""
+
+
 class ConsentError(LudicError, PermissionError):
     """A root names code that the user of this machine has not agreed to run; none of it was run."""
 

@@ -1,11 +1,23 @@
-"""Find installed packages, their versions and files, without running them; say which extra installs one."""
+"""Find installed packages, their versions and files, without running them; say which extra installs one.
+
+`pip install ludic-rl` brings what reads, writes and keeps roots. What samples and trains models is the extra train.
+"""
 
 import contextlib
 import importlib.util
+from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
-from ludic.errors import ConfigError
+from ludic.errors import MissingPackageError
+
+TRAIN = "train"
+"""The extra with what samples and trains models."""
+EXTRAS: Mapping[str, str] = {
+    **dict.fromkeys(("torch", "transformers", "peft", "reasoning_gym", "safetensors"), TRAIN),
+    "matplotlib": "plot",
+}
+"""The extra that installs a package which modules of ludic import without asking for it."""
 
 LUDIC = "ludic-rl"
 """Name under which ludic is packaged."""
@@ -13,14 +25,29 @@ LUDIC = "ludic-rl"
 
 def is_installed(package: str) -> bool:
     """Return whether a package can be imported; does not import it. A folder of that name without code is none."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
+    with contextlib.suppress(ModuleNotFoundError):
+        spec = importlib.util.find_spec(package)
+        return spec is not None and spec.origin is not None
+    return False
 
 
 def require(package: str, extra: str, what: str) -> None:
-    """Raise ConfigError if a package is missing. extra: ludic's extra that installs it. what: begin of the message."""
+    """Raise MissingPackageError if a package is missing.
+
+    extra: ludic's extra that installs it. what: begin of the message.
+    """
     if not is_installed(package):
-        raise ConfigError(f"{what}: the package {package} is not installed; pip install 'ludic-rl[{extra}]'")
+        raise MissingPackageError(f"{what}: {_advice(package, extra)}")
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingPackageError | None:
+    """Return what to say of an import that failed deep inside: which extra installs the package; None if none does."""
+    package = (error.name or "").partition(".")[0]
+    return MissingPackageError(_advice(package, EXTRAS[package])) if package in EXTRAS else None
+
+
+def _advice(package: str, extra: str) -> str:
+    return f"the package {package} is not installed; pip install 'ludic-rl[{extra}]'"
 
 
 def installed_version(package: str) -> str | None:

@@ -20,6 +20,17 @@ Capture = Literal["sampler", "trainer", "ids", "text"]
 """What was kept of the sampling of a row, from most to least; see the column in schemas/rollouts.v1.json."""
 WITHOUT_LOGPROBS: Collection[Capture | None] = ("ids", "text")
 """Levels of rows whose response_logprobs are zeros that stand for nothing."""
+NO_LOGPROBS: Mapping[str, str] = {
+    "no_logprobs": (
+        "nobody kept the logprobs that they were sampled with; compute them offline with compute_logprobs, if the "
+        "weights of their version are in the root, or train by sft, dpo, ipo or orpo, which need none"
+    ),
+    "text_capture": (
+        "their tokens were made later from recorded texts, so no ratio to a sampler can be taken; train by sft, dpo, "
+        "ipo or orpo, which need none"
+    ),
+}
+"""Reasons for which a plan drops such a row (ludic/sql/plan/judge.sql), and what to do about each."""
 EpisodeOutcome = Literal["complete", "failed", "given_up"]
 GroupEventKind = Literal["started", "complete", "given_up"]
 

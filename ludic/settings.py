@@ -36,6 +36,7 @@ from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args
 
 from ludic.by_name import find_by_name
 from ludic.errors import ConfigError, LudicError, similar_names, unknown_name
+from ludic.installed import TRAIN, missing_extra, require
 from ludic.masking import SERVER_LOGIN
 from ludic.renamed_settings import RENAMED
 from ludic.values import (
@@ -683,11 +684,14 @@ _GROUPS = "_groups"
 """Attribute of an operation: dataclasses by the names of their groups."""
 
 
-def operation(**groups: type) -> Callable[[F], F]:
+def operation(*, trains: str | None = None, **groups: type) -> Callable[[F], F]:
     """Make a function an operation, whose parameters are settings (see `settings_of`).
 
     Its `**settings` are fields of these dataclasses, by their flat names; the names here are those of the groups in
-    --help. It checks arguments that have a range or choices, as a dataclass checks its fields. Raises ConfigError.
+    --help. It checks arguments that have a range or choices, as a dataclass checks its fields. Raises ConfigError, and
+    MissingPackageError if a package is missing that an extra installs.
+
+    trains: name of an operation that samples or trains, for the error if it can't: it begins nothing without torch.
     """
 
     def decorate(function: F) -> F:
@@ -707,7 +711,13 @@ def operation(**groups: type) -> Callable[[F], F]:
                         given.arguments[each.field] = each.convert(given.arguments[each.field])
                     elif isinstance(given.arguments[each.field], str):
                         check_utf8(given.arguments[each.field], each.name)
+                if trains is not None:
+                    require("torch", TRAIN, trains)
                 return function(*given.args, **given.kwargs)
+            except ModuleNotFoundError as error:
+                if (missing := missing_extra(error)) is None:
+                    raise
+                told: LudicError = missing
             except LudicError as error:
                 told = error
             # Frames of ludic, and those of the causes that the message names, would hide it and the line of the user's

@@ -12,7 +12,7 @@ from itertools import pairwise, takewhile
 from statistics import fmean, median
 from typing import Any
 
-from ludic.records import add_rewards
+from ludic.records import NO_LOGPROBS, add_rewards
 from ludic.run_config import RunConfig
 
 Row = Mapping[str, Any]
@@ -32,6 +32,7 @@ _WHAT_TO_DO = {
     "drop_zero_variance_groups": "their groups have equal rewards; look at the environment's score, or --temperature",
     "max_off_policy_steps": "their weights are too old; lower --batches-ahead, or raise --max-off-policy-steps",
     "max_age": "they are too old; add workers, or raise --max-age-s",
+    **NO_LOGPROBS,
 }
 _MOST_MISMATCH = 0.01
 """Mean k3, in nats, of rollouts that the trainer's own weights sampled, above which there is trouble. It is half the

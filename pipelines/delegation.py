@@ -55,8 +55,6 @@ def main(root: str = "runs/delegation", num_steps: int = 60, num_demonstrations:
         algorithm="rloo",
         # Parents are compared with parents, and children with children.
         advantage="grpo_by_agent",
-        # The demonstrations were not sampled by the model.
-        filters=("drop_absent_logprobs",),
         learning_rate=3e-4,
         schedule="constant",
         warmup_steps=0,

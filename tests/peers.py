@@ -28,6 +28,27 @@ def write_verl(folder: Path, records: Sequence[Mapping[str, Any] | str], step: i
     return write_lines(folder / "rollouts" / f"{step}.jsonl", records)
 
 
+def write_skyrl(folder: Path, records: Sequence[Mapping[str, Any]], *, step: int = 4) -> Path:
+    """dumped_evals/global_step_{step}_evals/{data_source}.jsonl, and the numbers that SkyRL leaves beside it."""
+    path = folder / "dumped_evals" / f"global_step_{step}_evals" / "openai_gsm8k.jsonl"
+    write_lines(path.with_name("aggregated_results.jsonl"), [{"eval/all/avg_score": 0.5}])
+    return write_lines(path, records)
+
+
+def skyrl_record(output: str, score: float | list[float], *, stop_reason: str = "stop") -> dict[str, Any]:
+    """One line; texts have their special tokens."""
+    extras = {"data_source": "openai/gsm8k", "reward_model": {"method": "rule", "ground_truth": "cc"}}
+    return {
+        "input_prompt": "<|user|> aa bb <eos> <|assistant|>",
+        "output_response": output,
+        "score": score,
+        "stop_reason": stop_reason,
+        "env_class": "gsm8k",
+        "env_extras": extras,
+        "data_source": "openai/gsm8k",
+    }
+
+
 def write_trl(folder: Path, columns: Mapping[str, Sequence[Any]], step: int = 20) -> Path:
     """completions_{step}.parquet; columns: prompt, completion, one for each reward function, advantage."""
     path = folder / "completions" / f"completions_{step:05d}.parquet"

@@ -297,7 +297,8 @@ def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
     error = draw(_MAYBE_TEXT)
     length = draw(st.integers(0 if error is not None else 1, 6))
     mask = draw(st.none() | _arrays(st.booleans(), np.bool_, length))
-    logprobs = draw(_arrays(_LOGPROBS, np.float32, length))
+    capture = draw(st.sampled_from([None, "sampler", "trainer", "ids", "text"]))
+    logprobs = draw(_arrays(_LOGPROBS, np.float32, length)) * np.float32(capture not in ("ids", "text"))
     prompt = draw(st.integers(1, 4).flatmap(lambda n: _arrays(_TOKENS, np.int32, n)))
     tokens = draw(_arrays(_TOKENS, np.int32, length))
     agent_steps = draw(st.lists(_agent_steps(length), max_size=2).map(tuple))
@@ -314,6 +315,7 @@ def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
         weight_versions=draw(st.none() | _weight_versions(length)),
         model=draw(_TEXT),
         engine=draw(_MAYBE_TEXT),
+        capture=capture,
         # Stored as float32, which keeps decimals of up to six digits.
         temperature=draw(st.integers(0, 200)) / 100,
         top_p=draw(st.integers(1, 1000)) / 1000,

@@ -47,6 +47,10 @@ def test_no_page_installs_ludic_from_an_index_or_an_extra_that_it_lacks(page: Pa
     assert {*extras} <= {*PROJECT["optional-dependencies"]}
 
 
+def test_the_first_line_of_the_readme_installs_what_trains() -> None:
+    assert of_ludic(PAGES[0].read_text(encoding="utf-8"))[0] == ".[train]"
+
+
 def test_the_rule_sees_the_lines_that_it_is_about() -> None:
     assert of_ludic("pip install 'ludic-rl[view]'` and `pip install torch --editable '.[s3]'") == [
         "ludic-rl[view]",
@@ -62,9 +66,9 @@ def test_pip_takes_the_forms_of_the_guide_without_an_index(tmp_path: Path) -> No
     subprocess.run([*pip, "wheel", *own, "--no-deps", "--wheel-dir", str(tmp_path), str(REPOSITORY)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     guide = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
-    assert of_ludic(guide) == [".[view,s3]", "/path/to/ludic[view]", f"/path/to/{wheel.name}[view]"]
+    assert of_ludic(guide) == [".[train,view,s3]", "/path/to/ludic", f"/path/to/{wheel.name}[train]"]
     # The packages of the extras are installed here. The name alone is what an error tells: ludic is installed then.
-    for target in (f"{REPOSITORY}[view,s3]", f"{wheel}[view]", "ludic-rl[view]"):
+    for target in (f"{REPOSITORY}[train,view,s3]", f"{wheel}[train]", "ludic-rl[train]"):
         done = subprocess.run([*pip, "install", "--dry-run", *own, target], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "does not provide the extra" not in done.stderr

@@ -78,7 +78,10 @@ METHODS = {
     "expire": ["*break_resume", "*break_replay", "*dry_run", "*track", "**ExpiryRule"],
     "export": ["format", "out", "*track", "**ExportOptions"],
     "group": ["group_id"],
-    "import_": ["files", "from_", "*env", "*tokenizer", "*model", "*group_size", "*groups_per_batch", "*track"],
+    "import_": [
+        *("files", "from_", "*env", "*tokenizer", "*model", "*group_size", "*groups_per_batch"),
+        *("*follow", "*interval_s", "*rest_s", "*until_idle_s", "*stop", "*track"),
+    ],
     "label": ["rollout_id", "value", "*note", "*name", "*author"],
     "launch": ["config", "*algorithm", "*engine", "*model", "**TrainConfig", "**CodeSettings", "**LaunchConfig"],
     "report": ["output", "*versions", "*compare", "*overwrite", "**MeasureConfig"],

@@ -2,15 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypedDict
 
 from ludic.errors import ConfigError
 from ludic.settings import Count, CountOr0, Index, Seconds, Tokens, check
 
-OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches", "replan_from")
+OFFLINE_SETTINGS = ("offline", "sources", "epochs", "compute_logprobs", "replay_batches", "replan_from")
 """Settings that select training on stored rollouts."""
 MICRO_BATCH_TOKENS = 16384
 """Tokens of a micro-batch on the CPU, and for training loops of others."""
+
+
+class OfLoss(TypedDict):
+    """What the plan of a batch must know of the loss; see ludic.sql.planner.BatchRules."""
+
+    loss_unit: Literal["row", "pair", "episode"]
+    needs_logprobs: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,9 @@ class BatchConfig:
     """Roots whose rollouts to train on offline; if empty, the run's own root."""
     epochs: Count | None = None
     """Offline passes over the stored rollouts; num_steps is computed from it. None trains until num_steps."""
+    compute_logprobs: bool = False
+    """Offline: compute the logprobs of rollouts whose token ids alone were kept (docs/offline.md), under the weights of
+    their own version, where the root has these, and train on them too."""
     replay_batches: str | None = None
     """Root of another run whose batches to repeat, step by step, with its settings; None is off."""
     replan_from: Index | None = None
@@ -90,6 +100,11 @@ class BatchConfig:
             instead = ", or num_steps = rows * epochs / groups_per_batch" if name == "epochs" else ""
             found = f"{name} is {getattr(self, name)}"
             raise ConfigError(f"{found}, which only offline training looks at; set offline{instead}")
+        if self.compute_logprobs and not self.offline:
+            raise ConfigError(
+                "compute_logprobs is set, and only offline training computes logprobs: workers keep those of their own "
+                "rollouts; set offline, or leave it out"
+            )
         if self.offline and self.replay_batches is not None:
             raise ConfigError(f"replay_batches is {self.replay_batches} and offline is set; choose one of them")
         if self.replan_from is not None and self.replay_batches is None:

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Self
 
 import pyarrow as pa
@@ -24,11 +25,16 @@ from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.planner import ADDED, BatchRules, LossUnit, Planner
 from ludic.store import Cursor, RolloutReader, Root
 from ludic.store.ledger import effective_steps, recall_groups
+from ludic.store.policies import versions_to_compute_with
 from ludic.store.records import CheckpointInfo, CodeRecord
 from ludic.store.tables import PLAN_COLUMNS, ScoreReader
 
 logger = logging.getLogger(__name__)
 
+_TO_COMPUTE = ["rollout_id", "group_id", "root", "file", "row_group", "row"]
+_TO_COMPUTE += ["policy_version", "temperature", "prompt_length", "response_length"]
+_ROWS_VETTED = 1024
+"""Rows whose tokens are in memory at once."""
 _KEY = "offline"
 """Key of the pass in a cursor."""
 
@@ -44,6 +50,9 @@ class StoredRollouts:
     scores: pa.Table
     """Scores of the rules' scorers: ludic.store.tables.PLAN_COLUMNS, of all sources."""
     num_unreadable_files: int
+    to_compute: frozenset[str] = frozenset()
+    """rollout_ids of rows whose logprobs are to be computed before they are trained on; in `rows` their capture is
+    trainer, as it will be then."""
 
     @classmethod
     def read(cls, sources: Sequence[Root], rules: BatchRules, *, own: Root | None = None) -> Self:
@@ -56,6 +65,7 @@ class StoredRollouts:
         planner = Planner(rules, extra_columns)
         schema = pa.schema([schema.field(name) for name in planner.columns])
         tables: list[pa.Table] = []
+        to_compute: set[str] = set()
         num_unreadable_files = 0
         for source in sources:
             known = rollouts_schema(source.extra_columns).names
@@ -67,7 +77,11 @@ class StoredRollouts:
             num_unreadable_files += len(reader.broken_files)
             if rows is not None:
                 url = None if is_own else source.url
-                tables.append(_new_groups(_conform(rows, schema), url, tables))
+                rows = _conform(rows, schema)
+                if rules.computes_logprobs:
+                    rows, ids = _as_computed(source, rows)
+                    to_compute.update(ids)
+                tables.append(_new_groups(rows, url, tables))
         urls = tuple(source.url for source in sources)
         if not tables:
             raise ConfigError(f"{', '.join(urls)}: no rollouts, wanted at least one group to train on")
@@ -77,6 +91,7 @@ class StoredRollouts:
             rows=pa.concat_tables(tables),
             scores=_read_scores(sources, planner.scorers),
             num_unreadable_files=num_unreadable_files,
+            to_compute=frozenset(to_compute),
         )
 
     def planner(
@@ -133,7 +148,9 @@ class StoredRollouts:
 class OfflineSource:
     """Source of plans over epochs of stored rollouts. An epoch's last groups share a batch with the next epoch's."""
 
-    def __init__(self, root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row") -> None:
+    def __init__(
+        self, root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row", needs_logprobs: bool = True
+    ) -> None:
         """Read the scalars of all sources.
 
         Raises ConsentError, QueryError, and ConfigError if there is nothing to train on.
@@ -141,7 +158,7 @@ class OfflineSource:
         sources = [Root.open(url) for url in config.sources] or [root]
         _warn_of_other_models(root, sources)
         self._root, self._epochs = root, config.epochs
-        self._rules = own_rules(root, config, loss_unit=loss_unit)
+        self._rules = own_rules(root, config, loss_unit=loss_unit, needs_logprobs=needs_logprobs)
         self._stored = StoredRollouts.read(sources, self._rules, own=root)
         self._vetting = Vetting(root)
         self._num_groups = self._stored.count_groups(self._rules)
@@ -183,6 +200,16 @@ class OfflineSource:
             raise ConfigError(f"{', '.join(self._stored.sources)}: nothing to train on; {why}")
         return plan
 
+    def rows_to_compute(self) -> pa.Table:
+        """Return the rows that a step may train on once their logprobs are computed, after `resume`: _TO_COMPUTE."""
+        wanted = self._stored.to_compute.intersection(self._planner.kept_rollouts())
+        rows = self._stored.rows
+        rows = rows.filter(pc.is_in(rows["rollout_id"], pa.array(wanted, pa.string()))).select(_TO_COMPUTE)
+        rows = rows.sort_by([(name, "ascending") for name in ("root", "policy_version", "file", "row_group", "row")])
+        chunks = [rows.slice(start, _ROWS_VETTED) for start in range(0, rows.num_rows, _ROWS_VETTED)]
+        refused = [rollout_id for chunk in chunks for rollout_id in self._vetting.find(chunk)]
+        return rows.filter(pc.invert(pc.is_in(rows["rollout_id"], pa.array(refused, pa.string()))))
+
     def count_ready_groups(self, latest_version: int | None) -> int:
         """Return more groups than any batch takes, so that workers are asked for none."""
         return MORE_THAN_ANY_BATCH
@@ -223,6 +250,26 @@ def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in (*schema, *ADDED)
     }
     return pa.table(columns)
+
+
+def _as_computed(source: Root, rows: pa.Table) -> tuple[pa.Table, list[str]]:
+    """Return the rows with the capture `trainer` where their logprobs can be computed, and the rollout_ids of these.
+
+    That is so if one version sampled a row, whose whole weights are in the source, and drew from its whole
+    distribution.
+    """
+    versions = versions_to_compute_with(source)
+    can_be = [
+        pc.equal(rows["capture"], "ids"),
+        pc.is_in(rows["policy_version"], pa.array(versions, pa.int64())),
+        pc.equal(rows["policy_version"], rows["policy_version_last"]),
+        pc.greater_equal(rows["top_p"], 1),
+        pc.is_null(rows["top_k"]),
+    ]
+    chosen = pc.fill_null(reduce(pc.and_, can_be), False)
+    capture = pc.if_else(chosen, pa.scalar("trainer"), rows["capture"])
+    index = rows.schema.get_field_index("capture")
+    return rows.set_column(index, rows.schema.field(index), capture), rows["rollout_id"].filter(chosen).to_pylist()
 
 
 def _new_groups(rows: pa.Table, url: str | None, before: Sequence[pa.Table]) -> pa.Table:

@@ -43,10 +43,18 @@ class OnlineSource:
     _reader: RolloutReader
     _demand: Demand
 
-    def __init__(self, root: Root, config: BatchConfig, stop: threading.Event, *, loss_unit: LossUnit = "row") -> None:
+    def __init__(
+        self,
+        root: Root,
+        config: BatchConfig,
+        stop: threading.Event,
+        *,
+        loss_unit: LossUnit = "row",
+        needs_logprobs: bool = True,
+    ) -> None:
         """stop: ends the wait for a plan. Raises ConsentError, ConfigError, QueryError."""
         self._root, self._config, self._stop = root, config, stop
-        self._rules = own_rules(root, config, loss_unit=loss_unit)
+        self._rules = own_rules(root, config, loss_unit=loss_unit, needs_logprobs=needs_logprobs)
         self._planner = Planner(self._rules, root.extra_columns)
         self._scores = ScoreReader(root, self._planner.scorers)
         self._vetting = Vetting(root)

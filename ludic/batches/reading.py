@@ -31,17 +31,21 @@ from ludic.batches.source import Plan
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.models import sizes
 from ludic.models.first_model import first_config, vocabulary_of
+from ludic.records import WITHOUT_LOGPROBS
 from ludic.run_json import run_of
 from ludic.schema.arrays import values_of
 from ludic.schema.columns import array_columns, with_columns
 from ludic.schema.validation import TRAINED_COLUMNS, Routing, find_untrainable, reason_against_experts
 from ludic.store import Root
 from ludic.store.ledger import read_rollouts
-from ludic.store.parquet import take_rows
+from ludic.store.parquet import CAPTURE, take_rows
+from ludic.store.tables import ReferenceIndex
 from ludic.store.tombstones import quarantine
 
 logger = logging.getLogger(__name__)
 
+_READ = (*TRAINED_COLUMNS, CAPTURE)
+"""Columns of rollouts that say all of a row that a step trains on."""
 _KEYS = ("rollout_id", "prompt_length", "response_length")
 """Ledger columns that `read_trained` adds: the row, and how long the plan took its lists to be."""
 _PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
@@ -107,11 +111,13 @@ def read_rank_batch(
     num_ranks: int,
     attention_tokens: int | None = None,
     routing: Routing | None = None,
+    computed: ReferenceIndex | None = None,
 ) -> RankBatch:
     """Read and pack one rank's sequences of a plan; the result is the same on any machine.
 
     attention_tokens: see `costs_of`; None balances tokens. routing: of the model whose experts are replayed; None
-    replays none. Raises StoreError, SchemaError or InvalidBatchError if a rollout can't be read or trained on.
+    replays none. computed: logprobs of rows of which nobody kept them. Raises StoreError, SchemaError or
+    InvalidBatchError if a rollout can't be read or trained on.
     """
     used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
     units = _turns(root, used) if config.training_unit == "turn" else _rows(used)
@@ -126,7 +132,7 @@ def read_rank_batch(
     reading_since = time.perf_counter()
     rows = np.unique(units.row[indexes[rank]])
     of_rows = take_rows(used, rows.tolist())
-    sequences, num_truncated = read_sequences(root, of_rows, plan.tokens), 0
+    sequences, num_truncated = read_sequences(root, of_rows, plan.tokens, computed), 0
     if routing is not None:
         check = partial(reason_against_experts, routing=routing)
         sequences = with_columns(sequences, experts=_read_requested(root, of_rows, "experts", check))
@@ -188,17 +194,23 @@ def _sampled_runs(mask: np.ndarray) -> np.ndarray:
     return edges.reshape(-1, 2)
 
 
-def read_sequences(root: Root, rows: pa.Table, known: pa.Table | None = None) -> Sequences:
+def read_sequences(
+    root: Root, rows: pa.Table, known: pa.Table | None = None, computed: ReferenceIndex | None = None
+) -> Sequences:
     """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
 
-    known: rows that were read already, Plan.tokens. Raises StoreError if a file is missing or broken. A broken file is
+    known: rows that were read already, Plan.tokens. response_logprobs that nobody kept are those of
+    `computed`, and NaN where it has none. Raises StoreError if a file is missing or broken. A broken file is
     quarantined: the next trainer plans without it.
     """
     if rows.num_rows == 0:
         return Sequences.of([])
     if known is None:
         known = read_trained(root, rows)
-    columns = _columns_of(known, rows, TRAINED_COLUMNS)
+    columns = _columns_of(known, rows, _READ)
+    levels = columns.pop(CAPTURE)
+    if any(level in WITHOUT_LOGPROBS for level in levels):
+        columns["response_logprobs"] = _known_logprobs(rows["rollout_id"].to_pylist(), levels, columns, computed)
     return Sequences(
         rollout_id=rows["rollout_id"].to_pylist(),
         prompt_tokens=columns.pop("prompt_tokens"),
@@ -209,6 +221,34 @@ def read_sequences(root: Root, rows: pa.Table, known: pa.Table | None = None) ->
         pair_id=rows["pair_id"].to_pylist(),
         columns=columns,
     )
+
+
+def _known_logprobs(
+    rollout_ids: Sequence[str],
+    levels: Sequence[str | None],
+    columns: Mapping[str, Sequence[Any]],
+    computed: ReferenceIndex | None,
+) -> list[np.ndarray]:
+    """Return response_logprobs of rows; those that nobody kept as `computed` has them, else NaN. levels: `capture`."""
+    lacking = [rollout_id for rollout_id, level in zip(rollout_ids, levels, strict=True) if level in WITHOUT_LOGPROBS]
+    found = {} if computed is None else computed.read(dict.fromkeys(lacking), _raise_for_broken)
+    known: list[np.ndarray] = []
+    for rollout_id, level, logprobs, mask in zip(
+        rollout_ids, levels, columns["response_logprobs"], columns["action_mask"], strict=True
+    ):
+        if level in WITHOUT_LOGPROBS:
+            own = found.get(rollout_id, np.zeros(0, np.float32))
+            logprobs = np.append(own, np.full(len(logprobs) - len(own), np.nan, np.float32))
+            logprobs = logprobs if mask is None else np.where(mask, logprobs, np.float32(0))
+        known.append(logprobs)
+    return known
+
+
+def _raise_for_broken(error: Exception, where: str) -> None:
+    raise StoreError(
+        f"{where} holds logprobs that were computed, and can't be read any more ({error}); start the trainer again: it "
+        "computes them again"
+    ) from error
 
 
 def _read_requested(
@@ -236,7 +276,7 @@ def _read_requested(
     return [None if reason else values for values, reason in zip(stored, reasons, strict=True)]
 
 
-def read_trained(root: Root, rows: pa.Table, columns: Sequence[str] = TRAINED_COLUMNS) -> pa.Table:
+def read_trained(root: Root, rows: pa.Table, columns: Sequence[str] = _READ) -> pa.Table:
     """Return columns of the rollouts of ledger rows, in the order of the files, beside the rows' own _KEYS.
 
     Raises StoreError as `read_sequences`.
@@ -306,17 +346,23 @@ class Vetting:
             logger.warning("%s: %s; they are dropped as untrainable", self._root.url, _describe(found, rows.num_rows))
         return list(found)
 
-    def check(self, rows: pa.Table, where: str) -> None:
+    def check(self, rows: pa.Table, where: str, *, needs_logprobs: bool = False) -> None:
         """Raise ConfigError if one of the rows, which are to be used as they are, has no place in the embedding.
 
         Logprobs only have to be finite: an older ludic trained on others, within its bound of the ratio. where: the
-        plan that says so.
+        plan that says so. needs_logprobs: refuse rows of which nobody kept them.
         """
         found = self._look(rows, any_logprob=True)
         if found:
             raise ConfigError(
                 f"{where}: {_describe(found, rows.num_rows)}, and a replay leaves nothing out; train on these rollouts "
                 "in another way, such as offline, which drops them"
+            )
+        levels = [] if self.tokens is None else self.tokens[CAPTURE].to_pylist()
+        if needs_logprobs and (num_without := sum(level in WITHOUT_LOGPROBS for level in levels)):
+            raise ConfigError(
+                f"{where}: nobody kept the sampler's logprobs of {num_without} of {rows.num_rows} rows, and a replay "
+                "computes none; train on these rollouts offline, with compute_logprobs if token ids were kept"
             )
 
     def _look(self, rows: pa.Table, *, any_logprob: bool = False) -> dict[str, str]:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from ludic.batches.source import recall_history, with_roots
 from ludic.errors import QueryError
+from ludic.records import NO_LOGPROBS
 from ludic.schema import arrow_schema
 from ludic.sql.planner import UNTRAINABLE, BatchRules, FindUntrainable, Planner
 from ludic.store import Root
@@ -60,6 +61,8 @@ class Replanner:
             recall_history(self._root, self._planner, (attempt_id, step - 1), baseline_over=self._rules.baseline_over)
         self._is_fresh = False
         rows = _as_it_was(ledger, rollouts.select(self.columns))
+        if self._rules.computes_logprobs:
+            rows = _as_computed(ledger, rows)
         if self._planner.scorers:
             self._planner.add_scores(self._scores_of(ledger))
         self._planner.recall_uses(_uses_before(ledger))
@@ -126,6 +129,14 @@ def _as_it_was(ledger: pa.Table, rows: pa.Table) -> pa.Table:
     for name, column in added.items():
         rows = rows.append_column(name, column)
     return rows
+
+
+def _as_computed(ledger: pa.Table, rows: pa.Table) -> pa.Table:
+    """Return rows with the capture `trainer` where the step's trainer had computed the logprobs that nobody kept."""
+    is_dropped = pc.fill_null(pc.is_in(ledger["reason"], pa.array(list(NO_LOGPROBS))), False)
+    is_computed = pc.and_(pc.equal(pc.fill_null(rows["capture"], "sampler"), "ids"), pc.invert(is_dropped))
+    capture = pc.if_else(is_computed, pa.scalar("trainer"), rows["capture"])
+    return rows.set_column(rows.schema.get_field_index("capture"), rows.schema.field("capture"), capture)
 
 
 def _uses_before(ledger: pa.Table) -> dict[str, int]:

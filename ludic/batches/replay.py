@@ -25,15 +25,18 @@ from ludic.store.records import CheckpointId, CheckpointInfo, CodeRecord
 class ReplaySource:
     """Source that repeats the plans of another run."""
 
-    def __init__(self, other: Root, last: CheckpointId, num_steps: int, *, first_step: int = 1) -> None:
+    def __init__(
+        self, other: Root, last: CheckpointId, num_steps: int, *, first_step: int = 1, needs_logprobs: bool = True
+    ) -> None:
         """List the other run's ledger up to its checkpoint `last`.
 
         num_steps: setting of the other run, which learning rates depend on; it may have stopped earlier. first_step:
-        above 1 for a cut, which lacks the steps before. Raises ConfigError if the ledger lacks a step.
+        above 1 for a cut, which lacks the steps before. needs_logprobs: of the loss. Raises ConfigError if the ledger
+        lacks a step.
         """
         self._other, self._num_steps = other, num_steps
         self._attempt_of = {step: attempt_id for attempt_id, step in effective_steps(other, last)}
-        self._first_step, self._vetting = first_step, Vetting(other)
+        self._first_step, self._vetting, self._needs_logprobs = first_step, Vetting(other), needs_logprobs
         missing = set(range(first_step, last[1] + 1)) - self._attempt_of.keys()
         if missing:
             raise ConfigError(
@@ -62,7 +65,8 @@ class ReplaySource:
             return None
         rows = read_ledger(self._other, self._attempt_of[step], step)
         rows = restamp(rows, self._other.url, attempt_id, trainer_version)
-        self._vetting.check(rows.filter(rows["used"]), f"step {step} of {self._other.url}")
+        where = f"step {step} of {self._other.url}"
+        self._vetting.check(rows.filter(rows["used"]), where, needs_logprobs=self._needs_logprobs)
         return plan_of_ledger(step, rows, self._vetting)
 
     def count_ready_groups(self, latest_version: int | None) -> int:
@@ -110,7 +114,9 @@ def restamp(rows: pa.Table, url: str, attempt_id: int, trainer_version: int) -> 
 class ReplanSource:
     """Source that plans the steps of another run again."""
 
-    def __init__(self, root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row") -> None:
+    def __init__(
+        self, root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row", needs_logprobs: bool = True
+    ) -> None:
         """Raises ConsentError, QueryError, and ConfigError if the other run planned no step after replan_from."""
         assert config.replay_batches is not None
         assert config.replan_from is not None
@@ -118,7 +124,7 @@ class ReplanSource:
         self._attempt_of = attempt_of_steps(self._other)
         if self._before + 1 not in self._attempt_of:
             raise ConfigError(f"{self._other.url} has no step {self._before + 1}, where replan_from says to begin")
-        self._rules = own_rules(root, config, loss_unit=loss_unit)
+        self._rules = own_rules(root, config, loss_unit=loss_unit, needs_logprobs=needs_logprobs)
         self._replanner = Replanner(self._other, self._rules)
         self._vetting = Vetting(self._other)
 

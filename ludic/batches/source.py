@@ -122,12 +122,17 @@ _FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_
 
 
 def batch_rules(
-    config: BatchConfig, groups_per_batch: int, seed: int = 0, *, loss_unit: LossUnit = "row"
+    config: BatchConfig,
+    groups_per_batch: int,
+    seed: int = 0,
+    *,
+    loss_unit: LossUnit = "row",
+    needs_logprobs: bool = True,
 ) -> BatchRules:
     """Return the planner's rules from the settings; max_off_policy_steps and max_age_s become filters.
 
-    Offline these two are ignored, since no newer rollouts would come. seed: of the run. loss_unit: what the loss
-    averages over. Raises ConfigError if sql_params holds a name that is a setting itself.
+    Offline these two are ignored, since no newer rollouts would come. seed: of the run. loss_unit, needs_logprobs: of
+    the loss, see BatchRules. Raises ConfigError if sql_params holds a name that is a setting itself.
     """
     limits = {"max_off_policy_steps": config.max_off_policy_steps, "max_age_s": config.max_age_s}
     limits = {name: value for name, value in limits.items() if value is not None and not config.offline}
@@ -143,6 +148,8 @@ def batch_rules(
         seed=seed,
         baseline_over=config.baseline_over,
         loss_unit=loss_unit,
+        needs_logprobs=needs_logprobs,
+        computes_logprobs=config.compute_logprobs,
         scorers=config.scorers,
         reward_scorer=config.reward_scorer,
         mixed_scorers=config.mixed_scorers,
@@ -152,13 +159,15 @@ def batch_rules(
     )
 
 
-def own_rules(root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row") -> BatchRules:
+def own_rules(
+    root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row", needs_logprobs: bool = True
+) -> BatchRules:
     """Return the rules of a run's own trainer, with the users' files stored in the root.
 
     Raises ConsentError if a file came with the root and the user has not agreed to run it, ConfigError.
     """
     run = run_of(root)
-    rules = batch_rules(config, run.groups_per_batch, run.seed, loss_unit=loss_unit)
+    rules = batch_rules(config, run.groups_per_batch, run.seed, loss_unit=loss_unit, needs_logprobs=needs_logprobs)
     return replace(rules, files=trusted_files(root, rules.uses(names_in_root(root))))
 
 

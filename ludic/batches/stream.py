@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 import torch.distributed as dist
 
-from ludic.batches.config import BatchConfig
+from ludic.batches.config import BatchConfig, OfLoss
 from ludic.batches.offline import StoredRollouts
 from ludic.batches.reading import RankBatch, Vetting, attention_tokens, read_rank_batch, replayed_routing
 from ludic.batches.source import Plan, PlanSource, batch_rules
@@ -27,6 +27,7 @@ from ludic.run_json import run_of
 from ludic.schema.validation import Routing
 from ludic.sql.planner import LossUnit, Planner
 from ludic.store import Attempt, Root, write_ledger
+from ludic.store.tables import ReferenceIndex
 
 _CLOSE_S = 30.0
 
@@ -43,9 +44,12 @@ class PlannedStream:
         source: PlanSource | None,
         attempt: Attempt | None,
         stop: threading.Event,
+        computed: ReferenceIndex | None = None,
     ) -> None:
-        """source: in the state of the step before. attempt: its ledger is written. Both are None on other ranks."""
+        """source: in the state of the step before. attempt: its ledger is written. Both are None on other ranks.
+        computed: logprobs of rows of which nobody kept them."""
         self._root, self._config, self._source, self._attempt, self._stop = root, config, source, attempt, stop
+        self._computed = computed
         self._attention_tokens = run_on_main(partial(attention_tokens, root, config))
         self._routing = run_on_main(partial(replayed_routing, root, config), Routing | None)
         self._next: Future[RankBatch | None] | None = None
@@ -92,7 +96,7 @@ class PlannedStream:
             return None
         plan, self._tokens = replace(Plan.from_bytes(data), tokens=self._tokens), None
         return read_rank_batch(
-            self._root, self._config, plan, rank(), num_ranks(), self._attention_tokens, self._routing
+            self._root, self._config, plan, rank(), num_ranks(), self._attention_tokens, self._routing, self._computed
         )
 
     def _plan(self, step: int, trainer_version: int) -> bytes:
@@ -142,12 +146,14 @@ class BatchStream:
         rank: int = 0,
         num_ranks: int = 1,
         loss_unit: LossUnit = "row",
+        needs_logprobs: bool = True,
     ) -> None:
         """Read the scalars of all sources.
 
         config: settings that choose or pace online training are ignored. groups_per_batch, seed: None takes those of
         the first source's run. loss_unit: pair uses rows only in the pairs that the advantage makes, for dpo,
-        ipo and orpo; episode weights rows so that episodes count alike.
+        ipo and orpo; episode weights rows so that episodes count alike. needs_logprobs: whether your loss takes a ratio
+        to the sampler; if not, rollouts whose logprobs nobody kept are used too, with NaN for them.
 
         Raises ConfigError if there is nothing to train on, MissingRootError, StoreError, QueryError.
         """
@@ -157,9 +163,15 @@ class BatchStream:
         if not roots:
             raise ConfigError("BatchStream was given no root, wanted at least one")
         self._config, self._root = replace(config or BatchConfig(), offline=True), roots[0]
+        if self._config.compute_logprobs:
+            raise ConfigError(
+                "compute_logprobs is set, and BatchStream runs no model to compute them with; leave it out, or train "
+                "with `ludic train --offline --compute-logprobs`"
+            )
         run = run_of(roots[0])
         groups_per_batch, seed = groups_per_batch or run.groups_per_batch, run.seed if seed is None else seed
-        self._rules = batch_rules(self._config, groups_per_batch, seed, loss_unit=loss_unit)
+        of_loss: OfLoss = {"loss_unit": loss_unit, "needs_logprobs": needs_logprobs}
+        self._rules = batch_rules(self._config, groups_per_batch, seed, **of_loss)
         self._attention_tokens = attention_tokens(self._root, self._config)
         self._routing = replayed_routing(self._root, self._config)
         self._stored = StoredRollouts.read(roots, self._rules, own=roots[0])

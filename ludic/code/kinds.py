@@ -226,7 +226,7 @@ FORMAT = Kind(
     role="format",
     built_in={
         name: f"ludic.adapters.imports.formats:{name.upper().replace('-', '_')}"
-        for name in ("art", "inspect", "jsonl", "lighteval", "lm-eval", "prime-rl", "trl", "verl")
+        for name in ("art", "inspect", "jsonl", "lighteval", "lm-eval", "prime-rl", "skyrl", "trl", "verl")
     },
     own=(_FUNCTION,),
     noun="function or Format",

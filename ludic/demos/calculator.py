@@ -125,8 +125,6 @@ def rl_config(num_steps: int) -> TrainConfig:
     """Return settings of RLOO. num_steps: of the whole run, with those of the warm start."""
     return TrainConfig.of(
         num_steps=num_steps,
-        # The demonstrations were not sampled by the model.
-        filters=("drop_absent_logprobs",),
         learning_rate=3e-4,
         is_ratio_cap=2.0,
         max_tokens_per_micro_batch=4096,

@@ -4,7 +4,7 @@ from ludic.demos import NUM_WORKERS
 from ludic.settings import Count, operation
 
 
-@operation()
+@operation(trains="ludic demo")
 def demo(*, agents: bool = False, root: str | None = None, num_steps: Count | None = None) -> None:
     """Teach a tiny model on this machine, in a minute; with --agents, to call a tool.
 

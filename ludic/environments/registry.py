@@ -29,8 +29,8 @@ from ludic.environments.environment import (
 from ludic.environments.qa import Questions, QuestionScorers, heldout_sha256
 from ludic.environments.qa_rows import Source
 from ludic.environments.single_turn import ScorerProcesses, SingleTurn
-from ludic.errors import ConfigError, LudicError
-from ludic.installed import LUDIC, module_file, name_and_version, package_of
+from ludic.errors import ConfigError, LudicError, MissingPackageError
+from ludic.installed import LUDIC, missing_extra, module_file, name_and_version, package_of
 from ludic.user_files import NO_FILES, QUESTIONS, Files, python_file_of
 
 EnvironmentFactory = Callable[[], Environment | MultiAgentEnvironment]
@@ -130,8 +130,10 @@ def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
             is_known = family.is_known(within)
     except LudicError:
         raise
-    except Exception as error:  # a package that lacks one of its own dependencies
+    except Exception as error:  # a package that is not installed, or lacks one of its own dependencies
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if isinstance(error, ModuleNotFoundError) and (ours := missing_extra(error)) is not None:
+            raise MissingPackageError(f"environment {name}: {ours}") from error
         advice = f"; pip install {missing.partition('.')[0]}" if missing else ""
         package = prefix.rstrip("/")
         raise ConfigError(

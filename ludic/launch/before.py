@@ -22,18 +22,18 @@ from ludic.code.kept import files_to_check
 from ludic.devices import visible_gpus
 from ludic.environments import event_loops
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
-from ludic.installed import require
+from ludic.installed import TRAIN, require
 from ludic.launch.config import Start
 from ludic.launch.local import check_launch, gpu_plan
 from ludic.launch.roots import check_option_names, uses_of
 from ludic.launch.trial import Found, Trial
-from ludic.models.first_model import first_config, first_tokenizer, local_folder, write_files
+from ludic.models.first_model import first_small_files, local_folder
 from ludic.paths import is_url
 from ludic.records import Message
 from ludic.results import size
 from ludic.settings import to_flags
 from ludic.store import latest_policy
-from ludic.store.weights import read_identity, weight_files
+from ludic.store.weights import weight_files
 from ludic.training.tracking import require_account, require_tracker
 from ludic.user_files import NO_FILES, QUESTIONS, Files
 
@@ -174,6 +174,7 @@ def _check_steps(start: Start) -> None:
 
 
 def _check_packages(start: Start) -> str:
+    require("torch", TRAIN, "workers and trainers")
     needed = []
     if start.engine.is_vllm:
         from ludic.engines.vllm_options import check_installed
@@ -240,10 +241,7 @@ class _Model:
         root, run = self._start.root, self._start.run
         if root is None or run.model != root.record.model:
             return self._stack.enter_context(local_folder(run.model, with_weights=False))
-        folder = self._stack.enter_context(first_config(root))
-        if read_identity(root) is not None:  # then the folder is a copy, with the configuration alone
-            write_files(first_tokenizer(root), folder)
-        return folder
+        return self._stack.enter_context(first_small_files(root))
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -267,9 +265,9 @@ class _Model:
         with suppress(OSError, ValueError):
             if json.loads((self.folder / "tokenizer_config.json").read_bytes()).get("chat_template"):
                 return "there is one"
-        from ludic.models.chat import load_tokenizer, render_prompt
+        from ludic.models.chat import read_tokenizer, render_prompt
 
-        tokenizer = load_tokenizer(str(self.folder))
+        tokenizer = read_tokenizer(str(self.folder))
         tokenizer.name_or_path = self._start.run.model
         render_prompt(tokenizer, [Message(role="user", content="made up")])
         return "the tokenizer has one"

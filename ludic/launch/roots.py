@@ -75,7 +75,7 @@ def uses_of(root: Root, train: TrainConfig) -> list[CodeUse]:
 
 def rules_of(run: RunConfig, train: TrainConfig) -> BatchRules:
     """Return the rules that a trainer plans batches by, without users' files. Raises ConfigError."""
-    return batch_rules(train.batch, run.groups_per_batch, run.seed, loss_unit=train.loss.loss_unit)
+    return batch_rules(train.batch, run.groups_per_batch, run.seed, **train.loss.of_batches)
 
 
 def check_option_names(config: RunConfig) -> None:

@@ -28,7 +28,7 @@ from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError, ModelError, TimeLimitError
 from ludic.launch.config import Start
 from ludic.launch.roots import rules_of
-from ludic.models.chat import load_template, render_prompt, render_text
+from ludic.models.chat import read_tokenizer, render_prompt, render_text
 from ludic.records import Message
 from ludic.rollouts.sampler import check_sampling_code
 from ludic.run_json import located
@@ -211,7 +211,7 @@ class Trial:
 
     def check_prompts(self, folder: Path) -> Found | str:
         """Render what agents see first, as a worker will. folder: of the model, with config.json and the tokenizer."""
-        tokenizer = load_template(str(folder))
+        tokenizer = read_tokenizer(str(folder))
         tokenizer.name_or_path = self._start.run.model
         render_prompt(tokenizer, [Message(role="user", content="made up")])  # refuses a tokenizer without a template
         if not self._first:

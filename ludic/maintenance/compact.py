@@ -55,6 +55,7 @@ from ludic.store.parquet import (
     read_within,
     release_memory,
     row_group_bounds,
+    with_capture,
 )
 from ludic.store.policies import latest_policy
 from ludic.store.root import Root
@@ -249,7 +250,7 @@ def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
             mine = pc.and_(mine, pc.equal(table["sequence"], file.sequence))
         if not pc.all(mine).as_py():
             raise SchemaError("it holds rows of another worker or sequence; somebody copied it")
-        return as_schema(table, schema, file.name)
+        return as_schema(with_capture(table) if file.table == "rollouts" else table, schema, file.name)
 
 
 def _sorted_by_group(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -10,9 +10,9 @@ text by a mark, QUOTE, which ludic.models.encoding takes out again: what is trai
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, count, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,12 @@ from jinja2 import TemplateError
 
 from ludic.code.run import describe
 from ludic.errors import ModelError, one_line
+from ludic.installed import TRAIN, require
 from ludic.messages import REASONING
 from ludic.model_json import read_json
+from ludic.models.chat_template import render
 from ludic.models.folder_check import check_model_folder, without_files
+from ludic.models.tokenizer import NeedsTransformersError, Tokenizer, read_folder
 from ludic.records import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
 def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a Hugging Face folder or id; no code in the folder runs, and no file outside is read."""
-    from transformers import AutoTokenizer  # takes two seconds, not needed for rendering
+    from transformers import AutoTokenizer  # takes two seconds
 
     no_files: dict[str, None] = {}
     if Path(folder).is_dir():
@@ -42,32 +45,34 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
         no_files = without_files(folder)
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **no_files)
-    # tokenizers raises plain Exception for a tokenizer.json that it can't parse.
-    except Exception as error:
-        raise ModelError(
-            f"{folder}: the tokenizer could not be loaded ({one_line(error)}); "
-            "wanted a Hugging Face folder with tokenizer.json and tokenizer_config.json"
-        ) from error
+    except Exception as error:  # as in read_tokenizer
+        raise _unloadable(folder, error) from error
 
 
-def load_template(folder: str) -> "PreTrainedTokenizerBase":
-    """Load a tokenizer to look at its chat template: without torch, which takes seconds, where that can be.
+def read_tokenizer(folder: str) -> Tokenizer:
+    """Load the tokenizer of a local folder without transformers where the tokens are the same, else with it.
 
-    The class of the model's family may tokenise a text otherwise; the template and the special tokens are the same.
+    Raises ConfigError, which says how to install transformers, where it is needed and is not installed.
     """
-    if not Path(folder, "tokenizer.json").is_file():
-        return load_tokenizer(folder)
-    from transformers import PreTrainedTokenizerFast
-
     check_model_folder(folder)
     try:
-        return PreTrainedTokenizerFast.from_pretrained(folder, **without_files(folder))
-    except Exception:  # as above; load_tokenizer says what is wrong
-        return load_tokenizer(folder)
+        return read_folder(folder)
+    except NeedsTransformersError as error:
+        require("transformers", TRAIN, f"{folder}: the tokenizer is one that only transformers reads, since {error}")
+    except Exception as error:  # tokenizers raises plain Exception for a tokenizer.json that it can't parse
+        raise _unloadable(folder, error) from error
+    return load_tokenizer(folder)
+
+
+def _unloadable(folder: str, error: Exception) -> ModelError:
+    return ModelError(
+        f"{folder}: the tokenizer could not be loaded ({one_line(error)}); "
+        "wanted a Hugging Face folder with tokenizer.json and tokenizer_config.json"
+    )
 
 
 def render_prompt(
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
@@ -79,12 +84,12 @@ def render_prompt(
     chat template, or one that refuses the conversation, fails, or does not show tools.
     """
     renderer = ChatRenderer(tokenizer, messages, tools=tools)
-    encoding = renderer.apply(renderer.prepared(len(messages)), add_generation_prompt=add_generation_prompt)
-    return np.asarray(encoding["input_ids"], dtype=np.int32)
+    text = renderer.text(len(messages), add_generation_prompt=add_generation_prompt)
+    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
 
 def render_text(
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
@@ -155,7 +160,7 @@ class ChatRenderer:
 
     def __init__(
         self,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: Tokenizer,
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
@@ -177,12 +182,11 @@ class ChatRenderer:
 
     def text_of(self, prepared: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
         """Return the text of prepared messages."""
-        text: str = self.apply(prepared, add_generation_prompt=add_generation_prompt, tokenize=False)
-        return text
+        return self._render(prepared, add_generation_prompt=add_generation_prompt)[0]
 
     def marked_text(self, end: int) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of the first `end` messages, and where the parts in {% generation %} begin and end in it."""
-        return self._apply(self.prepared(end), self._with_marks)
+        return self._render(self.prepared(end))
 
     def prepared(self, end: int) -> list[dict[str, Any]]:
         """Return the first `end` messages as the template gets them."""
@@ -204,27 +208,10 @@ class ChatRenderer:
             raise ModelError(f"the arguments of a tool call are nested too deeply: {describe(error)}") from error
         return prepared
 
-    def apply(self, prepared: Sequence[dict[str, Any]], **options: bool) -> Any:
-        """Return what apply_chat_template of the tokenizer returns for prepared messages."""
-        apply = partial(self._tokenizer.apply_chat_template, tools=self._schemas, return_dict=True, **options)
-        return self._apply(prepared, apply)
-
-    def _with_marks(self, prepared: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
-        from transformers.utils.chat_template_utils import render_jinja_template  # see load_tokenizer
-
-        tokenizer = self._tokenizer
-        found: Any = render_jinja_template(
-            [prepared],
-            tools=self._schemas,
-            chat_template=tokenizer.get_chat_template(tools=self._schemas),
-            return_assistant_tokens_mask=True,
-            **tokenizer.special_tokens_map,
-        )
-        (text,), (parts,) = found
-        return text, parts
-
-    def _apply(self, prepared: Sequence[dict[str, Any]], apply: Callable[[Sequence[dict[str, Any]]], Any]) -> Any:
-        """Return what a function that runs the template returns. Raises ModelError."""
+    def _render(
+        self, prepared: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of prepared messages, and its marked parts. Raises ModelError."""
         tokenizer = self._tokenizer
         if not tokenizer.chat_template:
             raise ModelError(
@@ -238,7 +225,15 @@ class ChatRenderer:
                 "take a model whose template shows them, or leave out the tools"
             )
         try:
-            return apply(prepared)
+            if not prepared:
+                raise ValueError("there is no message")
+            return render(
+                tokenizer.get_chat_template(tools=self._schemas),
+                prepared,
+                tools=self._schemas,
+                add_generation_prompt=add_generation_prompt,
+                special_tokens=tokenizer.special_tokens_map,
+            )
         # A template is a program: its expressions raise what Python's do, such as TypeError for a sum of text and
         # number.
         except Exception as error:
@@ -251,7 +246,7 @@ class ChatRenderer:
             ) from error
 
 
-def decode(tokenizer: "PreTrainedTokenizerBase", tokens: np.ndarray) -> str:
+def decode(tokenizer: Tokenizer, tokens: np.ndarray) -> str:
     """Return the text of (length,) token ids, without special tokens."""
     return tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
 
@@ -313,14 +308,14 @@ _special_names: WeakKeyDictionary[Any, Names] = WeakKeyDictionary()
 """Special tokens of each tokenizer; to list them takes longer than to search a message for them."""
 
 
-def _special_tokens(tokenizer: "PreTrainedTokenizerBase") -> Names:
+def _special_tokens(tokenizer: Tokenizer) -> Names:
     if tokenizer not in _special_names:
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         _special_names[tokenizer] = Names(added | set(tokenizer.all_special_tokens))
     return _special_names[tokenizer]
 
 
-def is_markup(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
+def is_markup(tokenizer: Tokenizer, text: str) -> bool:
     """Return whether a text is nothing but names of special tokens, and blanks."""
     spans = _special_tokens(tokenizer).spans(text)
     rest = [0, *chain.from_iterable(spans), len(text)]

@@ -12,24 +12,22 @@ texts that are encoded whole, both sides of it are encoded apart, which gives ot
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ludic.models.chat import QUOTE, Names
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from ludic.models.tokenizer import Tokenizer
 
 
-def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> np.ndarray:
+def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Return (length,) int32: the tokens of a text, without those that the tokenizer adds around texts."""
     if QUOTE in text:
         return encode_all(tokenizer, [text])[0]
     return np.asarray(_ids(tokenizer, text), np.int32)
 
 
-def encode_all(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[np.ndarray]:
+def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
     """Return what `encode` returns for each text, of at least one. Raises any error if one can't be encoded."""
     borders = _borders(tokenizer)
     parts_of = [text.split(QUOTE) if borders is None else _parts(borders, text) for text in texts]
@@ -37,7 +35,7 @@ def encode_all(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> li
     if borders is None:
         tokens = {part: np.asarray(ids, np.int32) for part, ids in zip(parts, _ids(tokenizer, parts), strict=True)}
     else:
-        tokens = _tokens_of_parts(tokenizer.backend_tokenizer, borders, parts)
+        tokens = _tokens_of_parts(_backend(tokenizer), borders, parts)
     return [np.concatenate([tokens[part] for part in parts]) for parts in parts_of]
 
 
@@ -61,10 +59,9 @@ def _tokens_of_parts(backend: Any, borders: Names, parts: Sequence[str]) -> dict
     return tokens
 
 
-def _ids(tokenizer: "PreTrainedTokenizerBase", texts: Any) -> Any:
+def _ids(tokenizer: Tokenizer, texts: Any) -> Any:
     """Return the ids of a text, or of each of several."""
-    options = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
-    return tokenizer(texts, **options)["input_ids"]
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 def _parts(borders: Names, text: str) -> list[str]:
@@ -73,9 +70,14 @@ def _parts(borders: Names, text: str) -> list[str]:
     return [text[start:end] for start, end in pairwise([0, *starts, len(text)])]
 
 
-def _borders(tokenizer: "PreTrainedTokenizerBase") -> Names | None:
+def _backend(tokenizer: Tokenizer) -> Any:
+    """Return the tokenizer of the package tokenizers; None if there is none."""
+    return getattr(tokenizer, "backend_tokenizer", None)
+
+
+def _borders(tokenizer: Tokenizer) -> Names | None:
     """Return the names at which texts may be split; None if they must be encoded whole."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    backend = _backend(tokenizer)
     if not hasattr(backend, "encode_batch_fast") or tokenizer.split_special_tokens:
         return None
     if backend.truncation or backend.padding or backend.encode_special_tokens:

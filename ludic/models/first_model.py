@@ -15,6 +15,7 @@ from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
 from ludic.errors import ModelError, one_line
+from ludic.installed import TRAIN, require
 from ludic.paths import is_url
 from ludic.store import Root
 from ludic.store.catalogue import MODEL
@@ -256,6 +257,39 @@ def first_config(root: Root) -> Iterator[Path]:
         yield copy
 
 
+@contextmanager
+def first_small_files(root: Root) -> Iterator[Path]:
+    """Yield a local folder with the configuration and the tokenizer of a run's first model; weights may be absent."""
+    with first_config(root) as folder:
+        if read_identity(root) is not None:  # then the folder is a copy, with the configuration alone
+            write_files(first_tokenizer(root), folder)
+        yield folder
+
+
+def stop_tokens_of(folder: Path) -> tuple[int, ...]:
+    """Return the tokens at which a folder's model stops, by its generation_config.json or else its config.json.
+
+    Raises ModelError if the files are damaged or none.
+    """
+    try:
+        texts = {name: (folder / name).read_bytes() for name in CONFIG_FILES if (folder / name).is_file()}
+        found = {name: json.loads(text) for name, text in texts.items()}
+        config = found["config.json"]
+        ids = found.get("generation_config.json", {}).get("eos_token_id")
+        # As get_text_config of transformers, as below.
+        own = config.get("text_config") or config
+        if ids is None and "eos_token_id" in own:
+            ids = own["eos_token_id"]
+        elif ids is None:  # a default of the model's family, which transformers left out
+            require("transformers", TRAIN, f"{folder}: config.json leaves out its eos_token_id")
+            from ludic.models.weight_files import load_config
+
+            ids = load_config(str(folder)).get_text_config().eos_token_id
+    except (OSError, KeyError, ValueError, AttributeError) as error:
+        raise ModelError(f"{folder}: its configuration names no stop tokens that can be used: {error!r}") from error
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+
+
 def vocabulary_of(root: Root) -> int | None:
     """Return the number of token ids that a run's model knows, the rows of its embedding; None if it keeps no model.
 
@@ -270,6 +304,7 @@ def vocabulary_of(root: Root) -> int | None:
         # As get_text_config of transformers, which takes seconds to import: a model of several kinds of input has two.
         size = (config.get("text_config") or config).get("vocab_size")
         if size is None:  # a default of the model's family, which transformers left out
+            require("transformers", TRAIN, f"{root.url}: the model's config.json leaves out its vocab_size")
             from ludic.models.weight_files import load_config
 
             with first_config(root) as folder:

@@ -16,17 +16,15 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ludic.errors import ModelError, RefusedRecordError
 from ludic.messages import REASONING
 from ludic.models.chat import QUOTE, ChatRenderer, Names, Recorded, as_template_input
+from ludic.models.tokenizer import NAMED, Tokenizer
 from ludic.records import Message
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +57,18 @@ class _Ending:
 
 _MADE_UP = "LUDICANSWER"
 """The answer of one word."""
-_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-"""Special tokens that have a use of their own, which is never to mark a tool call."""
 _NO_TOOLS: Sequence[Mapping[str, Any]] = ()
 
 
 class Turns:
     """Finds turns with one tokenizer; conversations share what is known of its template."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop_tokens: Collection[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_tokens: Collection[int] = ()) -> None:
         """stop_tokens: those of the model's generation_config.json, besides the tokenizer's eos_token."""
         self.tokenizer, self.eos_token_id = tokenizer, tokenizer.eos_token_id
         added = tokenizer.added_tokens_decoder
         self._special = {str(each) for each in added.values() if each.special} | {*tokenizer.all_special_tokens}
-        self._ids: dict[str, int] = {name: tokenizer.convert_tokens_to_ids(name) for name in self._special}
+        self._ids: dict[str, Any] = {name: tokenizer.convert_tokens_to_ids(name) for name in self._special}
         self._ids |= {str(each): token for token, each in added.items()}
         self._added = Names(self._ids)
         stops = {*stop_tokens, self.eos_token_id}
@@ -104,7 +100,8 @@ class Turns:
             except ModelError:  # of a template that wants other messages; the end tokens are text at least
                 text = ""
             of_turns = {text[start:end] for start, end in self._added.spans(text)} & self._special
-            named = {name for role in _NAMED if (name := getattr(self.tokenizer, f"{role}_token", None))}
+            # Tokens with such a use never mark a tool call.
+            named = {name for use, name in self.tokenizer.special_tokens_map.items() if use in NAMED}
             ends = set(self._stops)
             with suppress(ModelError):
                 ending = self.ending("user", messages[:1], _NO_TOOLS).token

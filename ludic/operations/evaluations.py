@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ludic.sql.connect import RootLike
 
 
-@operation(samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
+@operation(trains="ludic eval", samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
 def evaluate(
     run: "Run | str",
     versions: int | str | Sequence[int] = "latest",

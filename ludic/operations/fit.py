@@ -83,7 +83,9 @@ def _check_names(names: Iterable[str], algorithm: str | None) -> None:
 
 
 @_answering_names()
-@operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
+@operation(
+    trains="ludic.fit", run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
+)
 def fit(
     *,
     algorithm: Algorithm,

@@ -52,7 +52,7 @@ class Initialized(Result):
         yield "Write your own environment into environment.py, and your model into experiment.toml."
 
 
-@operation()
+@operation(trains="ludic init")
 def init(folder: Annotated[str | PathLike[str], Shown("FOLDER", by_position=True)]) -> "Initialized":
     """Make a folder with an environment, its settings and a notebook, which run at once.
 

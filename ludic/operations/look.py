@@ -279,7 +279,7 @@ def write_sql(
 # --- A question to the policy ----------------------------------------------------------------------------------------
 
 
-@operation(question=Question)
+@operation(trains="ludic sample", question=Question)
 def sample(
     run: Annotated["Run | str", Shown("ROOT|MODEL", by_position=True)],
     prompt: str,

@@ -54,7 +54,9 @@ RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
 Device = Literal["cpu", "cuda"] | None
 
 
-@operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
+@operation(
+    trains="ludic run", run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
+)
 def run(
     root: RootUrl,
     *,
@@ -142,7 +144,7 @@ def _start_of(url: str, algorithm: str | None, settings: Mapping[str, Any]) -> "
     return start, convert(CodeSettings, parts["code"])
 
 
-@operation(train=TrainConfig, code=CodeSettings, launch=LaunchConfig)
+@operation(trains="Run.launch", train=TrainConfig, code=CodeSettings, launch=LaunchConfig)
 def launch(
     run: "Run",
     config: "TrainConfig | None" = None,
@@ -224,7 +226,7 @@ def train_config(
 # --- One worker ----------------------------------------------------------------------------------------------------
 
 
-@operation(worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
+@operation(trains="ludic worker", worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
 def worker(
     run: "Run",
     *,
@@ -271,7 +273,7 @@ def _note_slot(slot: int | None, num_workers: int) -> None:
         )
 
 
-@operation(worker=WorkerConfig, code=CodeSettings)
+@operation(trains="Run.work", worker=WorkerConfig, code=CodeSettings)
 def work(
     run: "Run",
     num_groups: int | None = None,
@@ -318,7 +320,7 @@ def work(
 # --- The trainer ---------------------------------------------------------------------------------------------------
 
 
-@operation(train=TrainConfig, code=CodeSettings)
+@operation(trains="ludic train", train=TrainConfig, code=CodeSettings)
 def trainer(
     run: "Run | str",
     *,
@@ -375,7 +377,7 @@ def trainer(
     return Trained(root=root.url, step=step, num_steps=config.steps_to_reach)
 
 
-@operation(train=TrainConfig, code=CodeSettings)
+@operation(trains="Run.train", train=TrainConfig, code=CodeSettings)
 def train(
     run: "Run",
     config: "TrainConfig | None" = None,

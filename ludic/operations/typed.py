@@ -69,6 +69,7 @@ class TrainConfigValues(TypedDict, total=False):
     offline: bool
     sources: Sequence[str]
     epochs: int | None
+    compute_logprobs: bool
     replay_batches: str | None
     replan_from: int | None
     max_seq_len: int | None

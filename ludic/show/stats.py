@@ -103,6 +103,7 @@ class Stats(Result):
         facts = self.facts
         yield describe_run(facts)
         yield _folders(facts)
+        yield from _captures(facts["rollouts"])
         if facts["rollouts"]["num_rollouts"]:
             yield from means_frames("environments", facts["environments"])
             yield from _versions(facts["versions"])
@@ -256,6 +257,15 @@ def _folders(stats: Mapping[str, Any]) -> Frame:
     ]
     columns = ("folder", "num_files", "num_rows", "size_bytes", "note")
     return Frame("folders", rows, columns, titles={"note": ""})
+
+
+def _captures(totals: Mapping[str, Any]) -> Iterator[Sentence]:
+    """Yield how many rollouts lack logprobs of their sampling, if any does."""
+    num_without, num_texts = totals["num_without_logprobs"], totals["num_from_text"]
+    if num_without:
+        share = num_without / totals["num_rollouts"]
+        text = f"{num_without:,} rollouts ({share:.1%}) without the sampler's logprobs; {num_texts:,} made from texts"
+        yield Sentence(text)
 
 
 def means_frames(name: str, rows: Sequence[Mapping[str, Any]], heading: str = "") -> Iterator[Frame]:

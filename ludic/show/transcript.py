@@ -102,6 +102,7 @@ class Found(Result):
                 for index, token in enumerate(token_rows(row, reader, 0, row["response_length"]))
             ],
             schema=_TOKEN_COLUMNS,
+            schema_overrides={"logprob": pl.Float64},
             orient="row",
         )
 
@@ -234,6 +235,14 @@ def _end_in_full(row: Row) -> str:
     return ", ".join([*flags, *reasons, *_other_causes(row)])
 
 
+_CAPTURES = {
+    "trainer": "of a trainer's forward pass with the weights that sampled",
+    "ids": "nobody kept the sampler's; the token ids are its own",
+    "text": "nobody kept the sampler's; the token ids were made from the recorded text",
+}
+"""What is said of a row by its `capture`; nothing of the sampler's own logprobs."""
+
+
 def _origin(row: dict[str, Any]) -> dict[str, str]:
     """Return where a row comes from: group, weights, sampling settings, time and file."""
     top = "".join(f", {name} {number(row[name])}" for name in ("top_p", "top_k") if row[name] not in (None, 1))
@@ -247,22 +256,14 @@ def _origin(row: dict[str, Any]) -> dict[str, str]:
         "policy": f"version {versions} of {row['model']}",
         "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
         f"seed {row['seed']}",
+        "logprobs": _CAPTURES.get(row["capture"]),
         "engine": row["engine"],
-        "kept": _KEPT.get(row["capture"]),
         "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC"
         + (f", request {row['request_index']}" if row["request_index"] >= 0 else ""),
         "file": f"{row['file']}, row group {row['row_group']}, row {row['row']}",
         "metadata": ", ".join(f"{name} {value}" for name, value in row["metadata"].items()),
     }
     return {name: value for name, value in lines.items() if value}
-
-
-_KEPT = {
-    "trainer": "token ids of the sampler; logprobs of the trainer's own forward pass before its step",
-    "ids": "token ids of the sampler; its logprobs were not kept, and are stored as 0",
-    "text": "the text: token ids were made of it later; logprobs are stored as 0",
-}
-"""What was kept of the sampling, by the column capture; of what ludic sampled itself nothing is missing."""
 
 
 def _segment(row: dict[str, Any]) -> str | None:
@@ -534,7 +535,7 @@ class TokenRow:
     token_id: int
     text: str
     logprob: float | None
-    """None if nobody kept it."""
+    """In nats; None if nobody kept the sampler's."""
     reward: float
     sampled: bool
     """False for tokens that the environment or a tool inserted."""
@@ -584,11 +585,12 @@ def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) ->
 def token_rows(row: dict[str, Any], reader: TokenReader, start: int, end: int) -> list[TokenRow]:
     """Return tokens start to end of a row's response. The row may have lists of `ratios` and `token_advantages`."""
     token_ids = row["response_tokens"][start:end]
-    logprobs = None if row["capture"] in WITHOUT_LOGPROBS else row["response_logprobs"]
+    is_known = row["capture"] not in WITHOUT_LOGPROBS
+    logprobs = row["response_logprobs"] if is_known else [None] * len(row["response_logprobs"])
     columns = (
         token_ids,
         reader(token_ids),
-        _padded(logprobs, start, start + len(token_ids)),
+        logprobs[start:end],
         row["token_rewards"][start:end],
         row["action_mask"][start:end] if row["action_mask"] else [True] * len(token_ids),
         *(_padded(row.get(name), start, end) for name in ("ratios", "token_advantages")),
@@ -636,13 +638,13 @@ def token_table(tokens: Sequence[TokenRow]) -> Table:
     """Return a table with one line per token."""
     table = plain_table(">index", ">id", "text", ">logprob", ">probability", ">reward", "sampled")
     for index, token in enumerate(tokens):
-        has_logprob = token.sampled and token.logprob is not None
+        logprob = token.logprob if token.sampled else None
         table.add_row(
             str(index),
             str(token.token_id),
             cell(repr(token.text)),
-            number(token.logprob, 4) if has_logprob else "-",
-            number(math.exp(token.logprob or 0.0), 3) if has_logprob else "-",
+            "-" if logprob is None else number(logprob, 4),
+            "-" if logprob is None else number(math.exp(logprob), 3),
             number(token.reward, 4),
             "yes" if token.sampled else "no",
         )
@@ -663,7 +665,8 @@ def _style(token: TokenRow, color: Color, advantage: float | None) -> str:
         return "" if own is None else _advantage_style(own)
     if token.logprob is None:
         return ""
-    return next(style for least, style in _SHADES if math.exp(token.logprob) >= least)
+    probability = math.exp(token.logprob)
+    return next(style for least, style in _SHADES if probability >= least)
 
 
 def _advantage_style(advantage: float) -> str:

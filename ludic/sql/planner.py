@@ -20,6 +20,7 @@ from ludic.by_name import read_packaged
 from ludic.code.consent import CodeUse
 from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION
 from ludic.errors import ConfigError, QueryError
+from ludic.records import NO_LOGPROBS
 from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, rollouts_schema
 from ludic.sql.connect import open_duckdb, seal
 from ludic.sql.ledger_rows import (
@@ -63,6 +64,11 @@ class BatchRules:
 
     advantage: str = "rloo"
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
+    needs_logprobs: bool = True
+    """Whether the loss takes a ratio to the sampler; a row whose logprobs nobody kept is then dropped."""
+    computes_logprobs: bool = False
+    """Whether training computes logprobs that nobody kept, where it can. The caller of `add` gives these rows the
+    capture `trainer`."""
     loss_unit: LossUnit = "row"
     """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
     make each trajectory count once, by the sampled tokens of all its rows."""
@@ -236,6 +242,7 @@ class Shortage:
             most = max(self.drops, key=lambda name: self.drops[name])
             of_all = f"{sum(self.drops.values())} of {self.num_pending_rollouts} rollouts"
             parts.append(f"filters drop {of_all}, {most} most ({self.drops[most]})")
+            parts += [f"{reason}: {NO_LOGPROBS[reason]}" for reason in self.drops if reason in NO_LOGPROBS]
         return "; ".join(parts)
 
 
@@ -405,6 +412,11 @@ class Planner:
         if self._gate is not None:
             self._gate.forget_planned()
 
+    def kept_rollouts(self) -> list[str]:
+        """Return the rollout_ids of pending rows that no filter drops, as of the first step."""
+        self._judge(self._values(1, 0, None))
+        return self._judged.filter(pc.is_null(self._judged["reason"]))["rollout_id"].to_pylist()
+
     def shortage(self, step: int, trainer_version: int, now: datetime | None = None) -> Shortage:
         """Return how many groups are missing for a batch, and why."""
         num_rollouts = num_kept_groups = ready_groups = 0
@@ -446,7 +458,7 @@ class Planner:
     def _judge(self, values: Mapping[str, Any]) -> None:
         """Write the first filter that drops each pending row to the table `judged`."""
         params: dict[str, Any] = {"filter_names": [text.name for text in self._filters]}
-        params["max_uses"] = self._rules.max_uses
+        params |= {"max_uses": self._rules.max_uses, "needs_logprobs": self._rules.needs_logprobs}
         for text in self._filters:
             params |= text.bind(values)
         self._judged = make_table(self._con, self._judge_sql, params, name="judged")

@@ -284,6 +284,8 @@ def _sql_of_root(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: s
         "segment_schema": _add_empty_table(con, tables, number, "segments", segment_schema(root))["schema"],
     }
     rollouts = _add_empty_table(con, tables, number, "rollouts", rollouts_schema(root.extra_columns))
+    of_compacted = rollouts["columns"].replace('"capture"', 'capture_of("capture", "metadata") as "capture"')
+    values["columns_of_compacted"] = of_compacted
     queries = {}
     for view in _VIEWS:
         own = {**values, **rollouts, "folder": view}

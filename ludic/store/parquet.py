@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest
 
@@ -584,12 +585,32 @@ def read_row_groups(
     """Return columns in the requested order, in exactly the types of the schema, whichever program wrote the file.
 
     schema: the run's schema if it has extra columns (rollouts_schema); None means that of the rollouts table.
-    Columns that a file of an older schema lacks are null. Raises SchemaError, naming `where`, for a forbidden null.
+    Columns that a file of an older schema lacks are null, except as `with_capture` says. Raises SchemaError, naming
+    `where`, for a forbidden null.
     """
-    table = _read(file, list(row_groups), list(columns), where)
+    wants_metadata = CAPTURE in columns and CAPTURE not in file.schema_arrow.names
+    read = dict.fromkeys([*columns, _METADATA] if wants_metadata else columns)
+    table = _read(file, list(row_groups), list(read), where)
     check_text(table, where)
+    table = with_capture(table)
     wanted = pa.schema([(schema or arrow_schema("rollouts")).field(column) for column in columns])
     return as_schema(table, wanted, where)
+
+
+CAPTURE, _METADATA = "capture", "metadata"
+
+
+def with_capture(table: pa.Table) -> pa.Table:
+    """Return rows of rollouts with the column `capture`; rows of an older schema, with what their metadata says of it.
+
+    Before rollouts 1.8 an import marked rows whose logprobs nobody kept, whether or not their token ids were recorded,
+    by metadata['logprobs'] = 'absent'; the macro capture_of says the same in SQL.
+    """
+    if CAPTURE in table.column_names or _METADATA not in table.column_names:
+        return table
+    is_absent = pc.equal(pc.map_lookup(table[_METADATA], "logprobs", "first"), "absent")
+    text, unknown = pa.scalar("text"), pa.scalar(None, pa.string())
+    return table.append_column(CAPTURE, pc.if_else(pc.fill_null(is_absent, False), text, unknown))
 
 
 def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str], where: str) -> pa.Table:

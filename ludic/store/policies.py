@@ -174,6 +174,17 @@ def _delete_weights(root: Root, folder: str) -> None:
 # anyone.
 
 
+FIRST_VERSION = 0
+"""Version of the first model, whether or not it was published."""
+
+
+def versions_to_compute_with(root: Root) -> list[int]:
+    """Return the versions whose whole weights are in the root, and FIRST_VERSION; not those published as adapters."""
+    names = set(root.list(WEIGHT_FILES.folder))
+    adapters = {f"{policy_folder(version)}/adapter_config.json": version for version in versions_with_weights(names)}
+    return sorted({FIRST_VERSION, *(version for name, version in adapters.items() if name not in names)})
+
+
 DELTA_SUFFIX = ".delta"
 
 

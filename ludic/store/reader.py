@@ -20,7 +20,8 @@ from ludic.schema import as_schema, rollouts_schema
 from ludic.schema.tables import TABLE_KEY, VERSION_KEY
 from ludic.store.attempts import read_cut
 from ludic.store.files import RolloutFile, SourceFile, group_numbers, list_names, sources_of
-from ludic.store.parquet import group_starts, open_parquet, read_row_groups, row_counts, sound_footer
+from ludic.store.parquet import CAPTURE, group_starts, open_parquet, read_row_groups, row_counts, sound_footer
+from ludic.store.records import IMPORTED_BY
 from ludic.store.root import Root
 
 # --- Cursor ---------------------------------------------------------------------------------------------------
@@ -203,7 +204,8 @@ _EMPTY = Intervals()
 #
 # A file is read here only if all its bytes match its digests, its footer has the schema of a file that `open_parquet`
 # accepted, and it has one row group. All other files (large, damaged, without digests, written by another program,
-# deleted) are left out: the caller reads them one by one, with all checks and errors.
+# deleted, or imported before rollouts 1.8, see with_capture) are left out: the caller reads them one by one, with all
+# checks and errors.
 
 
 MANY_FILES = 64
@@ -317,6 +319,8 @@ def _load(root: Root, file: RolloutFile, heads: _Heads) -> _Content | None:
     footer = sound_footer(data or b"") or b""
     head, num_rows = _parse_head(footer)
     is_known = head in heads and all(entry in footer for entry in heads[head])
+    if file.worker_id.startswith(IMPORTED_BY) and CAPTURE.encode() not in head:
+        return None
     return _Content(file, data, num_rows) if data is not None and is_known and 0 < num_rows <= _LARGEST_ROWS else None
 
 

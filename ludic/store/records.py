@@ -39,6 +39,8 @@ Time = Annotated[str, msgspec.Meta(description="ISO 8601")]
 DIGITS = r"(?:0|[1-9][0-9]{0,17})"
 """Pattern of a number in a file's name, as ludic writes it; it fits into int64."""
 COMPACTED = "compacted."
+IMPORTED_BY = "import-"
+"""Beginning of the worker_id of rows that a foreign file brought."""
 """Start of the worker_id in the name of a compacted file; its rows keep their own worker_id and sequence."""
 WORKER = rf"(?!{re.escape(COMPACTED)})[A-Za-z0-9-][A-Za-z0-9._-]{{0,199}}"
 """Pattern of a worker_id; not "." or "_" first: pyarrow and Spark take such files for hidden ones."""
@@ -482,6 +484,10 @@ class ImportBegun:
     created_at: Time
     code_sha256: str | None = ""
     """Digest of the format's own code; None for a format of ludic, empty in files of older versions."""
+    size_bytes: int | None = None
+    """Size of the file; None if its filesystem does not say, and in files of older versions."""
+    modified: str = ""
+    """When the file was changed last, or its ETag, as its filesystem says; empty as size_bytes is None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,6 +509,7 @@ class ImportReport:
     num_groups: int
     num_rollouts: int
     num_without_logprobs: int
+    """Number of rollouts of which nobody kept the sampler's logprobs."""
     num_unscored: int
     kept_as_metadata: Mapping[str, int]
     """Number of episodes by field, for fields that no column holds and that are kept in metadata."""
@@ -514,6 +521,10 @@ class ImportReport:
     """True if the file had been imported before; then nothing was written."""
     form: str = ""
     """Form of the records, such as ShareGPT; empty if the format has one, and for imports before forms were stored."""
+    num_from_text: int = 0
+    """Number of rollouts without logprobs whose tokens were made from texts; 0 in reports before rollouts 1.8."""
+    tokenizer: str = ""
+    """Tokenizer with which the import made tokens of texts; empty if it made none, and before rollouts 1.8."""
 
 
 # --- JSON files with a digest of their own text ---------------------------------------------------------------

@@ -11,6 +11,7 @@ import itertools
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -294,7 +295,7 @@ class MetricsTail:
 
     def poll(self) -> list[dict[str, Any]]:
         """Return new rows of this run, in no particular order; a broken file is left out. Raises as TableTail.poll."""
-        rows = (row for _, table in self._tail.poll() for row in table.to_pylist(maps_as_pydicts="lossy"))
+        rows = (row for _, table in self._tail.poll() for row in table.to_pylist())
         return [row for row in rows if row["run_id"] in (None, self._run_id)]
 
 
@@ -543,6 +544,62 @@ def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarra
     in_table[row_groups] = np.cumsum(sizes[row_groups]) - sizes[row_groups]
     column = table.column("reference_logprobs").take(np.asarray(rows) - in_file[groups] + in_table[groups])
     return [value.values.to_numpy() for value in column]
+
+
+class ReferenceIndex:
+    """Which stored logprobs of rollouts several roots hold, and where."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, Root] = {}
+        self._rows: dict[str, tuple[str, ReferenceRow]] = {}
+        """URL of the root, and the address there, by rollout_id."""
+
+    def note(self, root: Root, index: pa.Table) -> None:
+        """Add rows of `read_reference_index` or `write_reference`; of two of a rollout the longer one counts."""
+        self._roots[root.url] = root
+        for row in index.to_pylist():
+            rollout_id, address = row.pop("rollout_id"), ReferenceRow(**row)
+            if rollout_id not in self._rows or self._rows[rollout_id][1].response_length <= address.response_length:
+                self._rows[rollout_id] = (root.url, address)
+
+    def include(self, other: "ReferenceIndex") -> None:
+        """Add all rows of another index."""
+        self._roots |= other._roots
+        self._rows |= other._rows
+
+    def has(self, rollout_id: str, temperature: float, response_length: int) -> bool:
+        """Return whether the logprobs of so many response tokens are stored, for this temperature."""
+        if rollout_id not in self._rows:
+            return False
+        _, address = self._rows[rollout_id]
+        return address.response_length >= response_length and address.temperature == temperature
+
+    def read(
+        self, lengths: Mapping[str, int | None], on_broken: Callable[[Exception, str], object]
+    ) -> dict[str, np.ndarray]:
+        """Return the logprobs of rollouts that are stored, by rollout_id, each (length,) float32, nats.
+
+        lengths: number of response tokens by rollout_id; None for all. The models are causal, so the beginning of a
+        longer response can be used. on_broken: called with the error, and the location, of a file that can't be read,
+        whose rollouts are left out.
+        """
+        by_file: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+        for rollout_id in lengths:
+            if rollout_id in self._rows:
+                url, address = self._rows[rollout_id]
+                by_file[url, address.file][rollout_id] = address.row
+
+        def read(file: tuple[str, str], rows: Mapping[str, int]) -> list[tuple[str, np.ndarray]]:
+            url, name = file
+            try:
+                return list(zip(rows, read_reference(self._roots[url], name, list(rows.values())), strict=True))
+            except (FileNotFoundError, SchemaError) as error:
+                on_broken(error, f"{url}/{name}")
+                return []
+
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            found = pool.map(read, by_file, by_file.values())
+        return {rollout_id: logprobs[: lengths[rollout_id]] for of_file in found for rollout_id, logprobs in of_file}
 
 
 def _digest(rows: pa.Table) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from ludic.batches.config import MICRO_BATCH_TOKENS, BatchConfig
+from ludic.batches.config import MICRO_BATCH_TOKENS, BatchConfig, OfLoss
 from ludic.defaults import LEASE_S, MOST_LEASE_S
 from ludic.errors import ConfigError
 from ludic.settings import Count, CountOr0, Needs, Range, Tokens, Weight, check, convert, flat
@@ -35,6 +35,8 @@ class OffPolicy:
     """Settings of all objectives that use advantages and importance ratios."""
 
     name: ClassVar[str]
+    needs_logprobs: ClassVar[bool] = True
+    """Whether the objective reads the logprobs of the sampler; a row of which nobody kept them is dropped."""
     bounded_by: ClassVar[tuple[str, ...]] = ()
     """Settings that bound the importance ratio."""
 
@@ -194,6 +196,7 @@ class Sft:
     """Maximum likelihood of the stored tokens."""
 
     name: ClassVar[str] = "sft"
+    needs_logprobs: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +204,7 @@ class Paired:
     """Objectives that compare the two sides of a pair."""
 
     name: ClassVar[str]
+    needs_logprobs: ClassVar[bool] = False
     wants_reference: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -287,6 +291,11 @@ class LossConfig:
         if self.is_paired:
             return "pair"
         return "episode" if self.loss_normalization == "episodes" else "row"
+
+    @property
+    def of_batches(self) -> OfLoss:
+        """What the plan of a batch must know of the loss."""
+        return {"loss_unit": self.loss_unit, "needs_logprobs": self.objective.needs_logprobs}
 
     @property
     def is_paired(self) -> bool:
@@ -517,6 +526,10 @@ class TrainConfig:
         if self.optimizer.warmup_steps >= self.num_steps:
             raise ConfigError(
                 f"warmup_steps is {self.optimizer.warmup_steps}, wanted less than num_steps ({self.num_steps})"
+            )
+        if self.batch.compute_logprobs and not self.loss.objective.needs_logprobs:
+            raise ConfigError(
+                f"compute_logprobs is set, and {self.loss.objective.name} reads no logprobs of a sampler; leave it out"
             )
         if self.batch.training_unit == "turn":
             self._check_turns()

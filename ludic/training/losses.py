@@ -118,8 +118,9 @@ class TokenTerms:
     logprobs: Tensor
     """The trainer's logprobs, with gradient."""
     sampler_logprobs: Tensor
+    """NaN at tokens of rows whose logprobs nobody kept, which only objectives without needs_logprobs are given."""
     log_ratio: Tensor
-    """log(trainer / sampler), with gradient, clamped to MAX_LOG_RATIO."""
+    """log(trainer / sampler), with gradient, clamped to MAX_LOG_RATIO; NaN where sampler_logprobs is."""
     advantages: Tensor
     mask: Tensor
     """bool: sampled tokens."""
@@ -404,7 +405,7 @@ def rl_loss(
 
     Also returns detached sums over action tokens, to be divided by num_action_tokens: ratio, clipped (a
     count), sampler_kl and sampler_kl_k1 (k3 and k1 estimates), and reference_kl (k3) if there is a reference; and
-    ratio_max, a maximum.
+    ratio_max, a maximum. Tokens without a sampler's logprob add nothing to ratio, sampler_kl and sampler_kl_k1.
     For pairs it also returns preference_margin and preference_accuracy, which become means over pairs.
     """
     assert num_action_tokens > 0, "a step without action tokens has no loss"
@@ -471,9 +472,11 @@ def token_shares(terms: TokenTerms, config: LossConfig, *, num_action_tokens: in
 
 
 def _measures(terms: TokenTerms, clipped: Tensor) -> dict[str, Tensor]:
-    ratio = terms.ratio * terms.mask
+    is_known = terms.mask & terms.sampler_logprobs.isfinite()
+    log_ratio = torch.where(is_known, terms.log_ratio, 0)
+    ratio = log_ratio.exp() * is_known
     sums = {"ratio": ratio, "clipped": clipped & terms.mask}
-    sums |= {"sampler_kl": k3(terms.log_ratio) * terms.mask, "sampler_kl_k1": k1(terms.log_ratio) * terms.mask}
+    sums |= {"sampler_kl": k3(log_ratio) * is_known, "sampler_kl_k1": k1(log_ratio) * is_known}
     if terms.log_reference is not None:
         sums["reference_kl"] = k3(terms.log_reference) * terms.mask
     return {name: value.detach().sum() for name, value in sums.items()} | {"ratio_max": ratio.detach().max()}

@@ -99,15 +99,15 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> PlanS
 
     def open_() -> None:
         check_not_recorded(root)
-        batch, loss_unit = config.batch, config.loss.loss_unit
+        batch, loss = config.batch, config.loss.of_batches
         if batch.offline:
-            opened.append(OfflineSource(root, batch, loss_unit=loss_unit))
+            opened.append(OfflineSource(root, batch, **loss))
         elif batch.replan_from is not None:
-            opened.append(ReplanSource(root, batch, loss_unit=loss_unit))
+            opened.append(ReplanSource(root, batch, **loss))
         elif batch.replay_batches is not None:
             opened.append(_open_replay(root, config, batch.replay_batches))
         else:
-            opened.append(OnlineSource(root, batch, stop, loss_unit=loss_unit))
+            opened.append(OnlineSource(root, batch, stop, **loss))
 
     run_on_main(open_)
     return next(iter(opened), None)
@@ -117,7 +117,8 @@ def _open_replay(root: Root, config: TrainConfig, url: str) -> ReplaySource:
     other = Root.open(url)
     last, num_steps = check_replay(root, other, config)
     cut = read_cut(other)
-    return ReplaySource(other, last, num_steps, first_step=cut.first_step if cut else 1)
+    needs_logprobs = config.loss.objective.needs_logprobs
+    return ReplaySource(other, last, num_steps, first_step=cut.first_step if cut else 1, needs_logprobs=needs_logprobs)
 
 
 def agree_on_steps(config: TrainConfig, source: PlanSource | None, resumed: CheckpointInfo | None) -> TrainConfig:

@@ -10,9 +10,7 @@ import hashlib
 import io
 import json
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -28,12 +26,11 @@ from transformers import PreTrainedModel
 from ludic.batches.packing import MicroBatch
 from ludic.defaults import Longrope
 from ludic.distributed import broadcast_bytes, bytes_from_main, num_ranks, run_on_all, run_on_main
-from ludic.errors import SchemaError
 from ludic.models.lora import adapters_off, base_weights
 from ludic.models.rope import original_length
 from ludic.schema import arrow_schema
 from ludic.store.root import Root
-from ludic.store.tables import ReferenceRow, read_reference, read_reference_index, write_reference
+from ludic.store.tables import ReferenceIndex, read_reference_index, write_reference
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import full_state_dict
 
@@ -118,11 +115,11 @@ class CachedReference:
     ) -> None:
         """Read the index of stored logprobs; collective. model: the fingerprint. device: of the results."""
         self._reference, self._root, self._model, self._device = reference, root, model, device
-        self._roots = {holder.url: holder for holder in (*sources, root)}
-        self._index: dict[str, tuple[str, ReferenceRow]] = {}
-        for holder in self._roots.values():
+        self.index = ReferenceIndex()
+        """Where stored logprobs are, of all ranks."""
+        for holder in {holder.url: holder for holder in (*sources, root)}.values():
             index = bytes_from_main(partial(_index_bytes, holder, model))
-            self._note(holder.url, _from_bytes(index))
+            self.index.note(holder, _from_bytes(index))
 
     def __call__(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         packed = [list(_sequences(batch)) for batch in micro_batches]
@@ -142,45 +139,25 @@ class CachedReference:
         return results
 
     def _read(self, sequences: Iterable[_Packed]) -> dict[str, np.ndarray]:
-        """Return the stored logprobs by rollout_id, each (response_length,) float32.
-
-        The model is causal, so the beginning of a longer stored response can be used.
-        """
+        """Return the stored logprobs by rollout_id, each (response_length,) float32."""
         fitting = {s.rollout_id: s.response_length for s in sequences if self._has(s)}
-        by_file: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        for rollout_id in fitting:
-            url, address = self._index[rollout_id]
-            by_file[url, address.file][rollout_id] = address.row
-        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-            found = pool.map(self._read_file, by_file, by_file.values())
-        return {rollout_id: logprobs[: fitting[rollout_id]] for of_file in found for rollout_id, logprobs in of_file}
+        return self.index.read(fitting, _warn_of_broken)
 
     def _has(self, sequence: _Packed) -> bool:
-        if sequence.is_cut or sequence.rollout_id not in self._index:
+        if sequence.is_cut:
             return False
-        _, address = self._index[sequence.rollout_id]
-        return address.response_length >= sequence.response_length and address.temperature == sequence.temperature
-
-    def _read_file(self, file: tuple[str, str], rows: Mapping[str, int]) -> list[tuple[str, np.ndarray]]:
-        url, name = file
-        try:
-            return list(zip(rows, read_reference(self._roots[url], name, list(rows.values())), strict=True))
-        except (FileNotFoundError, SchemaError) as error:
-            logger.warning("%s/%s can't be read any more, so it is computed again: %s", url, name, error)
-            return []
+        return self.index.has(sequence.rollout_id, sequence.temperature, sequence.response_length)
 
     def _keep(self, rows: pa.Table) -> None:
         """Write the logprobs of all ranks as one file, on rank 0, and add it to every rank's index."""
         of_ranks = [_from_bytes(broadcast_bytes(_to_bytes(rows), source)) for source in range(num_ranks())]
         table = pa.concat_tables(of_ranks)
         index = bytes_from_main(lambda: _to_bytes(write_reference(self._root, self._model, table)))
-        self._note(self._root.url, _from_bytes(index))
+        self.index.note(self._root, _from_bytes(index))
 
-    def _note(self, url: str, index: pa.Table) -> None:
-        for row in index.to_pylist():
-            rollout_id, address = row.pop("rollout_id"), ReferenceRow(**row)
-            if rollout_id not in self._index or self._index[rollout_id][1].response_length <= address.response_length:
-                self._index[rollout_id] = (url, address)
+
+def _warn_of_broken(error: Exception, where: str) -> None:
+    logger.warning("%s can't be read any more, so it is computed again: %s", where, error)
 
 
 def _sequences(batch: MicroBatch) -> Iterator[_Packed]:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ludic.training.reference import Reference
 
 _HISTOGRAM = "log_ratio_histogram"
+_OF_SAMPLER, _KNOWN = ("ratio", "sampler_kl", "sampler_kl_k1"), "num_known"
+"""Sums over the sampled tokens whose sampler's logprob is known, and the number of these."""
 
 
 def train_step(
@@ -156,7 +158,9 @@ def _micro_batch_loss(
         token_stats.see(batch, logprobs, entropies, clipped_tokens(logprobs, batch, config.loss, reference))
     sums |= {"entropy": torch.where(batch.action_mask, entropies.detach(), 0).sum()}
     sums |= {"loss": loss.detach() * counts["num_action_tokens"]}
-    return loss, sums | {_HISTOGRAM: log_ratio_histogram(logprobs.detach() - batch.sampler_logprobs, batch.action_mask)}
+    is_known = batch.action_mask & batch.sampler_logprobs.isfinite()
+    histogram = log_ratio_histogram(logprobs.detach() - batch.sampler_logprobs, is_known)
+    return loss, sums | {_KNOWN: is_known.sum(), _HISTOGRAM: histogram}
 
 
 def _add_router_losses(
@@ -191,7 +195,10 @@ def _accumulate(totals: dict[str, Tensor], sums: dict[str, Tensor]) -> dict[str,
 
 
 def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, float]:
-    """Return means over the action tokens of all ranks, maximum and quantiles of the ratio, and expert_imbalance."""
+    """Return means over the action tokens of all ranks, maximum and quantiles of the ratio, and expert_imbalance.
+
+    Those that compare with the sampler are over tokens whose logprob it kept; NaN if there are none.
+    """
     ratio_max, histogram = totals.pop("ratio_max"), totals.pop(_HISTOGRAM)
     tokens = totals.pop(EXPERT_TOKENS, None)
     dist.all_reduce(ratio_max, op=dist.ReduceOp.MAX)
@@ -199,6 +206,9 @@ def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, floa
     sums = torch.stack([value.double() for value in totals.values()])
     dist.all_reduce(sums)
     means = dict(zip(totals, (sums / num_action_tokens).tolist(), strict=True))
+    num_known = sums[list(totals).index(_KNOWN)]
+    means |= {name: (sums[list(totals).index(name)] / num_known).item() for name in _OF_SAMPLER}
+    del means[_KNOWN]
     num_replayed = means.pop(_REPLAYED)
     if num_replayed > 0:
         means[_OTHER_EXPERTS] /= num_replayed
@@ -209,7 +219,7 @@ def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, floa
     if tokens is not None:
         dist.all_reduce(tokens)
         means["expert_imbalance"] = expert_imbalance(tokens)
-    return means | quantiles | {"ratio_max": ratio_max.item()}
+    return means | quantiles | {"ratio_max": ratio_max.item() if num_known > 0 else nan}
 
 
 def _clip_gradients(model: PreTrainedModel, max_grad_norm: float | None) -> float:

@@ -8,7 +8,7 @@ over fences this one, which then raises FencedError at its next write.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,15 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ludic.batches.offline import OfflineSource
 from ludic.batches.reading import RankBatch
 from ludic.batches.stream import PlannedStream
-from ludic.distributed import init_distributed, num_ranks, rank, run_on_all, run_on_main, shut_down
+from ludic.distributed import init_distributed, num_ranks, path_on_main, rank, run_on_all, run_on_main, shut_down
 from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.models.first_model import first_config, first_model, local_folder, remember_model, write_files
 from ludic.models.lora import add_adapters
@@ -34,8 +36,9 @@ from ludic.run_json import run_of
 from ludic.store import Root, check_not_fenced
 from ludic.store.attempts import check_not_replaced, folder_of, prune_checkpoints
 from ludic.store.records import CheckpointInfo
-from ludic.store.tables import TokenStatsLog
+from ludic.store.tables import ReferenceIndex, TokenStatsLog
 from ludic.training.checkpoint import Snapshot, load_checkpoint, take_snapshot, write_checkpoint
+from ludic.training.computed_logprobs import compute_logprobs
 from ludic.training.config import TrainConfig
 from ludic.training.device_defaults import follow_device
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
@@ -186,6 +189,7 @@ def _open_trainer(
             load_checkpoint(root, resumed, model, optimizer)
         elif found is not None:
             raise StoreError(f"{root.url}/{folder_of(found)} was deleted since this trainer found it; start again")
+        computed = _compute_logprobs(root, config, mesh, main) if config.batch.compute_logprobs else None
         trainer = _Trainer(
             root=root,
             config=config,
@@ -196,11 +200,21 @@ def _open_trainer(
             stop=stop,
             last_step=resumed.step if resumed else 0,
             version=-1 if version is None else version,
+            computed=computed,
         )
         # Runs before the lease is released: a successor must see the checkpoint that is still being written.
         stack.callback(trainer.close)
         trainer.begin()
         yield trainer
+
+
+def _compute_logprobs(root: Root, config: TrainConfig, mesh: DeviceMesh, main: Sequence[Ownership]) -> ReferenceIndex:
+    def find_rows() -> pa.Table:
+        source = main[0].source
+        assert isinstance(source, OfflineSource), "compute_logprobs is offline"
+        return source.rows_to_compute()
+
+    return compute_logprobs(root, config, mesh, find_rows)
 
 
 class _Trainer:
@@ -218,14 +232,16 @@ class _Trainer:
         stop: threading.Event,
         last_step: int,
         version: int,
+        computed: ReferenceIndex | None,
     ) -> None:
-        """main: on rank 0 only. last_step: in the weights. version: newest published, -1 before the first."""
+        """main: on rank 0 only. last_step: in the weights. version: newest published, -1 before the first. computed:
+        logprobs of rows of which nobody kept them."""
         self._root, self._config = root, config
         self._model, self._optimizer, self._reference = model, optimizer, reference
         self._main, self.last_step, self._version, self._stop = main, last_step, version, stop
         self.device = model.device
         source, attempt = (main.source, main.attempt) if main else (None, None)
-        self.stream = PlannedStream(root, config.batch, source, attempt, stop)
+        self.stream = PlannedStream(root, config.batch, source, attempt, stop, computed)
         self._cost = model_cost(model)
         self._peak_flops = device_peak_flops(model.device, compute_dtype(config) or torch.float32)
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
@@ -433,25 +449,19 @@ class FirstModel:
     @contextmanager
     def weights(self) -> Iterator[str]:
         """Yield a folder with the first weights, which only rank 0 reads. Raises ModelError on every rank."""
-        with _on_main(partial(first_model, self.root, self.given)) as folder:
+        with path_on_main(partial(first_model, self.root, self.given)) as folder:
             yield folder
 
     @contextmanager
     def config(self) -> Iterator[str]:
         """Yield a folder with the configuration, which only rank 0 reads."""
-        with _on_main(partial(first_config, self.root)) as folder:
+        with path_on_main(partial(first_config, self.root)) as folder:
             yield folder
 
     def is_named(self, source: str) -> bool:
         """Return whether a folder, an id or a URL names this model."""
         names = (self.root.record.model, self.given)
         return source in names or any(_is_same_folder(source, name) for name in names if name is not None)
-
-
-@contextmanager
-def _on_main(find: Callable[[], AbstractContextManager[Path]]) -> Iterator[str]:
-    with ExitStack() as stack:
-        yield run_on_main(lambda: str(stack.enter_context(find())))
 
 
 def load_trained(
@@ -516,7 +526,7 @@ def load_reference(
     else:
         weights, offload = dtype or torch.float32, config.loss.reference_offload
         named = partial(local_folder, config.loss.reference)
-        with first.weights() if first.is_named(config.loss.reference) else _on_main(named) as folder:
+        with first.weights() if first.is_named(config.loss.reference) else path_on_main(named) as folder:
             model = load_sharded(
                 folder,
                 mesh,

@@ -166,7 +166,7 @@ def _config_beside(root: Root, trainer: str, given: Mapping[str, Any]) -> TrainC
 def rules_of_step(root: Root, config: TrainConfig, given: Mapping[str, Any]) -> BatchRules:
     """Return the rules of a plan. Files that are given now are read from this machine, others from the root's code/."""
     run = run_of(root)
-    rules = batch_rules(config.batch, run.groups_per_batch, run.seed, loss_unit=config.loss.loss_unit)
+    rules = batch_rules(config.batch, run.groups_per_batch, run.seed, **config.loss.of_batches)
     named = {given.get("advantage"), *(given.get("filters") or ())}
     uses = rules.uses()
     files = find_files(root, [use for use in uses if use.setting in named], update=True).files

@@ -57,6 +57,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "scale: time of the trainer's parts",
         "scale: requests to S3",
         "stream:",
+        "package:",
         "packing:",
         "one_rank:",
         "train_step:",

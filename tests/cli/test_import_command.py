@@ -29,8 +29,9 @@ def test_a_root_is_started_and_the_losses_are_told(ludic, model_folder: str, ver
         f"ludic: {verl_file}: kept as metadata: acc (2)",
         f"ludic: {verl_file}: not kept: trace (1)",
         f"ludic: {verl_file}: refused, line 3: is not JSON: Expecting value at character 1",
-        f"ludic: {verl_file}: 2 rollouts without logprobs: no importance ratio can be taken; "
-        "ludic train --filters drop_absent_logprobs leaves them out",
+        f"ludic: {verl_file}: 2 rollouts without the sampler's logprobs (2 made from texts, by the tokenizer of "
+        f"{model_folder}): sft, dpo, ipo and orpo "
+        "train on them, and nothing that takes a ratio to the sampler",
     ]
     assert Root.open(str(root)).record.env == ("verl",)
 

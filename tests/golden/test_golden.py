@@ -295,7 +295,9 @@ def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, exp
     assert (list(tailed), list(asked)) == (names, [*names, *added, "root"])
     assert all(asked[name] == asked[stored] for name, stored in added.items())
     for row in (tailed, asked):
-        assert {name: row[name] for name in expected["metrics"]} == expected["metrics"]
+        found = {name: row[name] for name in expected["metrics"]}
+        found |= {name: dict(found[name]) for name in ("other",) if name in found}  # pyarrow has pairs for a map
+        assert found == expected["metrics"]
         assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2, *METRICS_1_3, *METRICS_1_4, *METRICS_1_6)} == {None}
 
 

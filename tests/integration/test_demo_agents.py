@@ -43,10 +43,10 @@ def test_the_agents_demo_warm_starts_once_and_then_improves_with_tools(tmp_path:
     """).rows()
     warm = [(step, 16 * PER_PROBLEM, True) for step in range(1, NUM_WARM_STEPS + 1)]
     assert used[:NUM_WARM_STEPS] == warm
-    # 16 groups of 8 episodes, which the workers sampled; the demonstrations were left out by the filter.
+    # 16 groups of 8 episodes, which the workers sampled; the demonstrations were left out, as texts.
     assert used[NUM_WARM_STEPS:] == [(NUM_WARM_STEPS + NUM_STEPS, 128, False)]
     left_out = run.sql(f"select distinct reason from batches where step > {NUM_WARM_STEPS} and not used")  # noqa: S608
-    assert "drop_absent_logprobs" in left_out["reason"].to_list()
+    assert "text_capture" in left_out["reason"].to_list()
     prompt = run.sql("select messages[1].content as said from evals where not messages[1].content like '%boxed%'")
     assert prompt.is_empty()  # each episode began with a word problem
     assert run.verify().findings == []

@@ -35,7 +35,7 @@ NUM_DEMONSTRATIONS, NUM_EPOCHS, NUM_STEPS = 640, 4, 20
 A_GROUP = 2
 """Demonstrations of a group, so that a step of the warm start is as large as one of RL is small."""
 SETTINGS = {"device": "cpu", "num_threads": 1, "max_tokens_per_micro_batch": 4096, "checkpoint_every": None}
-RL = "--filters drop_absent_logprobs --learning-rate 5e-4 --is-ratio-cap 2 --device cpu --num-threads 1"
+RL = "--learning-rate 5e-4 --is-ratio-cap 2 --device cpu --num-threads 1"
 RL += " --max-tokens-per-micro-batch 4096 --checkpoint-every None"
 RL += " --objective reinforce --advantage rloo --schedule constant --warmup-steps 0"
 

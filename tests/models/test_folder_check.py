@@ -17,7 +17,7 @@ import ludic
 from ludic.adapters.exports.weights import export_weights
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ModelError
-from ludic.models.chat import load_tokenizer
+from ludic.models.chat import load_tokenizer, read_tokenizer
 from ludic.models.folder_check import check_model_folder
 from ludic.models.lora import base_of_adapter, merge_adapter
 from ludic.models.weight_files import load_config, load_pretrained, make_config, open_weights
@@ -38,7 +38,6 @@ PLACES: dict[tuple[str, str, str], set[str]] = {
     ("weight_files.py", "_check_files", "PretrainedConfig.get_config_dict"): set(),
     ("weight_files.py", "load_generation_config", "StoredGenerationConfig.from_pretrained"): set(),
     ("chat.py", "load_tokenizer", "AutoTokenizer.from_pretrained"): {"trust_remote_code"},
-    ("chat.py", "load_template", "PreTrainedTokenizerFast.from_pretrained"): set(),
     ("lora.py", "load_adapter", "LoraConfig.from_pretrained"): set(),
     ("lora.py", "merge_adapter", "PeftModel.from_pretrained"): set(),
 }
@@ -104,6 +103,7 @@ def change(file: Path, **values: Any) -> None:
 EVERY_LOAD: dict[str, Callable[[str], object]] = {
     "configuration": load_config,
     "tokenizer": load_tokenizer,
+    "tokenizer without transformers": read_tokenizer,
     "weights": lambda folder: load_pretrained(folder, dtype=None),
     "engine": TransformersEngine,
     "trainer": load_model,

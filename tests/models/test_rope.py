@@ -326,6 +326,7 @@ def _takes_factors(node: ast.AST) -> bool:
     return any(argument.arg == "longrope" for argument in (*node.args.args, *node.args.kwonlyargs))
 
 
+@pytest.mark.slow
 def test_whoever_makes_a_model_or_an_engine_hands_on_the_factors_of_the_run() -> None:
     trees = {path.relative_to(_PACKAGE).as_posix(): ast.parse(path.read_text()) for path in _PACKAGE.rglob("*.py")}
     takers: dict[str, set[str]] = {path: set() for path in trees}

@@ -510,6 +510,32 @@ def test_a_group_of_which_max_seq_len_leaves_nothing_makes_no_batch(arrive):
     )
 
 
+CAPTURES = [None, "sampler", "trainer", "ids", "text"]
+
+
+def test_rows_without_logprobs_are_trained_on_only_if_the_loss_needs_none(arrive):
+    table = arrive([[1.0, 0.0, 0.5, 0.25, 0.75]], capture=CAPTURES, truncated=[False] * 4 + [True])
+    reasons = {}
+    for needs_logprobs, filters in ((True, ()), (False, ()), (True, ("drop_truncated",))):
+        planner = Planner(BatchRules(groups_per_batch=1, needs_logprobs=needs_logprobs, filters=filters))
+        planner.add(table)
+        reasons[needs_logprobs, filters] = {row["row"]: row["reason"] for row in plan(planner)}
+    kept = dict.fromkeys(range(3))
+    assert reasons == {
+        (True, ()): kept | {3: "no_logprobs", 4: "text_capture"},
+        (False, ()): dict.fromkeys(range(5)),
+        (True, ("drop_truncated",)): kept | {3: "no_logprobs", 4: "drop_truncated"},
+    }
+
+
+def test_a_shortage_says_what_to_do_about_rows_without_logprobs(arrive):
+    planner = Planner(BatchRules(groups_per_batch=1))
+    planner.add(arrive([[1.0, 0.0, 0.5]], capture=["ids", "text", "ids"]))
+    said = planner.shortage(step=1, trainer_version=0).describe()
+    assert "filters drop 3 of 3 rollouts, no_logprobs most (2); no_logprobs: nobody kept the logprobs" in said
+    assert "; text_capture: their tokens were made later from recorded texts" in said
+
+
 def test_rules_are_checked_when_they_are_built():
     with pytest.raises(ConfigError, match="groups_per_batch is 0"):
         BatchRules(groups_per_batch=0)

@@ -11,7 +11,7 @@ from losses_by_hand import PAIRED
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ConfigError
 from ludic.settings import convert, given, in_use, settings_of
-from ludic.training.config import LossConfig, Objective, OffPolicy, TrainConfig
+from ludic.training.config import LossConfig, Objective, TrainConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
 from ludic.training.step import shape_advantages
 
@@ -172,4 +172,4 @@ def test_troubles_know_which_objectives_use_no_ratio() -> None:
     """`ludic.troubles` is below the trainer, and so names them."""
     from ludic import troubles
 
-    assert {*troubles._WITHOUT_RATIO} == {each.name for each in get_args(Objective) if not issubclass(each, OffPolicy)}
+    assert {*troubles._WITHOUT_RATIO} == {each.name for each in get_args(Objective) if not each.needs_logprobs}

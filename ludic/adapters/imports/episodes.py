@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,14 +21,12 @@ from ludic.agents.transcript import NO_ARRAYS, Transcript, TranscriptBuilder
 from ludic.errors import LudicError, RefusedRecordError
 from ludic.messages import ReadMessages, check_text, read_messages
 from ludic.models.encoding import encode, encode_all
+from ludic.models.tokenizer import Tokenizer
 from ludic.models.turns import Turn, Turns
 from ludic.records import AgentStep, FinishReason, HasTokens, Message
 from ludic.schema.columns import Columns
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-GetTokenizer = Callable[[], "PreTrainedTokenizerBase"]
+GetTokenizer = Callable[[], Tokenizer]
 """Loads the tokenizer; called when the first text must be encoded."""
 GetStopTokens = Callable[[], Sequence[int]]
 """Returns the tokens at which the model's sampler stops, as its generation_config.json names them."""
@@ -68,6 +66,8 @@ class Row(HasTokens):
     """None makes the whole response one step, or makes no steps if there is an action_mask."""
     unread: Mapping[str, int]
     """Number of messages with a field that is not known, by the field's name."""
+    is_from_text: bool
+    """Whether the tokens were made from texts by the import, so that nobody sampled them."""
 
     def __init__(
         self,
@@ -76,12 +76,13 @@ class Row(HasTokens):
         messages: Sequence[Any] = (),
         agent_steps: Sequence[AgentStep] | None = None,
         unread: Mapping[str, int] = MappingProxyType({}),
+        is_from_text: bool = False,
         **arrays: Any,
     ) -> None:
         """arrays: more columns, by name; None leaves one out."""
         given = {name: values for name, values in arrays.items() if values is not None}
         values = {"columns": {**columns, **given}, "messages": messages, "agent_steps": agent_steps, "unread": unread}
-        for name, value in values.items():
+        for name, value in {**values, "is_from_text": is_from_text}.items():
             object.__setattr__(self, name, value)
 
 
@@ -143,9 +144,7 @@ def rows_of(
     return found
 
 
-def _encode_all(
-    tokenizer: "PreTrainedTokenizerBase", asked: Mapping[int, Sequence[str]]
-) -> dict[int, list[np.ndarray] | Exception]:
+def _encode_all(tokenizer: Tokenizer, asked: Mapping[int, Sequence[str]]) -> dict[int, list[np.ndarray] | Exception]:
     """Return the tokens of the texts of each work; or, for a work with a text that can't be encoded, the error."""
     texts = list(chain.from_iterable(asked.values()))
     with suppress(Exception):  # each is then encoded alone, to find out whose text it is
@@ -155,7 +154,7 @@ def _encode_all(
     return {index: _encode_alone(tokenizer, of_work) for index, of_work in asked.items()}
 
 
-def _encode_alone(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[np.ndarray] | Exception:
+def _encode_alone(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray] | Exception:
     try:
         return [encode(tokenizer, text) for text in texts]
     except Exception as error:
@@ -218,6 +217,7 @@ def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:
         messages=(*messages, *answer),
         agent_steps=None if answer else (),
         unread=unread,
+        is_from_text=True,
     )
 
 
@@ -250,7 +250,10 @@ def _conversation_rows(conversation: Conversation, turns: Turns, is_open: bool) 
             + (", in the chat template's {% generation %}" if sampled else "")
         )
     transcripts = enumerate(builder.transcripts())
-    rows = [row_of(transcript, messages[: ends[segment]], steps[segment]) for segment, transcript in transcripts]
+    rows = [
+        replace(row_of(transcript, messages[: ends[segment]], steps[segment]), is_from_text=True)
+        for segment, transcript in transcripts
+    ]
     hidden = {HIDDEN_REASONING: calls.num_without_reasoning} if calls.num_without_reasoning else {}
     return [replace(rows[0], unread={**read.unread, **hidden}), *rows[1:]]
 

@@ -38,6 +38,7 @@ from ludic.adapters.imports.records import (
 from ludic.agents.transcript import RowBuilder, Span
 from ludic.code.kinds import FORMAT, find, find_own
 from ludic.code.run import describe, describe_failure
+from ludic.data_files import is_data_file
 from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import read_messages, read_tools, refusal
 from ludic.records import AgentStep, FinishReason, Message, Purpose, WeightSpan, add_rewards
@@ -51,6 +52,10 @@ class Format:
     function: Callable[[Record], Episode | Iterable[Episode]]
     path: str = ""
     """Regular expression searched in a file's path; its named groups become fields of records that lack them."""
+    files: str = ""
+    """Regular expression searched in the paths of a followed folder; empty takes the data files that `path` finds."""
+    grows: bool = True
+    """Whether the program may append to a file that it has written, until it begins the file of its next step."""
     read: Callable[[str], Records] = read_records
     """Yields the records of a file, each with its line or number."""
     env_field: str = ""
@@ -58,6 +63,12 @@ class Format:
     name: str = ""
     user_file: UserFile | None = None
     """The user's file that holds the function."""
+
+    def takes(self, path: str) -> bool:
+        """Return whether a file of a followed folder is of this format."""
+        if self.files:
+            return re.search(self.files, path) is not None
+        return is_data_file(path) and re.search(self.path, path) is not None
 
     @property
     def code_sha256(self) -> str | None:
@@ -89,7 +100,7 @@ def jsonl(record: Record) -> Episode | list[Episode]:
 
 
 def _jsonl_episode(record: Record, form: str) -> Episode:
-    texts = ("env_name", "env_example_id", "agent_id", "model", "engine", "wanted", "truncation_reason", "error")
+    names = "env_name env_example_id agent_id model engine capture wanted truncation_reason error"
     integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
     components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
     if "episode_reward" not in record.values and components:
@@ -102,7 +113,7 @@ def _jsonl_episode(record: Record, form: str) -> Episode:
         raise refusal("finish_reason", finish_reason, ", ".join(FINISH_REASONS))
     return Episode(
         rows=[_jsonl_row(record)],
-        columns={name: record.text(name) for name in texts}
+        columns={name: record.text(name) for name in names.split()}
         | {name: record.integer(name) for name in integers}
         | {name: record.number(name) for name in ("temperature", "top_p")}
         | {
@@ -161,12 +172,16 @@ def _own_messages(values: Any) -> Any:
 def verl(record: Record) -> Episode:
     """verl: one line per rollout, of trainer.rollout_data_dir/{global_step}.jsonl, as text without special tokens.
 
-    Source: verl/trainer/ppo/ray_trainer.py, _dump_generations and _log_rollout_data (commit b178a3cd, January 2026).
-    score is the sum of token_level_scores; gts, the ground truth, is the wanted answer. Some forks dump uid, the id of
-    a group. Other fields are the lists of reward_extra_infos_dict. A step's rollouts count as those of the version of
-    that number.
+    Source: _log_rollout_data and _write_generations of verl/trainer/ppo/v1/trainer_base.py, and of
+    verl/trainer/ppo/ray_trainer.py for trainer.use_v1=False (verl 0.9.1). A thread writes a step's file in one go.
+    score is the sum of token-level scores; gts, the ground truth, is the wanted answer. uid is the key of a rollout,
+    {group}_{session}_{output}, of forks that of the group, and absent without v1. A session of several outputs, whose
+    context was cut, is an episode for each output, with the score of the last one. Other fields are the lists of
+    reward_extra_infos_dict. A step's rollouts count as those of the version of that number.
     """
     prompt, _ = record.need("input", "output")
+    uid = record.get("uid")
+    key = re.fullmatch(r"(.+)_\d+_\d+", uid) if isinstance(uid, str) else None
     return Episode(
         rows=[Texts(prompt=prompt, completion=str(record.text("output")))],
         columns={
@@ -174,7 +189,33 @@ def verl(record: Record) -> Episode:
             "episode_reward": record.number("score"),
             "wanted": wanted_text(record.get("gts")),
         },
-        group=record.get("uid"),
+        group=key[1] if key else uid,
+        metadata={"uid": uid} if key else {},
+    )
+
+
+def skyrl(record: Record) -> Episode:
+    """SkyRL: one line a rollout of an evaluation, {export_path}/dumped_evals/global_step_{N}_evals/{data_source}.jsonl.
+
+    Source: skyrl/train/utils/trainer_utils.py, dump_per_dataset_eval_results, called by skyrl/train/evaluate.py (SkyRL
+    0.3.0), with trainer.dump_eval_results, the default. Texts have their special tokens. score is a number, or a list
+    of one a token. Tool results in the middle of a response are not marked, so that all of it counts as the model's.
+    Its training batches are left only as pickles (trainer.dump_data_batch), which ludic does not read.
+    """
+    prompt, _, score = record.need("input_prompt", "output_response", "score")
+    extras = record.get("env_extras")
+    scores = record.array("score", np.float64) if isinstance(score, list) else None
+    return Episode(
+        rows=[Texts(prompt=prompt, completion=str(record.text("output_response")))],
+        columns={
+            "purpose": "eval",
+            "policy_version": record.integer("file_step") or 0,
+            "episode_reward": record.number("score") if scores is None else add_rewards(scores.tolist()),
+            "finish_reason": FINISH_REASONS.get(record.text("stop_reason") or ""),
+            "wanted": wanted_text(record.get("env_extras.reward_model.ground_truth")),
+        },
+        metadata={"data_source": record.get("data_source")},
+        unused={"env_extras": extras},
     )
 
 
@@ -391,19 +432,30 @@ def _add_sampled(builder: RowBuilder, index: int, node: Json) -> list[Span]:
 
 # --- The formats -----------------------------------------------------------------------------------------
 
-ART = Format(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$")
-INSPECT = Format(function=inspect_ai, read=read_inspect, env_field="log.task")
+ART = Format(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$", grows=False)
+INSPECT = Format(function=inspect_ai, read=read_inspect, env_field="log.task", files=r"\.eval$", grows=False)
 JSONL = Format(function=jsonl)
-LIGHTEVAL = Format(function=lighteval, env_field="doc.task_name")
+LIGHTEVAL = Format(function=lighteval, env_field="doc.task_name", files=r"details_[^/]*\.parquet$", grows=False)
 LM_EVAL = Format(
     function=lm_eval,
     path=r"samples_(?P<task>[^/]+)_\d{4}-\d\d-\d\dT[^/_]*\.jsonl$",
     read=read_lm_eval,
     env_field="task",
 )
-PRIME_RL = Format(function=prime_rl, path=r"step_(?P<file_step>\d+)/(?P<file_kind>train|eval)/")
-TRL = Format(function=trl, path=r"completions_(?P<file_step>\d+)\.parquet$")
-VERL = Format(function=verl, path=r"(?:^|/)(?P<file_step>\d+)\.jsonl$")
+PRIME_RL = Format(
+    function=prime_rl,
+    path=r"step_(?P<file_step>\d+)/(?P<file_kind>train|eval)/",
+    files=r"(?<!/effective)/traces\.jsonl$",
+)
+SKYRL = Format(
+    function=skyrl,
+    path=r"dumped_evals/(?:global_step_(?P<file_step>\d+)_evals|eval_only)/[^/]+\.jsonl$",
+    files=r"dumped_evals/[^/]+/(?!aggregated_results)[^/]+\.jsonl$",
+    env_field="env_class",
+    grows=False,
+)
+TRL = Format(function=trl, path=r"completions_(?P<file_step>\d+)\.parquet$", grows=False)
+VERL = Format(function=verl, path=r"(?:^|/)(?P<file_step>\d+)\.jsonl$", grows=False)
 
 
 # --- Loading ---------------------------------------------------------------------------------------------

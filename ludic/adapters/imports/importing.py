@@ -16,51 +16,49 @@ import hashlib
 import itertools
 import json
 import re
+import sys
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from ludic.adapters.imports.episodes import Episode, GetStopTokens, GetTokenizer, Row, Texts, rows_of
 from ludic.adapters.imports.formats import Format, load_format
 from ludic.adapters.imports.forms import OWN
-from ludic.adapters.imports.records import Record, as_texts, open_file, read_records
+from ludic.adapters.imports.records import Record, as_texts, open_file, read_records, read_state
 from ludic.code.run import only_exceptions
 from ludic.data_files import is_lines
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, LudicError, ModelError, RefusedRecordError
-from ludic.models.chat import load_tokenizer
+from ludic.models.chat import read_tokenizer
 from ludic.models.first_model import (
     first_config,
-    first_tokenizer,
+    first_small_files,
     is_hub_id,
     local_folder,
     remember_model,
+    stop_tokens_of,
     vocabulary_of,
-    write_files,
 )
+from ludic.models.tokenizer import Tokenizer
 from ludic.paths import is_url
 from ludic.recording.rows import SAMPLED_WITH, episode_columns, example_id, row_arrays
-from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.records import WITHOUT_LOGPROBS, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.results import Part, Result, plural
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root, run_of
-from ludic.schema.validation import find_problems
+from ludic.schema.validation import CAPTURES, find_problems
 from ludic.store import RolloutWriter, Root
 from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
-from ludic.store.records import ImportBegun, ImportReport, Refusal, encode_record
-from ludic.temporary import temporary_folder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from ludic.store.records import IMPORTED_BY, ImportBegun, ImportReport, Refusal, encode_record
 
 LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
-"""Metadata of rollouts whose response_logprobs are zeros because the peer wrote none."""
+"""Metadata of rollouts that an import before rollouts 1.8 made without logprobs, which an export of them has, too."""
 
 SMALL = 200
 """Maximum characters of a field without a column that is kept as metadata."""
@@ -82,6 +80,10 @@ class Imported(Result, Sequence[ImportReport]):
     root: str
     """URL or path of the root."""
     files: Sequence[ImportReport]
+    folders: Sequence[str] = ()
+    """Folders that were followed; `files` are those that this call imported."""
+    left: Mapping[str, str] = field(default_factory=dict)
+    """Why a file of a followed folder was not imported, by its name."""
 
     @overload
     def __getitem__(self, index: int) -> ImportReport: ...
@@ -96,17 +98,52 @@ class Imported(Result, Sequence[ImportReport]):
         return len(self.files)
 
     def parts(self) -> Iterator[Part]:
-        """A sentence for each file."""
-        for report in self.files:
-            rollouts = f"{plural(report.num_rollouts, 'rollout')} in {plural(report.num_groups, 'group')}"
-            form = f", read as {report.form}" if report.form not in ("", OWN) else ""
-            note = "; was there already" if report.was_there else ""
-            yield f"{report.file}: {rollouts}, of {plural(report.num_records, 'record')}{form}{note}"
+        """A sentence for each file, or one for all of followed folders, whose files were named one by one."""
+        if self.folders:
+            yield said_of(_sum(self.files, f"{plural(len(self.files), 'file')} of {', '.join(self.folders)}"))
+        else:
+            yield from map(said_of, self.files)
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What rollouts lack, and the fields and records of the files that were not imported as columns."""
-        return [f"{report.file}: {line}" for report in self.files for line in _losses(report)]
+        """What rollouts lack, and the files, fields and records that were not imported."""
+        reports = [_sum(self.files, "all files")] if self.folders else self.files
+        left = [f"{file}: {reason}" for file, reason in self.left.items()]
+        return left + [f"{report.file}: {line}" for report in reports for line in _losses(report)]
+
+
+def said_of(report: ImportReport) -> str:
+    """Return what was imported from a file, in one line."""
+    rollouts = f"{plural(report.num_rollouts, 'rollout')} in {plural(report.num_groups, 'group')}"
+    form = f", read as {report.form}" if report.form not in ("", OWN) else ""
+    note = "; was there already" if report.was_there else ""
+    return f"{report.file}: {rollouts}, of {plural(report.num_records, 'record')}{form}{note}"
+
+
+def _sum(reports: Sequence[ImportReport], name: str) -> ImportReport:
+    """Return one report for files; a reason for which a record was refused names its file."""
+
+    def fields(name: str) -> Mapping[str, int]:
+        return sum((Counter(getattr(report, name)) for report in reports), Counter())
+
+    return ImportReport(
+        file=name,
+        worker_id="",
+        num_records=sum(report.num_records for report in reports),
+        num_groups=sum(report.num_groups for report in reports),
+        num_rollouts=sum(report.num_rollouts for report in reports),
+        num_without_logprobs=sum(report.num_without_logprobs for report in reports),
+        num_from_text=sum(report.num_from_text for report in reports),
+        num_unscored=sum(report.num_unscored for report in reports),
+        tokenizer=next((report.tokenizer for report in reports if report.tokenizer), ""),
+        kept_as_metadata=fields("kept_as_metadata"),
+        not_kept=fields("not_kept"),
+        refused=[
+            replace(refusal, reason=f"of {report.file}: {refusal.reason}")
+            for report in reports
+            for refusal in report.refused
+        ],
+    )
 
 
 def _losses(report: ImportReport) -> Iterator[str]:
@@ -119,9 +156,12 @@ def _losses(report: ImportReport) -> Iterator[str]:
     if report.num_unscored:
         yield f"{report.num_unscored:,} rollouts without a reward: stored, never trained on"
     if report.num_without_logprobs:
+        num_texts, num_all = report.num_from_text, report.num_without_logprobs
+        by = f", by the tokenizer of {report.tokenizer}" if report.tokenizer else ""
         yield (
-            f"{report.num_without_logprobs:,} rollouts without logprobs: no importance ratio can be taken; "
-            "ludic train --filters drop_absent_logprobs leaves them out"
+            f"{num_all:,} rollouts without the sampler's logprobs ({num_texts:,} made from texts{by}): sft, dpo, "
+            "ipo and orpo train on them, and nothing that takes a ratio to the sampler"
+            + (", unless --compute-logprobs finds the weights that sampled them" if num_all > num_texts else "")
         )
 
 
@@ -134,6 +174,8 @@ class _Import:
     format: Format
     env_name: str
     """Environment of records that name none."""
+    tokenizer: str
+    """Name of the tokenizer that get_tokenizer loads."""
     get_tokenizer: GetTokenizer
     get_stop_tokens: GetStopTokens
     path: Mapping[str, str]
@@ -148,12 +190,14 @@ class _Import:
     kept: Counter[str] = field(default_factory=Counter)
     not_kept: Counter[str] = field(default_factory=Counter)
     refused: list[Refusal] = field(default_factory=list)
+    tokenizers: set[str] = field(default_factory=set)
+    """Its name, once it has made tokens of a text."""
     form: list[str] = field(default_factory=list)
     """The form of all records, once it is known."""
 
     @property
     def worker_id(self) -> str:
-        return f"import-{self.sha256[:16]}"
+        return f"{IMPORTED_BY}{self.sha256[:16]}"
 
     def id(self, kind: str, *numbers: int) -> str:
         """Return a uuid5, which is the same for the same content. numbers: of the episode in the file, and of a row."""
@@ -189,12 +233,14 @@ def import_file(
     env_name: environment of records that name none. tokenizer: name of the tokenizer that get_tokenizer loads, which
     is recorded in imports/. get_stop_tokens: of the tokenizer's model, besides the tokenizer's eos_token.
     """
-    path, sha256, num_lines = _identity(url, fmt)
+    state = read_state(url)
+    path, sha256, num_lines = identity(url, fmt)
     job = _Import(
         root=root,
         url=url,
         format=fmt,
         env_name=env_name,
+        tokenizer=tokenizer,
         get_tokenizer=get_tokenizer,
         get_stop_tokens=get_stop_tokens,
         path=path,
@@ -214,7 +260,9 @@ def import_file(
         return replace(earlier, file=url, was_there=True)
     num_records = _read(job, track(fmt.read(url), num_lines, "records"))
     groups = list(_groups(job))
-    begun = ImportBegun(**how, file=url, created_at=datetime.now(UTC).isoformat())
+    if read_state(url) != state:
+        raise ConfigError(f"{url} changed while it was read; import it when its program has written it")
+    begun = ImportBegun(**how, **asdict(state), file=url, created_at=datetime.now(UTC).isoformat())
     if not root.put_if_absent(IMPORTS.name(name), encode_record(begun)):
         begun = _check_same(job, how, IMPORTS.read(root, *name)) or begun
     _write(job, groups, datetime.fromisoformat(begun.created_at), track)
@@ -223,16 +271,18 @@ def import_file(
     return report
 
 
-def _identity(url: str, fmt: Format) -> tuple[dict[str, str], str, int | None]:
+def identity(url: str, fmt: Format, size: int | None = None) -> tuple[dict[str, str], str, int | None]:
     """Return the fields in a file's full path, the digest of its content and these fields, and its number of lines.
 
-    The number is None if records are no lines.
+    The number is None if records are no lines. size: reads the first bytes alone, as many.
     """
     match = re.search(fmt.path, url if is_url(url) else Path(url).absolute().as_posix())
     path = {name: value for name, value in match.groupdict().items() if value is not None} if match else {}
     content, num_lines, beginning = hashlib.sha256(), 0, b""
+    left = sys.maxsize if size is None else size
     with open_file(url) as file:
-        while chunk := file.read(1 << 20):
+        while chunk := file.read(min(1 << 20, left)):
+            left -= len(chunk)
             content.update(chunk)
             num_lines += chunk.count(b"\n")
             beginning = beginning or chunk[:8]
@@ -365,14 +415,18 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
     texts = as_texts({**record.rest(), **episode.unused})
     metadata = {**as_texts(episode.metadata), **{name: text for name, text in texts.items() if len(text) <= SMALL}}
     columns = {**_columns(job, record, episode, rows[0]), "request_index": -1, "group_id": place, "episode_id": place}
+    if any(row.is_from_text for row in rows):
+        job.tokenizers.add(job.tokenizer)
+    given = columns.pop("capture", None)
     rollouts = [
         Rollout(
             **columns,
+            capture=_capture(row, given, metadata),
             **_row_columns(row, columns["episode_reward"] if row is rows[-1] else None),
             rollout_id=f"{place}/{segment}",
             segment_index=segment,
             trajectory_id=f"{place}/0",
-            metadata=metadata if "response_logprobs" in row.columns else {**metadata, **LOGPROBS_ABSENT},
+            metadata=metadata,
         )
         for segment, row in enumerate(rows)
     ]
@@ -384,6 +438,20 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
         not_kept=Counter([name for name, text in texts.items() if len(text) > SMALL])
         + sum((Counter(row.unread) for row in rows), Counter()),
     )
+
+
+def _capture(row: Row, given: str | None, metadata: Mapping[str, str]) -> Any:
+    """Return what was kept of the sampling of a row. given: what the record says. Raises RefusedRecordError."""
+    possible: Sequence[str] = ("sampler", "trainer", "ids", "text")
+    if row.is_from_text:
+        possible, has = ("text",), "texts without token ids"
+    elif "response_logprobs" not in row.columns:
+        possible, has = ("ids", "text"), "no response_logprobs"
+    elif given is None and LOGPROBS_ABSENT.items() <= metadata.items():
+        return "text"
+    if given is None or given in possible or given not in CAPTURES:  # an unknown one is refused with the row
+        return possible[0] if given is None else given
+    raise RefusedRecordError(f"capture is {given}, and the record has {has}; wanted {' or '.join(possible)}")
 
 
 def _reasons(job: _Import, episodes: Sequence[Sequence[Rollout]]) -> list[str | None]:
@@ -499,11 +567,13 @@ def _report(job: _Import, num_records: int, groups: Sequence[RolloutGroup]) -> I
         num_records=num_records,
         num_groups=len(groups),
         num_rollouts=len(rollouts),
-        num_without_logprobs=sum(LOGPROBS_ABSENT.items() <= rollout.metadata.items() for rollout in rollouts),
+        num_without_logprobs=sum(rollout.capture in WITHOUT_LOGPROBS for rollout in rollouts),
+        num_from_text=sum(rollout.capture == "text" for rollout in rollouts),
         num_unscored=sum(rollout.episode_reward is None for rollout in rollouts),
         kept_as_metadata=dict(sorted(job.kept.items())),
         not_kept=dict(sorted(job.not_kept.items())),
         refused=job.refused,
+        tokenizer="".join(job.tokenizers),
         form=job.form[0] if job.form else "",
     )
 
@@ -521,7 +591,17 @@ def import_files(
     model: str | None = None,
     track: Track = untracked,
 ) -> list[ImportReport]:
-    """Import files, paths or URLs, of one format; return a report for each.
+    """Import files, paths or URLs, of one format; return a report for each. The options are those of `importer`."""
+    if not files:
+        raise ConfigError("no file to import was named")
+    _, import_one = importer(root, format, env=env, tokenizer=tokenizer, model=model)
+    return [import_one(url, track) for url in track(files, len(files), "files to import")]
+
+
+def importer(
+    root: Root, format: str, *, env: str | None = None, tokenizer: str | None = None, model: str | None = None
+) -> tuple[Format, Callable[[str, Track], ImportReport]]:
+    """Return a format, and a function that imports a file of it, a path or URL.
 
     format: the name of a built-in format, or the path of a user's. env: environment of records that name none, and of
     samples of other evaluation programs whatever their task; None uses the format's name. tokenizer: folder, Hugging
@@ -531,14 +611,13 @@ def import_files(
     mapping = load_format(format)
     if env is not None:
         mapping = replace(mapping, env_field="")
-    if not files:
-        raise ConfigError("no file to import was named")
     if model not in (None, root.record.model):
         remember_model(root, model)
     get_tokenizer = functools.cache(lambda: _load_tokenizer(root, tokenizer))
     get_stop_tokens = functools.cache(lambda: _stop_tokens(root, tokenizer))
-    return [
-        import_file(
+
+    def import_one(url: str, track: Track) -> ImportReport:
+        return import_file(
             root,
             url,
             mapping,
@@ -548,8 +627,8 @@ def import_files(
             get_stop_tokens=get_stop_tokens,
             track=track,
         )
-        for url in track(files, len(files), "files to import")
-    ]
+
+    return mapping, import_one
 
 
 def start_for_import(
@@ -564,26 +643,22 @@ def start_for_import(
     return root
 
 
-def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase":
+def _load_tokenizer(root: Root, source: str | None) -> Tokenizer:
     """Load a tokenizer. source: folder, Hugging Face id or URL; None means the run's own, stored in its root."""
     if source is not None:
         with local_folder(source, with_weights=False) as folder:
-            return load_tokenizer(str(folder))
-    with temporary_folder("tokenizer") as folder:
-        write_files(first_tokenizer(root), folder)
-        tokenizer = load_tokenizer(str(folder))
+            return read_tokenizer(str(folder))
+    with first_small_files(root) as folder:
+        tokenizer = read_tokenizer(str(folder))
     tokenizer.name_or_path = root.record.model  # for errors
     return tokenizer
 
 
 def _stop_tokens(root: Root, source: str | None) -> tuple[int, ...]:
     """Return the tokens at which the tokenizer's model stops; none if its folder has no configuration."""
-    from ludic.models.weight_files import eos_token_ids, load_config, load_generation_config  # imports torch
-
     with ExitStack() as stack:
         try:
             opened = first_config(root) if source is None else local_folder(source, with_weights=False)
-            folder = str(stack.enter_context(opened))
-            return eos_token_ids(load_config(folder), load_generation_config(folder))
+            return stop_tokens_of(stack.enter_context(opened))
         except ModelError:
             return ()

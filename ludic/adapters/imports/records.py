@@ -48,6 +48,34 @@ def open_file(url: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class FileState:
+    """What a filesystem says of a file, which changes with its content."""
+
+    size_bytes: int | None
+    modified: str
+    """Time of its last change, or its ETag; empty if the filesystem does not say."""
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> "FileState":
+        """info: what fsspec's info and find give."""
+        found = (info.get(name) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified", "created"))
+        return cls(info.get("size"), str(next((each for each in found if each is not None), "")))
+
+
+UNKNOWN = FileState(None, "")
+
+
+def read_state(url: str) -> FileState:
+    """Return the state of a file; UNKNOWN if its filesystem has none, or the file can't be read."""
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+        filesystem.invalidate_cache()
+        return FileState.of(filesystem.info(path))
+    except (OSError, ValueError, ImportError, NotImplementedError):
+        return UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A record's fields; a null counts as absent. Fields that a format does not ask for become metadata.
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import duckdb
 import polars as pl
 
+from ludic.records import WITHOUT_LOGPROBS
 from ludic.show.found import look_up
 from ludic.show.stats import FRACTIONS
 from ludic.show.transcript import Found, TokenReader, load_token_reader
@@ -292,7 +293,8 @@ class RunData:
         if not trained:
             return found
         logprobs = trained[0]["trainer_logprobs"] or []
-        ratios = [_ratio(*pair) for pair in zip(logprobs, row["response_logprobs"], strict=False)]
+        sampled_with = () if row["capture"] in WITHOUT_LOGPROBS else row["response_logprobs"]
+        ratios = [_ratio(*pair) for pair in zip(logprobs, sampled_with, strict=False)]
         return replace(found, rows=[row | {"ratios": ratios, "token_advantages": trained[0]["token_advantages"]}])
 
     def labels(self, rollout_id: str) -> list[dict[str, Any]]:

@@ -1,3 +1,3 @@
--- drop_absent_logprobs: the rollout was imported from a program that did not store the sampler's logprobs, so
--- response_logprobs are zeros and there is no importance ratio
-metadata['logprobs'] = 'absent'
+-- drop_absent_logprobs: nobody kept the sampler's logprobs, so response_logprobs are zeros and there is no importance ratio
+-- objectives that take a ratio drop these rows without this filter, as no_logprobs or text_capture
+capture in ('ids', 'text')

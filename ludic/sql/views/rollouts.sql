@@ -2,6 +2,7 @@
 -- grain: one row per rollout_id | reads: $folder/ of the root, as it was at the first query; ludic.refresh updates it
 -- version and env are the partition; a filter on version skips files unread, a filter on policy_version or env does not
 -- lists of rows that are not compacted yet are read when they are used; see ludic/sql/snapshot.py
+-- capture: by the macro capture_of, also of rows that were imported before there was this column
 -- NULL: as in schemas/rollouts.v1.json; also a column that an older file lacks
 select $columns_by_address, version, env
 from (
@@ -11,7 +12,7 @@ from (
 )
 union all
 select
-    $columns,
+    $columns_of_compacted,
     try_cast(regexp_extract(filename, '/version=(\d+)/env=[^/]*/[^/]*$', 1) as bigint) as version,
     url_decode(regexp_extract(filename, '/env=([^/]*)/[^/]*$', 1)) as env
 from (

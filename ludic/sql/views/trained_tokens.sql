@@ -2,7 +2,7 @@
 -- grain: one row per step, rollout_id and position | reads: token_stats, batches, rollouts
 -- off_policy_steps: trainer_version minus the version of the weights that sampled this token
 -- log_ratio: trainer's minus sampler's logprob, within 20 nats, as in the trainer
--- only tokens of rollouts in this root, in steps with token_stats
+-- only tokens of rollouts in this root, in steps with token_stats; not those whose sampler's logprobs nobody kept
 with tokens as (
     select
         token_stats.step,
@@ -21,6 +21,7 @@ with tokens as (
     from token_stats
     inner join batches using (step, rollout_id)
     inner join rollouts using (rollout_id)
+    where coalesce(capture, 'sampler') not in ('ids', 'text')
 )
 
 select

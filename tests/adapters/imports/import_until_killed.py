@@ -1,9 +1,14 @@
-"""Import a verl file into a root, and die without farewell after the first file of rollouts: ROOT FILE."""
+"""Import a verl file into a root, or follow a folder, and die without farewell after the first file of rollouts.
+
+Arguments: ROOT FILE, or ROOT FOLDER follow.
+"""
 
 import os
 import signal
 import sys
+import threading
 
+from ludic.adapters.imports.following import Times, follow
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
 from ludic.models.chat import load_tokenizer
@@ -23,6 +28,8 @@ def die_after_the_first(self: Root, name: str, data: bytes) -> bool:
 
 _Root.put_if_absent = die_after_the_first
 model = root.record.model
+if sys.argv[3:] == ["follow"]:
+    follow(root, [sys.argv[2]], "verl", threading.Event(), Times(interval_s=0.05))
 import_file(
     root,
     sys.argv[2],

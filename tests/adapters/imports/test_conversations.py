@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -168,13 +168,16 @@ def stored(root: Root, report: ImportReport) -> dict[str, Any]:
         ]
         for row in rollouts_of(root)
     ]
-    told = {name: value for name, value in asdict(report).items() if name not in ("file", "form")}
+    later = ("file", "form", "num_from_text", "tokenizer")
+    told = {name: value for name, value in asdict(report).items() if name not in later}
     return json.loads(json.dumps({"rows": rows, "report": told}))
 
 
 def _with_arrays_as_fields(row: Rollout) -> tuple[str, dict[str, Any]]:
-    """The row as it was when STORED was made: each array a field, None if it is absent."""
-    kind, values = as_plain(row)
+    """The row as it was when STORED was made: each array a field, None if it is absent, and a mark for `capture`."""
+    mark = {"logprobs": "absent"} if row.capture in ("ids", "text") else {}
+    kind, values = as_plain(replace(row, metadata={**row.metadata, **mark}))
+    del values["capture"]
     arrays = dict.fromkeys(ARRAYS) | values["columns"]
     fields = ([(name, value)] if name != "columns" else arrays.items() for name, value in values.items())
     return kind, dict(chain.from_iterable(fields))

@@ -97,7 +97,7 @@ def test_verl_equal_prompts_of_a_step_are_a_group(root: Root, bring_in: Import, 
     assert third.response_tokens.tolist() == encode("ee ff <eos>")
     assert third.token_rewards.tolist() == [0.0, 0.0, 0.5]
     assert (first.policy_version, first.env_name, first.temperature, first.max_tokens) == (3, "verl", 0.9, 32)
-    assert first.metadata == {"acc": "true", "logprobs": "absent"}
+    assert (first.metadata, first.capture) == ({"acc": "true"}, "text")
     assert (first.wanted, first.correct) == ("cc", None)
     assert (report.num_groups, report.num_rollouts, report.num_without_logprobs) == (2, 3, 3)
     assert report.kept_as_metadata == {"acc": 3}
@@ -108,6 +108,59 @@ def test_absent_logprobs_are_zeros_that_say_so_and_a_filter_drops_them(root: Roo
     assert rollouts_of(root)[0].response_logprobs.tolist() == [0.0, 0.0]
     predicate = ludic.sql.load_filter("drop_absent_logprobs").text
     assert ludic.connect(root).execute(f"select ({predicate}) from rollouts").fetchall() == [(True,)]  # noqa: S608
+
+
+def test_a_record_may_say_what_was_kept_and_not_more_than_it_has(root: Root, bring_in: Import, tmp_path: Path):
+    tokens = {"prompt_tokens": [5, 6], "response_tokens": [7, 8], "episode_reward": 1}
+    kept, zeros = {"response_logprobs": [-1, -0.5]}, {"response_logprobs": [0, 0]}
+    old_export = {"metadata": {"logprobs": "absent"}}
+    records = [
+        *(tokens | kept | {"capture": "trainer"}, tokens | zeros | {"capture": "ids"}, tokens | {"capture": "text"}),
+        *(tokens | zeros | old_export, tokens | zeros | old_export | {"capture": "ids"}),
+        *(tokens | {"capture": "sampler"}, tokens | kept | {"capture": "ids"}, tokens | kept | {"capture": "all"}),
+        {"prompt": "aa", "completion": "bb", "capture": "ids"},
+    ]
+    report = bring_in(peers.write_lines(tmp_path / "mine.jsonl", records), "jsonl")
+    assert [row.capture for row in rollouts_of(root)] == ["trainer", "ids", "text", "text", "ids"]
+    assert (report.num_without_logprobs, report.num_from_text) == (4, 2)
+    assert {refusal.line: refusal.reason for refusal in report.refused} == {
+        6: "capture is sampler, and the record has no response_logprobs; wanted ids or text",
+        7: "response_logprobs has 2 that are not 0, wanted zeros, since capture is ids: nobody kept them",
+        8: "capture is 'all', wanted sampler or trainer or ids or text or null",
+        9: "capture is ids, and the record has texts without token ids; wanted text",
+    }
+
+
+def test_verl_the_key_of_a_rollout_begins_with_that_of_its_group(root: Root, bring_in: Import, tmp_path: Path):
+    """As trainer.use_v1 dumps: {group}_{session}_{output}; a fork's uid is that of the group."""
+    uids = ["5f1e-9a_0_0", "5f1e-9a_1_0", "77b0-1c_0_0", "77b0-1c_1_0", "fork", "fork"]
+    bring_in(peers.write_verl(tmp_path, [peers.verl_record("cc", 1.0, uid=uid) for uid in uids]), "verl")
+    rollouts = rollouts_of(root)
+    assert groups_of(rollouts) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [rollout.metadata.get("uid") for rollout in rollouts] == [*uids[:4], None, None]
+
+
+# --- SkyRL -----------------------------------------------------------------------------------------------
+
+
+def test_skyrl_evaluations_have_their_special_tokens_and_a_score_a_token(
+    root: Root, bring_in: Import, tmp_path: Path, encode
+):
+    records = [
+        peers.skyrl_record("cc dd <eos>", [0.0, 0.25, 0.5]),
+        peers.skyrl_record("dd", 0.0, stop_reason="length"),
+        peers.skyrl_record("dd", [0.0, "high"]),
+    ]
+    report = bring_in(peers.write_skyrl(tmp_path, records), "skyrl")
+    first, second = rollouts_of(root, "evals")
+    assert first.prompt_tokens.tolist() == encode("<|user|> aa bb <eos> <|assistant|>")
+    assert first.response_tokens.tolist() == encode("cc dd <eos>")
+    assert second.response_tokens.tolist() == encode("dd")
+    assert [(each.episode_reward, each.finish_reason) for each in (first, second)] == [(0.75, "stop"), (0.0, "length")]
+    assert (first.env_name, first.policy_version, first.wanted) == ("gsm8k", 4, "cc")
+    assert groups_of([first, second]) == [(0, 0), (0, 1)]
+    assert [refusal.reason for refusal in report.refused] == ["score is [0.0, 'high'], wanted a list of float64"]
+    assert report.kept_as_metadata["env_extras"] == 2
 
 
 # --- TRL -------------------------------------------------------------------------------------------------
@@ -129,7 +182,7 @@ def test_trl_the_reward_is_the_sum_of_the_reward_columns(root: Root, bring_in: I
     assert rollouts[2].error == "the peer's record has no reward"
     assert groups_of(rollouts) == [(0, 0), (0, 1), (0, 2)]
     assert {r.policy_version for r in rollouts} == {20}
-    assert rollouts[0].metadata == {"advantage": "0.7", "answer": "cc", "logprobs": "absent"}
+    assert rollouts[0].metadata == {"advantage": "0.7", "answer": "cc"}
     assert (report.num_unscored, report.kept_as_metadata) == (1, {"advantage": 3, "answer": 3})
 
 
@@ -199,7 +252,7 @@ def test_art_conversations_become_transcripts_with_a_mask(
     assert long.messages[2].tool_calls[0].name == "look"
     assert long.reward_components == {"won": 1.0}
     assert short.action_mask is None
-    assert short.metadata == {"seat": "2", "logprobs": "absent"}
+    assert (short.metadata, short.capture) == ({"seat": "2"}, "text")
     assert (long.policy_version, long.purpose, long.num_turns) == (7, "train", 2)
     assert report.not_kept == {"logs": 1}
 
@@ -366,7 +419,7 @@ def test_jsonl_takes_tokens_then_messages_then_texts(root: Root, bring_in: Impor
     bring_in(peers.write_lines(tmp_path / "mine.jsonl", records), "jsonl")
     tokens, conversation, texts = rollouts_of(root)
     assert tokens.response_logprobs.tolist() == [-1.0, -0.5]
-    assert "logprobs" not in tokens.metadata
+    assert [row.capture for row in (tokens, conversation, texts)] == ["sampler", "text", "text"]
     assert conversation.response_tokens.tolist() == encode("bb <eos>")
     assert texts.prompt_tokens.tolist() == encode("<|user|> aa <eos><|assistant|>")
     assert texts.response_tokens.tolist() == encode("cc <eos>")
@@ -454,7 +507,7 @@ def test_a_function_of_the_users_reads_records_and_says_what_fails(
     report = bring_in(peers.write_lines(tmp_path / "a.jsonl", records), f"{mine}:texts")
     first, second = rollouts_of(root)
     assert first.prompt_tokens.tolist() == encode("aa bb")
-    assert (first.episode_reward, first.policy_version, first.metadata) == (0.5, 4, {"note": "x", "logprobs": "absent"})
+    assert (first.episode_reward, first.policy_version, first.metadata) == (0.5, 4, {"note": "x"})
     assert groups_of([first, second]) == [(0, 0), (0, 1)]
     assert {refusal.line: refusal.reason for refusal in report.refused} == {
         3: f"{mine}, line 11, failed: ZeroDivisionError: float division by zero",
@@ -483,7 +536,8 @@ def test_a_function_of_the_users_may_give_several_episodes_of_tokens(
     rollouts = rollouts_of(root)
     assert [(r.agent_id, r.response_tokens.tolist()) for r in rollouts] == [("solver", [6, 7]), ("critic", [8])] * 2
     assert groups_of(rollouts) == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert report.num_without_logprobs == 4
+    assert (report.num_without_logprobs, report.num_from_text) == (4, 0)
+    assert {row.capture for row in rollouts} == {"ids"}
 
 
 def test_a_users_format_may_read_the_path_of_the_file(root: Root, bring_in: Import, tmp_path: Path, mine: Path):

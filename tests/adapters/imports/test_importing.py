@@ -277,6 +277,7 @@ def by_old_id(root: Root) -> dict[str, Any]:
 _COME_BACK = """
 env_name env_example_id purpose agent_id policy_version policy_version_last model temperature top_p top_k max_tokens
 seed episode_reward reward_components truncated truncation_reason finish_reason error messages weight_versions engine
+capture
 """
 
 
@@ -284,6 +285,7 @@ def what_comes_back(row: Rollout, metadata: Mapping[str, str]) -> dict[str, Any]
     mask = np.ones(row.response_length, np.bool_) if row.action_mask is None else row.action_mask
     own = {name: value for name, value in metadata.items() if name not in _IDS}
     values = {name: getattr(row, name) for name in _COME_BACK.split()}
+    values["capture"] = row.capture or "sampler"  # which is the same
     return as_plain({**values, **row.columns, "action_mask": mask, "metadata": own})
 
 
@@ -303,7 +305,7 @@ def test_a_trainer_takes_a_step_on_imported_rollouts(tmp_path: Path, model_folde
             traces = [peers.trace(nodes, {"r": {"score": float(index)}})]
             episodes.append(peers.episode(traces, group=f"g{group}", id=f"e{group}{index}"))
     bring_in(root, peers.write_prime_rl(tmp_path, episodes), "prime-rl")
-    train_here(root, num_steps=1, filters=("drop_absent_logprobs",))
+    train_here(root, num_steps=1)
     # Rewards 0, 1, 2, 3: reward minus the mean of the other three.
     advantages = query(root, "select distinct round(advantage, 4) from batches where used order by 1")
     assert advantages == [(-2.0,), (-0.6667,), (0.6667,), (2.0,)]

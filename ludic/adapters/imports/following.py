@@ -1,0 +1,315 @@
+"""Follow folders in which another program leaves rollouts: import each file once, when it is complete.
+
+Reads the folders, paths or URLs, and imports/ of the root; writes what ludic.adapters.imports.importing writes, and
+nothing into the folders. A file is complete if
+  - two looks, one after the other, find it with the same size and time;
+  - its program appends to no file of the format, or has begun the file of a newer step beside it, or the file has
+    rested for `rest_s`;
+  - its end is there: a last line that is JSON, the footer of a Parquet file.
+What was imported is known by name, size and time, which imports/ keeps, so that a new start reads no content. A file
+with another content under the same name is imported, too: its program has written it again. One that has only grown is
+not, since its first groups are stored: it is named. A file that can't be imported is named once, and tried again when
+it changes. While a filesystem fails, files are left for the next look. Raises what concerns the root itself: errors of
+its model or tokenizer, or that it is gone.
+"""
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fsspec
+
+from ludic.adapters.complaints import Complaints
+from ludic.adapters.imports.formats import Format
+from ludic.adapters.imports.importing import Imported, identity, importer, said_of
+from ludic.adapters.imports.records import UNKNOWN, FileState, open_file, read_records, read_state
+from ludic.data_files import is_lines
+from ludic.defaults import Track, untracked
+from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.paths import is_url
+from ludic.settings import check_url
+from ludic.store import Root
+from ludic.store.catalogue import IMPORTED, IMPORTS
+from ludic.store.records import ImportReport
+
+logger = logging.getLogger("ludic.import")
+
+INTERVAL_S = 2.0
+"""Default time between two looks."""
+REST_S = 600.0
+"""Default rest of a file that its program may append to. An orchestrator waits as long for its slowest rollout."""
+
+_PATIENCE = 5
+"""Looks until a file without an end is named."""
+_LAST_LINE = 1 << 20
+"""Bytes of a last line without line break that are read; a longer one is no end."""
+_CONCURRENT_READS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """A file that was imported, as imports/ says."""
+
+    state: FileState
+    sha256: str
+    """Beginning of the digest of its content and of the fields of its path."""
+    is_whole: bool = True
+    """Whether its import came to its end."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _File:
+    state: FileState
+    since_s: float
+    """When this state was seen first, on the follower's clock."""
+    num_looks: int = 1
+    is_settled: bool = False
+    """Whether nothing is to be done until the file changes: it was imported, or can't be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follower:
+    """The folders, and what was seen in them."""
+
+    root: Root
+    folders: Sequence[str]
+    format: Format
+    import_one: Callable[[str, Track], ImportReport]
+    rest_s: float
+    """Seconds after which a file without change is complete, if its program may append to it."""
+    clock: Callable[[], float] = time.monotonic
+    files: dict[str, _File] = field(default_factory=dict)
+    stored: dict[str, _Stored] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    """Why a file is not imported, by its name."""
+    absent: set[str] = field(default_factory=set)
+    """Folders that were named because they could not be listed."""
+    complaints: Complaints = field(default_factory=lambda: Complaints("ludic import"))
+
+    def look(self, stop: threading.Event) -> tuple[list[ImportReport], bool]:
+        """Import the files that are complete; return their reports, and whether a file was new or changed."""
+        reports, has_changed = [], False
+        found = dict(self._list())
+        for url in self.files.keys() - found.keys():
+            del self.files[url]
+            self.left.pop(url, None)
+        newest = _newest_steps(self.format, found)
+        for url, state in sorted(found.items(), key=lambda each: (_step(self.format, each[0])[1], each[0])):
+            if stop.is_set():
+                break
+            file = self._see(url, state)
+            has_changed = has_changed or (file.num_looks == 1 and not file.is_settled)
+            if not file.is_settled and self._is_due(url, file, newest):
+                report = self._import(url, file)
+                reports += [report] if report is not None and not report.was_there else []
+                has_changed = has_changed or file.is_settled
+        return reports, has_changed
+
+    def _list(self) -> Iterator[tuple[str, FileState]]:
+        """Yield the files of the format. A folder that can't be listed is named, and left for the next look."""
+        own = f"{_absolute(self.root.url)}/"  # the root may lie in a followed folder
+        for folder in self.folders:
+            try:
+                filesystem, path = fsspec.core.url_to_fs(folder)
+                filesystem.invalidate_cache()
+                infos = filesystem.find(path, detail=True)
+                if not infos and not filesystem.exists(path):
+                    raise FileNotFoundError(2, "does not exist yet")
+            except (OSError, ValueError, ImportError) as error:
+                self._name(self.absent, folder, f"can't be read: {getattr(error, 'strerror', None) or error}")
+                continue
+            self.absent.discard(folder)
+            for name, info in infos.items():
+                url = filesystem.unstrip_protocol(name) if is_url(folder) else name
+                is_foreign = not url.startswith(own) and not name.rpartition("/")[2].startswith(".")
+                if is_foreign and self.format.takes(url):
+                    yield url, FileState.of(info)
+
+    @staticmethod
+    def _name(named: set[str], what: str, reason: str) -> None:
+        if what not in named:
+            named.add(what)
+            logger.warning("%s %s; it is looked at again", what, reason)
+
+    def _see(self, url: str, state: FileState) -> _File:
+        """Return what is known of a file, after one more look."""
+        file = self.files.get(url)
+        if file is not None and file.state == state:
+            file.num_looks += 1
+            return file
+        stored = self.stored.get(url)
+        is_stored = stored is not None and stored.is_whole and state != UNKNOWN and stored.state == state
+        self.left.pop(url, None)
+        self.files[url] = _File(state=state, since_s=self.clock(), is_settled=is_stored)
+        return self.files[url]
+
+    def _is_due(self, url: str, file: _File, newest: Mapping[str, int]) -> bool:
+        if file.num_looks == 1:
+            return False
+        series, step = _step(self.format, url)
+        rested = max(self.clock() - file.since_s, _age_s(url, file.state)) >= self.rest_s
+        if self.format.grows and step >= newest.get(series, step) and not rested:
+            return False
+        try:
+            reason = unfinished(url, self.format)
+        except (ConfigError, OSError) as error:
+            reason = str(error)
+        if reason is not None and file.num_looks > _PATIENCE and url not in self.left:
+            self.left[url] = f"{reason}; it is imported when its program has written the rest"
+            logger.warning("%s: %s", url, self.left[url])
+        return reason is None
+
+    def _import(self, url: str, file: _File) -> ImportReport | None:
+        """Import a file; return its report, None if it is left, for now or until it changes."""
+        before = read_state(url)
+        try:
+            if (grown := self._grown(url, file.state)) is not None:
+                self._leave(url, file, grown)
+                return None
+            report = self.import_one(url, untracked)
+        except ConfigError as error:
+            if read_state(url) == before:  # else it changed while it was read
+                self._leave(url, file, str(error))
+            return None
+        except MissingRootError:
+            raise
+        except (StoreError, OSError) as error:
+            self.complaints.say(f"{url} is not imported: {error}; it is tried again")
+            return None
+        file.is_settled = True
+        self.left.pop(url, None)
+        self.stored[url] = _Stored(state=file.state, sha256=report.worker_id.removeprefix("import-"))
+        if not report.was_there:
+            by = f"; texts were tokenised by the tokenizer of {report.tokenizer}" if report.tokenizer else ""
+            logger.info("%s%s", said_of(report), by)
+        return report
+
+    def _grown(self, url: str, state: FileState) -> str | None:
+        """Return why a file that was imported and has grown since is left; None for any other file."""
+        stored = self.stored.get(url)
+        before, now = (stored.state.size_bytes if stored else None), state.size_bytes
+        if stored is None or before is None or now is None or now <= before:
+            return None
+        if not identity(url, self.format, before)[1].startswith(stored.sha256):
+            return None  # its program wrote it again
+        what = "what was appended is" if stored.is_whole else "and that was interrupted; the rest of it is"
+        return f"grew by {now - before:,} bytes after it was imported; {what} not imported"
+
+    def _leave(self, url: str, file: _File, reason: str) -> None:
+        file.is_settled = True
+        self.left[url] = reason
+        logger.warning("%s", reason if url in reason else f"{url}: {reason}")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a file may become due by rest alone."""
+        return any(not file.is_settled and url not in self.left for url, file in self.files.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """When a follower looks, and when it ends; in seconds."""
+
+    interval_s: float = INTERVAL_S
+    rest_s: float | None = None
+    """Of a file that its program may append to; None is REST_S, or until_idle_s if that is shorter."""
+    until_idle_s: float | None = None
+    """Ends when nothing has changed for as long; None goes on."""
+
+
+def follow(
+    root: Root, folders: Sequence[str], format: str, stop: threading.Event, times: Times, **options: str | None
+) -> Imported:
+    """Follow folders until `stop` is set, or they are idle; return what was imported. options: of `importer`."""
+    fmt, import_one = importer(root, format, **options)
+    idle_s = times.until_idle_s
+    rest_s = min(REST_S, idle_s or REST_S) if times.rest_s is None else times.rest_s
+    folders = [_absolute(folder) for folder in folders]
+    follower = Follower(root=root, folders=folders, format=fmt, import_one=import_one, rest_s=rest_s)
+    follower.stored.update(_stored(root))
+    reports: list[ImportReport] = []
+    changed_s = follower.clock()
+    while not stop.is_set():
+        new, has_changed = follower.look(stop)
+        reports += new
+        if has_changed:
+            changed_s = follower.clock()
+        elif idle_s is not None and follower.clock() - changed_s >= idle_s and not follower.is_waiting:
+            break
+        stop.wait(times.interval_s)
+    return Imported(root=root.url, files=reports, folders=folders, left=follower.left)
+
+
+def _absolute(folder: str) -> str:
+    """Return the name under which imports/ knows the files of a folder, wherever the next start is."""
+    check_url(folder, "the folder's URL")
+    return folder.rstrip("/") if is_url(folder) else Path(folder).absolute().as_posix()
+
+
+def _stored(root: Root) -> Iterator[tuple[str, _Stored]]:
+    """Yield the files of which the import began, by name."""
+    done = set(IMPORTED.listed(root))
+    begun = IMPORTS.listed(root)
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        for name, record in zip(begun, pool.map(lambda name: IMPORTS.read(root, *name), begun), strict=True):
+            if record is not None:
+                state = FileState(record.size_bytes, record.modified)
+                yield record.file, _Stored(state=state, sha256=name.sha256, is_whole=name in done)
+
+
+# --- Files -----------------------------------------------------------------------------------------------------------
+
+
+def _step(fmt: Format, url: str) -> tuple[str, int]:
+    """Return a file's path with its step left out, and the step; -1 for a path without."""
+    match = re.search(fmt.path, url) if fmt.path else None
+    name = next((name for name in ("file_step", "step") if match and match.groupdict().get(name)), None)
+    if match is None or name is None:
+        return url, -1
+    return url[: match.start(name)] + url[match.end(name) :], int(match[name])
+
+
+def _newest_steps(fmt: Format, urls: Iterable[str]) -> dict[str, int]:
+    """Return the newest step of each series of files, which differ in the step alone."""
+    newest: dict[str, int] = {}
+    for series, step in (_step(fmt, url) for url in urls):
+        newest[series] = max(step, newest.get(series, step))
+    return newest
+
+
+def _age_s(url: str, state: FileState) -> float:
+    """Return the seconds since the last change of a file of this machine; 0 for a URL, whose clock may differ."""
+    with suppress(ValueError):
+        return 0.0 if is_url(url) else time.time() - float(state.modified)
+    return 0.0
+
+
+def unfinished(url: str, fmt: Format) -> str | None:
+    """Return why a file is not whole; None if it is, or if its kind has no end that could be read alone."""
+    if fmt.read is not read_records and not url.endswith(".jsonl"):
+        return None
+    with open_file(url) as file:
+        beginning = file.read(8)
+        size = file.seek(0, 2)
+        if beginning.startswith(b"PAR1"):
+            file.seek(max(0, size - 4))
+            return None if size > 8 and file.read(4) == b"PAR1" else "its Parquet footer is absent"
+        if not beginning:
+            return "it is empty"
+        if not is_lines(beginning, url):
+            return None
+        file.seek(max(0, size - _LAST_LINE))
+        rest = file.read(_LAST_LINE).rpartition(b"\n")[2]
+    if rest.strip():
+        with suppress(ValueError, RecursionError):
+            json.loads(rest)
+            return None
+        return "its last line is cut"
+    return None

@@ -1,0 +1,163 @@
+"""Compute the logprobs of stored rollouts whose token ids alone were kept, before a ratio is taken to them. Collective.
+
+Runs each row under the weights of its own policy_version, and keeps the logprobs under reference/ of the trained root
+(ludic.training.reference), where the batches read them. Raises ModelError or StoreError on every rank if a version
+can't be loaded.
+"""
+
+import gc
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from ludic.batches.reading import read_rank_batch
+from ludic.batches.source import Plan
+from ludic.distributed import bytes_from_main, num_ranks, path_on_main, rank, run_on_all
+from ludic.errors import StoreError
+from ludic.models.first_model import first_model
+from ludic.run_json import run_of
+from ludic.store import Root, fetch_policy
+from ludic.store.policies import FIRST_VERSION, has_weights
+from ludic.store.tables import ReferenceIndex
+from ludic.temporary import temporary_folder
+from ludic.training.config import TrainConfig
+from ludic.training.model import compute_dtype, load_sharded
+from ludic.training.reference import CachedReference, Reference, model_reference
+
+logger = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 256
+"""Rows that are read and packed together."""
+
+
+def compute_logprobs(
+    root: Root, config: TrainConfig, mesh: DeviceMesh, find_rows: Callable[[], pa.Table]
+) -> ReferenceIndex:
+    """Compute what is missing, and return where the logprobs of all rows are.
+
+    find_rows: called on rank 0; returns the rows as OfflineSource.rows_to_compute.
+    """
+    rows = _from_bytes(bytes_from_main(lambda: _to_bytes(find_rows())))
+    index = ReferenceIndex()
+    keys = rows.group_by(["root", "policy_version"], use_threads=False).aggregate([]).to_pylist()
+    for url, version in ((key["root"], key["policy_version"]) for key in keys):
+        of_root = pc.is_null(rows["root"]) if url is None else pc.equal(rows["root"], url)
+        of_version = rows.filter(pc.and_(of_root, pc.equal(rows["policy_version"], version)))
+        source = root if url is None else Root.open(url)
+        index.include(_compute_under(root, source, version, config, mesh, of_version))
+    return index
+
+
+def _compute_under(
+    root: Root, source: Root, version: int, config: TrainConfig, mesh: DeviceMesh, rows: pa.Table
+) -> ReferenceIndex:
+    """Compute rows of one version that are not stored yet; return the index of all its rows."""
+    device, name = torch.device(mesh.device_type), _name_of(source, version, config)
+    cached = CachedReference(_never, root, name, device, [source])
+    columns = (rows[name].to_pylist() for name in ("rollout_id", "temperature", "prompt_length", "response_length"))
+    most = config.batch.max_seq_len
+    missing = rows.filter(
+        pa.array(
+            [
+                not cached.index.has(rollout_id, temperature, length if most is None else min(length, most - prompt))
+                for rollout_id, temperature, prompt, length in zip(*columns, strict=True)
+            ],
+            pa.bool_(),
+        )
+    )
+    if missing.num_rows:
+        logger.info("%s: computing the logprobs of %d rollouts under version %d", source.url, missing.num_rows, version)
+        with _model_of(source, version, config, mesh) as reference:
+            cached = CachedReference(reference, root, name, device, [source])
+            for start in range(0, missing.num_rows, _ROWS_AT_ONCE):
+                plan = _plan_of(missing.slice(start, _ROWS_AT_ONCE))
+                # Turns are parts of rows, whose logprobs are kept whole.
+                batch = replace(config.batch, training_unit="episode", balance_by="tokens")
+                cached(run_on_all(partial(read_rank_batch, root, batch, plan, rank(), num_ranks())).micro_batches)
+    return cached.index
+
+
+def _never(_: object) -> list[torch.Tensor]:
+    raise AssertionError("a model is loaded before it is run")
+
+
+def _name_of(source: Root, version: int, config: TrainConfig) -> str:
+    """Return what names a version's logprobs in reference/: a version never changes, so nothing need be read."""
+    run = run_of(source)
+    facts = {
+        "run": source.run_id,
+        "version": version,
+        "dtype": str(compute_dtype(config) or torch.float32),
+        "float32_head": run.float32_head,
+        "longrope": run.longrope,
+    }
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def _model_of(source: Root, version: int, config: TrainConfig, mesh: DeviceMesh) -> Iterator[Reference]:
+    """Yield the Reference of a version's weights, which leave memory at the end."""
+    dtype, run = compute_dtype(config), run_of(source)
+    with path_on_main(partial(_weights_of, source, version)) as folder:
+        model = load_sharded(
+            folder,
+            mesh,
+            dtype=dtype or torch.float32,
+            compute_dtype=dtype,
+            float32_head=run.float32_head,
+            longrope=run.longrope,
+        )
+    chunk_tokens = config.model.logprob_chunk_tokens
+    yield model_reference(model, torch.device(mesh.device_type), chunk_tokens=chunk_tokens)
+    del model
+    gc.collect()
+    if mesh.device_type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def _weights_of(source: Root, version: int) -> Iterator[Path]:
+    """Yield a local folder with the weights of a version."""
+    if version == FIRST_VERSION and not has_weights(source, version):
+        with first_model(source) as folder:
+            yield folder
+        return
+    with temporary_folder("version") as cache:
+        try:
+            yield Path(fetch_policy(source, version, cache))
+        except FileNotFoundError as error:
+            raise StoreError(f"{error}; its weights were deleted since this trainer found them; start again") from error
+
+
+def _plan_of(rows: pa.Table) -> Plan:
+    """Return rows as a plan that uses them all."""
+    for name, value in {
+        "pair_id": pa.scalar(None, pa.string()),
+        "advantage": pa.scalar(0.0),
+        "token_advantages": pa.scalar(None, pa.list_(pa.float32())),
+        "weight": pa.scalar(1.0),
+        "used": pa.scalar(True),
+    }.items():
+        rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+    return Plan(step=0, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
+
+
+def _to_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def _from_bytes(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(data).read_all()

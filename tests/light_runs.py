@@ -1,0 +1,155 @@
+"""What the package without extras has to do: a stored run, a tokenizer, and commands with what they must say.
+
+Needs nothing that an extra installs. As a script, runs commands in one process: it takes a list of packages that can't
+be imported and the commands, as JSON, and prints the exit status, stdout and stderr of each as JSON in the last line.
+"""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+TRAIN_PACKAGES = ("torch", "transformers", "peft", "reasoning_gym", "safetensors", "matplotlib")
+"""What `pip install ludic-rl` does not bring."""
+GROUP_SIZE, GROUPS_PER_BATCH = 4, 2
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }} {{ eos_token }}"
+    "{% endgeneration %}{% else %}{{ m.content }} {% endif %}{% endfor %}"
+)
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def write_tokenizer(folder: Path) -> str:
+    """A folder with config.json and a tokenizer of words, and without weights."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder.mkdir(parents=True)
+    words = ["<unk>", "<eos>", "what", "is", "one", "two", "three", "?"]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<unk>", "<eos>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**own, "chat_template": TEMPLATE}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 64, "eos_token_id": 1}))
+    return str(folder)
+
+
+def make_run(url: str, model: str) -> dict[str, str]:
+    """A run of two planned steps with their metrics, and evaluations of two versions; returns ids of rows."""
+    from evaluations import rows, store_evaluation
+
+    from ludic.batches.source import batch_rules
+    from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
+    from ludic.run_config import RunConfig
+    from ludic.run_json import create_root
+    from ludic.sql.planner import Planner
+    from ludic.store import MetricsLog, RolloutReader, RolloutWriter, start_attempt, write_ledger
+    from ludic.training.config import TrainConfig
+
+    run = RunConfig(model=model, env=("addition",), group_size=GROUP_SIZE, groups_per_batch=GROUPS_PER_BATCH)
+    root = create_root(url, run)
+    rewards = [0.0, 1.0, 1.0, 0.0]
+    for number in range(2):
+        examples = {f"example {each}": each for each in (2 * number, 2 * number + 1)}
+        found = {name: rows(name, each, rewards, 0, {"purpose": "train"}) for name, each in examples.items()}
+        groups = tuple(RolloutGroup(key=key, rollouts=of_group) for key, of_group in found.items())
+        with RolloutWriter(root, f"w{number}-test") as writer:
+            writer.append(RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=f"w{number}-test")))
+    planner = Planner(batch_rules(TrainConfig().batch, GROUPS_PER_BATCH))
+    planner.add(RolloutReader(root, planner.columns).poll(None))
+    attempt = start_attempt(root, config=TrainConfig().flat())
+    with closing(MetricsLog(root, "train", f"{attempt.attempt_id}")) as log:
+        for step in (1, 2):
+            plan = planner.plan(step=step, attempt_id=attempt.attempt_id, trainer_version=0)
+            assert plan is not None
+            write_ledger(root, attempt, step, plan)
+            log.write(attempt_id=attempt.attempt_id, step=step, reward_mean=float(step), policy_version=0)
+    for version, of_version in ((0, [0.0, 1.0]), (1, [1.0, 1.0])):
+        store_evaluation(root, {"one": of_version, "two": of_version}, version=version)
+    return {"rollout": groups[0].rollouts[0].rollout_id, "group": groups[0].rollouts[0].group_id}
+
+
+def commands(url: str, model: str, ids: Mapping[str, str], folder: Path) -> dict[str, list[str]]:
+    """Commands on a run of `make_run`, in an order that all of them bear, by words of what each prints."""
+    page, rows, answers = (str(folder / name) for name in ("page.html", "rows.jsonl", "answers.jsonl"))
+    question = {"role": "user", "content": "what is one ?"}
+    lines = [{"messages": [question, {"role": "assistant", "content": said}], "reward": 1.0} for said in ("two", "one")]
+    Path(answers).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    taken = "select response_tokens::text as t from rollouts where env_name = 'talk' order by t"
+    return {
+        "16": ["sql", url, "select count(*) as n from rollouts"],
+        "evals": ["stats", url],
+        "2 groups of 4": ["watch", url, "--once"],
+        ids["rollout"][-8:]: ["show", url, ids["rollout"], "--tokens"],
+        f"group    {ids['group']}": ["show", url, ids["group"]],
+        "sound": ["verify", url],
+        "is first true at step 2": ["bisect", url, "reward_mean > 1"],
+        "The same as the ledger, bit for bit, in 2 steps.": ["what-if", url],
+        "largest_differences": ["what-if", url, "--advantage", "grpo", "--json"],
+        "paired on the same examples": ["eval", "compare", f"{url}@0", f"{url}@1"],
+        "page.html": ["report", url, "--output", page],
+        "rows.jsonl": ["export", url, "--format", "jsonl", "--out", rows],
+        "2 rollouts in 1 group": ["import", url, answers, "--from", "jsonl", "--env", "talk"],
+        "[4, 1]": ["sql", url, taken],
+        "files of 1 partition became": ["compact", url, "--all-versions"],
+        "in 2 steps": ["what-if", url],
+        "deleted": ["expire", url, "--keep-versions", "1", "--folder", "evals"],
+    }
+
+
+def golden_commands(url: str) -> dict[str, list[str]]:
+    """Commands on a copy of a golden store, by words of what each prints; its weights are left out, says verify."""
+    return {
+        "v": ["sql", url, "select 'v' as v, * from rollouts limit 1"],
+        "attempts": ["stats", url],
+        "is not sound: 1 policy": ["verify", url],
+        ".html": ["report", url, "--output", f"{url.rpartition('/')[2]}.html"],
+    }
+
+
+def heavy_commands(url: str, model: str, folder: Path) -> dict[str, list[str]]:
+    """Commands that need the extra train, by what they call themselves; empty for one whose import says it."""
+    begun = [f"{folder}/begun", "--model", model, "--env", "addition"]
+    return {
+        "ludic demo: ": ["demo"],
+        "ludic run: ": ["run", *begun],
+        "ludic train: ": ["train", url],
+        "ludic worker: ": ["worker", url],
+        "ludic eval: ": ["eval", url],
+        "ludic sample: ": ["sample", url, "--prompt", "one"],
+        "ludic init: ": ["init", f"{folder}/first"],
+        "": ["plan", "--model", model],
+    }
+
+
+def run_all(refused: Sequence[str], wanted: Sequence[Sequence[str]]) -> list[tuple[int, str, str]]:
+    """Run `ludic` with each of the arguments; return the exit status, stdout and stderr of each."""
+
+    class Refuse:
+        def find_spec(name: str, path: Any = None, target: Any = None) -> None:  # noqa: N805
+            if name.partition(".")[0] in refused:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Refuse)  # type: ignore[arg-type]
+    from ludic.cli.main import main
+
+    found = []
+    for args in wanted:
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                main(args)
+            except SystemExit as ended:
+                code = ended.code or 0
+        found.append((int(code), *(stream.buffer.getvalue().decode() for stream in (out, err))))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_all(*json.loads(sys.argv[1]))), flush=True)
+    os._exit(0)  # what a command left behind must not hide what it printed

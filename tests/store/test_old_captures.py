@@ -1,0 +1,68 @@
+"""Rows that were imported without logprobs before there was the column `capture` have it, however they are read."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from strategies import make_group
+
+from ludic.maintenance.compact import compact
+from ludic.records import RolloutBatch, RolloutMetadata
+from ludic.run_config import RunConfig
+from ludic.run_json import put_run
+from ludic.schema import to_table
+from ludic.sql import connect
+from ludic.store import RolloutReader, Root, read_columns
+from ludic.store.files import current_files
+from ludic.store.parquet import encode
+
+MARK = {"logprobs": "absent"}
+
+
+def old_file(worker_id: str, seed: int) -> bytes:
+    """One group of two rows as a file of rollouts 1.7; an import marked the first."""
+    group = make_group(group_size=2, seed=seed)
+    first, second = group.rollouts
+    rows = (replace(first, metadata={**MARK, "note": "a"}), second)
+    batch = RolloutBatch(groups=(replace(group, rollouts=rows),), metadata=RolloutMetadata(worker_id=worker_id))
+    table = to_table(batch, run_id="run", sequence=0).drop_columns(["capture"])
+    return encode(table.replace_schema_metadata({**table.schema.metadata, b"ludic.schema_version": b"1.7"}))
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Root:
+    monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache"))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)))
+    for number in range(2):
+        name = f"rollouts/version=0/env=moar_cats/import-{number}-0.parquet"
+        root.put(name, old_file(f"import-{number}", number))
+    return root
+
+
+def captures(table: pa.Table) -> list[str | None]:
+    return sorted(table["capture"].to_pylist(), key=str)
+
+
+def test_a_marked_row_is_text_however_it_is_read_and_after_compaction(root, monkeypatch):
+    wanted = [None, None, "text", "text"]
+
+    def check() -> None:
+        assert captures(RolloutReader(root, ["rollout_id", "capture"]).poll(None)) == wanted
+        assert captures(connect(root).sql("select capture from rollouts").to_arrow_table()) == wanted
+        files = [read_columns(root, file.name, ["metadata", "capture"]) for file in current_files(root)]
+        assert captures(pa.concat_tables(files)) == wanted
+
+    check()
+    monkeypatch.setattr("ludic.store.reader.MANY_FILES", 1)
+    monkeypatch.setattr("ludic.sql.snapshot.MANY_FILES", 1)
+    check()
+    compact(root)
+    assert [file.is_compacted for file in current_files(root)] == [True]
+    check()
+
+
+def test_a_compacted_file_of_an_older_ludic_is_read_by_the_macro(root):
+    table = connect(root).sql("select capture_of(null, metadata) as capture from rollouts").to_arrow_table()
+    assert captures(table) == [None, None, "text", "text"]
+    kept = connect(root).sql("select capture_of('ids', map {'logprobs': 'absent'}) as capture").to_arrow_table()
+    assert captures(kept) == ["ids"]
