@@ -59,9 +59,6 @@ _MODULES = {
 }
 """Modules that are reached by a short name; each needs the package that it is named after."""
 
-_MODULES = {"trl": "ludic.adapters.trl"}
-"""Modules for another program, each of which imports that program's packages."""
-
 _OWN_NAMES = {"open": "open_run"}
 """Names there that would hide a built-in function."""
 
@@ -91,8 +88,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(_MODULES[name])
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name not in _HOMES:
