@@ -172,3 +172,13 @@ def record(says: Connection, url: str, first_step: int) -> None:
         ids = recorder.append([recorded.group(step), recorded.group(step, length=3)])
         recorder.step(step, advantages=range(8), metrics={"loss": step})
         says.send((step, ids))
+
+
+def sample(says: Connection, url: str, first_seed: int) -> None:
+    """Append groups as a sampler of another program until killed; says their rollouts once they are stored."""
+    recorder = ludic.record(url, model=recorded.MODEL)
+    for seed in itertools.count(first_seed):
+        ids = recorder.append([recorded.group(seed)])
+        recorder.append([recorded.group(seed, length=3)])
+        if recorder.flush():
+            says.send(ids)

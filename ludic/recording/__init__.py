@@ -1,5 +1,6 @@
-"""Record the rollouts and steps of somebody else's trainer in a root: `ludic.record`.
+"""Record the rollouts and steps of another program's trainer in a root: `ludic.record`.
 
-rows fills in the columns that a row lacks; losses counts what the store did not take; life writes one recorder's files;
-recorder is what a trainer calls. Imports no torch and asks no SQL.
+Chapters, each on those before it: rows, what a row has that nobody gave; groups, what a caller gives; losses, what was
+not stored; life, the files of one recorder; queue, the thread that writes them; recorder, what a trainer calls.
+Imports no torch and asks no SQL.
 """

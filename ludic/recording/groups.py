@@ -5,6 +5,7 @@ one. What fits is checked again, as a whole, before it is stored (ludic.schema.v
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -21,6 +22,8 @@ from ludic.records import AgentStep, Rollout, RolloutGroup, new_id
 from ludic.schema.arrays import values_of
 from ludic.schema.columns import ArrayColumn, Ragged, array_columns
 from ludic.schema.conversion import RECORDS
+
+logger = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 """Columns of the rollouts table by name, as a caller gives them."""
@@ -60,6 +63,8 @@ def read_groups(given: Any, defaults: Defaults) -> tuple[list[RolloutGroup], lis
 def _of_table(table: pa.Table, defaults: Defaults) -> tuple[list[RolloutGroup], list[str]]:
     if "group_id" not in table.column_names:
         raise InvalidBatchError("the table has no column group_id, wanted one that says which rows are a group")
+    if table["group_id"].null_count:
+        raise InvalidBatchError("the table's column group_id holds nulls, wanted the group of each row")
     values = {name: _column(table[name], name) for name in table.column_names}
     rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     members: dict[Any, list[int]] = {}
@@ -190,14 +195,23 @@ def _value(name: str, value: Any, where: str) -> Any:
         if (column := array_columns().get(name)) is not None:
             return as_array(column, value)
         if name == "messages":
-            return read_messages(value, has_tokens=True).messages
+            found = read_messages(value, has_tokens=True)
+            for field_name in found.unread:
+                _warn_of_field(field_name)
+            return found.messages
         if name in RECORDS:
             return _as_records(value, RECORDS[name])
         if isinstance(value, Mapping):
             return {key: plain(each) for key, each in value.items()}
-    except (LudicError, TypeError, ValueError) as error:
+    except (LudicError, TypeError, ValueError, OverflowError) as error:
         raise InvalidBatchError(f"{where}: {name}: {error}") from error
     return value
+
+
+@cache
+def _warn_of_field(name: str) -> None:
+    """Say once in a process what of messages is not stored."""
+    logger.warning("%s is no field of a message that is stored; it is left out", name)
 
 
 def plain(value: Any) -> Any:
@@ -220,6 +234,8 @@ def as_array(column: ArrayColumn, value: Any) -> Any:
     if column.ragged:
         return value if isinstance(value, Ragged) else Ragged.of(map(plain, value), column.dtype)
     found = np.asarray(value)
+    if found.ndim != column.num_dimensions:
+        raise ValueError(f"has {found.ndim} dimensions, wanted {column.num_dimensions}")
     if found.dtype == column.dtype:
         return found
     with np.errstate(over="ignore", invalid="ignore"):

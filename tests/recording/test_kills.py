@@ -9,7 +9,9 @@ from typing import Any
 
 import lives
 import pytest
-from recorded import claims_of, ledger_of, metrics_of, problems_of, rows_of
+from recorded import MODEL, claims_of, ledger_of, metrics_of, problems_of, rows_of
+
+import ludic
 
 fork_server = multiprocessing.get_context("forkserver")
 fork_server.set_forkserver_preload(["lives", "ludic.recording.recorder"])
@@ -54,6 +56,33 @@ def test_kills_at_any_moment_lose_and_double_nothing(root_url: str, num_kills: i
     assert [claim.ended_at for claim in claims_of(root_url)] == [None] * num_kills
     assert {(claim.slot, claim.life) for claim in claims_of(root_url)} == {(0, life + 1) for life in range(num_kills)}
     assert len(metrics_of(root_url)) == len({(row["attempt_id"], row["step"]) for row in metrics_of(root_url)})
+    assert problems_of(root_url) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("root_url", ["local"], indirect=True)
+def test_a_trainer_takes_the_rows_of_samplers_that_are_killed(root_url: str):
+    taken: list[list[str]] = []
+    with ludic.record(root_url, model=MODEL) as trainer:
+        for life in range(3):
+            said, says = fork_server.Pipe(duplex=False)
+            args = (lives.sample, dict(os.environ), says, root_url, life * 1000)
+            sampler = fork_server.Process(target=lives.live, args=args)
+            with says:
+                sampler.start()
+            with said:
+                for _ in range(5):
+                    assert said.poll(60)
+                    taken.append(said.recv())
+                    trainer.step(len(taken), advantages=dict.fromkeys(taken[-1], 0.5))
+                time.sleep(random.uniform(0, 0.1))
+                sampler.kill()
+            sampler.join()
+    assert [ids_of(rows) for rows in ledger_of(root_url).values()] == taken
+    rows = [row["rollout_id"] for row in rows_of(root_url)]
+    assert len(rows) == len(set(rows))
+    assert {(claim.slot, claim.life) for claim in claims_of(root_url)} == {(0, 1), (1, 1), (1, 2), (1, 3)}
+    assert not trainer.lost
     assert problems_of(root_url) == []
 
 

@@ -126,6 +126,8 @@ def of_model(rollout: ludic.Rollout) -> ludic.Rollout:
             {"response_tokens": [1.5] * 6},
             "group 0, row 0: response_tokens: holds numbers that int32 can't hold, such as 1.5",
         ),
+        ({"response_tokens": 5}, "response_tokens: has 0 dimensions, wanted 1"),
+        ({"response_tokens": [2**70] * 6}, "group 0, row 0: response_tokens: "),
         ({"response_logprobs": [-0.5]}, "response_logprobs has length 1, response_tokens has 6"),
         (
             {"response_tokens": [100] * 6},
