@@ -201,6 +201,8 @@ def test_rows_that_were_sampled_again_are_left_out_by_a_semi_join(recorded: str)
         "select count(*) from rollouts semi join batches using (rollout_id) order by n"
     )
     assert counts["n"].to_list() == [NUM_STEPS * SAMPLES, (NUM_STEPS + KILLED_AFTER - RESUMED_AT + 1) * SAMPLES]
+    once = run.sql("select step, loss from metrics semi join batches using (attempt_id, step) order by step")
+    assert once["step"].to_list() == [*range(1, NUM_STEPS + 1)]
 
 
 def test_what_a_recorder_lost_is_in_stats_and_the_report(ludic, copied: Path, tmp_path: Path) -> None:
