@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,10 @@ from ludic.store.records import encode_record
 
 pytestmark = pytest.mark.slow
 
+PAGE = (Path(__file__).parents[2] / "docs/record.md").read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(line)[1:] for line in re.findall(r"ludic (?:sql|bisect|what-if|report) runs/mine [^`\n]*", PAGE)
+]
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
@@ -64,6 +69,17 @@ def test_the_report_has_the_trainer_s_settings_and_numbers(ludic, recorded: str,
     assert "Components of the reward in recorded" in page
     missing = page.partition("Not measured in this run:")[2]
     assert "Throughput" in missing.partition("Environments")[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_commands_of_the_page_run(
+    ludic, recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/mine").symlink_to(recorded)
+    result = ludic(*command)
+    assert (result.code, result.err) == (0, "")
 
 
 def test_the_viewer_opens_it(ludic, recorded: str, tmp_path: Path) -> None:
