@@ -8,7 +8,7 @@ from ludic.cli.commands import COMMANDS
 from ludic.store.catalogue import ROWS
 
 PAGE = (Path(__file__).parents[1] / "docs/security.md").read_text(encoding="utf-8")
-PYTHON = {"connect", "scan", "fit", "grpo", "sft", "dpo"}
+PYTHON = {"connect", "scan", "record", "fit", "grpo", "sft", "dpo"}
 """Functions of the package that open a root by its URL and are no command's."""
 
 

@@ -15,7 +15,7 @@ import functools
 import json
 import logging
 import math
-import tempfile
+import shutil
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +48,7 @@ from ludic.masking import mask
 from ludic.messages import MEDIA
 from ludic.recording import recorder as recording
 from ludic.recording.recorder import Recorder
+from ludic.temporary import make_folder
 
 _log = logging.getLogger(__name__)
 
@@ -654,8 +655,9 @@ def _model_folder(trainer: Any, model: Any, name: str) -> str:
         folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, local_files_only=True))
         if (folder / "config.json").is_file():
             return str(folder)
-    own = tempfile.TemporaryDirectory(prefix="ludic-trl-")
-    atexit.register(own.cleanup)  # after the recorder's end: a root that can't be reached now is opened later
-    model.config.save_pretrained(own.name)
-    trainer.processing_class.save_pretrained(own.name)
-    return own.name
+    own = make_folder("trl")
+    # After the recorder's end: a root that can't be reached now is opened later.
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    model.config.save_pretrained(own)
+    trainer.processing_class.save_pretrained(own)
+    return str(own)
