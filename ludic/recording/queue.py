@@ -42,6 +42,8 @@ class Queue:
         """Bytes of the jobs; the number of the newest job, and of the newest that is to be done at once."""
         self._since = 0.0
         """When the first job was added."""
+        self._done_at = time.monotonic()
+        """When the last job was done."""
         self._losses = Losses()
         self._is_closing = self._is_over = False
         self._tries_left = _TRIES_AT_THE_END
@@ -107,9 +109,16 @@ class Queue:
                 return not self._jobs or self._jobs[0][0] > until
 
             self._changed.wait_for(lambda: is_over() or (self.failure is not None and not is_patient), timeout_s)
-            if not is_over() and self.failure is None:
-                self._fail(StoreError(f"nothing was stored for {timeout_s:g} s"))
             return is_over()
+
+    def suspect(self, since: float) -> None:
+        """Take the store for one that fails if no job was done since then, so that nobody waits for it until one is.
+
+        since: in seconds of time.monotonic().
+        """
+        with self._changed:
+            if self._jobs and self.failure is None and self._done_at < since:
+                self._fail(StoreError(f"nothing was stored for {time.monotonic() - since:.1f} s"))
 
     def wait_until_open(self, timeout_s: float) -> bool:
         """Return whether the root is open, after at most timeout_s seconds; raises `mistake`."""
@@ -126,9 +135,11 @@ class Queue:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
-        with self._changed:
-            self._give_up()
+        try:
+            self._thread.join(timeout_s)
+        finally:  # also if a person interrupts it
+            with self._changed:
+                self._give_up()
         self._thread.join(_LAST_WORDS_S)
         return self.lost
 
@@ -253,8 +264,10 @@ class Queue:
                 self._jobs.popleft()
                 if reason is not None:
                     self._lose(job, reason)
+                elif isinstance(job, Step) and job.lacks_rows:
+                    self._losses.add_step(job.step, "rows that it names were lost")
             self._in_hand = []
-            self._since = time.monotonic()
+            self._since = self._done_at = time.monotonic()
             self._changed.notify_all()
         return True
 
@@ -270,7 +283,7 @@ class Queue:
             self._life.find(first)
         else:
             self._life.put_rows([job for job in jobs if isinstance(job, Rows)])
-        with suppress(StoreError, ReplacedRootError):  # the next job says it
+        with suppress(LudicError):  # the next job says it
             self._life.say_lost(self.lost)
 
 

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -159,7 +160,9 @@ class Recorder:
         self._known: OrderedDict[str, KnownRow] = OrderedDict()
         self._group_ids: set[str] = set()
         self._fresh: deque[KnownRow] = deque(maxlen=MOST_KNOWN_ROWS)
-        """Rows that were appended since the last step."""
+        """The newest rows that were appended since the last step."""
+        self._num_fresh = 0
+        """Number of all of them."""
         self._step: Step | None = None
         """The newest step, whose numbers are not stored yet."""
         self._numbers: dict[int, dict[str, Any]] = {}
@@ -195,6 +198,7 @@ class Recorder:
         the table, the run's model or its vocabulary, and for a group or row that was appended before.
         """
         self._check()
+        until = time.monotonic() + STEP_S
         with self._lock:
             self._follow_root()
             defaults = Defaults(
@@ -206,7 +210,7 @@ class Recorder:
             )
             found, rollout_ids = read_groups(groups, defaults)
             if found:
-                self._append(found)
+                self._append(found, until)
         self._raise_failure()
         return rollout_ids
 
@@ -236,12 +240,18 @@ class Recorder:
         Raises ConfigError for a row that this recorder does not know, and for advantages that fit no row.
         """
         self._check()
+        since = time.monotonic()
         n = _whole("n", n, least=1)
         version = _whole("version", n - 1 if version is None else version, least=0)
         numbers, dropped = _read_numbers(metrics or {}), dropped or {}
-        advantages, dropped = self._find(n, advantages, dropped)
+        advantages, dropped = self._find(n, advantages, dropped, since)
         with self._lock:
             self._follow_root()
+            if not isinstance(advantages, Mapping) and self._num_fresh > len(self._fresh):
+                raise ConfigError(
+                    f"step {n}: {self._num_fresh} rows were appended since the step before, and the newest "
+                    f"{len(self._fresh)} are known; give a mapping of rollout_id to advantage"
+                )
             rows = _considered(n, advantages, dropped, self._known, list(self._fresh))
             for group in {row.row.group for row in rows if row.reason is None}:
                 group.num_uses += 1
@@ -249,14 +259,15 @@ class Recorder:
                 row.num_uses = row.row.group.num_uses
             size = sum(512 + (4 * len(row.token_advantages) if row.token_advantages is not None else 0) for row in rows)
             job = Step(step=n, version=version, rows=rows, size_bytes=size)
-            number = self._queue.add(job, patience_s=STEP_S)
+            number = self._queue.add(job, patience_s=_left(since + STEP_S))
             self._put_numbers()
             self._step, self.version = job, version + 1
             for early in [each for each in self._numbers if each < n]:
                 self._lose_numbers(early)
             self._add_numbers(n, numbers)
             self._fresh.clear()
-        self._queue.wait(number, STEP_S, is_patient=self._stop_on_failure)
+            self._num_fresh = 0
+        self._wait(number, since)
         self._raise_failure()
 
     def metrics(self, n: int, numbers: Mapping[str, Any]) -> None:
@@ -275,11 +286,14 @@ class Recorder:
             else:
                 self._add_numbers(n, found)
             if len(self._numbers) > _MOST_OPEN_STEPS:
-                self._lose_numbers(min(self._numbers))
+                self._lose_numbers(max(self._numbers), f"more than {_MOST_OPEN_STEPS} later steps had numbers")
 
     def lose(self, num_groups: int, num_rollouts: int, reason: str) -> None:
-        """Count groups that the caller could not give, so that `lost` says so as of those that could not be stored."""
-        self._queue.lose_groups(num_groups, num_rollouts, reason)
+        """Count groups that the caller could not give, so that `lost` says so as of those that could not be stored.
+
+        reason: why, on one line; secrets in it are masked.
+        """
+        self._queue.lose_groups(num_groups, num_rollouts, mask(reason))
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until what was appended is stored, or lost, at most timeout_s seconds; return whether it is.
@@ -306,11 +320,13 @@ class Recorder:
             for n in list(self._numbers):
                 self._lose_numbers(n)
         atexit.unregister(self.close)
-        lost = self._queue.close(CLOSE_S)
-        if lost:
-            logger.warning("%s: %s", self.root, lost)
-            if self._stop_on_failure:
-                raise StoreError(f"{self.root}: {lost}")
+        try:
+            self._queue.close(CLOSE_S)
+        finally:
+            if self.lost:
+                logger.warning("%s: %s", self.root, self.lost)
+        if self.lost and self._stop_on_failure:
+            raise StoreError(f"{self.root}: {self.lost}")
 
     def __enter__(self) -> "Recorder":
         return self
@@ -318,7 +334,11 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except StoreError:
+            if error is None:  # else it was logged, and must not hide the trainer's own error
+                raise
 
     # --- What the calls share ------------------------------------------------------------------------------------
 
@@ -351,7 +371,13 @@ class Recorder:
         self.version = self.version if self._step is not None else max(self.version, self._life.newest_step)
         self._is_open = True
 
-    def _append(self, groups: Sequence[RolloutGroup]) -> None:
+    def _wait(self, number: int, since: float) -> None:
+        """Wait for a job of a step that began then, in seconds of time.monotonic()."""
+        if not self._queue.wait(number, _left(since + STEP_S), is_patient=self._stop_on_failure):
+            self._queue.suspect(since)
+
+    def _append(self, groups: Sequence[RolloutGroup], until: float) -> None:
+        """Add groups to the queue. until: when to stop waiting for room, in seconds of time.monotonic()."""
         self._check_new(groups)
         batches: dict[Folder, list[RolloutGroup]] = {}
         for group in groups:
@@ -361,25 +387,26 @@ class Recorder:
         extra_columns = self._run.extra_columns
         whole = RolloutBatch(groups=tuple(groups), metadata=metadata)
         tokens = validate(whole, extra_columns, vocab_size=self._life.vocab_size)
+        jobs = []
         for folder, of_folder in batches.items():
             batch = RolloutBatch(groups=tuple(of_folder), metadata=metadata)
             joined = tokens if len(batches) == 1 else None
             table = to_table(batch, run_id="", sequence=0, extra_columns=extra_columns, tokens=joined)
             known = [row for group in of_folder for row in _known_rows(group)]
-            self._queue.add(
-                Rows(
-                    table=table,
-                    known=known,
-                    group_ids=[group.rollouts[0].group_id for group in of_folder],
-                    folder=folder,
-                ),
-                patience_s=STEP_S,
-            )
-            if folder == "rollouts":
-                self._known.update((row.rollout_id, row) for row in known)
-                self._group_ids.update(row.group.group_id for row in known)
-                self._fresh.extend(known)
-        while len(self._known) > MOST_KNOWN_ROWS:
+            group_ids = [group.rollouts[0].group_id for group in of_folder]
+            jobs.append(Rows(table=table, known=known, group_ids=group_ids, folder=folder))
+        for job in jobs:  # all fit by now, or none is added
+            self._queue.add(job, patience_s=_left(until))
+            if job.folder == "rollouts":
+                self._know({row.rollout_id: row for row in job.known})
+                self._group_ids.update(row.group.group_id for row in job.known)
+                self._fresh.extend(job.known)
+                self._num_fresh += len(job.known)
+
+    def _know(self, rows: Mapping[str, KnownRow]) -> None:
+        """Keep rows for steps to name, and forget the oldest ones beyond MOST_KNOWN_ROWS."""
+        self._known.update(rows)
+        while len(self._known) > MOST_KNOWN_ROWS + len(rows):
             _, oldest = self._known.popitem(last=False)
             self._group_ids.discard(oldest.group.group_id)
 
@@ -398,21 +425,22 @@ class Recorder:
                         "with all its rows"
                     )
 
-    def _find(self, n: int, advantages: Advantages, dropped: Mapping[str, str]) -> tuple[Advantages, Mapping[str, str]]:
-        """Look for rows that this recorder did not append; return what names rows that are known then."""
+    def _find(
+        self, n: int, advantages: Advantages, dropped: Mapping[str, str], since: float
+    ) -> tuple[Advantages, Mapping[str, str]]:
+        """Look for rows that this recorder did not append; return what names rows that are known then, or nowhere."""
         named = set(dropped) | (set(advantages) if isinstance(advantages, Mapping) else set())
         with self._lock:
-            job = Find(rollout_ids=named - self._known.keys())
+            job = Find(rollout_ids=named - self._known.keys(), until=since + STEP_S)
         if not job.rollout_ids:
             return advantages, dropped
-        number = self._queue.add(job, patience_s=STEP_S)
-        self._queue.wait(number, STEP_S, is_patient=self._stop_on_failure)
-        if job.found is None:
-            self._queue.lose_rows_of_step(n, f"{len(job.rollout_ids)} of its rows could not be looked for")
-            named -= job.rollout_ids
-        else:
-            with self._lock:
-                self._known.update(job.found)
+        self._wait(self._queue.add(job, patience_s=_left(job.until)), since)
+        is_complete, found = job.is_complete, job.found
+        with self._lock:
+            self._know(found)
+        if not is_complete and (missing := job.rollout_ids - found.keys()):
+            self._queue.lose_rows_of_step(n, "rows that it names could not be looked for in time")
+            named -= missing
         if isinstance(advantages, Mapping):
             advantages = {name: value for name, value in advantages.items() if name in named}
         return advantages, {name: reason for name, reason in dropped.items() if name in named}
@@ -430,9 +458,9 @@ class Recorder:
             self._queue.add(Numbers(of=self._step, values={**values, "other": values["other"] or None}), patience_s=0)
             self._step = None
 
-    def _lose_numbers(self, n: int) -> None:
+    def _lose_numbers(self, n: int, reason: str = "no such step was recorded") -> None:
         del self._numbers[n]
-        self._queue.lose_numbers(n, "no such step was recorded")
+        self._queue.lose_numbers(n, reason)
 
 
 def _known_rows(group: RolloutGroup) -> list[KnownRow]:
@@ -451,6 +479,11 @@ def _known_rows(group: RolloutGroup) -> list[KnownRow]:
         )
         for rollout in group.rollouts
     ]
+
+
+def _left(until: float) -> float:
+    """Return the seconds until a time of time.monotonic(), at least 0."""
+    return max(0.0, until - time.monotonic())
 
 
 # --- Arguments -----------------------------------------------------------------------------------------------------

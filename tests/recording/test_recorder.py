@@ -12,8 +12,9 @@ from recorded import MODEL, claims_of, group, ledger_of, metrics_of, parents_of,
 from strategies import make_batch
 
 import ludic
-from ludic.errors import ConfigError, InvalidBatchError, ModelError, OwnedError
+from ludic.errors import ConfigError, InvalidBatchError, ModelError, OwnedError, StoreError
 from ludic.models.first_model import first_model
+from ludic.recording import life, recorder
 from ludic.records import RolloutGroup
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
@@ -361,3 +362,108 @@ def test_a_step_may_name_rows_that_another_recorder_or_an_earlier_life_has_store
     ]
     assert [(row["rollout_id"], row["num_uses"]) for row in second] == [(theirs[0], 2)]
     assert problems_of(url) == []
+
+
+def test_a_trainer_that_only_takes_steps_knows_and_reads_within_bounds(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recorder, "MOST_KNOWN_ROWS", 8)
+    monkeypatch.setattr(life, "MOST_KNOWN_ROWS", 3)  # fewer than rows of a file
+    with ludic.record(url, model=MODEL) as sampler, ludic.record(url) as trainer:
+        ids = []
+        for n in range(1, 7):
+            ids.append(sampler.append([group(n)]))
+            assert sampler.flush()
+            trainer.step(n, advantages=dict.fromkeys(ids[-1], 1.0))
+            assert len(trainer._known) <= 8 + 4
+            assert len(trainer._life._others) <= 3
+        trainer.step(7, advantages={ids[0][0]: 1.0})
+    assert [len(rows) for rows in ledger_of(url).values()] == [4] * 6 + [1]
+    assert problems_of(url) == []
+
+
+def test_a_file_that_can_not_be_read_holds_up_no_step_that_looks_for_rows(url: str, monkeypatch: pytest.MonkeyPatch):
+    with ludic.record(url, model=MODEL) as sampler, ludic.record(url) as trainer:
+        first, second = sampler.append([group(1)]), sampler.append([group(2, policy_version=5)])
+        assert sampler.flush()
+        read = life._read_known
+
+        def fail_for_newer(root: Any, file: Any, wanted: Any) -> Any:
+            if file.version == 5:
+                raise StoreError(f"{file.name}: Permission denied")
+            return read(root, file, wanted)
+
+        monkeypatch.setattr(life, "_read_known", fail_for_newer)
+        trainer.step(1, advantages={first[0]: 1.0, second[0]: 1.0})
+        monkeypatch.setattr(life, "_read_known", read)
+        with pytest.raises(ConfigError, match="names rollout nobody, which was not appended"):
+            trainer.step(2, advantages={"nobody": 1.0})
+        trainer.step(2, advantages={second[0]: 1.0})
+    first_step, second_step = ledger_of(url).values()
+    assert [row["rollout_id"] for row in first_step] == [first[0]]
+    assert [row["rollout_id"] for row in second_step] == [second[0]]
+    assert trainer.lost.steps == ((1, 2),)
+
+
+def test_numbers_of_many_steps_to_come_leave_those_of_this_step(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recorder, "_MOST_OPEN_STEPS", 3)
+    with ludic.record(url, model=MODEL) as recording:
+        recording.step(1, metrics={"loss": 1})
+        for n in range(2, 7):
+            recording.metrics(n, {"loss": n})
+        recording.step(2)
+    assert [row["loss"] for row in metrics_of(url)] == [1, 2]
+    assert recording.lost.steps_without_metrics == ((3, 7),)
+
+
+def test_what_a_caller_writes_into_its_arrays_later_does_not_reach_the_root(url: str):
+    length = 5
+    row = {
+        "prompt_tokens": np.arange(3, dtype=np.int32),
+        "response_tokens": np.arange(length, dtype=np.int32),
+        "response_logprobs": np.full(length, -0.5, np.float32) * np.array([1, 1, 1, 1, 0], np.float32),
+        "token_rewards": np.arange(length, dtype=np.float32),
+        "action_mask": np.array([True, True, True, True, False]),
+        "episode_reward": np.array(10.0),
+        "metadata": {"source": "web"},
+        "messages": [{"role": "user", "content": "hello"}],
+    }
+    advantages = np.ones(length, np.float32)
+    with ludic.record(url, model=MODEL) as recording:
+        [name] = recording.append([[row]])
+        for value in row.values():
+            if isinstance(value, np.ndarray):
+                value[...] = 0
+        row["metadata"]["source"] = row["messages"][0]["content"] = "changed"
+        recording.append([group(1)])
+        recording.step(1, advantages={name: advantages})
+        advantages[:] = 7
+    stored = rows_of(url)[0]
+    assert (stored["prompt_tokens"], stored["response_tokens"]) == ([0, 1, 2], [0, 1, 2, 3, 4])
+    assert (stored["response_logprobs"], stored["token_rewards"]) == ([-0.5] * 4 + [0], [0, 1, 2, 3, 4])
+    assert (stored["action_mask"], stored["episode_reward"]) == ([True] * 4 + [False], 10)
+    assert (stored["metadata"], stored["messages"][0]["content"]) == ([("source", "web")], "hello")
+    assert ledger_of(url)[1, 1][0]["token_advantages"] == [1] * length
+
+
+def test_a_recorder_that_is_closed_by_an_error_lets_the_error_through(url: str):
+    recording = ludic.record(url, model=MODEL, stop_on_failure=True)
+    recording.lose(1, 2, "a test")
+    with pytest.raises(KeyboardInterrupt), recording:
+        raise KeyboardInterrupt
+    recording = ludic.record(url, stop_on_failure=True)
+    recording.lose(1, 2, "a test")
+    with pytest.raises(StoreError, match="2 rollouts in 1 group"), recording:
+        pass
+
+
+def test_a_life_that_was_taken_over_does_not_take_steps_back(url: str):
+    earlier = ludic.record(url, model=MODEL)
+    earlier.step(1)
+    earlier.step(2)
+    with ludic.record(url) as later:
+        later.step(2)
+        earlier.step(2)  # its lease says so within seconds; until then it has to look
+        later.step(3)
+    earlier.close()
+    assert list(ledger_of(url)) == [(1, 1), (2, 2), (2, 3)]
+    assert earlier.lost.steps == ((2, 3),)
+    assert not later.lost
