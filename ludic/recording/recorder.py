@@ -20,9 +20,10 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from ludic.errors import ConfigError, InvalidBatchError, StoreError
-from ludic.masking import mask, public_values
+from ludic.errors import ConfigError, InvalidBatchError, StoreError, one_line
+from ludic.masking import mask, mask_fields, public_values
 from ludic.recording.groups import Defaults, plain, read_groups
 from ludic.recording.life import (
     MOST_KNOWN_ROWS,
@@ -115,10 +116,11 @@ def record(
     """
     sampled = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
     of_rows = _given({"env": env and (env,), **sampled})
-    given = _given({"model": model, "extra_columns": None if extra_columns is None else dict(extra_columns)})
+    columns = None if extra_columns is None else dict(_mapping("extra_columns", extra_columns))
+    given = _given({"model": model, "extra_columns": columns})
     sizes = _given({"group_size": group_size, "groups_per_batch": groups_per_batch})
     run = _with({"model": "unknown", "env": ("recorded",), **given, **sizes}, of_rows)
-    config = {RECORDED: {"trainer": trainer, "settings": _as_json(public_values(settings or {}))}}
+    config = {RECORDED: {"trainer": trainer, "settings": _as_json(_mapping("settings", settings))}}
     life = Life(os.fspath(root), run if model else None, given, config, _model_folder(model_folder))
     return Recorder(life, os.fspath(root), run, of_rows, stop_on_failure=stop_on_failure)
 
@@ -243,7 +245,7 @@ class Recorder:
         since = time.monotonic()
         n = _whole("n", n, least=1)
         version = _whole("version", n - 1 if version is None else version, least=0)
-        numbers, dropped = _read_numbers(metrics or {}), dropped or {}
+        numbers, dropped = _read_numbers(_mapping("metrics", metrics)), _mapping("dropped", dropped)
         advantages, dropped = self._find(n, advantages, dropped, since)
         with self._lock:
             self._follow_root()
@@ -279,7 +281,7 @@ class Recorder:
         """
         self._check()
         _whole("n", n, least=1)
-        found = _read_numbers(numbers)
+        found = _read_numbers(_mapping("numbers", numbers))
         with self._lock:
             if self._step is not None and n < self._step.step:
                 self._queue.lose_numbers(n, "they came after a later step had begun")
@@ -378,20 +380,22 @@ class Recorder:
 
     def _append(self, groups: Sequence[RolloutGroup], until: float) -> None:
         """Add groups to the queue. until: when to stop waiting for room, in seconds of time.monotonic()."""
-        self._check_new(groups)
-        batches: dict[Folder, list[RolloutGroup]] = {}
-        for group in groups:
-            is_eval = bool(group.rollouts) and group.rollouts[0].purpose == "eval"
-            batches.setdefault("evals" if is_eval else "rollouts", []).append(group)
         metadata = RolloutMetadata(worker_id=self._life.worker_id)
         extra_columns = self._run.extra_columns
         whole = RolloutBatch(groups=tuple(groups), metadata=metadata)
         tokens = validate(whole, extra_columns, vocab_size=self._life.vocab_size)
+        self._check_new(groups)
+        batches: dict[Folder, list[RolloutGroup]] = {}
+        for group in groups:
+            batches.setdefault("evals" if group.rollouts[0].purpose == "eval" else "rollouts", []).append(group)
         jobs = []
         for folder, of_folder in batches.items():
             batch = RolloutBatch(groups=tuple(of_folder), metadata=metadata)
             joined = tokens if len(batches) == 1 else None
-            table = to_table(batch, run_id="", sequence=0, extra_columns=extra_columns, tokens=joined)
+            try:
+                table = to_table(batch, run_id="", sequence=0, extra_columns=extra_columns, tokens=joined)
+            except pa.ArrowException as error:  # a number that no float or int64 holds
+                raise InvalidBatchError(f"a column can't hold a value of its rows: {one_line(error)}") from error
             known = [row for group in of_folder for row in _known_rows(group)]
             group_ids = [group.rollouts[0].group_id for group in of_folder]
             jobs.append(Rows(table=table, known=known, group_ids=group_ids, folder=folder))
@@ -495,6 +499,12 @@ def _whole(name: str, value: Any, *, least: int) -> int:
     return int(value)
 
 
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {type(value).__name__}, wanted a mapping")
+    return value or {}
+
+
 def _considered(
     n: int,
     advantages: Advantages,
@@ -509,7 +519,12 @@ def _considered(
         found = {_find(n, "advantages", name, known).rollout_id: value for name, value in advantages.items()}
         rows = [(known[name], value) for name, value in found.items()]
     else:
-        values = [None] * len(fresh) if advantages is None else list(plain(advantages))
+        given = plain(advantages)
+        if given is not None and not hasattr(given, "__iter__"):
+            raise ConfigError(
+                f"step {n}: advantages is {given!r}, wanted a mapping of rollout_id to advantage, or a sequence"
+            )
+        values = [None] * len(fresh) if given is None else list(given)
         if len(values) != len(fresh):
             raise ConfigError(
                 f"step {n}: there are {len(values)} advantages, and {len(fresh)} rows were appended since the step "
@@ -566,8 +581,12 @@ def _is_finite(value: float) -> bool:
 
 
 def _as_json(settings: Mapping[str, Any]) -> Any:
-    """Return settings as JSON has them; what it can't hold is text, NaN and infinities too."""
-    return json.loads(json.dumps(settings, default=lambda value: mask(str(value))), parse_constant=str)
+    """Return settings as JSON has them, without secrets; what it can't hold is text, NaN and infinities too."""
+    try:
+        text = json.dumps(public_values(settings), default=lambda value: mask_fields(str(value)))
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"settings hold what no JSON can: {one_line(error)}") from error
+    return json.loads(text, parse_constant=str)
 
 
 def _read_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:

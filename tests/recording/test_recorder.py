@@ -3,6 +3,7 @@
 import math
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,12 @@ def url(tmp_path: Path) -> str:
 
 
 def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
-    settings = {"lr": 1e-5, "hub_token": "hf_secret", "path": Path("data"), "nan": math.nan}
+    secrets = {
+        "args": SimpleNamespace(hub_token="abc'def", api_key=b"uvw"),
+        "password": Path("xyz"),
+        "name": f"hf_{'q' * 34}",
+    }
+    settings = {"lr": 1e-5, "hub_token": "hf_secret", "path": Path("data"), "nan": math.nan, **secrets}
     with ludic.record(url, model=MODEL, trainer="mine 1.0", settings=settings, temperature=0.7) as recorder:
         first = recorder.append([group(0), group(1, length=9)])
         recorder.step(1, advantages=dict(zip(first[1:], np.arange(7.0), strict=True)), dropped={first[0]: "too easy"})
@@ -71,7 +77,7 @@ def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
     config = ludic.Root.open(url).read("attempts/1.json").decode()
     assert '"lr": 1e-05' in config
     assert '"path": "data"' in config
-    assert "hf_secret" not in config
+    assert not [each for each in ("hf_secret", "def", "uvw", "xyz", "qqq") if each in config]
     [claim] = claims_of(url)
     assert claim.ended_at is not None
     assert claim.lost is None
@@ -141,6 +147,9 @@ def of_model(rollout: ludic.Rollout) -> ludic.Rollout:
         ({"x_source": "web"}, "column 'x_source' is unknown"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "group 0, row 0: messages: "),
         ({"agent_steps": [{"turns": 1}]}, "agent_steps: field 'turns' is unknown"),
+        ({"group_id": ["a"]}, r"group_id is \['a'\], wanted str"),
+        ({"agent_id": ["a"]}, "group 0: a value has the wrong type, TypeError was raised: unhashable type: 'list'"),
+        ({"episode_reward": 2**70}, "a column can't hold a value of its rows: "),
     ],
 )
 def test_a_bad_row_refuses_the_call_by_name_and_nothing_is_stored(
@@ -220,6 +229,10 @@ def test_a_group_or_a_row_is_appended_once(url: str):
             recorder.metrics(1, {"loss": "low"})
         with pytest.raises(ConfigError, match="n is 0, wanted a whole number from 1"):
             recorder.step(0)
+        with pytest.raises(ConfigError, match=r"step 1: advantages is 0.5, wanted a mapping of rollout_id"):
+            recorder.step(1, advantages=0.5)
+        with pytest.raises(ConfigError, match="dropped is list, wanted a mapping"):
+            recorder.step(1, dropped=["mine"])
     with pytest.raises(ConfigError, match="this recorder was closed; call"):
         recorder.append([group(1)])
 
