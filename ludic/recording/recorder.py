@@ -406,6 +406,8 @@ class Recorder:
                 self._group_ids.update(row.group.group_id for row in job.known)
                 self._fresh.extend(job.known)
                 self._num_fresh += len(job.known)
+        if not _left(until):
+            self._queue.suspect(until - STEP_S)
 
     def _know(self, rows: Mapping[str, KnownRow]) -> None:
         """Keep rows for steps to name, and forget the oldest ones beyond MOST_KNOWN_ROWS."""

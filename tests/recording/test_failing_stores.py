@@ -229,6 +229,85 @@ def test_more_than_the_memory_bound_is_lost_and_the_claim_says_so_when_the_store
     assert note.startswith("lost_by_recorders: slot 0, life 1")
 
 
+def test_a_step_says_that_rows_which_it_names_were_lost(store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch):
+    with ludic.record(url, model=MODEL) as recording:
+        train(recording, 1, 1)
+        monkeypatch.setattr(queue, "MOST_BYTES", 1)
+        store.error = FULL
+        kept, lost = recording.append([group(2)]), recording.append([group(3)])
+        store.error = None
+        assert recording.flush()
+        recording.step(2, advantages=dict.fromkeys([*kept, *lost], 1.0))
+        recording.step(3, advantages=dict.fromkeys(lost, 1.0))
+    assert [row["rollout_id"] for row in ledger_of(url)[1, 2]] == kept
+    assert ledger_of(url)[1, 3] == []
+    assert recording.lost.steps == ((2, 4),)
+    assert recording.lost.num_rollouts == 4
+    [claim] = claims_of(url)
+    assert claim.lost is not None
+    assert claim.lost["reasons"]["rows that it names were lost"] == 2
+    assert problems_of(url) == []
+
+
+def test_a_call_waits_no_longer_than_its_patience_in_all_whatever_other_threads_do(
+    store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recorder, "STEP_S", 0.4)
+    recording = ludic.record(url, model=MODEL)
+    train(recording, 1, 1)
+    assert recording.flush()
+    monkeypatch.setattr(queue, "MOST_BYTES", 1)
+    store.is_up.clear()
+    recording.append([group(2)])
+    seconds: list[float] = []
+
+    def append(seed: int) -> None:
+        since = time.monotonic()
+        recording.append([group(seed), group(seed + 1, purpose="eval")])
+        seconds.append(time.monotonic() - since)
+
+    threads = [threading.Thread(target=append, args=(seed,)) for seed in range(10, 18, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0.3 < max(seconds) < 0.8
+    since = time.monotonic()
+    append(20)
+    recording.step(2, advantages={"of another": 1.0})
+    assert time.monotonic() - since < 0.2
+    store.is_up.set()
+    recording.close()
+
+
+def test_a_short_flush_is_no_failure_of_the_store(store: type[Store], url: str):
+    recording = ludic.record(url, model=MODEL, stop_on_failure=True)
+    store.is_up.clear()
+    recording.append([group(1)])
+    assert not recording.flush(0.01)
+    store.is_up.set()
+    assert recording.flush()
+    recording.close()
+
+
+def test_an_interrupted_close_still_says_what_is_lost(
+    store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    recording = ludic.record(url, model=MODEL)
+    recording.append([group(1)])
+    store.is_up.clear()
+
+    def interrupt(timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recording._queue._thread, "join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            recording.close()
+    assert recording.lost.num_rollouts == 4
+    assert "lost: 4 rollouts in 1 group" in caplog.text
+
+
 def test_a_store_that_hangs_holds_nobody_up(store: type[Store], url: str):
     recording = ludic.record(url, model=MODEL)
     train(recording, 1, 1)
