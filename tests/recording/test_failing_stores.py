@@ -90,7 +90,7 @@ def url(store: type[Store]) -> str:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds of a test: seconds instead of minutes."""
-    for name, value in {"OPEN_S": 0.3, "STEP_S": 0.1, "CLOSE_S": 0.5}.items():
+    for name, value in {"OPEN_S": 0.3, "STEP_S": 0.3, "CLOSE_S": 0.5}.items():
         monkeypatch.setattr(recorder, name, value)
     for name, value in {"_FIRST_PAUSE_S": 0.01, "_LONGEST_PAUSE_S": 0.02, "_LAST_WORDS_S": 0.1}.items():
         monkeypatch.setattr(queue, name, value)
@@ -271,11 +271,11 @@ def test_a_call_waits_no_longer_than_its_patience_in_all_whatever_other_threads_
         thread.start()
     for thread in threads:
         thread.join()
-    assert 0.3 < max(seconds) < 0.8
+    assert 0.3 < max(seconds) < 1.5  # one after the other they took 3.2
     since = time.monotonic()
     append(20)
     recording.step(2, advantages={"of another": 1.0})
-    assert time.monotonic() - since < 0.2
+    assert time.monotonic() - since < 0.35
     store.is_up.set()
     recording.close()
 
