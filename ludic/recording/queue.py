@@ -65,6 +65,9 @@ class Queue:
     def add(self, job: Job, *, patience_s: float) -> int:
         """Add a job, and return its number. Waits for room unless the store fails; without room the job is lost."""
         with self._changed:
+            if not self._has_room(job):
+                self._flushed = self._newest  # rows that wait for company would else keep their room
+                self._changed.notify_all()
             self._changed.wait_for(lambda: self._has_room(job) or self.failure or self._is_over, patience_s)
             self._newest += 1
             if self._is_over or not self._has_room(job):

@@ -90,7 +90,7 @@ def url(store: type[Store]) -> str:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds of a test: seconds instead of minutes."""
-    for name, value in {"OPEN_S": 0.3, "STEP_S": 0.3, "CLOSE_S": 0.5}.items():
+    for name, value in {"OPEN_S": 0.3, "STEP_S": 5.0, "CLOSE_S": 0.5}.items():
         monkeypatch.setattr(recorder, name, value)
     for name, value in {"_FIRST_PAUSE_S": 0.01, "_LONGEST_PAUSE_S": 0.02, "_LAST_WORDS_S": 0.1}.items():
         monkeypatch.setattr(queue, name, value)
@@ -229,6 +229,19 @@ def test_more_than_the_memory_bound_is_lost_and_the_claim_says_so_when_the_store
     assert note.startswith("lost_by_recorders: slot 0, life 1")
 
 
+def test_rows_that_wait_for_company_make_room_for_a_large_group(
+    store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(queue, "MOST_BYTES", 50_000)
+    with ludic.record(url, model=MODEL) as recording:
+        recording.append([group(1)])
+        since = time.monotonic()
+        recording.append([group(2, length=2000)])
+        assert time.monotonic() - since < 3
+        assert not recording.lost
+    assert len(rows_of(url)) == 8
+
+
 def test_a_step_says_that_rows_which_it_names_were_lost(store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch):
     with ludic.record(url, model=MODEL) as recording:
         train(recording, 1, 1)
@@ -252,10 +265,10 @@ def test_a_step_says_that_rows_which_it_names_were_lost(store: type[Store], url:
 def test_a_call_waits_no_longer_than_its_patience_in_all_whatever_other_threads_do(
     store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(recorder, "STEP_S", 0.4)
     recording = ludic.record(url, model=MODEL)
     train(recording, 1, 1)
     assert recording.flush()
+    monkeypatch.setattr(recorder, "STEP_S", 0.4)
     monkeypatch.setattr(queue, "MOST_BYTES", 1)
     store.is_up.clear()
     recording.append([group(2)])
@@ -308,7 +321,8 @@ def test_an_interrupted_close_still_says_what_is_lost(
     assert "lost: 4 rollouts in 1 group" in caplog.text
 
 
-def test_a_store_that_hangs_holds_nobody_up(store: type[Store], url: str):
+def test_a_store_that_hangs_holds_nobody_up(store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recorder, "STEP_S", 0.3)
     recording = ludic.record(url, model=MODEL)
     train(recording, 1, 1)
     store.is_up.clear()
@@ -352,9 +366,10 @@ def test_a_mistake_that_shows_when_the_store_is_back_raises_at_the_next_call(sto
     assert rows_of(url) == []
 
 
-def test_a_caller_may_ask_to_be_stopped(store: type[Store], url: str):
+def test_a_caller_may_ask_to_be_stopped(store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch):
     recording = ludic.record(url, model=MODEL, stop_on_failure=True)
     train(recording, 1, 1)
+    monkeypatch.setattr(recorder, "STEP_S", 0.1)
     store.error = FULL
     with pytest.raises(StoreError, match="No space left on device"):
         train(recording, 2, 2)
