@@ -42,7 +42,7 @@ from ludic.recording.queue import Queue
 from ludic.recording.rows import SAMPLED_WITH
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.run_config import RunConfig
-from ludic.schema import to_table, validate
+from ludic.schema import load_table, to_table, validate
 from ludic.store.files import Folder
 
 logger = logging.getLogger(__name__)
@@ -56,17 +56,8 @@ _MOST_OPEN_STEPS = 1000
 """Steps to come whose numbers are kept until then."""
 Advantages = Mapping[str, Any] | Iterable[Any] | None
 
-OWN_METRICS = (
-    *("loss", "entropy", "sampler_kl", "sampler_kl_k1", "reference_kl", "ratio_mean", "ratio_max", "ratio_p01"),
-    *("ratio_p99", "experts_changed", "clip_fraction", "preference_margin", "preference_accuracy"),
-    *("router_balance_loss", "router_z_loss", "expert_imbalance", "grad_norm", "learning_rate"),
-    *("num_seq_len_truncated", "token_imbalance", "num_pending_groups", "step_s", "wait_s", "publish_s"),
-    *("tokens_per_s", "read_s", "pack_s", "reference_s", "forward_s", "backward_s", "collectives_s", "optimizer_s"),
-    *("checkpoint_s", "model_flops", "mfu"),
-)
-"""Columns of the metrics table that a caller's numbers of these names go to; all others go to the map `other`."""
-_WHOLE = ("num_seq_len_truncated", "num_pending_groups")
-"""Those of them that are counts."""
+_METRICS = {column.name: column.type for column in load_table("metrics").columns if column.catalogue.get("recorded")}
+"""Type by name of the columns of the metrics table that a caller's numbers go to; all others go to the map `other`."""
 
 
 def record(
@@ -275,8 +266,8 @@ class Recorder:
     def metrics(self, n: int, numbers: Mapping[str, Any]) -> None:
         """Add numbers of a step, until the next step; they are stored then, or at the end.
 
-        numbers: by name. A name of OWN_METRICS, such as loss, grad_norm or learning_rate, is the column of the metrics
-        table; all others go to its map `other`, also those of columns that ludic computes from the ledger, such as
+        numbers: by name. The name of a column of the metrics table, such as loss, grad_norm or learning_rate, is that
+        column; all others go to its map `other`, also those of columns that ludic computes from the ledger, such as
         reward_mean. None, infinities and NaN are left out. Raises ConfigError for what is no number.
         """
         self._check()
@@ -602,10 +593,10 @@ def _read_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"metrics: {name!r} is {value!r}, wanted a number by its name")
         if not _is_finite(value):
             continue
-        if name in _WHOLE:
-            found[name] = _whole(name, int(value) if value == int(value) else value, least=0)
-        elif name in OWN_METRICS:
-            found[name] = float(value)
-        else:
+        if name not in _METRICS:
             found["other"][name] = float(value)
+        elif pa.types.is_integer(_METRICS[name]):
+            found[name] = _whole(name, int(value) if value == int(value) else value, least=0)
+        else:
+            found[name] = float(value)
     return found
