@@ -353,6 +353,21 @@ def test_a_store_that_can_not_be_reached_at_first_is_tried_again(
     assert not recording.lost
 
 
+def test_rows_from_before_the_root_was_open_lack_its_extra_columns(store: type[Store], url: str):
+    ludic.record(url, model=MODEL, extra_columns={"x_a": "string"}).close()
+    store.error = FULL
+    with ludic.record(url, model=MODEL) as recording:
+        recording.append([group(1)])
+        store.error = None
+        while not recording._life.is_open:
+            time.sleep(0.01)
+        recording.append([group(2, x_a="web")])
+    rows = ludic.open(url).sql("select x_a, count(*) from rollouts group by all order by all nulls first").rows()
+    assert rows == [(None, 4), ("web", 4)]
+    assert not recording.lost
+    assert problems_of(url) == []
+
+
 def test_a_mistake_that_shows_when_the_store_is_back_raises_at_the_next_call(store: type[Store], url: str):
     ludic.record(url, model=MODEL).close()
     store.is_up.clear()

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -413,6 +414,27 @@ def test_a_file_that_can_not_be_read_holds_up_no_step_that_looks_for_rows(url: s
     first_step, second_step = ledger_of(url).values()
     assert [row["rollout_id"] for row in first_step] == [first[0]]
     assert [row["rollout_id"] for row in second_step] == [second[0]]
+    assert trainer.lost.steps == ((1, 2),)
+
+
+def test_a_search_for_rows_ends_when_the_step_does_not_wait_for_it_any_more(url: str, monkeypatch: pytest.MonkeyPatch):
+    read, num_read = life._read_known, 0
+
+    def read_slowly(*given: Any) -> Any:
+        nonlocal num_read
+        num_read += 1
+        time.sleep(0.05)
+        return read(*given)
+
+    with ludic.record(url, model=MODEL) as sampler, ludic.record(url) as trainer:
+        ids = sampler.append([group(version, size=1, policy_version=version) for version in range(30)])
+        assert sampler.flush()
+        monkeypatch.setattr(life, "_read_known", read_slowly)
+        monkeypatch.setattr(recorder, "STEP_S", 0.2)
+        trainer.step(1, advantages={ids[0]: 1.0, ids[29]: 1.0})
+        assert trainer.flush()
+    assert num_read < 10
+    assert [row["rollout_id"] for row in ledger_of(url)[1, 1]] in ([], [ids[29]])
     assert trainer.lost.steps == ((1, 2),)
 
 
