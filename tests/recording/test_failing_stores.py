@@ -189,7 +189,9 @@ def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store],
     assert time.monotonic() - since < 3
     lost = recording.lost
     recording.lose(1, 2, "its ranks did not agree")
-    assert recording.lost.num_rollouts == 18
+    recording.lose(0, 2, "they could not be read")
+    assert recording.lost.num_rollouts == 20
+    assert recording.lost.reasons["they could not be read"] == 1
     assert "16 rollouts in 4 groups" in str(lost)
     assert (lost.num_rollouts, lost.num_groups, len(lost.group_ids)) == (16, 4, 4)
     assert (lost.steps, lost.steps_without_metrics) == (((3, 7),), ((2, 7),))

@@ -502,3 +502,9 @@ def test_a_life_that_was_taken_over_does_not_take_steps_back(url: str):
     assert list(ledger_of(url)) == [(1, 1), (2, 2), (2, 3)]
     assert earlier.lost.steps == ((2, 3),)
     assert not later.lost
+
+
+def test_rows_that_are_lost_without_a_group_are_named_too(url: str):
+    with ludic.record(url, model=MODEL) as recording:
+        recording.lose(0, 2, "their rank failed")
+    assert str(recording.lost) == "lost: 2 rollouts (their rank failed)"
