@@ -57,7 +57,7 @@ _AROUND = re.compile(
     r"|(?<=[?&;\s])(?:[\w-]*(?:signature|credential|secret|token|accesskeyid|accountkey|password)|sig)=[^&;\s'\"]+"
 )
 _FIELD = re.compile(
-    r"(?i)(?P<before>\b\w*(?:key|token|secret|passw|credential)\w*['\"]?\s*[=:]\s*[rbu]?(?P<quote>['\"]))"
+    r"(?i)(?P<before>\b\w{0,40}?(?:key|token|secret|passw|credential)\w{0,40}['\"]?\s*[=:]\s*[rbu]?(?P<quote>['\"]))"
     r"(?:\\.|(?!(?P=quote))[^\\])*(?P=quote)"
 )
 """Matches a quoted value after the name of a secret, as dataclasses and dictionaries print it."""

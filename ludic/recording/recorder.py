@@ -428,7 +428,8 @@ class Recorder:
         """Look for rows that this recorder did not append; return what names rows that are known then, or nowhere."""
         named = set(dropped) | (set(advantages) if isinstance(advantages, Mapping) else set())
         with self._lock:
-            job = Find(rollout_ids=named - self._known.keys(), until=since + STEP_S)
+            unknown = {name for name in named - self._known.keys() if isinstance(name, str)}
+            job = Find(rollout_ids=unknown, until=since + STEP_S)
         if not job.rollout_ids:
             return advantages, dropped
         self._wait(self._queue.add(job, patience_s=_left(job.until)), since)
