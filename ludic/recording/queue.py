@@ -23,6 +23,8 @@ MOST_BYTES = 256 << 20
 _FILE_BYTES = 64 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 """Between two tries of a job."""
+_HANGS_S = 5.0
+"""A store that did no job for so long, while somebody waited, hangs."""
 _TRIES_AT_THE_END = 3
 """Of a job that fails while the recorder is closed."""
 _LAST_WORDS_S = 2.0
@@ -42,8 +44,8 @@ class Queue:
         """Bytes of the jobs; the number of the newest job, and of the newest that is to be done at once."""
         self._since = 0.0
         """When the first job was added."""
-        self._done_at = time.monotonic()
-        """When the last job was done."""
+        self._moved_at = time.monotonic()
+        """When the last job was done, or the first one was added after that."""
         self._losses = Losses()
         self._is_closing = self._is_over = False
         self._tries_left = _TRIES_AT_THE_END
@@ -73,8 +75,10 @@ class Queue:
             if self._is_over or not self._has_room(job):
                 why = "the recorder was closed" if self._is_over else f"more than {MOST_BYTES >> 20} MB waited"
                 self._lose(job, why)
+                self.suspect()
             else:
-                self._since = self._since if self._jobs else time.monotonic()
+                if not self._jobs:
+                    self._since = self._moved_at = time.monotonic()
                 self._jobs.append((self._newest, job))
                 self._size_bytes += job.size_bytes
                 self._changed.notify_all()
@@ -114,14 +118,15 @@ class Queue:
             self._changed.wait_for(lambda: is_over() or (self.failure is not None and not is_patient), timeout_s)
             return is_over()
 
-    def suspect(self, since: float) -> None:
-        """Take the store for one that fails if no job was done since then, so that nobody waits for it until one is.
+    def suspect(self) -> None:
+        """Take the store for one that fails if it does no job, so that nobody waits for it until it does one.
 
-        since: in seconds of time.monotonic().
+        Called by those who waited in vain.
         """
         with self._changed:
-            if self._jobs and self.failure is None and self._done_at < since:
-                self._fail(StoreError(f"nothing was stored for {time.monotonic() - since:.1f} s"))
+            idle_s = time.monotonic() - self._moved_at
+            if self._jobs and self.failure is None and idle_s >= _HANGS_S:
+                self._fail(StoreError(f"nothing was stored for {idle_s:.1f} s"))
 
     def wait_until_open(self, timeout_s: float) -> bool:
         """Return whether the root is open, after at most timeout_s seconds; raises `mistake`."""
@@ -270,7 +275,7 @@ class Queue:
                 elif isinstance(job, Step) and job.lacks_rows:
                     self._losses.add_step(job.step, "rows that it names were lost")
             self._in_hand = []
-            self._since = self._done_at = time.monotonic()
+            self._since = self._moved_at = time.monotonic()
             self._changed.notify_all()
         return True
 

@@ -367,7 +367,7 @@ class Recorder:
     def _wait(self, number: int, since: float) -> None:
         """Wait for a job of a step that began then, in seconds of time.monotonic()."""
         if not self._queue.wait(number, _left(since + STEP_S), is_patient=self._stop_on_failure):
-            self._queue.suspect(since)
+            self._queue.suspect()
 
     def _append(self, groups: Sequence[RolloutGroup], until: float) -> None:
         """Add groups to the queue. until: when to stop waiting for room, in seconds of time.monotonic()."""
@@ -397,8 +397,6 @@ class Recorder:
                 self._group_ids.update(row.group.group_id for row in job.known)
                 self._fresh.extend(job.known)
                 self._num_fresh += len(job.known)
-        if not _left(until):
-            self._queue.suspect(until - STEP_S)
 
     def _know(self, rows: Mapping[str, KnownRow]) -> None:
         """Keep rows for steps to name, and forget the oldest ones beyond MOST_KNOWN_ROWS."""

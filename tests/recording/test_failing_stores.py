@@ -92,7 +92,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds of a test: seconds instead of minutes."""
     for name, value in {"OPEN_S": 0.3, "STEP_S": 5.0, "CLOSE_S": 0.5}.items():
         monkeypatch.setattr(recorder, name, value)
-    for name, value in {"_FIRST_PAUSE_S": 0.01, "_LONGEST_PAUSE_S": 0.02, "_LAST_WORDS_S": 0.1}.items():
+    for name, value in {
+        "_FIRST_PAUSE_S": 0.01,
+        "_LONGEST_PAUSE_S": 0.02,
+        "_LAST_WORDS_S": 0.1,
+        "_HANGS_S": 0.1,
+    }.items():
         monkeypatch.setattr(queue, name, value)
     monkeypatch.setenv(RETRY_LIMIT, "0")
 
