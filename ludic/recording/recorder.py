@@ -159,9 +159,8 @@ class Recorder:
         self._step: Step | None = None
         """The newest step, whose numbers are not stored yet."""
         self._numbers: dict[int, dict[str, Any]] = {}
-        self.version: int = 0
-        """Version of the weights that sampled rows which don't say it: after `step` the version that follows; at first
-        the newest step of the root."""
+        self._version: int | None = None
+        """None before the first step, unless the caller set it."""
         self._queue = Queue(life, url)
         self._is_open = False
         self._queue.wait_until_open(OPEN_S)
@@ -172,6 +171,19 @@ class Recorder:
                 raise StoreError(f"{url}: {self._queue.failure}") from self._queue.failure
             raise ConfigError(f"{url} can't be reached, so the name of the model is needed: model='...'")
         atexit.register(self.close)
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that sampled rows which don't say it: after `step` the version that follows.
+
+        At first it is the newest step of the root. A loop that goes on from an earlier checkpoint sets it; raises
+        ConfigError for what is no whole number from 0.
+        """
+        return self._life.newest_step if self._version is None else self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = _whole("version", version, least=0)
 
     @property
     def lost(self) -> Lost:
@@ -254,7 +266,7 @@ class Recorder:
             job = Step(step=n, version=version, rows=rows, size_bytes=size)
             number = self._queue.add(job, patience_s=_left(since + STEP_S))
             self._put_numbers()
-            self._step, self.version = job, version + 1
+            self._step, self._version = job, version + 1
             for early in [each for each in self._numbers if each < n]:
                 self._lose_numbers(early)
             self._add_numbers(n, numbers)
@@ -361,7 +373,6 @@ class Recorder:
         stored = self._life.run
         assert stored is not None
         self._run = _with({each.name: getattr(stored, each.name) for each in fields(stored)}, self._of_rows)
-        self.version = self.version if self._step is not None else max(self.version, self._life.newest_step)
         self._is_open = True
 
     def _wait(self, number: int, since: float) -> None:

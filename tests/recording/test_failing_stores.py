@@ -360,6 +360,21 @@ def test_a_store_that_can_not_be_reached_at_first_is_tried_again(
     assert not recording.lost
 
 
+def test_a_version_that_was_set_before_the_root_was_open_stays(store: type[Store], url: str):
+    with ludic.record(url, model=MODEL) as recording:
+        recording.step(7)
+    store.error = FULL
+    with ludic.record(url, model=MODEL) as recording:
+        recording.version = 2
+        store.error = None
+        while not recording._life.is_open:
+            time.sleep(0.01)
+        recording.append([group(1)])
+        with pytest.raises(ConfigError, match=r"version is 1\.5, wanted a whole number from 0"):
+            recording.version = 1.5  # type: ignore[assignment]
+    assert {row["policy_version"] for row in rows_of(url)} == {2}
+
+
 def test_rows_from_before_the_root_was_open_lack_its_extra_columns(store: type[Store], url: str):
     ludic.record(url, model=MODEL, extra_columns={"x_a": "string"}).close()
     store.error = FULL
