@@ -26,7 +26,8 @@ NUMBERS = ("1e308", "-0.0", "1e-999", "123456789012345678901234567890")
 READERS_OF_OTHER_TEXTS = {
     "files of models": """
         engines/vllm_engine.py models/weight_files.py models/folder_check.py models/families.py models/first_model.py
-        models/lora.py models/tokenizer.py training/model.py launch/before.py launch/trial.py maintenance/verify/records.py store/weights.py
+        models/lora.py models/tokenizer.py training/model.py launch/before.py launch/trial.py
+        maintenance/verify/records.py store/weights.py
     """,
     "records and values of ludic's own": """
         schema/tables.py sql/library.py sql/snapshot.py store/records.py store/files.py training/inherited_settings.py
@@ -36,6 +37,7 @@ READERS_OF_OTHER_TEXTS = {
     "what a user gives": """
         values.py config_files.py data_files.py messages.py adapters/imports/evaluations.py
         adapters/imports/records.py adapters/imports/forms.py adapters/imports/following.py
+        recording/recorder.py adapters/trl.py adapters/trl_rows.py
     """,
     "where JSON ends, which msgspec then reads": "agents/parsers.py",
     "this function": "model_json.py",

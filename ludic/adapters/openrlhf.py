@@ -16,7 +16,7 @@ returns, generate_responses and _load_agent_executor of openrlhf/trainer/ray/vll
 openrlhf/trainer/ppo_utils/samples_generator.py for how both are called. An engine is a Ray actor, and so a recorder of
 its own. Token ids are the sampler's, logprobs, too, with --algo.advantage.is_correction_level; without it vLLM is asked
 for none, and rows have capture `ids`. The trainer is another process that calls nothing here: advantages, steps and
-metrics are not recorded. What can't be recorded is named in a warning and ends nothing.
+metrics are not recorded. What can't be recorded is counted (Recorder.lost) and ends nothing.
 """
 
 import asyncio
@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from ludic.adapters.complaints import Complaints
 from ludic.errors import LudicError
 from ludic.installed import name_and_version
 from ludic.recording.recorder import Recorder, record
@@ -71,6 +70,8 @@ class _Group:
     num_samples: int = 0
     num_ended: int = 0
     is_open: bool = True
+    reason: str = "a sample failed"
+    """Why it is not recorded, if it is not."""
 
 
 class _Recording:
@@ -78,7 +79,6 @@ class _Recording:
 
     def __init__(self, recorder: Recorder, group_size: int, temperature: float, version: int) -> None:
         self._recorder, self._group_size, self._temperature = recorder, group_size, temperature
-        self._complaints = Complaints(recorder.root)
         self._version: int = version
         self._engine: Any = None
         self._open: dict[int, _Group] = {}
@@ -111,26 +111,25 @@ class _Recording:
                 row = _row(output, label)
                 group.rows.append(row | {"policy_version": version, "policy_version_last": self._version})
             except Exception as error:
-                self._complaints.say(f"a sample is not recorded: {type(error).__name__}: {error}")
+                group.reason = f"a sample is not what OpenRLHF 0.11 gives: {type(error).__name__}: {error}"
             return output
         finally:
             group.num_ended += 1
             self._append_if_whole(group)
 
     def _append_if_whole(self, group: _Group) -> None:
-        """Store a group whose samples have all ended; one with a sample that failed is named."""
+        """Store a group whose samples have all ended; one with a sample that failed is counted as lost."""
         if group.is_open or group.num_ended < group.num_samples:
             return
         if len(group.rows) < group.num_samples:
-            num_failed = group.num_samples - len(group.rows)
-            self._complaints.say(f"a group is not recorded: {num_failed} of its {group.num_samples} samples failed")
+            self._recorder.lose(1, group.num_samples, group.reason)
             return
         is_train = group.num_samples == self._group_size and group.temperature == self._temperature
         shared = {"purpose": "train" if is_train else "eval", "temperature": float(group.temperature)}
         try:
             self._recorder.append([[row | shared for row in group.rows]])
         except LudicError as error:
-            self._complaints.say(f"a group is not recorded: {error}")
+            self._recorder.lose(1, group.num_samples, str(error))
 
     def _watch(self, engine: Any) -> None:
         """Count the updates of an engine's weights: a call for each parameter, whose last argument says the last one.

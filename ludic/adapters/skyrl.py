@@ -106,7 +106,7 @@ class _Recording:
     # --- Rollouts ------------------------------------------------------------------------------------------------
 
     def _append(self, given: Mapping[str, Any], output: Mapping[str, Any]) -> None:
-        """Store the groups of one call of the generator. A group with a row that can't be stored is named."""
+        """Store the groups of one call of the generator. A group with a row that can't be stored is lost."""
         groups: dict[str, list[int]] = {}
         for place, trajectory in enumerate(given["trajectory_ids"]):
             groups.setdefault(trajectory.instance_id, []).append(place)
@@ -117,7 +117,7 @@ class _Recording:
             except InvalidBatchError as error:
                 if self._is_strict:
                     raise
-                self._complaints.say(f"a group of {len(rows)} is not recorded: {error}")
+                self._recorder.lose(1, len(rows), str(error))
                 continue
             if rows[0]["purpose"] == "train":
                 for row, rollout_id in zip(rows, rollout_ids, strict=True):

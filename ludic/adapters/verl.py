@@ -14,7 +14,7 @@ verl/experimental/agent_loop/agent_loop.py; TaskRunnerV1.init_agent_loop_manager
 is a Ray actor, and so a recorder of its own, which stores a prompt's sessions as a group when all have their reward:
 token ids, masks and versions of the weights as verl has them, and logprobs with rollout.calculate_log_probs (else
 capture is `ids`). Advantages, steps and metrics are in the trainer's process and are not recorded. What can't be
-recorded is named in a warning and ends nothing.
+recorded is counted (Recorder.lost) and ends nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from ludic.adapters.complaints import Complaints
 from ludic.installed import name_and_version
 from ludic.recording.recorder import Recorder, record
 from ludic.records import new_id
@@ -82,33 +81,34 @@ class Recording:
             "max_tokens": rollout.response_length,
         }
         self.recorder: Recorder = record(root, **known | dict(options))
-        self._config, self._complaints = rollout, Complaints(root)
+        self._config = rollout
         self._sessions: dict[str, list[list[dict[str, Any]]]] = {}
         """The rows of each session that has ended, by the uid of its prompt."""
+        self._reasons: dict[str, str] = {}
+        """Why a session of a prompt can't be recorded, by its uid."""
 
     def add(self, outputs: Sequence[Any], *, validate: bool, given: Mapping[str, Any]) -> None:
         """Keep the rows of a session; each output of its agent loop is one. given: the fields of its prompt."""
         try:
             rows = [self._row(output, outputs[-1].reward_score, given, validate=validate) for output in outputs]
         except Exception as error:
-            self._complaints.say(f"a session is not recorded: {type(error).__name__}: {error}")
+            self._reasons[given["uid"]] = f"a session is not what verl 0.9 gives: {type(error).__name__}: {error}"
             return
         episode_id = new_id()
         self._sessions.setdefault(given["uid"], []).append([row | {"episode_id": episode_id} for row in rows])
 
     def end(self, uid: str, *, validate: bool, given_n: int | None, temperature: float) -> None:
-        """Store a group whose sessions have all ended; one with a session that failed is named."""
-        sessions = self._sessions.pop(uid, [])
+        """Store a group whose sessions have all ended; one with a session that failed is counted as lost."""
+        sessions, reason = self._sessions.pop(uid, []), self._reasons.pop(uid, "a session failed")
         wanted = given_n if given_n is not None else self._config.val_kwargs.n if validate else self._config.n
         if len(sessions) < wanted:
-            num_failed = wanted - len(sessions)
-            self._complaints.say(f"a group is not recorded: {num_failed} of its {wanted} sessions failed")
+            self.recorder.lose(1, wanted, reason)
             return
         try:
             rows = [row for session in sessions for row in session]
             self.recorder.append([[row | {"temperature": float(temperature)} for row in rows]])
         except Exception as error:
-            self._complaints.say(f"a group is not recorded: {type(error).__name__}: {error}")
+            self.recorder.lose(1, wanted, f"{type(error).__name__}: {error}")
 
     def _row(self, output: Any, reward: float | None, given: Mapping[str, Any], *, validate: bool) -> dict[str, Any]:
         """Return a row. min_global_steps and max_global_steps are the versions of the weights that sampled it."""

@@ -208,7 +208,10 @@ class OfflineSource:
         rows = rows.sort_by([(name, "ascending") for name in ("root", "policy_version", "file", "row_group", "row")])
         chunks = [rows.slice(start, _ROWS_VETTED) for start in range(0, rows.num_rows, _ROWS_VETTED)]
         refused = [rollout_id for chunk in chunks for rollout_id in self._vetting.find(chunk)]
-        return rows.filter(pc.invert(pc.is_in(rows["rollout_id"], pa.array(refused, pa.string()))))
+        rows = rows.filter(pc.invert(pc.is_in(rows["rollout_id"], pa.array(refused, pa.string()))))
+        # A filter that depends on the step may keep another row later.
+        self._vetting.not_computed = self._stored.to_compute.difference(rows["rollout_id"].to_pylist())
+        return rows
 
     def count_ready_groups(self, latest_version: int | None) -> int:
         """Return more groups than any batch takes, so that workers are asked for none."""

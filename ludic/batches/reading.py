@@ -6,7 +6,7 @@ InvalidBatchError if a rollout can't be read or trained on.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -335,6 +335,8 @@ class Vetting:
         self._root, self._vocab_size = root, vocabulary_of(root)
         self.tokens: pa.Table | None = None
         """Tokens of the rows of the last look; see `read_trained`."""
+        self.not_computed: Collection[str] = ()
+        """rollout_ids of rows whose logprobs should have been computed, and were not."""
 
     def find(self, rows: pa.Table) -> list[str]:
         """Return the rollout_ids of rows that can't be trained on, and name them in the log.
@@ -342,6 +344,9 @@ class Vetting:
         rows: rollout_id, group_id, the address with root, prompt_length and response_length.
         """
         found = self._look(rows)
+        for rollout_id in rows["rollout_id"].to_pylist() if self.not_computed else ():
+            if rollout_id in self.not_computed:
+                found.setdefault(rollout_id, "response_logprobs are not computed: a filter dropped the row at first")
         if found:
             logger.warning("%s: %s; they are dropped as untrainable", self._root.url, _describe(found, rows.num_rows))
         return list(found)

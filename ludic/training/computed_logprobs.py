@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ludic.batches.reading import read_rank_batch
 from ludic.batches.source import Plan
-from ludic.distributed import bytes_from_main, num_ranks, path_on_main, rank, run_on_all
+from ludic.distributed import bytes_from_main, is_main, num_ranks, path_on_main, rank, run_on_all
 from ludic.errors import StoreError
 from ludic.models.first_model import first_model
 from ludic.run_json import run_of
@@ -41,11 +41,12 @@ _ROWS_AT_ONCE = 256
 
 
 def compute_logprobs(
-    root: Root, config: TrainConfig, mesh: DeviceMesh, find_rows: Callable[[], pa.Table]
+    root: Root, model: str | None, config: TrainConfig, mesh: DeviceMesh, find_rows: Callable[[], pa.Table]
 ) -> ReferenceIndex:
     """Compute what is missing, and return where the logprobs of all rows are.
 
-    find_rows: called on rank 0; returns the rows as OfflineSource.rows_to_compute.
+    model: another location of the run's first model. find_rows: called on rank 0; returns the rows as
+    OfflineSource.rows_to_compute.
     """
     rows = _from_bytes(bytes_from_main(lambda: _to_bytes(find_rows())))
     index = ReferenceIndex()
@@ -54,37 +55,48 @@ def compute_logprobs(
         of_root = pc.is_null(rows["root"]) if url is None else pc.equal(rows["root"], url)
         of_version = rows.filter(pc.and_(of_root, pc.equal(rows["policy_version"], version)))
         source = root if url is None else Root.open(url)
-        index.include(_compute_under(root, source, version, config, mesh, of_version))
+        find = partial(_weights_of, source, version, model if url is None else None)
+        index.include(_compute_under(root, source, version, config, mesh, of_version, find))
+        gc.collect()  # the model of the version
+        if mesh.device_type == "cuda":
+            torch.cuda.empty_cache()
     return index
 
 
 def _compute_under(
-    root: Root, source: Root, version: int, config: TrainConfig, mesh: DeviceMesh, rows: pa.Table
+    root: Root,
+    source: Root,
+    version: int,
+    config: TrainConfig,
+    mesh: DeviceMesh,
+    rows: pa.Table,
+    find_weights: Callable[[], AbstractContextManager[Path]],
 ) -> ReferenceIndex:
     """Compute rows of one version that are not stored yet; return the index of all its rows."""
     device, name = torch.device(mesh.device_type), _name_of(source, version, config)
     cached = CachedReference(_never, root, name, device, [source])
-    columns = (rows[name].to_pylist() for name in ("rollout_id", "temperature", "prompt_length", "response_length"))
-    most = config.batch.max_seq_len
-    missing = rows.filter(
-        pa.array(
-            [
-                not cached.index.has(rollout_id, temperature, length if most is None else min(length, most - prompt))
-                for rollout_id, temperature, prompt, length in zip(*columns, strict=True)
-            ],
-            pa.bool_(),
-        )
-    )
+    missing = _missing(rows, cached.index, config.batch.max_seq_len)
     if missing.num_rows:
-        logger.info("%s: computing the logprobs of %d rollouts under version %d", source.url, missing.num_rows, version)
-        with _model_of(source, version, config, mesh) as reference:
-            cached = CachedReference(reference, root, name, device, [source])
-            for start in range(0, missing.num_rows, _ROWS_AT_ONCE):
-                plan = _plan_of(missing.slice(start, _ROWS_AT_ONCE))
-                # Turns are parts of rows, whose logprobs are kept whole.
-                batch = replace(config.batch, training_unit="episode", balance_by="tokens")
-                cached(run_on_all(partial(read_rank_batch, root, batch, plan, rank(), num_ranks())).micro_batches)
+        if is_main():
+            what = "%s: computing the logprobs of %d rollouts under version %d"
+            logger.info(what, source.url, missing.num_rows, version)
+        cached = CachedReference(_model_of(source, config, mesh, find_weights), root, name, device, [source])
+        for start in range(0, missing.num_rows, _ROWS_AT_ONCE):
+            plan = _plan_of(missing.slice(start, _ROWS_AT_ONCE))
+            # Turns are parts of rows, whose logprobs are kept whole.
+            batch = replace(config.batch, training_unit="episode", balance_by="tokens")
+            cached(run_on_all(partial(read_rank_batch, root, batch, plan, rank(), num_ranks())).micro_batches)
     return cached.index
+
+
+def _missing(rows: pa.Table, index: ReferenceIndex, most: int | None) -> pa.Table:
+    """Return the rows whose logprobs are not stored, as far as max_seq_len, `most`, leaves their responses."""
+    columns = (rows[name].to_pylist() for name in ("rollout_id", "temperature", "prompt_length", "response_length"))
+    is_missing = []
+    for rollout_id, temperature, prompt, response in zip(*columns, strict=True):
+        length = response if most is None else min(response, most - prompt)
+        is_missing.append(length > 0 and not index.has(rollout_id, temperature, length))
+    return rows.filter(pa.array(is_missing, pa.bool_()))
 
 
 def _never(_: object) -> list[torch.Tensor]:
@@ -104,11 +116,12 @@ def _name_of(source: Root, version: int, config: TrainConfig) -> str:
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-@contextmanager
-def _model_of(source: Root, version: int, config: TrainConfig, mesh: DeviceMesh) -> Iterator[Reference]:
-    """Yield the Reference of a version's weights, which leave memory at the end."""
+def _model_of(
+    source: Root, config: TrainConfig, mesh: DeviceMesh, find_weights: Callable[[], AbstractContextManager[Path]]
+) -> Reference:
+    """Load a version's weights, and return their Reference."""
     dtype, run = compute_dtype(config), run_of(source)
-    with path_on_main(partial(_weights_of, source, version)) as folder:
+    with path_on_main(find_weights) as folder:
         model = load_sharded(
             folder,
             mesh,
@@ -118,25 +131,22 @@ def _model_of(source: Root, version: int, config: TrainConfig, mesh: DeviceMesh)
             longrope=run.longrope,
         )
     chunk_tokens = config.model.logprob_chunk_tokens
-    yield model_reference(model, torch.device(mesh.device_type), chunk_tokens=chunk_tokens)
-    del model
-    gc.collect()
-    if mesh.device_type == "cuda":
-        torch.cuda.empty_cache()
+    return model_reference(model, torch.device(mesh.device_type), chunk_tokens=chunk_tokens)
 
 
 @contextmanager
-def _weights_of(source: Root, version: int) -> Iterator[Path]:
-    """Yield a local folder with the weights of a version."""
+def _weights_of(source: Root, version: int, model: str | None) -> Iterator[Path]:
+    """Yield a local folder with the weights of a version. model: another location of the run's first model."""
     if version == FIRST_VERSION and not has_weights(source, version):
-        with first_model(source) as folder:
+        with first_model(source, model) as folder:
             yield folder
         return
     with temporary_folder("version") as cache:
         try:
-            yield Path(fetch_policy(source, version, cache))
+            folder = Path(fetch_policy(source, version, cache))
         except FileNotFoundError as error:
             raise StoreError(f"{error}; its weights were deleted since this trainer found them; start again") from error
+        yield folder
 
 
 def _plan_of(rows: pa.Table) -> Plan:

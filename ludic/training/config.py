@@ -529,7 +529,7 @@ class TrainConfig:
             )
         if self.batch.compute_logprobs and not self.loss.objective.needs_logprobs:
             raise ConfigError(
-                f"compute_logprobs is set, and {self.loss.objective.name} reads no logprobs of a sampler; leave it out"
+                f"compute_logprobs is set, and {self.loss.objective.name} reads no sampler's logprobs; set it to False"
             )
         if self.batch.training_unit == "turn":
             self._check_turns()

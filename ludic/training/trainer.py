@@ -189,7 +189,7 @@ def _open_trainer(
             load_checkpoint(root, resumed, model, optimizer)
         elif found is not None:
             raise StoreError(f"{root.url}/{folder_of(found)} was deleted since this trainer found it; start again")
-        computed = _compute_logprobs(root, config, mesh, main) if config.batch.compute_logprobs else None
+        computed = _compute_logprobs(first, config, mesh, main) if config.batch.compute_logprobs else None
         trainer = _Trainer(
             root=root,
             config=config,
@@ -208,13 +208,15 @@ def _open_trainer(
         yield trainer
 
 
-def _compute_logprobs(root: Root, config: TrainConfig, mesh: DeviceMesh, main: Sequence[Ownership]) -> ReferenceIndex:
+def _compute_logprobs(
+    first: "FirstModel", config: TrainConfig, mesh: DeviceMesh, main: Sequence[Ownership]
+) -> ReferenceIndex:
     def find_rows() -> pa.Table:
         source = main[0].source
         assert isinstance(source, OfflineSource), "compute_logprobs is offline"
         return source.rows_to_compute()
 
-    return compute_logprobs(root, config, mesh, find_rows)
+    return compute_logprobs(first.root, first.given, config, mesh, find_rows)
 
 
 class _Trainer:

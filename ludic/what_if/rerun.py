@@ -8,7 +8,7 @@ user has not agreed to run.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -25,11 +25,12 @@ from ludic.sql.library import load_advantage, load_filter, load_selection
 from ludic.sql.planner import BatchRules
 from ludic.store import Root, read_attempt, read_ledger
 from ludic.store.ledger import attempt_of_steps, read_rollouts
-from ludic.training.config import TrainConfig
+from ludic.training.config import Objective, TrainConfig
 from ludic.training.inherited_settings import to_config
 from ludic.training.presets import load_algorithm
 
 _MASK = "action_mask"
+_WITHOUT_RATIO = {each.name for each in get_args(Objective) if not each.needs_logprobs}
 _ROWS_TOGETHER = 1024
 """Rows of whole steps whose rollouts are read together: from a bucket, several files are read at once."""
 
@@ -62,7 +63,10 @@ def rerun(root: Root, given: Mapping[str, Any], steps: str | None = None, track:
         config = config_of(root, attempt_id, given)
         cut_at = None if other is not None else config_of(root, attempt_id, {}).batch.max_seq_len
         most = cut_at, config.batch.max_seq_len
-        replanner = Replanner(root, rules_of_step(root, config, given))
+        rules = rules_of_step(root, config, given)
+        if other is not None:  # it trained on its rows, whatever logprobs were stored of them
+            rules = replace(rules, needs_logprobs=False)
+        replanner = Replanner(root, rules)
         of_attempt = list(group)
         found = _read_steps(root, planned, of_attempt, [*replanner.columns, _MASK])
         for ledger, rollouts in track(found, len(of_attempt), f"attempt {attempt_id}"):
@@ -150,7 +154,10 @@ def config_of(root: Root, attempt_id: int, given: Mapping[str, Any]) -> TrainCon
             f"{root.url}: attempt {attempt_id} repeats the batches of {earlier['replay_batches']} without rules of its "
             "own; ask about that run"
         )
-    return to_config({**as_given(earlier, f"attempt {attempt_id} of {root.url}", "stored"), **given})
+    settings = {**as_given(earlier, f"attempt {attempt_id} of {root.url}", "stored"), **given}
+    if settings.get("objective") in _WITHOUT_RATIO:
+        settings.pop("compute_logprobs", None)  # which no setting of a what-if could take back
+    return to_config(settings)
 
 
 def _config_beside(root: Root, trainer: str, given: Mapping[str, Any]) -> TrainConfig:

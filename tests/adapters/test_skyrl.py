@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import make_model, query
+from tiny_runs import query
 
 import ludic
 from ludic.adapters.skyrl import record
@@ -29,10 +29,10 @@ class Batch(dict):
     metadata: dict[str, Any]
 
 
-def config(model: str, **sampling: Any) -> SimpleNamespace:
+def config(model_folder: str, **sampling: Any) -> SimpleNamespace:
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0} | sampling
     return SimpleNamespace(
-        trainer=SimpleNamespace(policy=SimpleNamespace(model=SimpleNamespace(path=model)), train_batch_size=2),
+        trainer=SimpleNamespace(policy=SimpleNamespace(model=SimpleNamespace(path=model_folder)), train_batch_size=2),
         environment=SimpleNamespace(env_class="gsm8k"),
         generator=SimpleNamespace(
             step_wise_trajectories=False,
@@ -55,6 +55,14 @@ class Generator:
             "rollout_logprobs": [[-0.5, -1.0], [-0.5, 0.0, -1.5], [-2.0], [-2.0]],
             "stop_reasons": ["stop", "length", "stop", "stop"],
         }
+
+
+class Odd(Generator):
+    """A logprob of the first prompt is above 0."""
+
+    async def generate(self, input_batch: dict, disable_tqdm: bool = False) -> dict:
+        output = await super().generate(input_batch, disable_tqdm)
+        return output | {"rollout_logprobs": [[-0.5, 5.0], *output["rollout_logprobs"][1:]]}
 
 
 def input_of(step: int, phase: str = "train") -> dict:
@@ -109,18 +117,13 @@ class Trainer:
             self.tracker.log({**status, "note": "x", "reward/avg": 0.625}, step=self.global_step, commit=True)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model(tmp_path_factory.mktemp("tiny") / "model")
-
-
 @pytest.mark.slow
 def test_a_trainer_of_skyrl_is_recorded_with_its_advantages_and_a_new_life_takes_steps_again(
-    tmp_path: Path, model: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
 ):
     url = str(tmp_path / "run")
     for steps in ((1, 2), (2, 3)):
-        trainer = Trainer(config(model))
+        trainer = Trainer(config(model_folder))
         recorder = record(trainer, url)
         asyncio.run(trainer.train(steps))
         recorder.close()
@@ -165,10 +168,10 @@ def test_a_trainer_of_skyrl_is_recorded_with_its_advantages_and_a_new_life_takes
 
 @pytest.mark.slow
 def test_logprobs_before_the_temperature_are_not_the_samplers_and_a_filtered_row_is_in_no_step(
-    tmp_path: Path, model: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
 ):
     url = str(tmp_path / "run")
-    trainer = Trainer(config(model, temperature=0.7))
+    trainer = Trainer(config(model_folder, temperature=0.7))
     recorder = record(trainer, url)
     asyncio.run(trainer.train([1], places=(0, 1)))
     recorder.close()
@@ -176,7 +179,7 @@ def test_logprobs_before_the_temperature_are_not_the_samplers_and_a_filtered_row
     assert query(root, "select distinct capture, temperature > 0.69 from rollouts") == [("ids", True)]
     assert query(root, "select count(*) from batches") == [(2,)]
     assert "logprobs_mode=processed_logprobs" in caplog.text
-    processed = config(model, temperature=0.7)
+    processed = config(model_folder, temperature=0.7)
     processed.generator.inference_engine.engine_init_kwargs["logprobs_mode"] = "processed_logprobs"
     other = record(trainer := Trainer(processed), str(tmp_path / "other"))
     asyncio.run(trainer.train([1]))
@@ -184,16 +187,25 @@ def test_logprobs_before_the_temperature_are_not_the_samplers_and_a_filtered_row
     assert query(Root.open(str(tmp_path / "other")), "select distinct capture from rollouts") == [(None,)]
 
 
-def test_what_can_not_be_recorded_never_ends_the_training(tmp_path: Path, model: str, caplog: pytest.LogCaptureFixture):
-    trainer = Trainer(config(model))
+def test_what_can_not_be_recorded_never_ends_the_training(
+    tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
+):
+    trainer = Trainer(config(model_folder))
     recorder = record(trainer, str(tmp_path / "run"))
     output = asyncio.run(trainer.generator.generate({"trajectory_ids": input_of(1)["trajectory_ids"]}))
     assert len(output["response_ids"]) == 4
     asyncio.run(trainer.train([1]))
+    odd = Trainer(config(model_folder))
+    odd.generator = Odd()
+    second = record(odd, str(tmp_path / "odd"))
+    asyncio.run(odd.generator.generate(input_of(1)))
+    second.close()
+    assert (second.lost.num_groups, second.lost.num_rollouts) == (1, 2)
+    assert query(Root.open(str(tmp_path / "odd")), "select count(*) from rollouts") == [(2,)]
     recorder.close()
     [warning] = [each.getMessage() for each in caplog.records if each.name == "ludic.record"]
     assert "append is not recorded: KeyError: 'batch_metadata'" in warning
-    stepwise = config(model)
+    stepwise = config(model_folder)
     stepwise.generator.step_wise_trajectories = True
     with pytest.raises(ConfigError, match="step_wise_trajectories is on"):
         record(Trainer(stepwise), str(tmp_path / "other"))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_runs import make_model, query
+from tiny_runs import query
 
 from ludic.adapters.verl import recorded, recorded_worker
 from ludic.store import Root
@@ -56,10 +56,10 @@ class Worker:
             self.put.append(kwargs["uid"])
 
 
-def config(model: str, **settings: Any) -> Config:
+def config(model_folder: str, **settings: Any) -> Config:
     rollout = {"n": 2, "temperature": 0.7, "top_p": 1.0, "top_k": -1, "response_length": 16, "name": "vllm"}
     rollout = Config(val_kwargs=SimpleNamespace(n=1), **(rollout | settings))
-    return Config(actor_rollout_ref=Config(rollout=rollout, model=SimpleNamespace(path=model)))
+    return Config(actor_rollout_ref=Config(rollout=rollout, model=SimpleNamespace(path=model_folder)))
 
 
 def prompt(uid: str, index: int, step: int = 3, **more: Any) -> dict:
@@ -78,16 +78,9 @@ async def run(worker: Any) -> None:
     await worker._run_prompt(prompt("u5", 5), {"temperature": 0.0}, trajectory=validate, trace=False)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model(tmp_path_factory.mktemp("tiny") / "model")
-
-
 @pytest.mark.slow
-def test_the_sessions_of_a_prompt_are_a_group_with_ids_masks_logprobs_and_versions(
-    tmp_path: Path, model: str, caplog: pytest.LogCaptureFixture
-):
-    worker = recorded_worker(Worker, str(tmp_path / "run"))(config(model))
+def test_the_sessions_of_a_prompt_are_a_group_with_ids_masks_logprobs_and_versions(tmp_path: Path, model_folder: str):
+    worker = recorded_worker(Worker, str(tmp_path / "run"))(config(model_folder))
     asyncio.run(run(worker))
     worker.recording.recorder.close()
     assert sorted(worker.put) == ["u1", "u1", "u2", "u2", "u2", "u2", "u3", "u4", "u5"]
@@ -111,13 +104,11 @@ def test_the_sessions_of_a_prompt_are_a_group_with_ids_masks_logprobs_and_versio
     segments = query(root, "select segment_index, list_sum(token_rewards) from rollouts where prompt_length = 3")
     assert sorted(segments) == [(1, 0.0), (1, 1.0)]  # the last row of a session has its reward
     assert query(root, "select policy_version, temperature, group_size from evals") == [(3, 0.0, 1)]
-    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "a group is not recorded: 1 of its 2 sessions failed"
-    ]
+    assert str(worker.recording.recorder.lost) == "lost: 2 rollouts in 1 group (a session failed)"
 
 
-def test_logprobs_before_the_temperature_are_not_stored(tmp_path: Path, model: str):
-    worker = recorded_worker(Worker, str(tmp_path / "run"))(config(model, name="sglang"))
+def test_logprobs_before_the_temperature_are_not_stored(tmp_path: Path, model_folder: str):
+    worker = recorded_worker(Worker, str(tmp_path / "run"))(config(model_folder, name="sglang"))
     asyncio.run(worker._run_prompt(prompt("u1", 5), {"temperature": 0.7}, trajectory={"validate": False}))
     worker.recording.recorder.close()
     assert query(Root.open(str(tmp_path / "run")), "select distinct capture from rollouts") == [("ids",)]

@@ -511,6 +511,7 @@ def test_a_run_that_began_with_the_settings_of_all_objectives_is_resumed(tmp_pat
         "tracker_samples_every": 20,
         "optimizer": "adamw",
         "replay_experts": None,
+        "compute_logprobs": False,
         **ON_CPU,
     }
     later |= dict.fromkeys(("tracker_project", "tracker_entity", "tracker_name"))

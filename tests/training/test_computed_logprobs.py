@@ -154,7 +154,7 @@ def test_without_it_nothing_is_left_and_the_error_says_what_to_do(tmp_path, batc
     twin = copied(batches[1], tmp_path / "twin")
     with pytest.raises(ConfigError, match=r"nothing to train on where .* compute them offline with compute_logprobs"):
         train_here(twin, **OFFLINE)
-    # sft reads no logprobs of a sampler: all rows are trained on, and nothing is said of a ratio
+    # sft reads no sampler's logprobs: all rows are trained on, and nothing is said of a ratio
     assert train_here(twin, **OFFLINE, objective="sft") == 3
     metrics = """
         select distinct sampler_kl, sampler_kl_k1, ratio_mean, ratio_max, ratio_p01, clip_fraction, loss > 0
@@ -167,7 +167,7 @@ def test_without_it_nothing_is_left_and_the_error_says_what_to_do(tmp_path, batc
 def test_settings_that_can_not_go_together_are_refused_by_name():
     with pytest.raises(ConfigError, match="compute_logprobs is set, and only offline training computes logprobs"):
         TrainConfig.of(compute_logprobs=True)
-    with pytest.raises(ConfigError, match="compute_logprobs is set, and sft reads no logprobs of a sampler"):
+    with pytest.raises(ConfigError, match="compute_logprobs is set, and sft reads no sampler's logprobs"):
         TrainConfig.of(compute_logprobs=True, offline=True, objective="sft")
 
 
@@ -189,6 +189,7 @@ def test_a_second_look_at_such_steps_knows_what_was_computed(tmp_path, batches):
     twin = copied(batches[1], tmp_path / "twin")
     train_here(twin, **OFFLINE, compute_logprobs=True)
     assert rerun(twin, {}, steps="2").is_ledger
+    assert rerun(twin, {"objective": "sft"}, steps="2").steps["num_new_used"].to_list() == [16]
     again = create_root(str(tmp_path / "again"), twin.record.model)
     with pytest.raises(ConfigError, match="nobody kept the sampler's logprobs of 8 of 8 rows, and a replay"):
         train_here(again, **replay_settings(twin.url), replay_batches=twin.url)
