@@ -508,3 +508,19 @@ def test_rows_that_are_lost_without_a_group_are_named_too(url: str):
     with ludic.record(url, model=MODEL) as recording:
         recording.lose(0, 2, "their rank failed")
     assert str(recording.lost) == "lost: 2 rollouts (their rank failed)"
+
+
+def test_a_step_of_more_rows_than_are_known_has_to_name_them(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recorder, "MOST_KNOWN_ROWS", 8)
+    with ludic.record(url, model=MODEL) as recording:
+        ids = [name for n in range(4) for name in recording.append([group(n)])]
+        with pytest.raises(
+            ConfigError, match="16 rows were appended since the step before, and the newest 8 are known"
+        ):
+            recording.step(1)
+        assert recording.flush()
+        recording.step(1, advantages=dict.fromkeys(ids, 1.0))
+        recording.append([group(5)])
+        recording.step(2)
+    assert [len(rows) for rows in ledger_of(url).values()] == [16, 4]
+    assert problems_of(url) == []
