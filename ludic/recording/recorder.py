@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
@@ -409,10 +409,12 @@ class Recorder:
                 self._fresh.extend(job.known)
                 self._num_fresh += len(job.known)
 
-    def _know(self, rows: Mapping[str, KnownRow]) -> None:
-        """Keep rows for steps to name, and forget the oldest ones beyond MOST_KNOWN_ROWS."""
+    def _know(self, rows: Mapping[str, KnownRow], needed: Set[str] = frozenset()) -> None:
+        """Keep rows for steps to name, and forget the oldest ones beyond MOST_KNOWN_ROWS, but none of those needed."""
         self._known.update(rows)
-        while len(self._known) > MOST_KNOWN_ROWS + len(rows):
+        for name in needed & self._known.keys():
+            self._known.move_to_end(name)
+        while len(self._known) > max(MOST_KNOWN_ROWS, len(rows), len(needed)):
             _, oldest = self._known.popitem(last=False)
             self._group_ids.discard(oldest.group.group_id)
 
@@ -444,7 +446,7 @@ class Recorder:
         self._wait(self._queue.add(job, patience_s=_left(job.until)), since)
         is_complete, found = job.is_complete, job.found
         with self._lock:
-            self._know(found)
+            self._know(found, named)
         if not is_complete and (missing := job.rollout_ids - found.keys()):
             self._queue.lose_rows_of_step(n, "rows that it names could not be looked for in time")
             named -= missing

@@ -387,7 +387,7 @@ def test_a_trainer_that_only_takes_steps_knows_and_reads_within_bounds(url: str,
             ids.append(sampler.append([group(n)]))
             assert sampler.flush()
             trainer.step(n, advantages=dict.fromkeys(ids[-1], 1.0))
-            assert len(trainer._known) <= 8 + 4
+            assert len(trainer._known) <= 8
             assert len(trainer._life._others) <= 3
         trainer.step(7, advantages={ids[0][0]: 1.0})
     assert [len(rows) for rows in ledger_of(url).values()] == [4] * 6 + [1]
