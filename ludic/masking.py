@@ -51,10 +51,16 @@ _given: set[str] = set()
 
 _AROUND = re.compile(
     r"(?i)\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b"
+    r"|\bhf_[A-Z0-9]{20,}\b"
     r"|(?<=://)[^/@\s]+(?=@)"
     r"|(?<=Bearer )[^\s'\"<>]+"
     r"|(?<=[?&;\s])(?:[\w-]*(?:signature|credential|secret|token|accesskeyid|accountkey|password)|sig)=[^&;\s'\"]+"
 )
+_FIELD = re.compile(
+    r"(?i)(?P<before>\b\w{0,40}?(?:key|token|secret|passw|credential)\w{0,40}['\"]?\s*[=:]\s*[rbu]?(?P<quote>['\"]))"
+    r"(?:\\.|(?!(?P=quote))[^\\])*(?P=quote)"
+)
+"""Matches a quoted value after the name of a secret, as dataclasses and dictionaries print it."""
 _WORD = re.compile(r"[^@\s'\"]+@?")
 _PASSWORD = re.compile(r"(?<=://)[^/?#:@\s'\"]*:(?!\d*(?:[/?#\s]|$))")
 """Matches the user before a password in a URL, but no host before its port; a password may hold a slash."""
@@ -126,9 +132,16 @@ def public_values(values: Any, name: str = "") -> Any:
         return {str(key): public_values(each, str(key)) for key, each in values.items()}
     if isinstance(values, list | tuple):
         return [public_values(each, name) for each in values]
-    if isinstance(values, str):
-        return MASK if SECRET_NAME.search(name) else mask(values)
-    return values
+    if values is None or isinstance(values, bool | int | float):
+        return values
+    if SECRET_NAME.search(name):
+        return MASK
+    return mask(values) if isinstance(values, str) else values
+
+
+def mask_fields(text: str) -> str:
+    """Mask the text of an object, such as Arguments(hub_token='hf_...'), also quoted values of names of secrets."""
+    return mask(_FIELD.sub(lambda found: f"{found['before']}{MASK}{found['quote']}", text))
 
 
 def _without_passwords(text: str) -> str:

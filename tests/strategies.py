@@ -303,7 +303,7 @@ def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
     tokens = draw(_arrays(_TOKENS, np.int32, length))
     agent_steps = draw(st.lists(_agent_steps(length), max_size=2).map(tuple))
     truncation_reason = draw(st.sampled_from([None, "max_steps", "env", "max_seq_len", "context_length"]))
-    versions = sorted(draw(st.tuples(*[st.integers(0, 2**63 - 1)] * 2)))
+    versions = sorted(draw(st.tuples(*[st.integers(0, 10**18 - 1)] * 2)))
     return Rollout.of(
         request_index=draw(_INT64),
         agent_id=draw(st.text(min_size=1, max_size=5)),

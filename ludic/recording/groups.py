@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ludic.errors import InvalidBatchError, LudicError, unknown_name
+from ludic.errors import InvalidBatchError, LudicError, one_line, unknown_name
 from ludic.messages import read_messages
 from ludic.recording.rows import episode_columns, example_id, row_arrays
 from ludic.records import AgentStep, Rollout, RolloutGroup, new_id
@@ -69,8 +69,9 @@ def _of_table(table: pa.Table, defaults: Defaults) -> tuple[list[RolloutGroup], 
     rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     members: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
-        row.setdefault("rollout_id", None)
-        row["rollout_id"] = row["rollout_id"] or new_id()
+        row["rollout_id"] = row.get("rollout_id") or new_id()
+        if not isinstance(row["group_id"], str | int):
+            raise InvalidBatchError(f"the table's column group_id is {table['group_id'].type}, wanted texts")
         members.setdefault(row["group_id"], []).append(place)
     groups = [
         _of_group([rows[place] for place in places], f"group {group_id}", defaults)
@@ -98,7 +99,14 @@ def _of_group(group: Any, where: str, defaults: Defaults) -> RolloutGroup:
     if not rows:
         raise InvalidBatchError(f"{where} is empty, wanted at least one rollout")
     are_rollouts = all(isinstance(row, Rollout) for row in rows)
-    rollouts = tuple(rows if are_rollouts else _rollouts(rows, where, defaults))
+    try:
+        rollouts = tuple(rows if are_rollouts else _rollouts(rows, where, defaults))
+    except LudicError:
+        raise
+    except Exception as error:  # of a value of a type that is never an id, a number or a list of numbers
+        raise InvalidBatchError(
+            f"{where}: a value has the wrong type, {type(error).__name__} was raised: {one_line(error)}"
+        ) from error
     return RolloutGroup(key=f"{rollouts[0].env_name}/{rollouts[0].env_example_id}", rollouts=rollouts)
 
 

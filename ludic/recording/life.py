@@ -9,10 +9,11 @@ import logging
 import os
 import re
 import socket
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
@@ -32,7 +33,7 @@ from ludic.run_json import run_of, to_json
 from ludic.schema import arrow_schema
 from ludic.settings import check_urls
 from ludic.store import Attempt, Root, write_ledger
-from ludic.store.attempts import newest_attempt, read_attempt, read_cut, record_attempt
+from ludic.store.attempts import check_not_fenced, newest_attempt, read_attempt, read_cut, record_attempt
 from ludic.store.catalogue import METRICS, RUN, MetricsName
 from ludic.store.claims import (
     change_claim,
@@ -57,6 +58,9 @@ logger = logging.getLogger(__name__)
 
 MOST_KNOWN_ROWS = 1 << 16
 """Rows that are known for steps to name: the newest that were appended, and those that were found in files."""
+_LONGEST_HOST = 100
+"""Characters of the machine's name in a worker_id, which has at most 200 in all."""
+
 # --- Jobs ----------------------------------------------------------------------------------------------------------
 
 
@@ -125,6 +129,8 @@ class Step:
     size_bytes: int
     numbers: Row | None = None
     """What its ledger says of the step, by column of the metrics table; None until the ledger is stored."""
+    lacks_rows: bool = False
+    """Whether some of its rows were lost, so that its ledger is without them."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -143,8 +149,12 @@ class Find:
     """Rows that other recorders, or earlier lives, have stored, to be found by their ids."""
 
     rollout_ids: Set[str]
-    found: Mapping[str, KnownRow] | None = None
-    """Those that are stored; None until they were looked for."""
+    until: float
+    """When to stop, in seconds of time.monotonic(): nobody waits for it any more."""
+    found: Mapping[str, KnownRow] = field(default_factory=dict)
+    """Those that are stored, as far as files were read."""
+    is_complete: bool = False
+    """Whether all files were read that may hold the others."""
     size_bytes: int = 4096
 
 
@@ -153,7 +163,7 @@ Job = Rows | Step | Numbers | Find
 
 def new_worker_id() -> str:
     """Return an id that is unique to one recorder. It follows no schedule, so it does not begin as a worker's does."""
-    host = re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())
+    host = re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())[:_LONGEST_HOST]
     return f"recorder-{host}-{os.getpid()}-{new_id()[-12:]}"
 
 
@@ -233,7 +243,7 @@ class Life:
         """Store groups of one folder. Called again after a failure, it goes on where it failed."""
         root = self.open()
         if not self._prepared:
-            table = stamped(pa.concat_tables([job.table for job in jobs]), "run_id", root.run_id)
+            table = stamped(_joined([job.table for job in jobs]), "run_id", root.run_id)
             parts = file_parts(table, self.worker_id, self._sequences[jobs[0].folder], jobs[0].folder)
             known = {row.rollout_id: row for job in jobs for row in job.known}
             self._prepared = [_Prepared(file, rows, encode_rows(rows), known) for file, rows in parts]
@@ -247,20 +257,35 @@ class Life:
         self._prepared = []
 
     def find(self, job: Find) -> None:
-        """Find stored rows that are not known any more, or never were; reads those of others first."""
-        root, found = self.open(), dict[str, KnownRow]()
-        files = sorted(list_files(root), key=lambda file: (file.worker_id == self.worker_id, -file.version))
-        for file in files:
-            if job.rollout_ids <= found.keys() | self._others.keys():
+        """Find stored rows that are not known any more, or never were, in files of others first, the newest first.
+
+        A file that can't be read is passed over: else it would keep all later jobs waiting.
+        """
+        root = self.open()
+        found = {name: self._others[name] for name in job.rollout_ids if name in self._others}
+        missing, is_complete = job.rollout_ids - found.keys(), True
+        files = list_files(root) if missing else []
+        for file in sorted(files, key=lambda file: (file.worker_id == self.worker_id, -file.version)):
+            if not missing or time.monotonic() > job.until:
                 break
-            if file.name not in self._read:
-                with suppress(SchemaError, FileNotFoundError):  # broken, or compacted just now
-                    rows = _read_known(root, file)
-                    found.update(rows)
-                    self._others.update(rows)
-                self._read.add(file.name)
-        found |= self._others
-        job.found = {name: found[name] for name in job.rollout_ids if name in found}
+            if file.name in self._read:
+                continue
+            try:
+                rows = _read_known(root, file, missing)
+            except (SchemaError, FileNotFoundError):  # broken, or compacted just now
+                rows = {}
+            except StoreError:
+                is_complete = False
+                continue
+            found |= {name: rows[name] for name in missing if name in rows}
+            missing -= rows.keys()
+            self._note_read(file, rows)
+        job.found, job.is_complete = found, not missing or (is_complete and time.monotonic() <= job.until)
+
+    def _note_read(self, file: RolloutFile, rows: Mapping[str, KnownRow]) -> None:
+        """Keep the rows of a file for later steps; old ones are read again if a step names them."""
+        self._others.update(rows)
+        self._read.add(file.name)
         while len(self._others) > MOST_KNOWN_ROWS:
             self._others.popitem(last=False)
             self._read.clear()
@@ -277,6 +302,7 @@ class Life:
         rows = _ledger(job, attempt.attempt_id)
         write_ledger(root, attempt, job.step, rows)
         self._last_step = job.step
+        job.lacks_rows = len(rows) < len(job.rows)
         job.numbers = {**_numbers(job, rows), "attempt_id": attempt.attempt_id}
 
     def put_numbers(self, job: Numbers) -> None:
@@ -300,6 +326,7 @@ class Life:
         if self._attempt is not None and step > self._last_step:
             return self._attempt
         if self._attempt is not None:
+            check_not_fenced(root, self._attempt)
             logger.warning(
                 "%s: step %d follows step %d; what was recorded of step %d and later ones is superseded",
                 *(root.url, step, self._last_step, step),
@@ -334,6 +361,11 @@ class Life:
             change_claim(self._root, self._claim, ended_at=ended_at, lost=_as_json(lost))
 
 
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return tables as one; those made before the root was open may lack its extra columns, which are null then."""
+    return pa.concat_tables(tables, promote_options="default")
+
+
 def _as_json(lost: Lost) -> dict[str, Any] | None:
     return asdict(lost) if lost else None
 
@@ -361,13 +393,16 @@ _OF_KNOWN = (
 )
 
 
-def _read_known(root: Root, file: RolloutFile) -> dict[str, KnownRow]:
-    """Return the rows of a stored file by rollout_id."""
+def _read_known(root: Root, file: RolloutFile, wanted: Set[str]) -> dict[str, KnownRow]:
+    """Return the rows of a stored file by rollout_id; of a file of more than MOST_KNOWN_ROWS only those wanted."""
     with open_parquet(root, file.name) as parquet:
         counts = row_counts(parquet)
         where = f"{root.url}/{file.name}"
         table = read_row_groups(parquet, range(len(counts)), [*_OF_KNOWN, "group_id", "env_name"], where)
     places = [(row_group, row) for row_group, count in enumerate(counts) for row in range(count)]
+    if len(places) > MOST_KNOWN_ROWS:
+        kept = pc.indices_nonzero(pc.is_in(table["rollout_id"], pa.array(wanted, pa.string())))
+        table, places = table.take(kept), [places[row] for row in kept.to_pylist()]
     groups: dict[str, KnownGroup] = {}
     found: dict[str, KnownRow] = {}
     for values, place in zip(table.to_pylist(), places, strict=True):

@@ -25,7 +25,8 @@ class Lost:
     steps_without_metrics: Sequence[tuple[int, int]] = ()
     """Steps whose numbers, or some of them, are not stored, as half-open intervals."""
     reasons: Mapping[str, int] = field(default_factory=dict)
-    """Number of groups, steps and rows of numbers by reason, of which there are some 20 at most."""
+    """Number of groups, steps and rows of numbers by reason, of which there are some 20 at most; rows without a group
+    that are counted at once are 1."""
 
     def __bool__(self) -> bool:
         return bool(self.reasons)
@@ -34,8 +35,8 @@ class Lost:
         """What was lost and why, on one line."""
         if not self:
             return "nothing was lost"
-        groups = f"{plural(self.num_rollouts, 'rollout')} in {plural(self.num_groups, 'group')}"
-        parts = [groups] if self.num_groups else []
+        groups = f" in {plural(self.num_groups, 'group')}" if self.num_groups else ""
+        parts = [f"{plural(self.num_rollouts, 'rollout')}{groups}"] if self.num_rollouts or self.num_groups else []
         parts += [f"the ledger of {_named(self.steps)}"] if self.steps else []
         parts += [f"the numbers of {_named(self.steps_without_metrics)}"] if self.steps_without_metrics else []
         return f"lost: {', '.join(parts)} ({'; '.join(self.reasons)})"
@@ -63,7 +64,7 @@ class Losses:
         self._num_rollouts += num_rollouts
         self._num_groups += len(group_ids) + num_unnamed
         self._group_ids += group_ids[: MOST_NAMED - len(self._group_ids)]
-        self._add(reason, len(group_ids) + num_unnamed)
+        self._add(reason, max(1, len(group_ids) + num_unnamed))
 
     def add_step(self, step: int, reason: str) -> None:
         """Count a step without a ledger."""

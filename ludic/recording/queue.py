@@ -23,6 +23,8 @@ MOST_BYTES = 256 << 20
 _FILE_BYTES = 64 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 """Between two tries of a job."""
+_HANGS_S = 5.0
+"""A store that did no job for so long, while somebody waited, hangs."""
 _TRIES_AT_THE_END = 3
 """Of a job that fails while the recorder is closed."""
 _LAST_WORDS_S = 2.0
@@ -42,6 +44,8 @@ class Queue:
         """Bytes of the jobs; the number of the newest job, and of the newest that is to be done at once."""
         self._since = 0.0
         """When the first job was added."""
+        self._moved_at = time.monotonic()
+        """When the last job was done, or the first one was added after that."""
         self._losses = Losses()
         self._is_closing = self._is_over = False
         self._tries_left = _TRIES_AT_THE_END
@@ -63,13 +67,18 @@ class Queue:
     def add(self, job: Job, *, patience_s: float) -> int:
         """Add a job, and return its number. Waits for room unless the store fails; without room the job is lost."""
         with self._changed:
+            if not self._has_room(job):
+                self._flushed = self._newest  # rows that wait for company would else keep their room
+                self._changed.notify_all()
             self._changed.wait_for(lambda: self._has_room(job) or self.failure or self._is_over, patience_s)
             self._newest += 1
             if self._is_over or not self._has_room(job):
                 why = "the recorder was closed" if self._is_over else f"more than {MOST_BYTES >> 20} MB waited"
                 self._lose(job, why)
+                self.suspect()
             else:
-                self._since = self._since if self._jobs else time.monotonic()
+                if not self._jobs:
+                    self._since = self._moved_at = time.monotonic()
                 self._jobs.append((self._newest, job))
                 self._size_bytes += job.size_bytes
                 self._changed.notify_all()
@@ -107,9 +116,17 @@ class Queue:
                 return not self._jobs or self._jobs[0][0] > until
 
             self._changed.wait_for(lambda: is_over() or (self.failure is not None and not is_patient), timeout_s)
-            if not is_over() and self.failure is None:
-                self._fail(StoreError(f"nothing was stored for {timeout_s:g} s"))
             return is_over()
+
+    def suspect(self) -> None:
+        """Take the store for one that fails if it does no job, so that nobody waits for it until it does one.
+
+        Called by those who waited in vain.
+        """
+        with self._changed:
+            idle_s = time.monotonic() - self._moved_at
+            if self._jobs and self.failure is None and idle_s >= _HANGS_S:
+                self._fail(StoreError(f"nothing was stored for {idle_s:.1f} s"))
 
     def wait_until_open(self, timeout_s: float) -> bool:
         """Return whether the root is open, after at most timeout_s seconds; raises `mistake`."""
@@ -126,9 +143,11 @@ class Queue:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
-        with self._changed:
-            self._give_up()
+        try:
+            self._thread.join(timeout_s)
+        finally:  # also if a person interrupts it
+            with self._changed:
+                self._give_up()
         self._thread.join(_LAST_WORDS_S)
         return self.lost
 
@@ -253,8 +272,10 @@ class Queue:
                 self._jobs.popleft()
                 if reason is not None:
                     self._lose(job, reason)
+                elif isinstance(job, Step) and job.lacks_rows:
+                    self._losses.add_step(job.step, "rows that it names were lost")
             self._in_hand = []
-            self._since = time.monotonic()
+            self._since = self._moved_at = time.monotonic()
             self._changed.notify_all()
         return True
 
@@ -270,7 +291,7 @@ class Queue:
             self._life.find(first)
         else:
             self._life.put_rows([job for job in jobs if isinstance(job, Rows)])
-        with suppress(StoreError, ReplacedRootError):  # the next job says it
+        with suppress(LudicError):  # the next job says it
             self._life.say_lost(self.lost)
 
 

@@ -11,17 +11,19 @@ import logging
 import math
 import os
 import threading
+import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from ludic.errors import ConfigError, InvalidBatchError, StoreError
-from ludic.masking import mask, public_values
+from ludic.errors import ConfigError, InvalidBatchError, StoreError, one_line
+from ludic.masking import mask, mask_fields, public_values
 from ludic.recording.groups import Defaults, plain, read_groups
 from ludic.recording.life import (
     MOST_KNOWN_ROWS,
@@ -40,7 +42,7 @@ from ludic.recording.queue import Queue
 from ludic.recording.rows import SAMPLED_WITH
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.run_config import RunConfig
-from ludic.schema import to_table, validate
+from ludic.schema import load_table, to_table, validate
 from ludic.store.files import Folder
 
 logger = logging.getLogger(__name__)
@@ -54,17 +56,8 @@ _MOST_OPEN_STEPS = 1000
 """Steps to come whose numbers are kept until then."""
 Advantages = Mapping[str, Any] | Iterable[Any] | None
 
-OWN_METRICS = (
-    *("loss", "entropy", "sampler_kl", "sampler_kl_k1", "reference_kl", "ratio_mean", "ratio_max", "ratio_p01"),
-    *("ratio_p99", "experts_changed", "clip_fraction", "preference_margin", "preference_accuracy"),
-    *("router_balance_loss", "router_z_loss", "expert_imbalance", "grad_norm", "learning_rate"),
-    *("num_seq_len_truncated", "token_imbalance", "num_pending_groups", "step_s", "wait_s", "publish_s"),
-    *("tokens_per_s", "read_s", "pack_s", "reference_s", "forward_s", "backward_s", "collectives_s", "optimizer_s"),
-    *("checkpoint_s", "model_flops", "mfu"),
-)
-"""Columns of the metrics table that a caller's numbers of these names go to; all others go to the map `other`."""
-_WHOLE = ("num_seq_len_truncated", "num_pending_groups")
-"""Those of them that are counts."""
+_METRICS = {column.name: column.type for column in load_table("metrics").columns if column.catalogue.get("recorded")}
+"""Type by name of the columns of the metrics table that a caller's numbers go to; all others go to the map `other`."""
 
 
 def record(
@@ -114,10 +107,11 @@ def record(
     """
     sampled = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
     of_rows = _given({"env": env and (env,), **sampled})
-    given = _given({"model": model, "extra_columns": None if extra_columns is None else dict(extra_columns)})
+    columns = None if extra_columns is None else dict(_mapping("extra_columns", extra_columns))
+    given = _given({"model": model, "extra_columns": columns})
     sizes = _given({"group_size": group_size, "groups_per_batch": groups_per_batch})
     run = _with({"model": "unknown", "env": ("recorded",), **given, **sizes}, of_rows)
-    config = {RECORDED: {"trainer": trainer, "settings": _as_json(public_values(settings or {}))}}
+    config = {RECORDED: {"trainer": trainer, "settings": _as_json(_mapping("settings", settings))}}
     life = Life(os.fspath(root), run if model else None, given, config, _model_folder(model_folder))
     return Recorder(life, os.fspath(root), run, of_rows, stop_on_failure=stop_on_failure)
 
@@ -159,13 +153,14 @@ class Recorder:
         self._known: OrderedDict[str, KnownRow] = OrderedDict()
         self._group_ids: set[str] = set()
         self._fresh: deque[KnownRow] = deque(maxlen=MOST_KNOWN_ROWS)
-        """Rows that were appended since the last step."""
+        """The newest rows that were appended since the last step."""
+        self._num_fresh = 0
+        """Number of all of them."""
         self._step: Step | None = None
         """The newest step, whose numbers are not stored yet."""
         self._numbers: dict[int, dict[str, Any]] = {}
-        self.version: int = 0
-        """Version of the weights that sampled rows which don't say it: after `step` the version that follows; at first
-        the newest step of the root."""
+        self._version: int | None = None
+        """None before the first step, unless the caller set it."""
         self._queue = Queue(life, url)
         self._is_open = False
         self._queue.wait_until_open(OPEN_S)
@@ -176,6 +171,19 @@ class Recorder:
                 raise StoreError(f"{url}: {self._queue.failure}") from self._queue.failure
             raise ConfigError(f"{url} can't be reached, so the name of the model is needed: model='...'")
         atexit.register(self.close)
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that sampled rows which don't say it: after `step` the version that follows.
+
+        At first it is the newest step of the root. A loop that goes on from an earlier checkpoint sets it; raises
+        ConfigError for what is no whole number from 0.
+        """
+        return self._life.newest_step if self._version is None else self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = _whole("version", version, least=0)
 
     @property
     def lost(self) -> Lost:
@@ -195,6 +203,7 @@ class Recorder:
         the table, the run's model or its vocabulary, and for a group or row that was appended before.
         """
         self._check()
+        until = time.monotonic() + STEP_S
         with self._lock:
             self._follow_root()
             defaults = Defaults(
@@ -206,7 +215,7 @@ class Recorder:
             )
             found, rollout_ids = read_groups(groups, defaults)
             if found:
-                self._append(found)
+                self._append(found, until)
         self._raise_failure()
         return rollout_ids
 
@@ -236,12 +245,18 @@ class Recorder:
         Raises ConfigError for a row that this recorder does not know, and for advantages that fit no row.
         """
         self._check()
+        since = time.monotonic()
         n = _whole("n", n, least=1)
         version = _whole("version", n - 1 if version is None else version, least=0)
-        numbers, dropped = _read_numbers(metrics or {}), dropped or {}
-        advantages, dropped = self._find(n, advantages, dropped)
+        numbers, dropped = _read_numbers(_mapping("metrics", metrics)), _mapping("dropped", dropped)
+        advantages, dropped = self._find(n, advantages, dropped, since)
         with self._lock:
             self._follow_root()
+            if not isinstance(advantages, Mapping) and self._num_fresh > len(self._fresh):
+                raise ConfigError(
+                    f"step {n}: {self._num_fresh} rows were appended since the step before, and the newest "
+                    f"{len(self._fresh)} are known; give a mapping of rollout_id to advantage"
+                )
             rows = _considered(n, advantages, dropped, self._known, list(self._fresh))
             for group in {row.row.group for row in rows if row.reason is None}:
                 group.num_uses += 1
@@ -249,37 +264,41 @@ class Recorder:
                 row.num_uses = row.row.group.num_uses
             size = sum(512 + (4 * len(row.token_advantages) if row.token_advantages is not None else 0) for row in rows)
             job = Step(step=n, version=version, rows=rows, size_bytes=size)
-            number = self._queue.add(job, patience_s=STEP_S)
+            number = self._queue.add(job, patience_s=_left(since + STEP_S))
             self._put_numbers()
-            self._step, self.version = job, version + 1
+            self._step, self._version = job, version + 1
             for early in [each for each in self._numbers if each < n]:
                 self._lose_numbers(early)
             self._add_numbers(n, numbers)
             self._fresh.clear()
-        self._queue.wait(number, STEP_S, is_patient=self._stop_on_failure)
+            self._num_fresh = 0
+        self._wait(number, since)
         self._raise_failure()
 
     def metrics(self, n: int, numbers: Mapping[str, Any]) -> None:
         """Add numbers of a step, until the next step; they are stored then, or at the end.
 
-        numbers: by name. A name of OWN_METRICS, such as loss, grad_norm or learning_rate, is the column of the metrics
-        table; all others go to its map `other`, also those of columns that ludic computes from the ledger, such as
+        numbers: by name. The name of a column of the metrics table, such as loss, grad_norm or learning_rate, is that
+        column; all others go to its map `other`, also those of columns that ludic computes from the ledger, such as
         reward_mean. None, infinities and NaN are left out. Raises ConfigError for what is no number.
         """
         self._check()
         _whole("n", n, least=1)
-        found = _read_numbers(numbers)
+        found = _read_numbers(_mapping("numbers", numbers))
         with self._lock:
             if self._step is not None and n < self._step.step:
                 self._queue.lose_numbers(n, "they came after a later step had begun")
             else:
                 self._add_numbers(n, found)
             if len(self._numbers) > _MOST_OPEN_STEPS:
-                self._lose_numbers(min(self._numbers))
+                self._lose_numbers(max(self._numbers), f"more than {_MOST_OPEN_STEPS} later steps had numbers")
 
     def lose(self, num_groups: int, num_rollouts: int, reason: str) -> None:
-        """Count groups that the caller could not give, so that `lost` says so as of those that could not be stored."""
-        self._queue.lose_groups(num_groups, num_rollouts, reason)
+        """Count groups that the caller could not give, so that `lost` says so as of those that could not be stored.
+
+        reason: why, on one line; secrets in it are masked.
+        """
+        self._queue.lose_groups(num_groups, num_rollouts, mask(reason))
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until what was appended is stored, or lost, at most timeout_s seconds; return whether it is.
@@ -306,11 +325,13 @@ class Recorder:
             for n in list(self._numbers):
                 self._lose_numbers(n)
         atexit.unregister(self.close)
-        lost = self._queue.close(CLOSE_S)
-        if lost:
-            logger.warning("%s: %s", self.root, lost)
-            if self._stop_on_failure:
-                raise StoreError(f"{self.root}: {lost}")
+        try:
+            self._queue.close(CLOSE_S)
+        finally:
+            if self.lost:
+                logger.warning("%s: %s", self.root, self.lost)
+        if self.lost and self._stop_on_failure:
+            raise StoreError(f"{self.root}: {self.lost}")
 
     def __enter__(self) -> "Recorder":
         return self
@@ -318,7 +339,11 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except StoreError:
+            if error is None:  # else it was logged, and must not hide the trainer's own error
+                raise
 
     # --- What the calls share ------------------------------------------------------------------------------------
 
@@ -348,38 +373,48 @@ class Recorder:
         stored = self._life.run
         assert stored is not None
         self._run = _with({each.name: getattr(stored, each.name) for each in fields(stored)}, self._of_rows)
-        self.version = self.version if self._step is not None else max(self.version, self._life.newest_step)
         self._is_open = True
 
-    def _append(self, groups: Sequence[RolloutGroup]) -> None:
-        self._check_new(groups)
-        batches: dict[Folder, list[RolloutGroup]] = {}
-        for group in groups:
-            is_eval = bool(group.rollouts) and group.rollouts[0].purpose == "eval"
-            batches.setdefault("evals" if is_eval else "rollouts", []).append(group)
+    def _wait(self, number: int, since: float) -> None:
+        """Wait for a job of a step that began then, in seconds of time.monotonic()."""
+        if not self._queue.wait(number, _left(since + STEP_S), is_patient=self._stop_on_failure):
+            self._queue.suspect()
+
+    def _append(self, groups: Sequence[RolloutGroup], until: float) -> None:
+        """Add groups to the queue. until: when to stop waiting for room, in seconds of time.monotonic()."""
         metadata = RolloutMetadata(worker_id=self._life.worker_id)
         extra_columns = self._run.extra_columns
         whole = RolloutBatch(groups=tuple(groups), metadata=metadata)
         tokens = validate(whole, extra_columns, vocab_size=self._life.vocab_size)
+        self._check_new(groups)
+        batches: dict[Folder, list[RolloutGroup]] = {}
+        for group in groups:
+            batches.setdefault("evals" if group.rollouts[0].purpose == "eval" else "rollouts", []).append(group)
+        jobs = []
         for folder, of_folder in batches.items():
             batch = RolloutBatch(groups=tuple(of_folder), metadata=metadata)
             joined = tokens if len(batches) == 1 else None
-            table = to_table(batch, run_id="", sequence=0, extra_columns=extra_columns, tokens=joined)
+            try:
+                table = to_table(batch, run_id="", sequence=0, extra_columns=extra_columns, tokens=joined)
+            except pa.ArrowException as error:  # a number that no float or int64 holds
+                raise InvalidBatchError(f"a column can't hold a value of its rows: {one_line(error)}") from error
             known = [row for group in of_folder for row in _known_rows(group)]
-            self._queue.add(
-                Rows(
-                    table=table,
-                    known=known,
-                    group_ids=[group.rollouts[0].group_id for group in of_folder],
-                    folder=folder,
-                ),
-                patience_s=STEP_S,
-            )
-            if folder == "rollouts":
-                self._known.update((row.rollout_id, row) for row in known)
-                self._group_ids.update(row.group.group_id for row in known)
-                self._fresh.extend(known)
-        while len(self._known) > MOST_KNOWN_ROWS:
+            group_ids = [group.rollouts[0].group_id for group in of_folder]
+            jobs.append(Rows(table=table, known=known, group_ids=group_ids, folder=folder))
+        for job in jobs:  # all fit by now, or none is added
+            self._queue.add(job, patience_s=_left(until))
+            if job.folder == "rollouts":
+                self._know({row.rollout_id: row for row in job.known})
+                self._group_ids.update(row.group.group_id for row in job.known)
+                self._fresh.extend(job.known)
+                self._num_fresh += len(job.known)
+
+    def _know(self, rows: Mapping[str, KnownRow], needed: Set[str] = frozenset()) -> None:
+        """Keep rows for steps to name, and forget the oldest ones beyond MOST_KNOWN_ROWS, but none of those needed."""
+        self._known.update(rows)
+        for name in needed & self._known.keys():
+            self._known.move_to_end(name)
+        while len(self._known) > max(MOST_KNOWN_ROWS, len(rows), len(needed)):
             _, oldest = self._known.popitem(last=False)
             self._group_ids.discard(oldest.group.group_id)
 
@@ -398,21 +433,23 @@ class Recorder:
                         "with all its rows"
                     )
 
-    def _find(self, n: int, advantages: Advantages, dropped: Mapping[str, str]) -> tuple[Advantages, Mapping[str, str]]:
-        """Look for rows that this recorder did not append; return what names rows that are known then."""
+    def _find(
+        self, n: int, advantages: Advantages, dropped: Mapping[str, str], since: float
+    ) -> tuple[Advantages, Mapping[str, str]]:
+        """Look for rows that this recorder did not append; return what names rows that are known then, or nowhere."""
         named = set(dropped) | (set(advantages) if isinstance(advantages, Mapping) else set())
         with self._lock:
-            job = Find(rollout_ids=named - self._known.keys())
+            unknown = {name for name in named - self._known.keys() if isinstance(name, str)}
+            job = Find(rollout_ids=unknown, until=since + STEP_S)
         if not job.rollout_ids:
             return advantages, dropped
-        number = self._queue.add(job, patience_s=STEP_S)
-        self._queue.wait(number, STEP_S, is_patient=self._stop_on_failure)
-        if job.found is None:
-            self._queue.lose_rows_of_step(n, f"{len(job.rollout_ids)} of its rows could not be looked for")
-            named -= job.rollout_ids
-        else:
-            with self._lock:
-                self._known.update(job.found)
+        self._wait(self._queue.add(job, patience_s=_left(job.until)), since)
+        is_complete, found = job.is_complete, job.found
+        with self._lock:
+            self._know(found, named)
+        if not is_complete and (missing := job.rollout_ids - found.keys()):
+            self._queue.lose_rows_of_step(n, "rows that it names could not be looked for in time")
+            named -= missing
         if isinstance(advantages, Mapping):
             advantages = {name: value for name, value in advantages.items() if name in named}
         return advantages, {name: reason for name, reason in dropped.items() if name in named}
@@ -430,9 +467,9 @@ class Recorder:
             self._queue.add(Numbers(of=self._step, values={**values, "other": values["other"] or None}), patience_s=0)
             self._step = None
 
-    def _lose_numbers(self, n: int) -> None:
+    def _lose_numbers(self, n: int, reason: str = "no such step was recorded") -> None:
         del self._numbers[n]
-        self._queue.lose_numbers(n, "no such step was recorded")
+        self._queue.lose_numbers(n, reason)
 
 
 def _known_rows(group: RolloutGroup) -> list[KnownRow]:
@@ -453,6 +490,11 @@ def _known_rows(group: RolloutGroup) -> list[KnownRow]:
     ]
 
 
+def _left(until: float) -> float:
+    """Return the seconds until a time of time.monotonic(), at least 0."""
+    return max(0.0, until - time.monotonic())
+
+
 # --- Arguments -----------------------------------------------------------------------------------------------------
 
 
@@ -460,6 +502,12 @@ def _whole(name: str, value: Any, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 10**18:
         raise ConfigError(f"{name} is {value!r}, wanted a whole number from {least}")
     return int(value)
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {type(value).__name__}, wanted a mapping")
+    return value or {}
 
 
 def _considered(
@@ -476,7 +524,12 @@ def _considered(
         found = {_find(n, "advantages", name, known).rollout_id: value for name, value in advantages.items()}
         rows = [(known[name], value) for name, value in found.items()]
     else:
-        values = [None] * len(fresh) if advantages is None else list(plain(advantages))
+        given = plain(advantages)
+        if given is not None and not hasattr(given, "__iter__"):
+            raise ConfigError(
+                f"step {n}: advantages is {given!r}, wanted a mapping of rollout_id to advantage, or a sequence"
+            )
+        values = [None] * len(fresh) if given is None else list(given)
         if len(values) != len(fresh):
             raise ConfigError(
                 f"step {n}: there are {len(values)} advantages, and {len(fresh)} rows were appended since the step "
@@ -533,8 +586,12 @@ def _is_finite(value: float) -> bool:
 
 
 def _as_json(settings: Mapping[str, Any]) -> Any:
-    """Return settings as JSON has them; what it can't hold is text, NaN and infinities too."""
-    return json.loads(json.dumps(settings, default=lambda value: mask(str(value))), parse_constant=str)
+    """Return settings as JSON has them, without secrets; what it can't hold is text, NaN and infinities too."""
+    try:
+        text = json.dumps(public_values(settings), default=lambda value: mask_fields(str(value)))
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"settings hold what no JSON can: {one_line(error)}") from error
+    return json.loads(text, parse_constant=str)
 
 
 def _read_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -548,10 +605,10 @@ def _read_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"metrics: {name!r} is {value!r}, wanted a number by its name")
         if not _is_finite(value):
             continue
-        if name in _WHOLE:
-            found[name] = _whole(name, int(value) if value == int(value) else value, least=0)
-        elif name in OWN_METRICS:
-            found[name] = float(value)
-        else:
+        if name not in _METRICS:
             found["other"][name] = float(value)
+        elif pa.types.is_integer(_METRICS[name]):
+            found[name] = _whole(name, int(value) if value == int(value) else value, least=0)
+        else:
+            found[name] = float(value)
     return found

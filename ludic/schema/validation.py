@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import Any, get_args
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +52,8 @@ TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", "time
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Value in the name of a folder, env=VALUE, that readers of hive partitions take for null."""
+_LONGEST_ENV = 255 - len("env=")
+"""Bytes of that VALUE, percent-encoded: filesystems refuse a folder with a longer name, however often it is tried."""
 
 
 def _is_flat(column: ArrayColumn) -> bool:
@@ -174,6 +177,10 @@ def _not_negative(column: str) -> _Rule:
 
 _RULES = (
     _Rule(("env_name",), lambda name: name != NULL_PARTITION, "wanted another: in a folder's name pandas reads null"),
+    _Rule(
+        ("env_name",), lambda name: len(quote(name, safe="")) <= _LONGEST_ENV, f"wanted {_LONGEST_ENV} bytes at most"
+    ),
+    _Rule(("policy_version",), lambda version: version < 10**18, "wanted below 10**18, as the names of files hold it"),
     *map(_not_empty, ("rollout_id", "group_id", "episode_id", "env_name", "env_example_id")),
     *map(_not_empty, ("agent_id", "parent_rollout_id", "trajectory_id")),
     *map(_not_negative, ("depth", "segment_index", "policy_version", "num_turns", "temperature")),

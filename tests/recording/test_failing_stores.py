@@ -90,9 +90,14 @@ def url(store: type[Store]) -> str:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds of a test: seconds instead of minutes."""
-    for name, value in {"OPEN_S": 0.3, "STEP_S": 0.1, "CLOSE_S": 0.5}.items():
+    for name, value in {"OPEN_S": 0.3, "STEP_S": 5.0, "CLOSE_S": 0.5}.items():
         monkeypatch.setattr(recorder, name, value)
-    for name, value in {"_FIRST_PAUSE_S": 0.01, "_LONGEST_PAUSE_S": 0.02, "_LAST_WORDS_S": 0.1}.items():
+    for name, value in {
+        "_FIRST_PAUSE_S": 0.01,
+        "_LONGEST_PAUSE_S": 0.02,
+        "_LAST_WORDS_S": 0.1,
+        "_HANGS_S": 0.1,
+    }.items():
         monkeypatch.setattr(queue, name, value)
     monkeypatch.setenv(RETRY_LIMIT, "0")
 
@@ -189,7 +194,9 @@ def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store],
     assert time.monotonic() - since < 3
     lost = recording.lost
     recording.lose(1, 2, "its ranks did not agree")
-    assert recording.lost.num_rollouts == 18
+    recording.lose(0, 2, "they could not be read")
+    assert recording.lost.num_rollouts == 20
+    assert recording.lost.reasons["they could not be read"] == 1
     assert "16 rollouts in 4 groups" in str(lost)
     assert (lost.num_rollouts, lost.num_groups, len(lost.group_ids)) == (16, 4, 4)
     assert (lost.steps, lost.steps_without_metrics) == (((3, 7),), ((2, 7),))
@@ -229,7 +236,100 @@ def test_more_than_the_memory_bound_is_lost_and_the_claim_says_so_when_the_store
     assert note.startswith("lost_by_recorders: slot 0, life 1")
 
 
-def test_a_store_that_hangs_holds_nobody_up(store: type[Store], url: str):
+def test_rows_that_wait_for_company_make_room_for_a_large_group(
+    store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(queue, "MOST_BYTES", 50_000)
+    with ludic.record(url, model=MODEL) as recording:
+        recording.append([group(1)])
+        since = time.monotonic()
+        recording.append([group(2, length=2000)])
+        assert time.monotonic() - since < 3
+        assert not recording.lost
+    assert len(rows_of(url)) == 8
+
+
+def test_a_step_says_that_rows_which_it_names_were_lost(store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch):
+    with ludic.record(url, model=MODEL) as recording:
+        train(recording, 1, 1)
+        monkeypatch.setattr(queue, "MOST_BYTES", 1)
+        store.error = FULL
+        kept, lost = recording.append([group(2)]), recording.append([group(3)])
+        store.error = None
+        assert recording.flush()
+        recording.step(2, advantages=dict.fromkeys([*kept, *lost], 1.0))
+        recording.step(3, advantages=dict.fromkeys(lost, 1.0))
+    assert [row["rollout_id"] for row in ledger_of(url)[1, 2]] == kept
+    assert ledger_of(url)[1, 3] == []
+    assert recording.lost.steps == ((2, 4),)
+    assert recording.lost.num_rollouts == 4
+    [claim] = claims_of(url)
+    assert claim.lost is not None
+    assert claim.lost["reasons"]["rows that it names were lost"] == 2
+    assert problems_of(url) == []
+
+
+def test_a_call_waits_no_longer_than_its_patience_in_all_whatever_other_threads_do(
+    store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch
+):
+    recording = ludic.record(url, model=MODEL)
+    train(recording, 1, 1)
+    assert recording.flush()
+    monkeypatch.setattr(recorder, "STEP_S", 0.4)
+    monkeypatch.setattr(queue, "MOST_BYTES", 1)
+    store.is_up.clear()
+    recording.append([group(2)])
+    seconds: list[float] = []
+
+    def append(seed: int) -> None:
+        since = time.monotonic()
+        recording.append([group(seed), group(seed + 1, purpose="eval")])
+        seconds.append(time.monotonic() - since)
+
+    threads = [threading.Thread(target=append, args=(seed,)) for seed in range(10, 18, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0.3 < max(seconds) < 1.5  # one after the other they took 3.2
+    since = time.monotonic()
+    append(20)
+    recording.step(2, advantages={"of another": 1.0})
+    assert time.monotonic() - since < 0.35
+    store.is_up.set()
+    recording.close()
+
+
+def test_a_short_flush_is_no_failure_of_the_store(store: type[Store], url: str):
+    recording = ludic.record(url, model=MODEL, stop_on_failure=True)
+    store.is_up.clear()
+    recording.append([group(1)])
+    assert not recording.flush(0.01)
+    store.is_up.set()
+    assert recording.flush()
+    recording.close()
+
+
+def test_an_interrupted_close_still_says_what_is_lost(
+    store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    recording = ludic.record(url, model=MODEL)
+    recording.append([group(1)])
+    store.is_up.clear()
+
+    def interrupt(timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recording._queue._thread, "join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            recording.close()
+    assert recording.lost.num_rollouts == 4
+    assert "lost: 4 rollouts in 1 group" in caplog.text
+
+
+def test_a_store_that_hangs_holds_nobody_up(store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recorder, "STEP_S", 0.3)
     recording = ludic.record(url, model=MODEL)
     train(recording, 1, 1)
     store.is_up.clear()
@@ -260,6 +360,36 @@ def test_a_store_that_can_not_be_reached_at_first_is_tried_again(
     assert not recording.lost
 
 
+def test_a_version_that_was_set_before_the_root_was_open_stays(store: type[Store], url: str):
+    with ludic.record(url, model=MODEL) as recording:
+        recording.step(7)
+    store.error = FULL
+    with ludic.record(url, model=MODEL) as recording:
+        recording.version = 2
+        store.error = None
+        while not recording._life.is_open:
+            time.sleep(0.01)
+        recording.append([group(1)])
+        with pytest.raises(ConfigError, match=r"version is 1\.5, wanted a whole number from 0"):
+            recording.version = 1.5  # type: ignore[assignment]
+    assert {row["policy_version"] for row in rows_of(url)} == {2}
+
+
+def test_rows_from_before_the_root_was_open_lack_its_extra_columns(store: type[Store], url: str):
+    ludic.record(url, model=MODEL, extra_columns={"x_a": "string"}).close()
+    store.error = FULL
+    with ludic.record(url, model=MODEL) as recording:
+        recording.append([group(1)])
+        store.error = None
+        while not recording._life.is_open:
+            time.sleep(0.01)
+        recording.append([group(2, x_a="web")])
+    rows = ludic.open(url).sql("select x_a, count(*) from rollouts group by all order by all nulls first").rows()
+    assert rows == [(None, 4), ("web", 4)]
+    assert not recording.lost
+    assert problems_of(url) == []
+
+
 def test_a_mistake_that_shows_when_the_store_is_back_raises_at_the_next_call(store: type[Store], url: str):
     ludic.record(url, model=MODEL).close()
     store.is_up.clear()
@@ -273,9 +403,10 @@ def test_a_mistake_that_shows_when_the_store_is_back_raises_at_the_next_call(sto
     assert rows_of(url) == []
 
 
-def test_a_caller_may_ask_to_be_stopped(store: type[Store], url: str):
+def test_a_caller_may_ask_to_be_stopped(store: type[Store], url: str, monkeypatch: pytest.MonkeyPatch):
     recording = ludic.record(url, model=MODEL, stop_on_failure=True)
     train(recording, 1, 1)
+    monkeypatch.setattr(recorder, "STEP_S", 0.1)
     store.error = FULL
     with pytest.raises(StoreError, match="No space left on device"):
         train(recording, 2, 2)

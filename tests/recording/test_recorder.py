@@ -2,7 +2,9 @@
 
 import math
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ from recorded import MODEL, claims_of, group, ledger_of, metrics_of, parents_of,
 from strategies import make_batch
 
 import ludic
-from ludic.errors import ConfigError, InvalidBatchError, ModelError, OwnedError
+from ludic.errors import ConfigError, InvalidBatchError, ModelError, OwnedError, StoreError
 from ludic.models.first_model import first_model
+from ludic.recording import life, recorder
 from ludic.records import RolloutGroup
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
@@ -26,7 +29,12 @@ def url(tmp_path: Path) -> str:
 
 
 def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
-    settings = {"lr": 1e-5, "hub_token": "hf_secret", "path": Path("data"), "nan": math.nan}
+    secrets = {
+        "args": SimpleNamespace(hub_token="abc'def", api_key=b"uvw"),
+        "password": Path("xyz"),
+        "name": f"hf_{'q' * 34}",
+    }
+    settings = {"lr": 1e-5, "hub_token": "hf_secret", "path": Path("data"), "nan": math.nan, **secrets}
     with ludic.record(url, model=MODEL, trainer="mine 1.0", settings=settings, temperature=0.7) as recorder:
         first = recorder.append([group(0), group(1, length=9)])
         recorder.step(1, advantages=dict(zip(first[1:], np.arange(7.0), strict=True)), dropped={first[0]: "too easy"})
@@ -70,7 +78,7 @@ def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
     config = ludic.Root.open(url).read("attempts/1.json").decode()
     assert '"lr": 1e-05' in config
     assert '"path": "data"' in config
-    assert "hf_secret" not in config
+    assert not [each for each in ("hf_secret", "def", "uvw", "xyz", "qqq") if each in config]
     [claim] = claims_of(url)
     assert claim.ended_at is not None
     assert claim.lost is None
@@ -140,6 +148,9 @@ def of_model(rollout: ludic.Rollout) -> ludic.Rollout:
         ({"x_source": "web"}, "column 'x_source' is unknown"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "group 0, row 0: messages: "),
         ({"agent_steps": [{"turns": 1}]}, "agent_steps: field 'turns' is unknown"),
+        ({"group_id": ["a"]}, r"group_id is \['a'\], wanted str"),
+        ({"agent_id": ["a"]}, "group 0: a value has the wrong type, TypeError was raised: unhashable type: 'list'"),
+        ({"episode_reward": 2**70}, "a column can't hold a value of its rows: "),
     ],
 )
 def test_a_bad_row_refuses_the_call_by_name_and_nothing_is_stored(
@@ -219,6 +230,10 @@ def test_a_group_or_a_row_is_appended_once(url: str):
             recorder.metrics(1, {"loss": "low"})
         with pytest.raises(ConfigError, match="n is 0, wanted a whole number from 1"):
             recorder.step(0)
+        with pytest.raises(ConfigError, match=r"step 1: advantages is 0.5, wanted a mapping of rollout_id"):
+            recorder.step(1, advantages=0.5)
+        with pytest.raises(ConfigError, match="dropped is list, wanted a mapping"):
+            recorder.step(1, dropped=["mine"])
     with pytest.raises(ConfigError, match="this recorder was closed; call"):
         recorder.append([group(1)])
 
@@ -360,4 +375,152 @@ def test_a_step_may_name_rows_that_another_recorder_or_an_earlier_life_has_store
         (old, "too old"),
     ]
     assert [(row["rollout_id"], row["num_uses"]) for row in second] == [(theirs[0], 2)]
+    assert problems_of(url) == []
+
+
+def test_a_trainer_that_only_takes_steps_knows_and_reads_within_bounds(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recorder, "MOST_KNOWN_ROWS", 8)
+    monkeypatch.setattr(life, "MOST_KNOWN_ROWS", 3)  # fewer than rows of a file
+    with ludic.record(url, model=MODEL) as sampler, ludic.record(url) as trainer:
+        ids = []
+        for n in range(1, 7):
+            ids.append(sampler.append([group(n)]))
+            assert sampler.flush()
+            trainer.step(n, advantages=dict.fromkeys(ids[-1], 1.0))
+            assert len(trainer._known) <= 8
+            assert len(trainer._life._others) <= 3
+        trainer.step(7, advantages={ids[0][0]: 1.0})
+    assert [len(rows) for rows in ledger_of(url).values()] == [4] * 6 + [1]
+    assert problems_of(url) == []
+
+
+def test_a_file_that_can_not_be_read_holds_up_no_step_that_looks_for_rows(url: str, monkeypatch: pytest.MonkeyPatch):
+    with ludic.record(url, model=MODEL) as sampler, ludic.record(url) as trainer:
+        first, second = sampler.append([group(1)]), sampler.append([group(2, policy_version=5)])
+        assert sampler.flush()
+        read = life._read_known
+
+        def fail_for_newer(root: Any, file: Any, wanted: Any) -> Any:
+            if file.version == 5:
+                raise StoreError(f"{file.name}: Permission denied")
+            return read(root, file, wanted)
+
+        monkeypatch.setattr(life, "_read_known", fail_for_newer)
+        trainer.step(1, advantages={first[0]: 1.0, second[0]: 1.0})
+        monkeypatch.setattr(life, "_read_known", read)
+        with pytest.raises(ConfigError, match="names rollout nobody, which was not appended"):
+            trainer.step(2, advantages={"nobody": 1.0})
+        trainer.step(2, advantages={second[0]: 1.0})
+    first_step, second_step = ledger_of(url).values()
+    assert [row["rollout_id"] for row in first_step] == [first[0]]
+    assert [row["rollout_id"] for row in second_step] == [second[0]]
+    assert trainer.lost.steps == ((1, 2),)
+
+
+def test_a_search_for_rows_ends_when_the_step_does_not_wait_for_it_any_more(url: str, monkeypatch: pytest.MonkeyPatch):
+    read, num_read = life._read_known, 0
+
+    def read_slowly(*given: Any) -> Any:
+        nonlocal num_read
+        num_read += 1
+        time.sleep(0.05)
+        return read(*given)
+
+    with ludic.record(url, model=MODEL) as sampler, ludic.record(url) as trainer:
+        ids = sampler.append([group(version, size=1, policy_version=version) for version in range(30)])
+        assert sampler.flush()
+        monkeypatch.setattr(life, "_read_known", read_slowly)
+        monkeypatch.setattr(recorder, "STEP_S", 0.2)
+        trainer.step(1, advantages={ids[0]: 1.0, ids[29]: 1.0})
+        assert trainer.flush()
+    assert num_read < 10
+    assert [row["rollout_id"] for row in ledger_of(url)[1, 1]] in ([], [ids[29]])
+    assert trainer.lost.steps == ((1, 2),)
+
+
+def test_numbers_of_many_steps_to_come_leave_those_of_this_step(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recorder, "_MOST_OPEN_STEPS", 3)
+    with ludic.record(url, model=MODEL) as recording:
+        recording.step(1, metrics={"loss": 1})
+        for n in range(2, 7):
+            recording.metrics(n, {"loss": n})
+        recording.step(2)
+    assert [row["loss"] for row in metrics_of(url)] == [1, 2]
+    assert recording.lost.steps_without_metrics == ((3, 7),)
+
+
+def test_what_a_caller_writes_into_its_arrays_later_does_not_reach_the_root(url: str):
+    length = 5
+    row = {
+        "prompt_tokens": np.arange(3, dtype=np.int32),
+        "response_tokens": np.arange(length, dtype=np.int32),
+        "response_logprobs": np.full(length, -0.5, np.float32) * np.array([1, 1, 1, 1, 0], np.float32),
+        "token_rewards": np.arange(length, dtype=np.float32),
+        "action_mask": np.array([True, True, True, True, False]),
+        "episode_reward": np.array(10.0),
+        "metadata": {"source": "web"},
+        "messages": [{"role": "user", "content": "hello"}],
+    }
+    advantages = np.ones(length, np.float32)
+    with ludic.record(url, model=MODEL) as recording:
+        [name] = recording.append([[row]])
+        for value in row.values():
+            if isinstance(value, np.ndarray):
+                value[...] = 0
+        row["metadata"]["source"] = row["messages"][0]["content"] = "changed"
+        recording.append([group(1)])
+        recording.step(1, advantages={name: advantages})
+        advantages[:] = 7
+    stored = rows_of(url)[0]
+    assert (stored["prompt_tokens"], stored["response_tokens"]) == ([0, 1, 2], [0, 1, 2, 3, 4])
+    assert (stored["response_logprobs"], stored["token_rewards"]) == ([-0.5] * 4 + [0], [0, 1, 2, 3, 4])
+    assert (stored["action_mask"], stored["episode_reward"]) == ([True] * 4 + [False], 10)
+    assert (stored["metadata"], stored["messages"][0]["content"]) == ([("source", "web")], "hello")
+    assert ledger_of(url)[1, 1][0]["token_advantages"] == [1] * length
+
+
+def test_a_recorder_that_is_closed_by_an_error_lets_the_error_through(url: str):
+    recording = ludic.record(url, model=MODEL, stop_on_failure=True)
+    recording.lose(1, 2, "a test")
+    with pytest.raises(KeyboardInterrupt), recording:
+        raise KeyboardInterrupt
+    recording = ludic.record(url, stop_on_failure=True)
+    recording.lose(1, 2, "a test")
+    with pytest.raises(StoreError, match="2 rollouts in 1 group"), recording:
+        pass
+
+
+def test_a_life_that_was_taken_over_does_not_take_steps_back(url: str):
+    earlier = ludic.record(url, model=MODEL)
+    earlier.step(1)
+    earlier.step(2)
+    with ludic.record(url) as later:
+        later.step(2)
+        earlier.step(2)  # its lease says so within seconds; until then it has to look
+        later.step(3)
+    earlier.close()
+    assert list(ledger_of(url)) == [(1, 1), (2, 2), (2, 3)]
+    assert earlier.lost.steps == ((2, 3),)
+    assert not later.lost
+
+
+def test_rows_that_are_lost_without_a_group_are_named_too(url: str):
+    with ludic.record(url, model=MODEL) as recording:
+        recording.lose(0, 2, "their rank failed")
+    assert str(recording.lost) == "lost: 2 rollouts (their rank failed)"
+
+
+def test_a_step_of_more_rows_than_are_known_has_to_name_them(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recorder, "MOST_KNOWN_ROWS", 8)
+    with ludic.record(url, model=MODEL) as recording:
+        ids = [name for n in range(4) for name in recording.append([group(n)])]
+        with pytest.raises(
+            ConfigError, match="16 rows were appended since the step before, and the newest 8 are known"
+        ):
+            recording.step(1)
+        assert recording.flush()
+        recording.step(1, advantages=dict.fromkeys(ids, 1.0))
+        recording.append([group(5)])
+        recording.step(2)
+    assert [len(rows) for rows in ledger_of(url).values()] == [16, 4]
     assert problems_of(url) == []

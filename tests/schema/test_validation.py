@@ -246,6 +246,24 @@ def test_a_name_that_hive_partitions_have_for_null_is_refused():
     }
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"env_name": "a" * 252}, ("env_name", "wanted 251 bytes at most")),
+        ({"env_name": "\u00fc" * 42}, ("env_name", "wanted 251 bytes at most")),
+        (
+            {"policy_version": 10**18, "policy_version_last": 10**18},
+            ("policy_version", "is 1000000000000000000, wanted below 10**18, as the names of files hold it"),
+        ),
+    ],
+)
+def test_what_a_file_can_not_have_in_its_name_is_refused(changes, expected):
+    rows = [replace(rollout, **changes) for rollout in GROUP.rollouts]
+    problems = find_problems(batch_of(group_of(*rows)))
+    assert {each.column for each in problems} == {expected[0]}
+    assert all(each.reason.endswith(expected[1]) for each in problems)
+
+
 def test_an_unknown_purpose_is_refused():
     rows = [replace(rollout, purpose="training") for rollout in GROUP.rollouts]
     assert [problem.reason for problem in find_problems(batch_of(group_of(*rows)))] == [
