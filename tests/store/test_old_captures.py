@@ -19,20 +19,23 @@ from ludic.store.parquet import encode
 MARK = {"logprobs": "absent"}
 
 
+OWN = {"x_capture": "string"}
+
+
 def old_file(worker_id: str, seed: int) -> bytes:
-    """One group of two rows as a file of rollouts 1.7; an import marked the first."""
+    """One group of two rows as a file of rollouts 1.7; an import marked the first. The run has a column of its own."""
     group = make_group(group_size=2, seed=seed)
     first, second = group.rollouts
     rows = (replace(first, metadata={**MARK, "note": "a"}), second)
     batch = RolloutBatch(groups=(replace(group, rollouts=rows),), metadata=RolloutMetadata(worker_id=worker_id))
-    table = to_table(batch, run_id="run", sequence=0).drop_columns(["capture"])
+    table = to_table(batch, run_id="run", sequence=0, extra_columns=OWN).drop_columns(["capture"])
     return encode(table.replace_schema_metadata({**table.schema.metadata, b"ludic.schema_version": b"1.7"}))
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Root:
     monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache"))
-    root = put_run(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",), extra_columns=OWN))
     for number in range(2):
         name = f"rollouts/version=0/env=moar_cats/import-{number}-0.parquet"
         root.put(name, old_file(f"import-{number}", number))
