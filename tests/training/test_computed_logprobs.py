@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from ludic.batches.config import BatchConfig
 from ludic.batches.stream import BatchStream
 from ludic.errors import ConfigError
+from ludic.launch.branch import branch_config
 from ludic.records import Rollout, RolloutBatch
 from ludic.store import RolloutWriter, Root
 from ludic.training.config import TrainConfig
@@ -190,6 +191,9 @@ def test_a_second_look_at_such_steps_knows_what_was_computed(tmp_path, batches):
     train_here(twin, **OFFLINE, compute_logprobs=True)
     assert rerun(twin, {}, steps="2").is_ledger
     assert rerun(twin, {"objective": "sft"}, steps="2").steps["num_new_used"].to_list() == [16]
+    with pytest.raises(ConfigError, match="trained on logprobs that it computed, and a branch computes none"):
+        branch_config(twin, 2, {}, from_step=1, num_steps=1)
+    assert not branch_config(twin, 2, {"objective": "sft"}, from_step=1, num_steps=1).batch.compute_logprobs
     again = create_root(str(tmp_path / "again"), twin.record.model)
     with pytest.raises(ConfigError, match="nobody kept the sampler's logprobs of 8 of 8 rows, and a replay"):
         train_here(again, **replay_settings(twin.url), replay_batches=twin.url)
