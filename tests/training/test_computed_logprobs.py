@@ -1,5 +1,8 @@
 """Rows whose sampler's logprobs were not kept train as if they had been, once they are computed by their version."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +132,22 @@ def test_computed_logprobs_are_the_samplers_and_so_is_the_gradient(tmp_path, bat
         ("text_capture", 4),
         (None, 8),
     ]
+
+
+def test_two_ranks_compute_the_same_and_take_the_same_step(tmp_path, batches):
+    one, two = (copied(batches[1], tmp_path / name) for name in ("one", "two"))
+    train_here(one, **OFFLINE, compute_logprobs=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(Path(__file__).with_name("computed_on_ranks.py")), two.url]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    stored = [dict(query(root, "select rollout_id, reference_logprobs from reference")) for root in (one, two)]
+    assert stored[0].keys() == stored[1].keys() == batches[2].keys()
+    for rollout_id, logprobs in stored[0].items():
+        assert stored[1][rollout_id] == pytest.approx(logprobs, abs=1e-5)
+    metrics = "select loss, grad_norm, sampler_kl, ratio_mean, ratio_max from metrics where step = 2"
+    assert query(two, metrics)[0] == pytest.approx(query(one, metrics)[0], rel=1e-4)
 
 
 def test_a_second_start_computes_nothing_again(tmp_path, batches, caplog):
