@@ -1,6 +1,6 @@
 .PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect trl verifiers \
-	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers clusters soak durations mutants check format docs bench \
-	gpu notebooks clean collect
+	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers clusters soak durations mutants check format docs \
+	bench gpu notebooks clean collect
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -47,7 +47,8 @@ test-all:  ## run everything, as CI does, in half an hour on two cores
 	$(MAKE) --keep-going --jobs 4 --output-sync=target $(OTHER_ENVIRONMENTS) $(addprefix timed-,check docs faults)
 	$(MAKE) timed-integration
 	$(MAKE) --keep-going --jobs 3 --output-sync=target UNIT_PROCESSES=$(PROCESSES) \
-		$(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 verifiers-legacy trl inspect 8bit light)
+		$(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 verifiers-legacy trl inspect \
+		8bit light)
 
 # A line at the end of each target, with its seconds, shows where a run is that nears its limit.
 timed-docs: .venv/docs/installed
@@ -93,6 +94,7 @@ inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its
 	.venv/inspect/bin/python -m pytest --junitxml=build/tests/$@.xml tests/adapters/exports/test_inspect_logs.py tests/adapters/imports/test_inspect.py
 
 light: .venv/light/installed  ## run what needs no extra in an environment of the package alone
+	.venv/light/bin/pip install --quiet --no-deps --force-reinstall .
 	.venv/light/bin/python -m pytest $(TWICE) --confcutdir tests/light tests/light
 
 trl: .venv/trl/installed  ## record trainers of TRL: killed and resumed, on two ranks, into stores that fail
@@ -191,7 +193,7 @@ clean:  ## remove what the other targets made
 	$(BIN)/pip --python $(@D)/bin/python install --quiet $(OVER)
 	touch $@
 
-# A copy of the package, as others install it. The S3 server of its tests runs in .venv.
+# A copy of the package, as others install it, which the target makes again. The S3 server of its tests runs in .venv.
 .venv/light/installed: .venv/installed
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --constraint constraints.txt '.[s3]' pytest pytest-rerunfailures pytest-timeout

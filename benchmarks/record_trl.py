@@ -2,9 +2,9 @@
 
     make .venv/trl/installed && .venv/trl/bin/python -m benchmarks.record_trl
 
-The model and the questions are those of against_trl.py, the settings those of trl_grpo.py. Each run is a process of its
-own; a pair runs one after the other, in an order that changes from round to round. The first steps, which warm up, are
-not counted. The root lies in the temporary folder.
+GRPO of a tiny model: 64 answers of up to 128 tokens a step. Each run is a process of its own; a pair runs one after the
+other, in an order that changes from round to round. The first steps, which warm up, are not counted. The root lies in
+the temporary folder.
 """
 
 import tempfile
@@ -15,19 +15,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from datasets import load_from_disk
-from transformers import TrainerCallback
+from datasets import Dataset
+from transformers import PrinterCallback, TrainerCallback
 
 import ludic
-from benchmarks.against_trl import make_model_and_questions
 from benchmarks.measure import in_a_process, median_ratio, print_table, with_spread
+from ludic.environments.moar_cats import FORMS, SCENES
 from ludic.flags import run_script
+from ludic.models.tiny import make_tiny_model
 
 _NUM_STEPS, _NUM_WARM = 30, 5
+_QUESTIONS = [f"write a {form} about cats {scene}" for form in FORMS for scene in SCENES]
 _SETTINGS: Mapping[str, Any] = {
     "num_generations": 8,
     "per_device_train_batch_size": 64,
-    "max_completion_length": 16,
     "learning_rate": 3e-3,
     "logging_steps": 1,
     "save_strategy": "no",
@@ -46,33 +47,34 @@ def main(quick: bool = False, rounds: int = 5) -> None:
         quick: Take a few steps in one round, to check that the benchmark works.
         rounds: Number of pairs.
     """
-    num_steps, num_rounds = (_NUM_WARM + 2, 1) if quick else (_NUM_STEPS, rounds)
+    num_steps, num_rounds, num_tokens = (_NUM_WARM + 2, 1, 8) if quick else (_NUM_STEPS, rounds, 128)
     found: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_model_and_questions(folder, num_passes=1)
+        make_tiny_model(str(folder / "model"), _QUESTIONS)
         for number in range(num_rounds):
             for is_recorded in (False, True) if number % 2 else (True, False):
                 root = folder / f"root-{number}" if is_recorded else None
-                found[is_recorded].append(in_a_process(_train, folder, root, num_steps))
+                found[is_recorded].append(in_a_process(_train, folder, root, num_steps, num_tokens))
             print(f"round {number}: {found[False][-1]:.1f} ms a step, recorded {found[True][-1]:.1f} ms", flush=True)
     rows = [[name, with_spread(found[key])] for name, key in (("TRL alone", False), ("recorded", True))]
     rows += [["ratio in a round, median", f"{median_ratio(found[True], found[False]):.3f}"]]
     print_table(f"record_trl: {num_steps - _NUM_WARM} steps of 64 rows", ["", "ms a step (lowest to highest)"], rows)
 
 
-def _train(folder: Path, root: Path | None, num_steps: int) -> float:
+def _train(folder: Path, root: Path | None, num_steps: int, num_tokens: int) -> float:
     """Return the median milliseconds of a step."""
     from trl import GRPOConfig, GRPOTrainer
 
     trainer = GRPOTrainer(
         model=str(folder / "model"),
-        reward_funcs=_on_topic,
-        train_dataset=load_from_disk(str(folder / "questions"))["train"],
-        args=GRPOConfig(output_dir=str(folder / "trl"), max_steps=num_steps, **_SETTINGS),
+        reward_funcs=_cats,
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": asked}]} for asked in _QUESTIONS]),
+        args=GRPOConfig(str(folder / "trl"), max_steps=num_steps, max_completion_length=num_tokens, **_SETTINGS),
     )
     if root is not None:
         ludic.trl.record(trainer, root)
+    trainer.remove_callback(PrinterCallback)
     clock = _Clock()
     trainer.add_callback(clock)
     trainer.train()
@@ -89,9 +91,8 @@ class _Clock(TrainerCallback):
         self.ends.append(time.perf_counter())
 
 
-def _on_topic(completions: Any, answer: Any, **columns: Any) -> list[float]:
-    texts = [completion[0]["content"].split() for completion in completions]
-    return [words.count(wanted) / max(1, len(words)) for words, wanted in zip(texts, answer, strict=True)]
+def _cats(completions: Any, **columns: Any) -> list[float]:
+    return [completion[0]["content"].split().count("cats") / 10 for completion in completions]
 
 
 if __name__ == "__main__":

@@ -88,11 +88,18 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(_MODULES[name])
-    if name not in _HOMES:
+    if name not in _MODULES and name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), _OWN_NAMES.get(name, name))
+    try:
+        if name in _MODULES:
+            return import_module(_MODULES[name])
+        return getattr(import_module(_HOMES[name]), _OWN_NAMES.get(name, name))
+    except ModuleNotFoundError as error:
+        from ludic.installed import missing_extra
+
+        if (missing := missing_extra(error)) is None:
+            raise
+        raise missing from None
 
 
 def __dir__() -> list[str]:

@@ -43,7 +43,9 @@ def require(package: str, extra: str, what: str) -> None:
 def missing_extra(error: ModuleNotFoundError) -> MissingPackageError | None:
     """Return what to say of an import that failed deep inside: which extra installs the package; None if none does."""
     package = (error.name or "").partition(".")[0]
-    return MissingPackageError(_advice(package, EXTRAS[package])) if package in EXTRAS else None
+    if package not in EXTRAS or is_installed(package):  # then it is another version of it, without this module
+        return None
+    return MissingPackageError(_advice(package, EXTRAS[package]))
 
 
 def _advice(package: str, extra: str) -> str:

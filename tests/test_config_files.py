@@ -98,6 +98,8 @@ OTHERS = (
     "make_environment.open",
     "self._recent.open",
     "fsspec.open(url, 'rb').open",
+    "self.open",
+    "self._life.open",
 )
 """Functions of this name that open no text: of the system, in bytes, and of ludic's classes."""
 

@@ -47,8 +47,10 @@ def test_no_page_installs_ludic_from_an_index_or_an_extra_that_it_lacks(page: Pa
     assert {*extras} <= {*PROJECT["optional-dependencies"]}
 
 
-def test_the_first_line_of_the_readme_installs_what_trains() -> None:
-    assert of_ludic(PAGES[0].read_text(encoding="utf-8"))[0] == ".[train]"
+def test_the_first_line_of_the_readme_s_installation_installs_what_trains() -> None:
+    before, _, installation = PAGES[0].read_text(encoding="utf-8").partition("## Run it")
+    assert of_ludic(installation)[0] == ".[train]"
+    assert of_ludic(before) == ["/path/to/ludic"]  # beside another trainer
 
 
 def test_the_rule_sees_the_lines_that_it_is_about() -> None:

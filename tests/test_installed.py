@@ -1,13 +1,17 @@
 """The version of ludic in records, installed or run from a folder of sources."""
 
 import importlib.metadata
+import re
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pytest
 
 from ludic.code.kept import record_of
 from ludic.environments.registry import source_of
-from ludic.installed import installed_version, is_installed
+from ludic.errors import ConfigError
+from ludic.installed import EXTRAS, installed_version, is_installed, missing_extra
 from ludic.sql import BatchRules
 
 
@@ -38,3 +42,23 @@ def test_a_folder_with_the_name_of_a_package_is_no_package(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     assert is_installed("numpy")
     assert not is_installed("no_such_package")
+
+
+def test_extras_are_those_that_install_the_packages():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    brought = {
+        re.split(r"[<>=\[;]", each)[0].replace("-", "_"): extra
+        for extra in ("train", "plot")
+        for each in project["optional-dependencies"][extra]
+    }
+    assert {**brought} == {**EXTRAS, "ludic_rl": "train"}
+
+
+def test_an_import_that_fails_deep_inside_says_which_extra_is_missing(monkeypatch):
+    monkeypatch.setitem(EXTRAS, "absent", "train")
+    found = missing_extra(ModuleNotFoundError("No module named 'absent.part'", name="absent.part"))
+    assert isinstance(found, ImportError)
+    assert isinstance(found, ConfigError)
+    assert str(found) == "the package absent is not installed; pip install 'ludic-rl[train]'"
+    for name in ("other", "torch.part_of_another_version"):
+        assert missing_extra(ModuleNotFoundError(f"No module named '{name}'", name=name)) is None

@@ -8,7 +8,7 @@ from ludic.cli.commands import COMMANDS
 from ludic.store.catalogue import ROWS
 
 PAGE = (Path(__file__).parents[1] / "docs/security.md").read_text(encoding="utf-8")
-PYTHON = {"connect", "scan", "fit", "grpo", "sft", "dpo"}
+PYTHON = {"connect", "scan", "record", "fit", "grpo", "sft", "dpo"}
 """Functions of the package that open a root by its URL and are no command's."""
 
 
@@ -42,6 +42,6 @@ def test_each_file_of_a_root_has_a_row_that_says_what_its_writers_could_do() -> 
 def test_each_role_is_of_known_commands_and_folders() -> None:
     known = {row.folder or row.template for row in ROWS}
     for role, commands, folders in rows_of("role"):
-        words = re.sub(r"`|--repair|ludic\.connect", "", commands).split(",")
+        words = re.sub(r"`|--repair|ludic\.connect|ludic\.record", "", commands).split(",")
         assert {word.strip() for word in words} - {""} <= COMMANDS.keys() | {"fit"}, role
         assert {name for name in re.findall(r"([\w.]+)/", folders) if name != "_delta_log"} <= known, role

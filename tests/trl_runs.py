@@ -9,6 +9,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("trl", reason="`make trl` makes an environment with TRL")
+
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback, set_seed
@@ -139,18 +143,23 @@ def train(
 
 
 def train_with_failing_rank(model: Path, folder: Path, root: str) -> None:
-    """Train, while recording fails on rank 1 from the third step on; rank 0 writes what was lost."""
+    """Train, while recording fails on rank 1 from step 3 on, in two ways; rank 0 writes what was lost."""
     trainer = make_trainer(model, folder, per_device_train_batch_size=2, max_steps=6)
     recorder = ludic.trl.record(trainer, root)
     if recorder is None:
-        row_of = adapter.row_of
+        row_of, to_bytes = adapter.row_of, adapter.to_bytes
 
         def fail(generation: Any, index: int, *args: Any) -> Any:
             if generation.version >= 2 and index:
                 raise RuntimeError("rank 1 can't")
             return row_of(generation, index, *args)
 
-        adapter.row_of = fail
+        def fail_later(rows: Any, note: Any) -> bytes:
+            if trainer.state.global_step >= 4:
+                raise RuntimeError("rank 1 sends nothing")
+            return to_bytes(rows, note)
+
+        adapter.row_of, adapter.to_bytes = fail, fail_later
     trainer.train()
     assert trainer.state.global_step == 6
     if recorder is not None:

@@ -1,8 +1,9 @@
 """Record what a trainer of TRL samples, scores and trains on into a root: `ludic.trl.record(trainer, "runs/mine")`.
 
 Methods of this one trainer are wrapped, and a callback is added; nothing of TRL is changed. Each rank keeps the rows of
-its generations until the first optimizer step that follows; then, before the optimizer moves, all ranks send theirs to
-rank 0, which stores whole groups and the ledger of the step (`ludic.record`). So a group may lie across ranks.
+its generations until the loss of the next step is computed. Then all ranks send theirs to rank 0, which stores whole
+groups and the ledger of the step (`ludic.record`) while gradients are computed, and waits for it before the optimizer
+moves. So a group may lie across ranks.
 
 A trainer's run is never ended, changed or held up by this: what fails here is caught, counted and named once in the
 log. Ranks talk in a group of their own, with a limit of time, and always make the same calls in the same order.
@@ -14,14 +15,15 @@ import functools
 import json
 import logging
 import math
-import tempfile
+import shutil
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +37,18 @@ from ludic.adapters.trl_rows import (
     LOGGED_STEPS,
     MASKED,
     Generation,
-    Sampling,
     from_bytes,
     metrics_of,
     row_of,
     to_bytes,
 )
+from ludic.adapters.trl_sampling import COLUMNS, Captures, captures_of, has_processed_logprobs
 from ludic.errors import ConfigError, InvalidBatchError
 from ludic.masking import mask
 from ludic.messages import MEDIA
 from ludic.recording import recorder as recording
 from ludic.recording.recorder import Recorder
+from ludic.temporary import make_folder
 
 _log = logging.getLogger(__name__)
 
@@ -66,23 +69,11 @@ _MOST_GENERATIONS = 4
 """Generations whose rows a step may still use; TRL itself keeps one, and takes the next in the middle of a step."""
 _MOST_EVAL_GENERATIONS = 8
 """Evaluation batches that ranks keep before they send them to rank 0."""
+_A_ROW = "a row"
 _PATIENCE = timedelta(minutes=10)
 """How long ranks wait for each other before recording stops, as long as PyTorch's own ranks do; training goes on."""
 _FLUSH_S = 10.0
 """Longest wait for the store at the end of training, in seconds."""
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "top_k": (0, -1),
-    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens"), (0,)),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
-    **dict.fromkeys(("top_p", "typical_p", "repetition_penalty", "encoder_repetition_penalty"), (1,)),
-    **dict.fromkeys(("guidance_scale", "num_beams", "num_return_sequences"), (1,)),
-    **dict.fromkeys(("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"), ()),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
-    **dict.fromkeys(("watermarking_config", "penalty_alpha", "constraints", "top_h"), ()),
-    "remove_invalid_values": (False,),
-    "do_sample": (True,),
-}
-"""Settings of generation with the values, besides None, that leave the model's own distribution unchanged."""
 
 
 # --- What a rank holds -----------------------------------------------------------------------------------------------
@@ -110,12 +101,7 @@ class _Rank:
     """Rows and used rows of one rank that rank 0 does not have yet. No communication."""
 
     trainer: Any
-    sampling: Sampling
-    train_logprobs: bool
-    """Whether a forward pass in training gives the logprobs of the distribution that was sampled from."""
-    eval_logprobs: bool
-    sampler_logprobs: bool
-    """Whether the sampler's own are of that distribution."""
+    captures: Captures
     generations: dict[int, Generation] = field(default_factory=dict)
     window: list[tuple[list[int], torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Of each micro-batch since the last optimizer step: its values of ROW, its advantages, (rows,) or (rows, T), and
@@ -148,7 +134,7 @@ class _Rank:
             reward_names=trainer.reward_func_names,
             totals=totals.numpy(),
             logged={name: of for name, of in scored.logged.items() if len(of) == num_rows},
-            sampler_logprobs=sampled if self.sampler_logprobs else None,
+            sampler_logprobs=sampled if self.captures.sampler_logprobs else None,
             trainer_logprobs=self._logprobs_at_generation(scored, output, num_rows),
             env_names=[row.get("environment") if by_environment else None for row in scored.inputs],
         )
@@ -165,7 +151,7 @@ class _Rank:
 
     @property
     def _keeps(self) -> bool:
-        return self.train_logprobs if self.trainer.model.training else self.eval_logprobs
+        return self.captures.train_logprobs if self.trainer.model.training else self.captures.eval_logprobs
 
     def add_micro_batch(self, inputs: Mapping[str, Any], logprobs: torch.Tensor | None) -> None:
         """Keep which rows the loss was computed of, and the logprobs of that pass, (rows, T), for rows without any."""
@@ -197,9 +183,9 @@ class _Rank:
         for number, generation in taken.items():
             for index in range(len(generation.completion_ids)):
                 try:
-                    row = row_of(generation, index, self.sampling)
+                    row = row_of(generation, index, self.captures.sampling)
                 except Exception as error:
-                    fail("a row", error)
+                    fail(_A_ROW, error)
                 else:
                     rows.append({**row, "place": [number, generation.first + index]})
         return rows, sum((generation.not_kept for generation in taken.values()), Counter())
@@ -234,20 +220,28 @@ class _Ranks:
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self._rank, self._num_ranks = rank, num_ranks
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        try:
+            self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"rank {rank} did not meet the other {num_ranks - 1} within {_PATIENCE}; call ludic.trl.record on "
+                f"every rank, in a process group of torch.distributed: {error}"
+            ) from error
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return what each rank sent, on rank 0; an empty list on the others."""
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._num_ranks)]
         dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
-        if self._rank:
+        if not self._rank:
+            return [data, *(self._receive(rank, int(sizes[rank])) for rank in range(1, self._num_ranks))]
+        if data:
             dist.send(_tensor(data), dst=0, group=self._group)
-            return []
-        return [data, *(self._receive(rank, int(sizes[rank])) for rank in range(1, self._num_ranks))]
+        return []
 
     def _receive(self, rank: int, size: int) -> bytes:
         received = torch.empty(size, dtype=torch.uint8)
-        dist.recv(received, src=rank, group=self._group)
+        if size:
+            dist.recv(received, src=rank, group=self._group)
         return received.numpy().tobytes()
 
     def told(self, data: bytes) -> bytes:
@@ -277,7 +271,7 @@ class _Store:
     def note(self, note: Mapping[str, Any]) -> None:
         """Count what a rank could not record, and log the name of each column whose values rows can't hold once."""
         for what, number in note["failed"].items():
-            self._recorder.lose(0, number, f"{what} could not be recorded")
+            self._recorder.lose(0, number if what == _A_ROW else 0, f"{what} could not be recorded")
         if new := sorted(set(note["not_kept"]) - self._not_kept):
             _log.warning("rows are recorded without %s: too long, no text, or not known", ", ".join(new))
             self._not_kept.update(new)
@@ -336,6 +330,10 @@ class _Store:
         self._recorder.flush(_FLUSH_S)
 
 
+_Sent = tuple[list[dict[str, Any]], dict[str, Any]]
+"""Rows of a rank, and a note of what it used and lost."""
+
+
 class _Recording(TrainerCallback):
     """Wraps one trainer's methods and is called at its steps, on each rank.
 
@@ -343,11 +341,11 @@ class _Recording(TrainerCallback):
     """
 
     def __init__(
-        self, trainer: Any, ranks: _Ranks | None, store: _Store | None, has_processed_logprobs: bool, stop: bool
+        self, trainer: Any, ranks: _Ranks | None, store: _Store | None, is_processed: bool, stop: bool
     ) -> None:
         self._trainer, self._ranks, self._store, self._stop = trainer, ranks, store, stop
-        self._has_processed_logprobs = has_processed_logprobs
-        self._rank = _Rank(trainer=trainer, **_captures(trainer, has_processed_logprobs=has_processed_logprobs))
+        self._is_processed = is_processed
+        self._rank = _Rank(trainer, captures_of(trainer, is_processed=is_processed))
         self._num_generations = self._num_eval_generations = 0
         self._scored: _Scored | None = None
         """Set while a generation is made."""
@@ -357,6 +355,10 @@ class _Recording(TrainerCallback):
         self._failed: Counter[str] = Counter()
         """Number of failures by what failed, which rank 0 does not know yet."""
         self._warned: set[str] = set()
+        self._background = ThreadPoolExecutor(1, "ludic-trl")
+        self._keeping: Future[None] | None = None
+        self._is_joined = False
+        """Whether the rows of this step were sent, before its gradients were there."""
         self._is_apart = False
         """Whether the ranks could not be joined; then none tries again, since the others may wait elsewhere."""
 
@@ -433,8 +435,14 @@ class _Recording(TrainerCallback):
         finally:
             self._is_in_loss = False
         with self._guard("a micro-batch"):
+            if self._is_joined:
+                raise RuntimeError("the loss is computed again after the last micro-batch of the step")
             self._rank.add_micro_batch(inputs, self._loss_logprobs)
         self._loss_logprobs = None
+        is_last = self._trainer.model.training and self._trainer.accelerator.sync_gradients
+        if is_last and not self._is_joined:
+            self._is_joined = True
+            self._join(self._trainer.state.global_step + 1, in_background=True)
         return loss
 
     # --- Steps of the trainer
@@ -442,13 +450,22 @@ class _Recording(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._join(None)  # rows of a run that was interrupted
         self._rank.window.clear()
+        self._is_joined = False
         self._last_logged = state.global_step
         with self._guard("the settings of sampling"):
-            captures = _captures(self._trainer, has_processed_logprobs=self._has_processed_logprobs)
-            self._rank = replace(self._rank, **captures)
+            captures = captures_of(self._trainer, is_processed=self._is_processed)
+            self._rank.captures = captures
+            if self._store is not None and not captures.has_sampler and not captures.train_logprobs:
+                _log.warning(
+                    "rows are recorded without logprobs (capture ids), which policy gradients do not train on: "
+                    "with top_p, top_k, min_p, other cuts or dropout, TRL's own are of another distribution"
+                )
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._join(state.global_step + 1)
+        if not self._is_joined:
+            self._join(state.global_step + 1)
+        self._is_joined = False
+        self._wait()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._join(None)
@@ -469,6 +486,7 @@ class _Recording(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self._store is None or not logs or not state.global_step:
             return
+        self._wait()
         with self._guard("metrics"):
             numbers = metrics_of(logs)
             if "loss" in logs:
@@ -477,8 +495,12 @@ class _Recording(TrainerCallback):
                 self._last_logged = state.global_step
             self._store.metrics(state.global_step, numbers)
 
-    def _join(self, step: int | None) -> None:
-        """Bring the rows of all ranks to rank 0, which stores them, and the ledger of a step if there is one."""
+    def _join(self, step: int | None, *, in_background: bool = False) -> None:
+        """Bring the rows of all ranks to rank 0, which stores them, and the ledger of a step if there is one.
+
+        in_background: rank 0 stores them in a thread, for which `_wait` waits; meanwhile the trainer goes backward.
+        """
+        self._wait()
         self._num_eval_generations = 0
         rows: list[dict[str, Any]] = []
         used: list[tuple[int, Any]] = []
@@ -489,114 +511,46 @@ class _Recording(TrainerCallback):
             used = self._rank.take_used() if step is not None else []
         failed, self._failed = self._failed, Counter()
         sent = self._sent(rows, {"used": used, "failed": failed, "not_kept": not_kept})
-        if self._store is None:
-            return
+        if self._store is not None and in_background:
+            self._keeping = self._background.submit(self._keep, self._store, step, sent)
+        elif self._store is not None:
+            self._keep(self._store, step, sent)
+
+    def _keep(self, store: _Store, step: int | None, sent: Sequence[_Sent | bytes]) -> None:
+        found: list[_Sent] = []
+        for each in sent:
+            with self._guard("the rows of a rank"):
+                found.append(from_bytes(each) if isinstance(each, bytes) else each)
         with self._guard("rows"):
-            for _, note in sent:
-                self._store.note(note)
-            if rows := [row for of_rank, _ in sent for row in of_rank]:
-                self._store.append(rows)
+            for _, note in found:
+                store.note(note)
+            if rows := [row for of_rank, _ in found for row in of_rank]:
+                store.append(rows)
         with self._guard("the ledger of a step"):
             if step is not None:
-                self._store.step(step, [row for _, note in sent for row in note["used"]])
+                store.step(step, [row for _, note in found for row in note["used"]])
 
-    def _sent(self, rows: list[dict[str, Any]], note: dict[str, Any]) -> list[tuple[list[dict[str, Any]], Any]]:
-        """Return what all ranks bring to this call, on rank 0: rows, and a note."""
+    def _wait(self) -> None:
+        """Wait until what was given to the background is stored, or not: the recorder says how long at most."""
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            keeping.result()
+
+    def _sent(self, rows: list[dict[str, Any]], note: dict[str, Any]) -> Sequence[_Sent | bytes]:
+        """Return what all ranks bring to this call, on rank 0."""
         if self._ranks is None:
             return [(rows, note)]
         data = b""
         with self._guard("rows"):
             data = to_bytes(rows, note)
-        if not self._is_apart:
-            try:
-                return [from_bytes(each) for each in self._ranks.gather(data) if each]
-            except Exception as error:
-                self._is_apart = True
-                self._fail("what the ranks hold", error)
-        return [([], {"used": [], "not_kept": {}, "failed": {"rows of rank 0, which alone are no groups,": len(rows)}})]
-
-
-# --- What the trainer samples from -----------------------------------------------------------------------------------
-
-_COLUMNS = ("temperature", "top_p", "top_k")
-"""Settings of sampling that have columns; others that change the distribution are metadata of the rows."""
-
-
-def _captures(trainer: Any, *, has_processed_logprobs: bool) -> dict[str, Any]:
-    """Return the settings of sampling for `_Rank`, and which logprobs are those of the distribution sampled from.
-
-    TRL divides the logits of its own passes by the temperature, and applies no other setting to them.
-    """
-    settings = _vllm_settings(trainer) if trainer.use_vllm else _transformers_settings(trainer)
-    changed = sorted(name for name, value in settings.items() if _changes(name, value))
-    if settings["temperature"] != trainer.temperature:  # set in generation_kwargs, of which TRL's passes know nothing
-        changed.append("temperature")
-    is_own = getattr(trainer, "rollout_func", None) is not None
-    has_dropout = _has_dropout(trainer.model)
-    if changed or is_own or (has_dropout and not trainer.use_vllm):
-        reasons = [*changed, *["rollout_func"] * is_own, *["dropout"] * has_dropout]
-        _log.info("logprobs of the trainer's own passes are not kept, because of %s", ", ".join(reasons))
-    return {
-        "sampling": Sampling(
-            columns={
-                "temperature": float(settings["temperature"]),
-                "top_p": 1.0 if settings["top_p"] is None else float(settings["top_p"]),
-                "top_k": max(settings["top_k"] or 0, 0) or None,
-                "max_tokens": trainer.max_completion_length,
-                "engine": _engine(trainer),
-            },
-            metadata={name: str(settings[name]) for name in changed if name not in _COLUMNS},
-            stop_tokens=frozenset([*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]),
-        ),
-        "train_logprobs": not changed and not is_own and not has_dropout,
-        "eval_logprobs": not changed and not is_own,
-        "sampler_logprobs": is_own or has_processed_logprobs or (not changed and settings["temperature"] == 1),
-    }
-
-
-def _changes(name: str, value: Any) -> bool:
-    """Return whether a setting of generation, besides temperature, changes the distribution that is sampled from."""
-    return name in _NEUTRAL and value not in (None, [], {}, *_NEUTRAL[name])
-
-
-def _transformers_settings(trainer: Any) -> dict[str, Any]:
-    """Return the settings of generation as transformers completes them: what TRL leaves out is the model's own."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config, _ = model._prepare_generation_config(trainer.generation_config)
-    return dict(config.to_dict())
-
-
-def _vllm_settings(trainer: Any) -> dict[str, Any]:
-    names = (*_COLUMNS, "min_p", "repetition_penalty")
-    return {**{name: getattr(trainer, name) for name in names}, **(trainer.args.generation_kwargs or {})}
-
-
-def _has_processed_logprobs(trainer: Any) -> bool:
-    """Return whether vLLM's logprobs are those after temperature and cuts; TRL's own engine is started so."""
-    if not trainer.use_vllm or trainer.vllm_mode != "server":
-        return True
-    settings = trainer.vllm_generation.vllm_client.get_server_info()
-    return bool(settings["model_config"]["logprobs_mode"] == "processed_logprobs")
-
-
-def _has_dropout(model: torch.nn.Module) -> bool:
-    """Return whether a pass in training drops activations: then two passes of the same weights differ."""
-    return any(
-        isinstance(value, float) and value > 0 and ("drop" in name or (name == "p" and "Drop" in type(module).__name__))
-        for module in model.modules()
-        for name, value in vars(module).items()
-    )
-
-
-def _engine(trainer: Any) -> str | None:
-    if getattr(trainer, "rollout_func", None) is not None:
-        return None
-    name = "vllm" if trainer.use_vllm else "transformers"
-    try:
-        return f"{name} {version(name)}"
-    except PackageNotFoundError:  # a server of vLLM elsewhere
-        return name
+        if self._is_apart:
+            return [([], {"used": [], "not_kept": {}, "failed": {_A_ROW: len(rows)}})]
+        try:
+            return [each for each in self._ranks.gather(data) if each]
+        except Exception as error:
+            self._is_apart = True
+            self._fail("what the ranks hold", error)
+            return []
 
 
 # --- Start -----------------------------------------------------------------------------------------------------------
@@ -623,7 +577,7 @@ def record(trainer: Any, root: str | Path, *, env: str = "recorded", stop_on_fai
     said: dict[str, Any] = {"error": None, "processed": True}
     if not rank:
         try:
-            said["processed"] = _has_processed_logprobs(trainer)
+            said["processed"] = has_processed_logprobs(trainer)
             recorder = _start(trainer, root, env, stop_on_failure)
         except Exception as error:
             if ranks is None:
@@ -642,9 +596,9 @@ def record(trainer: Any, root: str | Path, *, env: str = "recorded", stop_on_fai
     return recorder
 
 
-def _finish(recording: "weakref.ref[_Recording]") -> None:
+def _finish(reference: "weakref.ref[_Recording]") -> None:
     """Store the rows of a step that an error ended, before the recorder is closed; alone, ranks can't do so."""
-    if (own := recording()) is not None:
+    if (own := reference()) is not None:
         own.finish()
 
 
@@ -676,7 +630,7 @@ def _start(trainer: Any, root: str | Path, env: str, stop_on_failure: bool) -> R
     args = trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = model.config.name_or_path or type(model).__name__
-    sampled_with = _captures(trainer, has_processed_logprobs=True)["sampling"].columns
+    sampled_with = captures_of(trainer, is_processed=True).sampling.columns
     rows_a_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     return recording.record(
         root,
@@ -688,7 +642,7 @@ def _start(trainer: Any, root: str | Path, env: str, stop_on_failure: bool) -> R
         stop_on_failure=stop_on_failure,
         group_size=trainer.num_generations,
         groups_per_batch=max(1, rows_a_step // trainer.num_generations),
-        **{name: sampled_with[name] for name in (*_COLUMNS, "max_tokens")},
+        **{name: sampled_with[name] for name in (*COLUMNS, "max_tokens")},
     )
 
 
@@ -701,8 +655,9 @@ def _model_folder(trainer: Any, model: Any, name: str) -> str:
         folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, local_files_only=True))
         if (folder / "config.json").is_file():
             return str(folder)
-    own = tempfile.TemporaryDirectory(prefix="ludic-trl-")
-    atexit.register(own.cleanup)  # after the recorder's end: a root that can't be reached now is opened later
-    model.config.save_pretrained(own.name)
-    trainer.processing_class.save_pretrained(own.name)
-    return own.name
+    own = make_folder("trl")
+    # After the recorder's end: a root that can't be reached now is opened later.
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    model.config.save_pretrained(own)
+    trainer.processing_class.save_pretrained(own)
+    return str(own)

@@ -99,8 +99,10 @@ class Generation:
 def row_of(generation: Generation, index: int, sampling: Sampling) -> dict[str, Any]:
     """Return a row of a generation, as columns of the rollouts table.
 
-    A value that a row can't hold is counted in `generation.not_kept`.
+    A value that a row can't hold is counted in `generation.not_kept`. Raises RefusedRecordError for a row with images:
+    without them its tokens mean something else.
     """
+    _check_media(generation, index)
     response = np.asarray(generation.completion_ids[index], np.int32)
     mask = None if generation.tool_masks is None else np.asarray(generation.tool_masks[index], bool)
     capture, logprobs = _logprobs(generation, index, len(response), mask)
@@ -131,6 +133,17 @@ def row_of(generation: Generation, index: int, sampling: Sampling) -> dict[str, 
         **_texts(generation, index, sampling),
     }
     return {name: value for name, value in row.items() if value is not None or name == "episode_reward"}
+
+
+def _check_media(generation: Generation, index: int) -> None:
+    columns = [name for name in MEDIA if generation.inputs[index].get(name)]
+    texts = (generation.prompts[index], generation.completions[index])
+    messages = (message for text in texts if not isinstance(text, str) for message in text)
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    columns += [part["type"] for part in parts if isinstance(part, Mapping) and part.get("type") in MEDIA]
+    if columns:
+        raise RefusedRecordError(f"it has {columns[0]}, and a root holds texts and tokens alone")
 
 
 def _logprobs(
@@ -182,7 +195,6 @@ def _agent_steps(mask: np.ndarray | None, messages: Sequence[Message]) -> Iterat
 def _texts(generation: Generation, index: int, sampling: Sampling) -> dict[str, Any]:
     """Return `wanted` and `metadata` of a row: columns of the data set, and what reward functions logged."""
     values = {name: value for name, value in generation.inputs[index].items() if name not in _NOT_METADATA}
-    generation.not_kept.update(name for name in generation.inputs[index] if name in MEDIA)
     name = next((name for name in WANTED if values.get(name) is not None), None)
     wanted = None if name is None else _as_text(values[name])
     if wanted is not None and name is not None:
@@ -237,6 +249,9 @@ _ARRAYS = {
 }
 
 
+_RECORDS = {"messages": tuple[Message, ...], "agent_steps": list[AgentStep]}
+
+
 def to_bytes(rows: Sequence[Mapping[str, Any]], note: Mapping[str, Any]) -> bytes:
     """Return rows and a note of JSON values as an Arrow IPC stream."""
     columns = {name: pa.array([row.get(name) for row in rows], of) for name, of in _ARRAYS.items()}
@@ -256,6 +271,8 @@ def from_bytes(data: bytes) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     for number, text in enumerate(table["others"].to_pylist()):
         arrays = {name: table[name][number].values for name in _ARRAYS if table[name][number].is_valid}
         row = {name: values.to_numpy(zero_copy_only=False) for name, values in arrays.items()} | json.loads(text)
-        row["messages"] = msgspec.convert(row["messages"], tuple[Message, ...])
+        for name, kind in _RECORDS.items():
+            if name in row:
+                row[name] = msgspec.convert(row[name], kind)
         rows.append(row)
     return rows, json.loads(table.schema.metadata[b"note"])

@@ -215,11 +215,15 @@ def read_folder(folder: str | Path) -> FolderTokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise NeedsTransformersError("it has no tokenizer.json")
+    if any(folder.glob("*tekken*.json")):
+        raise NeedsTransformersError("it has files of mistral-common, which are taken where that is installed")
     config = _config_of(folder)
     model = _json(folder / "config.json")
     text = file.read_text(encoding="utf-8")
-    classes = {config.pop("tokenizer_class", None), OVERRULED.get(model.get("model_type") or "")} - {None}
-    told = {key for key, value in config.items() if value} & _UNREAD | {"model_name", "tokenizer_class"} & {*model}
+    own = config.pop("tokenizer_class", None)
+    classes = {own, OVERRULED.get(model.get("model_type") or "")} - {None}
+    told = {key for key, value in config.items() if value} & _UNREAD
+    told |= {"model_name"} & {*model} | ({"tokenizer_class"} & {*model} if own is None else set())
     if told or not classes:
         raise NeedsTransformersError(f"its class depends on {', '.join(sorted(told)) or 'the type of its model'}")
     for name in classes:

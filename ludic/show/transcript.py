@@ -128,12 +128,13 @@ def print_found(console: Console, found: Found, look: Look) -> None:
         for part in rollout_parts(found, look, load_token_reader(found.root), legend=is_coloured):
             console.print(part)
     else:
-        _print_group(console, found.rows, found.uses, look)
+        reader = None if all(row["messages"] for row in found.rows) else load_token_reader(found.root)
+        _print_group(console, [_with_messages(row, reader) for row in found.rows], found.uses, look)
 
 
 def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool = True) -> Iterator[RenderableType]:
     """Yield all that is known of a rollout, from top to bottom. legend: explain the colours of its tokens."""
-    row, uses = found.rows[0], found.uses
+    row, uses = _with_messages(found.rows[0], reader), found.uses
     yield pairs({name: _shorten(value, look) for name, value in _summary(row, uses).items()})
     if len(found.episode) > 1:
         yield _rule("episode")
@@ -157,6 +158,16 @@ def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool
         yield pairs(_code_lines(found.code))
     yield _rule("origin")
     yield pairs({name: _shorten(value, look) for name, value in _origin(row).items()})
+
+
+def _with_messages(row: dict[str, Any], reader: TokenReader | None) -> dict[str, Any]:
+    """Return a row; one that another program recorded without messages gets the texts of its tokens as such."""
+    if row["messages"] or reader is None:
+        return row
+    empty: dict[str, Any] = {"name": None, "tool_calls": [], "reasoning": None, "tool_call_id": None}
+    texts = {"prompt": row["prompt_tokens"], "assistant": row["response_tokens"]}
+    made = [{**empty, "role": role, "content": "".join(reader(tokens))} for role, tokens in texts.items()]
+    return {**row, "messages": made}
 
 
 def _rule(title: str) -> Rule:

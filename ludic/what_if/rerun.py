@@ -63,7 +63,10 @@ def rerun(root: Root, given: Mapping[str, Any], steps: str | None = None, track:
         config = config_of(root, attempt_id, given)
         cut_at = None if other is not None else config_of(root, attempt_id, {}).batch.max_seq_len
         most = cut_at, config.batch.max_seq_len
-        replanner = Replanner(root, rules_of_step(root, config, given))
+        rules = rules_of_step(root, config, given)
+        if other is not None:  # it trained on its rows, whatever logprobs were stored of them
+            rules = replace(rules, needs_logprobs=False)
+        replanner = Replanner(root, rules)
         of_attempt = list(group)
         found = _read_steps(root, planned, of_attempt, [*replanner.columns, _MASK])
         for ledger, rollouts in track(found, len(of_attempt), f"attempt {attempt_id}"):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,10 @@ from ludic.store.records import encode_record
 
 pytestmark = pytest.mark.slow
 
+PAGE = (Path(__file__).parents[2] / "docs/record.md").read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(line)[1:] for line in re.findall(r"ludic (?:sql|bisect|what-if|report) runs/mine [^`\n]*", PAGE)
+]
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
@@ -66,6 +71,17 @@ def test_the_report_has_the_trainer_s_settings_and_numbers(ludic, recorded: str,
     assert "Throughput" in missing.partition("Environments")[0]
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_commands_of_the_page_run(
+    ludic, recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/mine").symlink_to(recorded)
+    result = ludic(*command)
+    assert (result.code, result.err) == (0, "")
+
+
 def test_the_viewer_opens_it(ludic, recorded: str, tmp_path: Path) -> None:
     assert ludic("view", recorded, "--picture", tmp_path / "view.svg").code == 0
     assert f"trained&#160;by&#160;{TRAINER.replace(' ', '&#160;')}" in (tmp_path / "view.svg").read_text()
@@ -85,9 +101,21 @@ def test_a_rollout_is_shown_as_text_with_what_was_kept_of_it(ludic, recorded: st
     by_version = run.sql("select policy_version, min(rollout_id) as id from rollouts group by all order by all")["id"]
     of_trainer, of_ids = ludic("show", recorded, by_version[0]), ludic("show", recorded, by_version[2], "--tokens")
     assert "cats play <eos>" in of_trainer.out
-    assert "logprobs of the trainer's own forward pass" in " ".join(of_trainer.out.split())
-    assert "its logprobs were not kept" in " ".join(of_ids.out.split())
+    assert "logprobs of a trainer's forward pass" in " ".join(of_trainer.out.split())
+    assert "logprobs nobody kept the sampler's" in " ".join(of_ids.out.split())
     assert re.search(r"'cats'\s+-\s+-\s+0\s+yes", of_ids.out)
+
+
+def test_rows_without_messages_are_shown_by_their_tokens(ludic, copied: Path) -> None:
+    run = package.open(str(copied))
+    (row,) = run.sql("from rollouts order by rollout_id limit 1").to_dicts()
+    with package.record(copied, trainer=TRAINER) as recorder:
+        tokens = {name: row[name] for name in ("prompt_tokens", "response_tokens")}
+        recorder.append([[{**tokens, "episode_reward": reward} for reward in (0.0, 1.0)]])
+    (group_id,) = run.sql("select group_id from groups where group_size = 2")["group_id"]
+    shown = ludic("show", copied, group_id).out
+    assert "prompt  <|user|> what is 1 plus 0 <eos> <|assistant|>" in shown
+    assert shown.count("cats play <eos>") == 2
 
 
 def test_what_if_compares_with_the_advantages_that_the_trainer_used(ludic, recorded: str) -> None:
@@ -189,6 +217,8 @@ def test_rows_that_were_sampled_again_are_left_out_by_a_semi_join(recorded: str)
         "select count(*) from rollouts semi join batches using (rollout_id) order by n"
     )
     assert counts["n"].to_list() == [NUM_STEPS * SAMPLES, (NUM_STEPS + KILLED_AFTER - RESUMED_AT + 1) * SAMPLES]
+    once = run.sql("select step, loss from metrics semi join batches using (attempt_id, step) order by step")
+    assert once["step"].to_list() == [*range(1, NUM_STEPS + 1)]
 
 
 def test_what_a_recorder_lost_is_in_stats_and_the_report(ludic, copied: Path, tmp_path: Path) -> None:

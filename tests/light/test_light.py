@@ -43,10 +43,10 @@ def parent(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_commands_read_write_and_keep_a_run(parent: str, tmp_path: Path) -> None:
     model = light_runs.write_tokenizer(tmp_path / "model")
     ids = light_runs.make_run(f"{parent}/run", model)
-    by_words = light_runs.commands(f"{parent}/run", model, ids, tmp_path)
-    for words, args, (code, out, err) in zip(
-        by_words, by_words.values(), run(*by_words.values(), folder=tmp_path), strict=True
-    ):
+    of_run = light_runs.commands(f"{parent}/run", model, ids, tmp_path)
+    wanted = [*of_run.items(), *light_runs.recorded_commands(f"{parent}/recorded", model).items()]
+    found = run(*(args for _, args in wanted), folder=tmp_path)
+    for (words, args), (code, out, err) in zip(wanted, found, strict=True):
         assert code == 0, (args, err)
         assert words in out + err, (args, out, err)
 
@@ -81,7 +81,12 @@ def test_commands_that_sample_and_train_name_the_extra_and_begin_nothing(tmp_pat
     light_runs.make_run(str(tmp_path / "run"), model)
     before = sorted(tmp_path.rglob("*"))
     heavy = light_runs.heavy_commands(str(tmp_path / "run"), model, tmp_path)
-    for name, (code, out, err) in zip(heavy, run(*heavy.values(), folder=tmp_path), strict=True):
+    functions = [light_runs.FUNCTIONS, str(tmp_path / "run"), str(tmp_path)]
+    *found, (_, said, _) = run(*heavy.values(), functions, folder=tmp_path)
+    for name, text in json.loads(said).items():
+        assert text == f"{name}the package torch is not installed; pip install 'ludic-rl[train]'"
+    assert len(json.loads(said)) == 4
+    for name, (code, out, err) in zip(heavy, found, strict=True):
         assert (code, out) == (1, "")
         package = "torch" if name else "transformers"
         assert err == f"ludic: {name}the package {package} is not installed; pip install 'ludic-rl[train]'\n"

@@ -127,6 +127,11 @@ def _renumber(values: dict[str, Any]) -> None:
     values["added_tokens"].append({**values["added_tokens"][-1], "id": 500, "content": "<|far|>"})
 
 
+def _class_of_model(folder: Path) -> Path:
+    edited("tokenizer_config.json", lambda values: values.pop("tokenizer_class"))(folder)
+    return edit(folder, "config.json", lambda values: values.update(tokenizer_class="PreTrainedTokenizerFast"))
+
+
 def _tiny(folder: Path) -> Path:
     make_tiny_model(str(folder), ["aa", "bb", "ab"])
     return folder
@@ -158,6 +163,10 @@ SAME: Mapping[str, Callable[[Path], Path]] = {
     "bytes": lambda folder: save(train_tokenizer(["ab"] * 9, vocab_size=300), folder),
     "without config.json": edited("tokenizer_config.json", lambda values: None, model_type=None),
     "of llama": _with_model_type("llama"),
+    "of a type that nobody knows": _with_model_type("somebodys_own"),
+    "with a class in config.json that is not asked": edited(
+        "config.json", lambda values: values.update(tokenizer_class="GPT2Tokenizer")
+    ),
     "of mistral": _with_model_type("mistral"),
     "of phi3, whose class is overruled by the plain one": _with_model_type("phi3"),
     "wordpiece": _wordpiece,
@@ -199,10 +208,8 @@ OTHERS: Mapping[str, tuple[Callable[[Path], Path], str]] = {
         edited("tokenizer_config.json", lambda values: values.pop("tokenizer_class")),
         "the type of its model",
     ),
-    "a class in config.json": (
-        edited("config.json", lambda v: v.update(tokenizer_class="GPT2Tokenizer")),
-        "tokenizer_class",
-    ),
+    "a class in config.json": (_class_of_model, "tokenizer_class"),
+    "files of mistral-common": (edited("tekken.json", lambda values: None), "mistral-common"),
     "code": (_config(auto_map={"AutoTokenizer": ["a.B", None]}), "auto_map"),
     "other words of mistral": (_config(fix_mistral_regex=True), "fix_mistral_regex"),
     "added_tokens.json": (edited("added_tokens.json", lambda values: values.update({"<|x|>": 400})), "older kind"),

@@ -27,6 +27,7 @@ from trl_runs import make_model, make_trainer, questions, train, train_with_fail
 from trl_runs import run as run_processes
 
 import ludic
+from benchmarks import record_trl
 from ludic.adapters import trl as adapter
 from ludic.cli.main import main
 from ludic.errors import ConfigError
@@ -47,6 +48,14 @@ ROWS = """
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def path_of_processes() -> Iterator[None]:
+    """The server that forks processes imports trl_runs once: TRL takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        yield
 
 
 class Spy:
@@ -319,6 +328,11 @@ def gradients(optimizer: torch.optim.Optimizer, named: Any) -> dict[str, np.ndar
     }
 
 
+def test_the_benchmark_of_recording_runs(capsys: pytest.CaptureFixture[str]):
+    record_trl.main(quick=True)
+    assert "ratio in a round, median" in capsys.readouterr().out
+
+
 # --- What fails ------------------------------------------------------------------------------------------------------
 
 
@@ -401,7 +415,9 @@ def test_a_rank_that_fails_neither_hangs_nor_ends_the_others(model: Path, tmp_pa
     lost = (tmp_path / "trl/lost").read_text()
     assert "4 groups" in lost
     assert "a rank lost its rows" in lost
-    assert "rank 1 can't" in (tmp_path / "1.log").read_text()
+    said = (tmp_path / "1.log").read_text()
+    assert "rank 1 can't" in said
+    assert "rank 1 sends nothing" in said
     run = ludic.open(tmp_path / "root")
     assert run.sql("select step, count(*) from batches group by step order by step").rows() == [(1, 4), (2, 4)]
     assert run.verify().findings == []
