@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from strategies import make_group
@@ -12,6 +13,7 @@ from ludic.run_config import RunConfig
 from ludic.run_json import put_run
 from ludic.schema import to_table
 from ludic.sql import connect
+from ludic.sql.scan import scan
 from ludic.store import RolloutReader, Root, read_columns
 from ludic.store.files import current_files
 from ludic.store.parquet import encode
@@ -42,8 +44,9 @@ def root(tmp_path, monkeypatch) -> Root:
     return root
 
 
-def captures(table: pa.Table) -> list[str | None]:
-    return sorted(table["capture"].to_pylist(), key=str)
+def captures(table: pa.Table | pl.DataFrame) -> list[str | None]:
+    found = table.to_arrow() if isinstance(table, pl.DataFrame) else table
+    return sorted(found["capture"].to_pylist(), key=str)
 
 
 def test_a_marked_row_is_text_however_it_is_read_and_after_compaction(root, monkeypatch):
@@ -52,6 +55,7 @@ def test_a_marked_row_is_text_however_it_is_read_and_after_compaction(root, monk
     def check() -> None:
         assert captures(RolloutReader(root, ["rollout_id", "capture"]).poll(None)) == wanted
         assert captures(connect(root).sql("select capture from rollouts").to_arrow_table()) == wanted
+        assert captures(scan(root).select("capture").collect()) == wanted
         files = [read_columns(root, file.name, ["metadata", "capture"]) for file in current_files(root)]
         assert captures(pa.concat_tables(files)) == wanted
 
