@@ -201,6 +201,8 @@ class Follower:
                 self._leave(url, file, grown)
                 return None
             report = self.import_one(url, untracked)
+            sha256 = report.worker_id.removeprefix(IMPORTED_BY)
+            begun = IMPORTS.read(self.root, sha256) if report.was_there else None
         except ConfigError as error:
             if read_state(url) == before:  # else it changed while it was read
                 self._leave(url, file, str(error))
@@ -212,10 +214,8 @@ class Follower:
             return None
         file.is_settled = True
         self.left.pop(url, None)
-        sha256 = report.worker_id.removeprefix(IMPORTED_BY)
-        if report.was_there and url not in self.stored:
-            same = next((name for name, each in self.stored.items() if each.sha256 == sha256), "another file")
-            self._leave(url, file, f"its content is that of {same}, which was imported; it is not imported again")
+        if begun is not None and begun.file != url:
+            self._leave(url, file, f"its content is that of {begun.file}, which was imported; it is not imported again")
             return report
         self.stored[url] = _Stored(state=file.state, sha256=sha256)
         if not report.was_there:
