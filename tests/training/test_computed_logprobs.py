@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from strategies import changed, make_batch
@@ -203,6 +204,18 @@ def test_a_batch_stream_gives_such_rows_to_losses_that_need_no_logprobs(batches)
     masks = torch.cat([batch.action_mask for share in shares for batch in share.micro_batches])
     assert logprobs[masks].isnan().all()
     assert (logprobs[~masks] == 0).all()
+
+
+def test_a_second_look_without_a_filter_uses_no_row_that_could_not_be_computed(tmp_path, batches):
+    twin = copied(batches[1], tmp_path / "twin")
+    batch = make_batch(worker_id="cut", num_groups=1, seed=9)
+    (group,) = kept_as(batch, "ids").groups
+    rows = tuple(replace(row, top_p=0.9, truncated=True, truncation_reason="env") for row in group.rollouts)
+    append(twin, replace(batch, groups=(replace(group, rollouts=rows),)), worker_id="cut")
+    where = "worker_id in ('late', 'cut')"
+    train_here(twin, **OFFLINE | {"where": where}, compute_logprobs=True, filters=("drop_truncated",))
+    reasons = rerun(twin, {"filters": ()}, steps="2").rows.filter(pl.col("reason") == "drop_truncated")
+    assert reasons["new_reason"].to_list() == ["no_logprobs"] * 4
 
 
 def test_a_second_look_at_such_steps_knows_what_was_computed(tmp_path, batches):
