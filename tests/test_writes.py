@@ -230,7 +230,7 @@ ALLOWED = {
         row_files.py write_result pyarrow.parquet.ParquetWriter
         store/parquet.py encode_plain pyarrow.parquet.write_table
         store/parquet.py _leaves pyarrow.parquet.write_table
-        training/reference.py _to_bytes pyarrow.ipc.new_stream
+        training/reference.py table_to_bytes pyarrow.ipc.new_stream
         what_if/rerun.py compare_plans rename
     """,
 }

@@ -1,8 +1,10 @@
-"""Warn of what an adapter could not record of another trainer, once a minute at most."""
+"""Say what an adapter could not record of another trainer: in warnings, one a minute at most, and in reasons."""
 
 import logging
 import time
 from dataclasses import dataclass
+
+from ludic.errors import LudicError
 
 logger = logging.getLogger("ludic.record")
 
@@ -26,3 +28,8 @@ class Complaints:
         more = f" ({self.num_unsaid:,} more in the minute before)" if self.num_unsaid else ""
         logger.warning("%s: %s%s", self.root, what, more)
         self.said_s, self.num_unsaid = now, 0
+
+
+def reason_of(error: Exception) -> str:
+    """Return why something is not recorded; an error that is not ludic's own also by its type."""
+    return str(error) if isinstance(error, LudicError) else f"{type(error).__name__}: {error}"

@@ -21,13 +21,15 @@ metrics are not recorded. What can't be recorded is counted (Recorder.lost) and 
 
 import asyncio
 import functools
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ludic.errors import LudicError
+from ludic.adapters.complaints import reason_of
+from ludic.adapters.sampling import sampled_with
+from ludic.errors import ConfigError
 from ludic.installed import name_and_version
 from ludic.recording.recorder import Recorder, record
 
@@ -40,8 +42,10 @@ def recorded(
     group_size, temperature: of training, --rollout.n_samples_per_prompt and --rollout.temperature; a group of another
     size or temperature is stored as one of an evaluation. options: of `ludic.record`, and first_version, the version of
     the weights that an engine begins with, such as the step of the checkpoint of a resumed run; it counts on by the
-    updates of the engine's weights.
+    updates of the engine's weights. Raises ConfigError for stop_on_failure.
     """
+    if options.get("stop_on_failure"):
+        raise ConfigError("stop_on_failure is set, and an engine of OpenRLHF can't end its trainer; leave it out")
 
     class Recorded(executor):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,7 +69,8 @@ def recorded(
 class _Group:
     """The samples of a prompt, whose number is known when the loop has gone on."""
 
-    temperature: float
+    sampled: Mapping[str, Any]
+    """Columns that say how: ludic.adapters.sampling."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     num_samples: int = 0
     num_ended: int = 0
@@ -88,14 +93,24 @@ class _Recording:
         self, result: Coroutine[Any, Any, Any], label: Any, sampling_params: Any, engine: Any
     ) -> Coroutine[Any, Any, Any]:
         """Return the awaitable of a sample, which is recorded when its group has ended."""
-        self._watch(engine)
+        try:
+            self._watch(engine)
+            group = self._group(sampling_params)
+        except Exception as error:
+            self._recorder.lose(1, 1, f"a call is not as of OpenRLHF 0.11: {reason_of(error)}")
+            return result
+        return self._sample(result, label, group)
+
+    def _group(self, sampling_params: Any) -> _Group:
+        """Return the group of the task that runs, with one sample more."""
         task = id(asyncio.current_task())
         group = self._open.get(task)
         if group is None:
-            group = self._open[task] = _Group(temperature=sampling_params.temperature)
+            sampled = {name: getattr(sampling_params, name) for name in ("temperature", "top_p", "top_k")}
+            group = self._open[task] = _Group(sampled=sampled_with(sampled))
             asyncio.get_running_loop().call_soon(self._seal, task, group)
         group.num_samples += 1
-        return self._sample(result, label, group)
+        return group
 
     def _seal(self, task: int, group: _Group) -> None:
         group.is_open = False
@@ -111,7 +126,7 @@ class _Recording:
                 row = _row(output, label)
                 group.rows.append(row | {"policy_version": version, "policy_version_last": self._version})
             except Exception as error:
-                group.reason = f"a sample is not what OpenRLHF 0.11 gives: {type(error).__name__}: {error}"
+                group.reason = f"a sample is not what OpenRLHF 0.11 gives: {reason_of(error)}"
             return output
         finally:
             group.num_ended += 1
@@ -124,12 +139,12 @@ class _Recording:
         if len(group.rows) < group.num_samples:
             self._recorder.lose(1, group.num_samples, group.reason)
             return
-        is_train = group.num_samples == self._group_size and group.temperature == self._temperature
-        shared = {"purpose": "train" if is_train else "eval", "temperature": float(group.temperature)}
+        is_train = group.num_samples == self._group_size and group.sampled["temperature"] == self._temperature
+        shared = {"purpose": "train" if is_train else "eval", **group.sampled}
         try:
             self._recorder.append([[row | shared for row in group.rows]])
-        except LudicError as error:
-            self._recorder.lose(1, group.num_samples, str(error))
+        except Exception as error:
+            self._recorder.lose(1, group.num_samples, reason_of(error))
 
     def _watch(self, engine: Any) -> None:
         """Count the updates of an engine's weights: a call for each parameter, whose last argument says the last one.
@@ -138,15 +153,16 @@ class _Recording:
         """
         if engine is None or self._engine is engine:
             return
-        self._engine, call = engine, engine.llm.collective_rpc
+        call = engine.llm.collective_rpc
 
         @functools.wraps(call)
         def count(method: Any, *args: Any, **kwargs: Any) -> Any:
-            if str(method).startswith("update_weight") and kwargs["args"][-1]:
+            given = kwargs.get("args") or (False,)
+            if str(method).startswith("update_weight") and given[-1]:
                 self._version += 1
             return call(method, *args, **kwargs)
 
-        engine.llm.collective_rpc = count
+        engine.llm.collective_rpc, self._engine = count, engine
 
 
 def _row(output: dict[str, Any], label: Any) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from ludic.adapters.complaints import Complaints
-from ludic.errors import ConfigError, InvalidBatchError
+from ludic.adapters.complaints import Complaints, reason_of
+from ludic.adapters.sampling import is_of_the_model, sampled_with
+from ludic.errors import ConfigError
 from ludic.installed import name_and_version
 from ludic.recording.recorder import Recorder
 from ludic.recording.recorder import record as open_recorder
@@ -31,6 +32,12 @@ from ludic.records import FinishReason
 logger = logging.getLogger(__name__)
 
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
+_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_NOT_STORED = (
+    "vLLM's logprobs are of the model before temperature, top_p, top_k, min_p and repetition_penalty, so they are not "
+    "stored; generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs brings those that were "
+    "sampled with"
+)
 _MOST_WAITING = 1 << 16
 """Rollouts that wait for their step: those that a filter of SkyRL left out wait for ever."""
 
@@ -51,9 +58,7 @@ def record(trainer: Any, root: str, *, stop_on_failure: bool = False, **options:
         "trainer": name_and_version("skyrl") or "skyrl",
         "group_size": config.generator.n_samples_per_prompt,
         "groups_per_batch": config.trainer.train_batch_size,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k if sampling.top_k > 0 else None,
+        **sampled_with(_params(sampling)),
         "max_tokens": sampling.max_generate_length,
     }
     recorder = open_recorder(root, stop_on_failure=stop_on_failure, **(known | options))
@@ -67,7 +72,13 @@ class _Recording:
     def __init__(self, trainer: Any, recorder: Recorder, *, is_strict: bool) -> None:
         self._trainer, self._recorder, self._is_strict = trainer, recorder, is_strict
         self._complaints = Complaints(recorder.root)
-        self._keeps_logprobs = _are_of_the_sampler(trainer.cfg.generator)
+        generator = trainer.cfg.generator
+        self._params = _params(generator.sampling_params)
+        """Those of training, by vLLM's names."""
+        modes = generator.inference_engine.engine_init_kwargs
+        self._are_processed = modes.get("logprobs_mode") == "processed_logprobs"
+        if not self._are_processed and not is_of_the_model(self._params):
+            logger.warning(_NOT_STORED)
         self._waiting: dict[bytes, deque[str]] = {}
         """rollout_ids that no step has used, by their tokens."""
 
@@ -101,7 +112,7 @@ class _Recording:
             if self._is_strict:
                 raise
             what = function.__name__.strip("_")
-            self._complaints.say(f"{what} is not recorded: {type(error).__name__}: {error}")
+            self._complaints.say(f"{what} is not recorded: {reason_of(error)}")
 
     # --- Rollouts ------------------------------------------------------------------------------------------------
 
@@ -111,13 +122,13 @@ class _Recording:
         for place, trajectory in enumerate(given["trajectory_ids"]):
             groups.setdefault(trajectory.instance_id, []).append(place)
         for places in groups.values():
-            rows = [self._row(place, given, output) for place in places]
             try:
+                rows = [self._row(place, given, output) for place in places]
                 rollout_ids = self._recorder.append([rows])
-            except InvalidBatchError as error:
+            except Exception as error:
                 if self._is_strict:
                     raise
-                self._recorder.lose(1, len(rows), str(error))
+                self._recorder.lose(1, len(places), reason_of(error))
                 continue
             if rows[0]["purpose"] == "train":
                 for row, rollout_id in zip(rows, rollout_ids, strict=True):
@@ -133,7 +144,8 @@ class _Recording:
         is_train = metadata.training_phase == "train"
         version = metadata.global_step - 1 if is_train else metadata.global_step or 0
         rewards, reasons = output["rewards"][place], output.get("stop_reasons")
-        logprobs = output.get("rollout_logprobs") if self._keeps_logprobs else None
+        params = given.get("sampling_params") or self._params
+        logprobs = output.get("rollout_logprobs") if self._are_processed or is_of_the_model(params) else None
         per_token = {"token_rewards": rewards} if isinstance(rewards, list) else {}
         return {
             "purpose": "train" if is_train else "eval",
@@ -147,6 +159,7 @@ class _Recording:
             "action_mask": np.asarray(output["loss_masks"][place], np.bool_),
             "episode_reward": float(np.sum(rewards, dtype=np.float64)),
             "finish_reason": _FINISH_REASONS.get(reasons[place] or "") if reasons else None,
+            **sampled_with(params),
             **per_token,
         }
 
@@ -194,20 +207,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
-def _are_of_the_sampler(generator: Any) -> bool:
-    """Return whether rollout_logprobs are of the distribution that was sampled from.
-
-    vLLM's default is raw_logprobs: those of the model before temperature, top_p and the like.
-    """
-    sampling = generator.sampling_params
-    if generator.inference_engine.engine_init_kwargs.get("logprobs_mode") == "processed_logprobs":
-        return True
-    is_plain = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k <= 0 and sampling.min_p == 0
-    if not (is_plain and sampling.repetition_penalty == 1):
-        logger.warning(
-            "vLLM's logprobs are of the model before temperature, top_p, top_k, min_p and repetition_penalty, so they "
-            "are not stored; generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs brings "
-            "those that were sampled with"
-        )
-        return False
-    return True
+def _params(sampling: Any) -> dict[str, Any]:
+    """Return SkyRL's SamplingParams by vLLM's names."""
+    return {name: getattr(sampling, name) for name in _OF_SAMPLING}

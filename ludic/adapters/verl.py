@@ -22,15 +22,21 @@ from typing import Any
 
 import numpy as np
 
+from ludic.adapters.complaints import reason_of
+from ludic.adapters.sampling import is_of_the_model, sampled_with
+from ludic.errors import ConfigError
 from ludic.installed import name_and_version
 from ludic.recording.recorder import Recorder, record
 from ludic.records import new_id
+
+_GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
+"""What verl samples a baseline with."""
 
 
 def recorded(manager: type, worker: Any, root: str, **options: Any) -> type:
     """Return a subclass of AgentLoopManagerTQ whose workers record. worker: AgentLoopWorkerTQ, a class of Ray.
 
-    options: of `ludic.record`, in the place of what verl's configuration says.
+    options: of `ludic.record`, in the place of what verl's configuration says. Raises ConfigError for stop_on_failure.
     """
     import ray
 
@@ -46,6 +52,8 @@ def recorded(manager: type, worker: Any, root: str, **options: Any) -> type:
 
 def recorded_worker(worker: type, root: str, **options: Any) -> type:
     """Return a subclass of the class that AgentLoopWorkerTQ is for Ray."""
+    if options.get("stop_on_failure"):
+        raise ConfigError("stop_on_failure is set, and a worker of verl can't end its trainer; leave it out")
 
     class Recorded(worker):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,8 +62,10 @@ def recorded_worker(worker: type, root: str, **options: Any) -> type:
 
         async def _run_prompt(self, prompt: Any, sampling_params: Any, trajectory: Any, **kwargs: Any) -> None:
             uid, validate, given_n = prompt["uid"], trajectory["validate"], prompt.get("__rollout_n__")
+            is_greedy = not validate and not prompt.get("__do_sample__", True)
             await super()._run_prompt(prompt, sampling_params, trajectory, **kwargs)
-            self.recording.end(uid, validate=validate, given_n=given_n, temperature=sampling_params["temperature"])
+            sampled = sampled_with(_GREEDY if is_greedy else sampling_params)
+            self.recording.end(uid, validate=validate, given_n=given_n, sampled=sampled)
 
         async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
             await super()._agent_loop_postprocess(output, validate, **kwargs)  # which asks for the reward
@@ -92,23 +102,25 @@ class Recording:
         try:
             rows = [self._row(output, outputs[-1].reward_score, given, validate=validate) for output in outputs]
         except Exception as error:
-            self._reasons[given["uid"]] = f"a session is not what verl 0.9 gives: {type(error).__name__}: {error}"
+            self._reasons[given["uid"]] = f"a session is not what verl 0.9 gives: {reason_of(error)}"
             return
         episode_id = new_id()
         self._sessions.setdefault(given["uid"], []).append([row | {"episode_id": episode_id} for row in rows])
 
-    def end(self, uid: str, *, validate: bool, given_n: int | None, temperature: float) -> None:
-        """Store a group whose sessions have all ended; one with a session that failed is counted as lost."""
+    def end(self, uid: str, *, validate: bool, given_n: int | None, sampled: Mapping[str, Any]) -> None:
+        """Store a group whose sessions have all ended; one with a session that failed is counted as lost.
+
+        sampled: columns that say how, ludic.adapters.sampling.
+        """
         sessions, reason = self._sessions.pop(uid, []), self._reasons.pop(uid, "a session failed")
         wanted = given_n if given_n is not None else self._config.val_kwargs.n if validate else self._config.n
         if len(sessions) < wanted:
             self.recorder.lose(1, wanted, reason)
             return
         try:
-            rows = [row for session in sessions for row in session]
-            self.recorder.append([[row | {"temperature": float(temperature)} for row in rows]])
+            self.recorder.append([[{**row, **sampled} for session in sessions for row in session]])
         except Exception as error:
-            self.recorder.lose(1, wanted, f"{type(error).__name__}: {error}")
+            self.recorder.lose(1, wanted, reason_of(error))
 
     def _row(self, output: Any, reward: float | None, given: Mapping[str, Any], *, validate: bool) -> dict[str, Any]:
         """Return a row. min_global_steps and max_global_steps are the versions of the weights that sampled it."""
@@ -138,4 +150,4 @@ class Recording:
         config = self._config
         if config.name == "vllm" and config.get("logprobs_mode", "processed_logprobs") == "processed_logprobs":
             return True
-        return bool(config.temperature == 1 and config.top_p == 1 and config.top_k <= 0)
+        return is_of_the_model({name: getattr(config, name) for name in ("temperature", "top_p", "top_k")})

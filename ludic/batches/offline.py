@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Self
 
 import pyarrow as pa
@@ -17,7 +16,15 @@ import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.reading import Vetting
-from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan, own_rules, recall_history, with_roots
+from ludic.batches.source import (
+    MORE_THAN_ANY_BATCH,
+    Demand,
+    Plan,
+    own_rules,
+    recall_history,
+    sampled_whole,
+    with_roots,
+)
 from ludic.code.kept import keep_code
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer
@@ -262,14 +269,8 @@ def _as_computed(source: Root, rows: pa.Table) -> tuple[pa.Table, list[str]]:
     distribution.
     """
     versions = versions_to_compute_with(source)
-    can_be = [
-        pc.equal(rows["capture"], "ids"),
-        pc.is_in(rows["policy_version"], pa.array(versions, pa.int64())),
-        pc.equal(rows["policy_version"], rows["policy_version_last"]),
-        pc.greater_equal(rows["top_p"], 1),
-        pc.is_null(rows["top_k"]),
-    ]
-    chosen = pc.fill_null(reduce(pc.and_, can_be), False)
+    has_weights = pc.is_in(rows["policy_version"], pa.array(versions, pa.int64()))
+    chosen = pc.and_(sampled_whole(rows), has_weights)
     capture = pc.if_else(chosen, pa.scalar("trainer"), rows["capture"])
     index = rows.schema.get_field_index("capture")
     return rows.set_column(index, rows.schema.field(index), capture), rows["rollout_id"].filter(chosen).to_pylist()

@@ -15,7 +15,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.batches.source import recall_history, with_roots
+from ludic.batches.source import recall_history, sampled_whole, with_roots
 from ludic.errors import QueryError
 from ludic.records import NO_LOGPROBS
 from ludic.schema import arrow_schema
@@ -134,7 +134,7 @@ def _as_it_was(ledger: pa.Table, rows: pa.Table) -> pa.Table:
 def _as_computed(ledger: pa.Table, rows: pa.Table) -> pa.Table:
     """Return rows with the capture `trainer` where the step's trainer had computed the logprobs that nobody kept."""
     is_dropped = pc.fill_null(pc.is_in(ledger["reason"], pa.array(list(NO_LOGPROBS))), False)
-    is_computed = pc.and_(pc.equal(pc.fill_null(rows["capture"], "sampler"), "ids"), pc.invert(is_dropped))
+    is_computed = pc.and_(sampled_whole(rows), pc.invert(is_dropped))
     capture = pc.if_else(is_computed, pa.scalar("trainer"), rows["capture"])
     return rows.set_column(rows.schema.get_field_index("capture"), rows.schema.field("capture"), capture)
 

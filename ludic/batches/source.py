@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
@@ -118,6 +119,23 @@ class PlanSource(Protocol):
 # --- Rules of the planner ------------------------------------------------------------------------------
 
 _ENDLESS = 2**31 - 1
+
+
+def sampled_whole(rows: pa.Table) -> pa.ChunkedArray:
+    """Return which rows are the sampler's ids without logprobs that one version drew from its whole distribution.
+
+    With the weights of that version these logprobs can be computed. rows: with capture, policy_version,
+    policy_version_last, top_p and top_k.
+    """
+    can_be = [
+        pc.equal(rows["capture"], "ids"),
+        pc.equal(rows["policy_version"], rows["policy_version_last"]),
+        pc.greater_equal(rows["top_p"], 1),
+        pc.is_null(rows["top_k"]),
+    ]
+    return pc.fill_null(reduce(pc.and_, can_be), False)
+
+
 _FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_age"}
 
 

@@ -54,6 +54,11 @@ def _is_of(root: Root, version: int, planned: Mapping[int, int], step: int) -> b
 def branch_config(root: Root, attempt_id: int, given: Mapping[str, Any], from_step: int, num_steps: int) -> TrainConfig:
     """Return the settings of the branch: those of the attempt, changed by the settings given."""
     config = config_of(root, attempt_id, given)
+    if config.batch.compute_logprobs:
+        raise ConfigError(
+            f"{root.url}: attempt {attempt_id} trained on logprobs that it computed, and a branch computes none; "
+            "train a new run offline by the other rules, or name an objective that needs none, such as --objective sft"
+        )
     rules = rules_of_step(root, config, given)
     params = {name: value for name, value in rules.params.items() if name in config.batch.sql_params}
     own = {"offline": False, "sources": (), "epochs": None, "sql_params": params}

@@ -18,6 +18,8 @@ from ludic.store import Root
 from ludic.store.files import current_files
 
 _PARTITION = pa.schema([("version", pa.int64()), ("env", pa.string())])
+_CAPTURE = pl.coalesce("capture", pl.when(pl.col("metadata").map.get("logprobs") == "absent").then(pl.lit("text")))
+"""As the macro capture_of has it for rows that were imported before rollouts 1.8."""
 
 
 def scan(*roots: RootLike | Iterable[RootLike]) -> pl.LazyFrame:
@@ -39,9 +41,8 @@ def _scan(root: Root) -> pl.LazyFrame:
     if not paths:
         return _empty_frame(pa.schema([*schema, *_PARTITION])).lazy()
     # For a list of files, Polars reads every folder=value of a path as a key, also folders above the root.
-    if root.is_local and "=" not in root.path:
-        return _scan_local(paths, schema)
-    return _scan_dataset(root, paths, schema)
+    is_plain = root.is_local and "=" not in root.path
+    return (_scan_local(paths, schema) if is_plain else _scan_dataset(root, paths, schema)).with_columns(_CAPTURE)
 
 
 def _scan_local(paths: Sequence[str], schema: pa.Schema) -> pl.LazyFrame:

@@ -220,6 +220,8 @@ _ROW_BYTES = 64
 _LOCAL, _REMOTE = (2, 256), (32, 32)
 """Number of threads, and of files that a thread reads at once: Polars keeps about one core busy."""
 # Thrift, in a footer just after the schema: num_rows, an i64, and the head of a list with one row group.
+_NAME_OF_CAPTURE = bytes([len(CAPTURE)]) + CAPTURE.encode()
+"""The column's name there, and not that of a run's own column that ends like it."""
 _NUM_ROWS = re.compile(rb"\x16([\x80-\xff]*[\x00-\x7f])\x19\x1c", re.DOTALL)
 
 
@@ -319,7 +321,7 @@ def _load(root: Root, file: RolloutFile, heads: _Heads) -> _Content | None:
     footer = sound_footer(data or b"") or b""
     head, num_rows = _parse_head(footer)
     is_known = head in heads and all(entry in footer for entry in heads[head])
-    if file.worker_id.startswith(IMPORTED_BY) and CAPTURE.encode() not in head:
+    if file.worker_id.startswith(IMPORTED_BY) and _NAME_OF_CAPTURE not in head:
         return None
     return _Content(file, data, num_rows) if data is not None and is_known and 0 < num_rows <= _LARGEST_ROWS else None
 

@@ -32,7 +32,13 @@ from ludic.store.tables import ReferenceIndex
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.training.model import compute_dtype, load_sharded
-from ludic.training.reference import CachedReference, Reference, model_reference
+from ludic.training.reference import (
+    CachedReference,
+    Reference,
+    model_reference,
+    table_from_bytes,
+    table_to_bytes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +54,7 @@ def compute_logprobs(
     model: another location of the run's first model. find_rows: called on rank 0; returns the rows as
     OfflineSource.rows_to_compute.
     """
-    rows = _from_bytes(bytes_from_main(lambda: _to_bytes(find_rows())))
+    rows = table_from_bytes(bytes_from_main(lambda: table_to_bytes(find_rows())))
     index = ReferenceIndex()
     keys = rows.group_by(["root", "policy_version"], use_threads=False).aggregate([]).to_pylist()
     for url, version in ((key["root"], key["policy_version"]) for key in keys):
@@ -160,14 +166,3 @@ def _plan_of(rows: pa.Table) -> Plan:
     }.items():
         rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
     return Plan(step=0, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
-
-
-def _to_bytes(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def _from_bytes(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(data).read_all()

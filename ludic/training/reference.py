@@ -119,7 +119,7 @@ class CachedReference:
         """Where stored logprobs are, of all ranks."""
         for holder in {holder.url: holder for holder in (*sources, root)}.values():
             index = bytes_from_main(partial(_index_bytes, holder, model))
-            self.index.note(holder, _from_bytes(index))
+            self.index.note(holder, table_from_bytes(index))
 
     def __call__(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         packed = [list(_sequences(batch)) for batch in micro_batches]
@@ -150,10 +150,10 @@ class CachedReference:
 
     def _keep(self, rows: pa.Table) -> None:
         """Write the logprobs of all ranks as one file, on rank 0, and add it to every rank's index."""
-        of_ranks = [_from_bytes(broadcast_bytes(_to_bytes(rows), source)) for source in range(num_ranks())]
+        of_ranks = [table_from_bytes(broadcast_bytes(table_to_bytes(rows), source)) for source in range(num_ranks())]
         table = pa.concat_tables(of_ranks)
-        index = bytes_from_main(lambda: _to_bytes(write_reference(self._root, self._model, table)))
-        self.index.note(self._root, _from_bytes(index))
+        index = bytes_from_main(lambda: table_to_bytes(write_reference(self._root, self._model, table)))
+        self.index.note(self._root, table_from_bytes(index))
 
 
 def _warn_of_broken(error: Exception, where: str) -> None:
@@ -203,15 +203,17 @@ def _to_table(model: str, rows: Sequence[tuple[_Packed, np.ndarray]]) -> pa.Tabl
 
 
 def _index_bytes(root: Root, model: str) -> bytes:
-    return _to_bytes(read_reference_index(root, model))
+    return table_to_bytes(read_reference_index(root, model))
 
 
-def _to_bytes(table: pa.Table) -> bytes:
+def table_to_bytes(table: pa.Table) -> bytes:
+    """Return a table as bytes that another rank can read."""
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue()
 
 
-def _from_bytes(data: bytes) -> pa.Table:
+def table_from_bytes(data: bytes) -> pa.Table:
+    """Return the table of `table_to_bytes`."""
     return pa.ipc.open_stream(data).read_all()

@@ -1,6 +1,7 @@
 """An executor as openrlhf/utils/agent.py has it, run as the vLLM engines of OpenRLHF 0.11.2 run it."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from tiny_runs import query
 
 from ludic.adapters.openrlhf import recorded
+from ludic.errors import ConfigError
 from ludic.store import Root
 
 
@@ -48,7 +50,7 @@ class Engine:
         await self.llm.collective_rpc("update_weight", args=(name, "bfloat16", (1,), is_last))
 
     async def generate_responses(self, prompt, label, num_samples, temperature=0.7, logprobs=1) -> list[dict]:
-        params = SimpleNamespace(temperature=temperature, logprobs=logprobs)
+        params = SimpleNamespace(temperature=temperature, top_p=0.75, top_k=-1, logprobs=logprobs)
         given = {"max_length": 64, "hf_tokenizer": None, "llm_engine": self, "images": None}
         tasks = [
             self.executor.execute(prompt=prompt, label=label, sampling_params=params, **given)
@@ -86,6 +88,7 @@ def test_the_samples_of_a_call_are_a_group_with_the_ids_and_logprobs_of_the_samp
     assert sorted(groups, key=str) == [(0, None, 4, 4)] * 3 + [(1, "ids", 4, 4)]
     evals = query(root, "select group_size, temperature from evals order by 1, 2")
     assert [(size, round(temperature, 3)) for size, temperature in evals] == [(1, 0.7)] + [(4, 0.6)] * 4
+    assert query(root, "select distinct top_p, top_k from rollouts") == [(0.75, None)]  # as it was sampled
     [row] = query(
         root,
         """
@@ -98,3 +101,22 @@ def test_the_samples_of_a_call_are_a_group_with_the_ids_and_logprobs_of_the_samp
     mask, logprobs = [True, True, False, True], [-0.5, -1.0, 0.0, -1.5]
     assert row == ([2, 3], [4, 5, 6, 7], mask, logprobs, [0.0, 0.0, 0.0, 2.0], "length", "x", {"length": "0.5"})
     assert str(engine.executor._recording._recorder.lost) == "lost: 4 rollouts in 1 group (a sample failed)"
+
+
+def test_calls_of_another_version_go_on_and_are_counted(tmp_path: Path, model_folder: str):
+    executor = recorded(Executor, str(tmp_path / "run"), model=model_folder, group_size=4)()
+    engine = SimpleNamespace(number=0)  # without `llm`
+    call = {"prompt": [2, 3], "label": "x", "sampling_params": SimpleNamespace(temperature=1.0, logprobs=1)}
+    output = asyncio.run(_await(lambda: executor.execute(**call, max_length=9, hf_tokenizer=None, llm_engine=engine)))
+    assert output["observation_tokens"] == [2, 3, 4, 5, 6, 7]
+    recorder = executor._recording._recorder
+    recorder.close()
+    assert str(recorder.lost).startswith(
+        "lost: 1 rollout in 1 group (a call is not as of OpenRLHF 0.11: AttributeError"
+    )
+    with pytest.raises(ConfigError, match="stop_on_failure is set, and an engine of OpenRLHF can't end its trainer"):
+        recorded(Executor, str(tmp_path / "run"), model=model_folder, group_size=4, stop_on_failure=True)
+
+
+async def _await(call: Callable[[], Awaitable[dict]]) -> dict:
+    return await call()

@@ -110,7 +110,8 @@ class Trainer:
         return {"policy_loss": 0.25}
 
     async def train(self, steps: Sequence[int], places: Sequence[int] = (0, 1, 2, 3)) -> None:
-        await self.generator.generate(input_of(0, "eval"))
+        other = {"temperature": 0.25, "top_p": 0.5, "top_k": 3}
+        await self.generator.generate({**input_of(0, "eval"), "sampling_params": other})
         for self.global_step in steps:
             output = await self.generator.generate(input_of(self.global_step))
             status = self.train_critic_and_policy(batch_of(output, places, pad_size=1))
@@ -159,7 +160,8 @@ def test_a_trainer_of_skyrl_is_recorded_with_its_advantages_and_a_new_life_takes
         (2, "aime", 1, 2.5, 1),
     ]
     assert query(root, "select count(*), count(distinct rollout_id) from batches") == [(12, 12)]
-    assert query(root, "select count(distinct policy_version) from evals") == [(1,)]
+    evals = "select distinct policy_version, temperature, top_p, top_k, capture from evals"
+    assert query(root, evals) == [(0, 0.25, 0.5, 3, "ids")]
     metrics = query(root, "select step, other['policy_loss'], other['reward/avg'] from metrics where step = 3")
     assert metrics == [(3, 0.25, 0.625)]
     assert ludic.open(url).verify().findings == []
@@ -195,16 +197,18 @@ def test_what_can_not_be_recorded_never_ends_the_training(
     output = asyncio.run(trainer.generator.generate({"trajectory_ids": input_of(1)["trajectory_ids"]}))
     assert len(output["response_ids"]) == 4
     asyncio.run(trainer.train([1]))
+    trainer.tracker.log(None, step=1)
     odd = Trainer(config(model_folder))
     odd.generator = Odd()
     second = record(odd, str(tmp_path / "odd"))
     asyncio.run(odd.generator.generate(input_of(1)))
     second.close()
     assert (second.lost.num_groups, second.lost.num_rollouts) == (1, 2)
+    assert str(recorder.lost) == "lost: 4 rollouts in 2 groups (KeyError: 'batch_metadata')"
     assert query(Root.open(str(tmp_path / "odd")), "select count(*) from rollouts") == [(2,)]
     recorder.close()
     [warning] = [each.getMessage() for each in caplog.records if each.name == "ludic.record"]
-    assert "append is not recorded: KeyError: 'batch_metadata'" in warning
+    assert "log is not recorded: AttributeError: " in warning
     stepwise = config(model_folder)
     stepwise.generator.step_wise_trajectories = True
     with pytest.raises(ConfigError, match="step_wise_trajectories is on"):

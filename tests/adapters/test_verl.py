@@ -25,6 +25,7 @@ class Worker:
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         rollout = self.config.actor_rollout_ref.rollout
+        prompt.pop("__do_sample__", True)
         n = prompt.pop("__rollout_n__", rollout.val_kwargs.n if trajectory["validate"] else rollout.n)
         sessions = [self._run_agent_loop(trajectory["validate"], session_id=number, **prompt) for number in range(n)]
         await asyncio.gather(*sessions, return_exceptions=True)
@@ -73,9 +74,11 @@ async def run(worker: Any) -> None:
         worker._run_prompt(prompt("u1", 5), sampled, trajectory=train, trace=False),
         worker._run_prompt(prompt("u2", 7), sampled, trajectory=train, trace=False),
         worker._run_prompt(prompt("u3", 9), sampled, trajectory=train, trace=False),
-        worker._run_prompt(prompt("u4", 5, __rollout_n__=1), sampled, trajectory=train, trace=False),
+        worker._run_prompt(
+            prompt("u4", 5, __rollout_n__=1, __do_sample__=False), sampled, trajectory=train, trace=False
+        ),
     )
-    await worker._run_prompt(prompt("u5", 5), {"temperature": 0.0}, trajectory=validate, trace=False)
+    await worker._run_prompt(prompt("u5", 5), {"temperature": 0.5, "top_p": 0.25}, trajectory=validate, trace=False)
 
 
 @pytest.mark.slow
@@ -103,7 +106,8 @@ def test_the_sessions_of_a_prompt_are_a_group_with_ids_masks_logprobs_and_versio
     assert row == ([True, False, True], [-0.5, 0.0, -1.5], [0.0, 0.0, 1.0], "gsm8k", "cc", "True")
     segments = query(root, "select segment_index, list_sum(token_rewards) from rollouts where prompt_length = 3")
     assert sorted(segments) == [(1, 0.0), (1, 1.0)]  # the last row of a session has its reward
-    assert query(root, "select policy_version, temperature, group_size from evals") == [(3, 0.0, 1)]
+    assert query(root, "select policy_version, temperature, top_p, group_size from evals") == [(3, 0.5, 0.25, 1)]
+    assert query(root, "select temperature from rollouts where metadata['uid'] = 'u4'") == [(0.0,)]  # a baseline
     assert str(worker.recording.recorder.lost) == "lost: 2 rollouts in 1 group (a session failed)"
 
 

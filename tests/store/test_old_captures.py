@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from strategies import make_group
@@ -12,6 +13,7 @@ from ludic.run_config import RunConfig
 from ludic.run_json import put_run
 from ludic.schema import to_table
 from ludic.sql import connect
+from ludic.sql.scan import scan
 from ludic.store import RolloutReader, Root, read_columns
 from ludic.store.files import current_files
 from ludic.store.parquet import encode
@@ -19,28 +21,32 @@ from ludic.store.parquet import encode
 MARK = {"logprobs": "absent"}
 
 
+OWN = {"x_capture": "string"}
+
+
 def old_file(worker_id: str, seed: int) -> bytes:
-    """One group of two rows as a file of rollouts 1.7; an import marked the first."""
+    """One group of two rows as a file of rollouts 1.7; an import marked the first. The run has a column of its own."""
     group = make_group(group_size=2, seed=seed)
     first, second = group.rollouts
     rows = (replace(first, metadata={**MARK, "note": "a"}), second)
     batch = RolloutBatch(groups=(replace(group, rollouts=rows),), metadata=RolloutMetadata(worker_id=worker_id))
-    table = to_table(batch, run_id="run", sequence=0).drop_columns(["capture"])
+    table = to_table(batch, run_id="run", sequence=0, extra_columns=OWN).drop_columns(["capture"])
     return encode(table.replace_schema_metadata({**table.schema.metadata, b"ludic.schema_version": b"1.7"}))
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Root:
     monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache"))
-    root = put_run(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",)))
+    root = put_run(str(tmp_path / "run"), RunConfig(model="tiny", env=("moar_cats",), extra_columns=OWN))
     for number in range(2):
         name = f"rollouts/version=0/env=moar_cats/import-{number}-0.parquet"
         root.put(name, old_file(f"import-{number}", number))
     return root
 
 
-def captures(table: pa.Table) -> list[str | None]:
-    return sorted(table["capture"].to_pylist(), key=str)
+def captures(table: pa.Table | pl.DataFrame) -> list[str | None]:
+    found = table.to_arrow() if isinstance(table, pl.DataFrame) else table
+    return sorted(found["capture"].to_pylist(), key=str)
 
 
 def test_a_marked_row_is_text_however_it_is_read_and_after_compaction(root, monkeypatch):
@@ -49,6 +55,7 @@ def test_a_marked_row_is_text_however_it_is_read_and_after_compaction(root, monk
     def check() -> None:
         assert captures(RolloutReader(root, ["rollout_id", "capture"]).poll(None)) == wanted
         assert captures(connect(root).sql("select capture from rollouts").to_arrow_table()) == wanted
+        assert captures(scan(root).select("capture").collect()) == wanted
         files = [read_columns(root, file.name, ["metadata", "capture"]) for file in current_files(root)]
         assert captures(pa.concat_tables(files)) == wanted
 

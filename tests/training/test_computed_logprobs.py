@@ -1,10 +1,14 @@
 """Rows whose sampler's logprobs were not kept train as if they had been, once they are computed by their version."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from strategies import changed, make_batch
@@ -14,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from ludic.batches.config import BatchConfig
 from ludic.batches.stream import BatchStream
 from ludic.errors import ConfigError
+from ludic.launch.branch import branch_config
 from ludic.records import Rollout, RolloutBatch
 from ludic.store import RolloutWriter, Root
 from ludic.training.config import TrainConfig
@@ -130,6 +135,22 @@ def test_computed_logprobs_are_the_samplers_and_so_is_the_gradient(tmp_path, bat
     ]
 
 
+def test_two_ranks_compute_the_same_and_take_the_same_step(tmp_path, batches):
+    one, two = (copied(batches[1], tmp_path / name) for name in ("one", "two"))
+    train_here(one, **OFFLINE, compute_logprobs=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(Path(__file__).with_name("computed_on_ranks.py")), two.url]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    stored = [dict(query(root, "select rollout_id, reference_logprobs from reference")) for root in (one, two)]
+    assert stored[0].keys() == stored[1].keys() == batches[2].keys()
+    for rollout_id, logprobs in stored[0].items():
+        assert stored[1][rollout_id] == pytest.approx(logprobs, abs=1e-5)
+    metrics = "select loss, grad_norm, sampler_kl, ratio_mean, ratio_max from metrics where step = 2"
+    assert query(two, metrics)[0] == pytest.approx(query(one, metrics)[0], rel=1e-4)
+
+
 def test_a_second_start_computes_nothing_again(tmp_path, batches, caplog):
     twin = copied(batches[1], tmp_path / "twin")
     caplog.set_level("INFO")
@@ -185,11 +206,26 @@ def test_a_batch_stream_gives_such_rows_to_losses_that_need_no_logprobs(batches)
     assert (logprobs[~masks] == 0).all()
 
 
+def test_a_second_look_without_a_filter_uses_no_row_that_could_not_be_computed(tmp_path, batches):
+    twin = copied(batches[1], tmp_path / "twin")
+    batch = make_batch(worker_id="cut", num_groups=1, seed=9)
+    (group,) = kept_as(batch, "ids").groups
+    rows = tuple(replace(row, top_p=0.9, truncated=True, truncation_reason="env") for row in group.rollouts)
+    append(twin, replace(batch, groups=(replace(group, rollouts=rows),)), worker_id="cut")
+    where = "worker_id in ('late', 'cut')"
+    train_here(twin, **OFFLINE | {"where": where}, compute_logprobs=True, filters=("drop_truncated",))
+    reasons = rerun(twin, {"filters": ()}, steps="2").rows.filter(pl.col("reason") == "drop_truncated")
+    assert reasons["new_reason"].to_list() == ["no_logprobs"] * 4
+
+
 def test_a_second_look_at_such_steps_knows_what_was_computed(tmp_path, batches):
     twin = copied(batches[1], tmp_path / "twin")
     train_here(twin, **OFFLINE, compute_logprobs=True)
     assert rerun(twin, {}, steps="2").is_ledger
     assert rerun(twin, {"objective": "sft"}, steps="2").steps["num_new_used"].to_list() == [16]
+    with pytest.raises(ConfigError, match="trained on logprobs that it computed, and a branch computes none"):
+        branch_config(twin, 2, {}, from_step=1, num_steps=1)
+    assert not branch_config(twin, 2, {"objective": "sft"}, from_step=1, num_steps=1).batch.compute_logprobs
     again = create_root(str(tmp_path / "again"), twin.record.model)
     with pytest.raises(ConfigError, match="nobody kept the sampler's logprobs of 8 of 8 rows, and a replay"):
         train_here(again, **replay_settings(twin.url), replay_batches=twin.url)

@@ -124,6 +124,45 @@ def test_a_setting_changes_the_loss_of_an_objective_or_is_refused(objective, set
         assert loss_of(convert(LossConfig, probed)) != pytest.approx(loss_of(without), rel=1e-3)
 
 
+@pytest.mark.usefixtures("mesh")
+@pytest.mark.parametrize("objective", ["sft", *PAIRED])
+def test_logprobs_that_nobody_kept_reach_neither_loss_nor_gradient_nor_measures(objective):
+    """A row without them beside one with them, each with a token that was not sampled; entropy and KL in the loss."""
+    weights = {"reference": "base", "entropy_weight": 0.3, "kl_weight": 0.2}
+    config = convert(LossConfig, {"objective": objective, **weights, **BASE.get(objective, {})})
+
+    def run(unknown: float) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        sequences = [
+            TrainingSequence(
+                rollout_id=f"r{index}",
+                prompt_tokens=np.zeros(1, np.int32),
+                response_tokens=np.zeros(3, np.int32),
+                columns={
+                    "response_logprobs": np.full(3, value, np.float32),
+                    "action_mask": np.array([True, False, True]),
+                },
+                advantage=advantage,
+                pair_id="p",
+            )
+            for index, (value, advantage) in enumerate(((-1.0, 1.0), (unknown, -1.0)))
+        ]
+        logprobs = torch.linspace(-2, -1, 6).requires_grad_()
+        numbers = {"num_action_tokens": 4, "num_sequences": 1 if config.is_paired else 2}
+        given = {"entropies": torch.linspace(1, 2, 6), "reference_logprobs": torch.linspace(-1, -2, 6)}
+        loss, measures = rl_loss(logprobs, pack(sequences), config, **numbers, **given)
+        loss.backward()
+        return loss.detach(), logprobs.grad, measures
+
+    (loss, gradient, measures), (wanted_loss, wanted_gradient, others) = run(float("nan")), run(-0.5)
+    assert loss == wanted_loss
+    assert torch.equal(gradient, wanted_gradient)
+    assert gradient.abs().sum() > 0
+    known = torch.tensor([-2.0, -1.6]) + 1  # the first row's sampled tokens
+    assert measures["ratio"] == pytest.approx(known.exp().sum().item())
+    assert measures["sampler_kl_k1"] == pytest.approx(-known.sum().item())
+    assert all(measures[name] == others[name] for name in measures if name.startswith(("preference", "reference")))
+
+
 def test_an_earlier_trainer_s_settings_are_taken_over_without_those_that_were_ignored():
     # as versions before this check stored them, for every objective
     earlier = {

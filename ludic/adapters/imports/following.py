@@ -3,28 +3,31 @@
 Reads the folders, paths or URLs, and imports/ of the root; writes what ludic.adapters.imports.importing writes, and
 nothing into the folders. A file is complete if
   - two looks, one after the other, find it with the same size and time;
-  - its program appends to no file of the format, or has begun the file of a newer step beside it, or the file has
+  - its program appends to no file of the format, or writes the file of a newer step beside it by now, or the file has
     rested for `rest_s`;
   - its end is there: a last line that is JSON, the footer of a Parquet file.
 What was imported is known by name, size and time, which imports/ keeps, so that a new start reads no content. A file
 with another content under the same name is imported, too: its program has written it again. One that has only grown is
 not, since its first groups are stored: it is named. A file that can't be imported is named once, and tried again when
-it changes. While a filesystem fails, files are left for the next look. Raises what concerns the root itself: errors of
-its model or tokenizer, or that it is gone.
+it changes. Links, which may lead anywhere, and pipes are named and not read. While a filesystem fails, files are left
+for the next look. Raises what concerns the root itself: errors of its model or tokenizer, or that it is gone.
 """
 
 import json
 import logging
+import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from ludic.adapters.complaints import Complaints
 from ludic.adapters.imports.formats import Format
@@ -37,7 +40,7 @@ from ludic.paths import is_url
 from ludic.settings import check_url
 from ludic.store import Root
 from ludic.store.catalogue import IMPORTED, IMPORTS
-from ludic.store.records import ImportReport
+from ludic.store.records import IMPORTED_BY, ImportReport
 
 logger = logging.getLogger("ludic.import")
 
@@ -68,7 +71,7 @@ class _Stored:
 class _File:
     state: FileState
     since_s: float
-    """When this state was seen first, on the follower's clock."""
+    """Since when it has rested in this state, on the follower's clock."""
     num_looks: int = 1
     is_settled: bool = False
     """Whether nothing is to be done until the file changes: it was imported, or can't be."""
@@ -90,7 +93,7 @@ class Follower:
     left: dict[str, str] = field(default_factory=dict)
     """Why a file is not imported, by its name."""
     absent: set[str] = field(default_factory=set)
-    """Folders that were named because they could not be listed."""
+    """Folders, also below those that are followed, that were named because they could not be listed."""
     complaints: Complaints = field(default_factory=lambda: Complaints("ludic import"))
 
     def look(self, stop: threading.Event) -> tuple[list[ImportReport], bool]:
@@ -100,13 +103,16 @@ class Follower:
         for url in self.files.keys() - found.keys():
             del self.files[url]
             self.left.pop(url, None)
-        newest = _newest_steps(self.format, found)
-        for url, state in sorted(found.items(), key=lambda each: (_step(self.format, each[0])[1], each[0])):
-            if stop.is_set():
-                break
+        newest = _newest_steps(self.format, found) if self.format.grows else {}
+        open_files: list[tuple[str, _File]] = []
+        for url, state in found.items():
             file = self._see(url, state)
             has_changed = has_changed or (file.num_looks == 1 and not file.is_settled)
-            if not file.is_settled and self._is_due(url, file, newest):
+            open_files += [] if file.is_settled else [(url, file)]
+        for url, file in sorted(open_files, key=lambda each: (_step(self.format, each[0])[1], each[0])):
+            if stop.is_set():
+                break
+            if self._is_due(url, file, newest):
                 report = self._import(url, file)
                 reports += [report] if report is not None and not report.was_there else []
                 has_changed = has_changed or file.is_settled
@@ -117,20 +123,39 @@ class Follower:
         own = f"{_absolute(self.root.url)}/"  # the root may lie in a followed folder
         for folder in self.folders:
             try:
-                filesystem, path = fsspec.core.url_to_fs(folder)
-                filesystem.invalidate_cache()
-                infos = filesystem.find(path, detail=True)
-                if not infos and not filesystem.exists(path):
-                    raise FileNotFoundError(2, "does not exist yet")
+                infos = self._infos(folder)
             except (OSError, ValueError, ImportError) as error:
                 self._name(self.absent, folder, f"can't be read: {getattr(error, 'strerror', None) or error}")
                 continue
             self.absent.discard(folder)
-            for name, info in infos.items():
-                url = filesystem.unstrip_protocol(name) if is_url(folder) else name
-                is_foreign = not url.startswith(own) and not name.rpartition("/")[2].startswith(".")
-                if is_foreign and self.format.takes(url):
+            for url, info in infos.items():
+                if url.startswith(own) or url.rpartition("/")[2].startswith(".") or not self.format.takes(url):
+                    continue
+                if info.get("type", "file") == "file":
                     yield url, FileState.of(info)
+                elif url not in self.left:
+                    self.left[url] = "it is a link, a pipe or a device, which are not read; wanted a file"
+                    logger.warning("%s: %s", url, self.left[url])
+
+    def _infos(self, folder: str) -> dict[str, Mapping[str, Any]]:
+        """Return what a filesystem says of all below a folder but folders, by name; name folders that it can't list."""
+        filesystem, path = fsspec.core.url_to_fs(folder)
+        filesystem.invalidate_cache()
+        is_local = isinstance(filesystem, LocalFileSystem)
+        infos = filesystem.find(path, withdirs=is_local, detail=True)
+        if not infos and not filesystem.exists(path):
+            raise FileNotFoundError(2, "does not exist yet")
+        for name in [name for name, info in infos.items() if info.get("type") == "directory"]:
+            del infos[name]
+            try:
+                os.scandir(name).close()  # which `find` does in silence
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if name == path:
+                    raise
+                self._name(self.absent, name, f"can't be read: {error.strerror}")
+        return {filesystem.unstrip_protocol(name) if is_url(folder) else name: info for name, info in infos.items()}
 
     @staticmethod
     def _name(named: set[str], what: str, reason: str) -> None:
@@ -147,14 +172,16 @@ class Follower:
         stored = self.stored.get(url)
         is_stored = stored is not None and stored.is_whole and state != UNKNOWN and stored.state == state
         self.left.pop(url, None)
-        self.files[url] = _File(state=state, since_s=self.clock(), is_settled=is_stored)
+        # Its age counts once: afterwards this machine's time may jump, such as by a suspension, while it is written.
+        age_s = _age_s(url, state) if file is None else 0.0
+        self.files[url] = _File(state=state, since_s=self.clock() - age_s, is_settled=is_stored)
         return self.files[url]
 
     def _is_due(self, url: str, file: _File, newest: Mapping[str, int]) -> bool:
         if file.num_looks == 1:
             return False
         series, step = _step(self.format, url)
-        rested = max(self.clock() - file.since_s, _age_s(url, file.state)) >= self.rest_s
+        rested = self.clock() - file.since_s >= self.rest_s
         if self.format.grows and step >= newest.get(series, step) and not rested:
             return False
         try:
@@ -174,6 +201,8 @@ class Follower:
                 self._leave(url, file, grown)
                 return None
             report = self.import_one(url, untracked)
+            sha256 = report.worker_id.removeprefix(IMPORTED_BY)
+            begun = IMPORTS.read(self.root, sha256) if report.was_there else None
         except ConfigError as error:
             if read_state(url) == before:  # else it changed while it was read
                 self._leave(url, file, str(error))
@@ -185,7 +214,10 @@ class Follower:
             return None
         file.is_settled = True
         self.left.pop(url, None)
-        self.stored[url] = _Stored(state=file.state, sha256=report.worker_id.removeprefix("import-"))
+        if begun is not None and begun.file != url:
+            self._leave(url, file, f"its content is that of {begun.file}, which was imported; it is not imported again")
+            return report
+        self.stored[url] = _Stored(state=file.state, sha256=sha256)
         if not report.was_there:
             by = f"; texts were tokenised by the tokenizer of {report.tokenizer}" if report.tokenizer else ""
             logger.info("%s%s", said_of(report), by)
@@ -276,19 +308,30 @@ def _step(fmt: Format, url: str) -> tuple[str, int]:
     return url[: match.start(name)] + url[match.end(name) :], int(match[name])
 
 
-def _newest_steps(fmt: Format, urls: Iterable[str]) -> dict[str, int]:
-    """Return the newest step of each series of files, which differ in the step alone."""
-    newest: dict[str, int] = {}
-    for series, step in (_step(fmt, url) for url in urls):
-        newest[series] = max(step, newest.get(series, step))
-    return newest
+def _newest_steps(fmt: Format, found: Mapping[str, FileState]) -> dict[str, int]:
+    """Return the step of each series of files, which differ in the step alone, that was written last.
+
+    That is the newest step, unless the program has gone back to an earlier one and left the files of later ones.
+    """
+    newest: dict[str, tuple[float, int]] = {}
+    for url, state in found.items():
+        series, step = _step(fmt, url)
+        written = _modified_s(url, state) or 0.0, step
+        newest[series] = max(written, newest.get(series, written))
+    return {series: step for series, (_, step) in newest.items()}
+
+
+def _modified_s(url: str, state: FileState) -> float | None:
+    """Return when a file of this machine was changed, in seconds since 1970; None for a URL, whose clock may differ."""
+    with suppress(ValueError):
+        return None if is_url(url) else float(state.modified)
+    return None
 
 
 def _age_s(url: str, state: FileState) -> float:
-    """Return the seconds since the last change of a file of this machine; 0 for a URL, whose clock may differ."""
-    with suppress(ValueError):
-        return 0.0 if is_url(url) else time.time() - float(state.modified)
-    return 0.0
+    """Return the seconds since the last change of a file of this machine; 0 if that is not known."""
+    modified_s = _modified_s(url, state)
+    return 0.0 if modified_s is None else max(0.0, time.time() - modified_s)
 
 
 def unfinished(url: str, fmt: Format) -> str | None:

@@ -33,7 +33,7 @@ from ludic.adapters.imports.records import Record, as_texts, open_file, read_rec
 from ludic.code.run import only_exceptions
 from ludic.data_files import is_lines
 from ludic.defaults import Track, untracked
-from ludic.errors import ConfigError, LudicError, ModelError, RefusedRecordError
+from ludic.errors import ConfigError, LudicError, ModelError, NameTakenError, RefusedRecordError
 from ludic.models.chat import read_tokenizer
 from ludic.models.first_model import (
     first_config,
@@ -536,14 +536,23 @@ def _groups(job: _Import) -> Iterator[RolloutGroup]:
 
 
 def _write(job: _Import, groups: Sequence[RolloutGroup], created_at: datetime, track: Track) -> None:
-    """Write whole groups, in files that follow from the content alone; files that exist already are unchanged."""
+    """Write whole groups, in files that follow from the content alone; files that exist already are unchanged.
+
+    Raises ConfigError if another version of ludic, which writes other bytes, began this.
+    """
     metadata = RolloutMetadata(worker_id=job.worker_id, timestamp=created_at)
     folders: dict[str, Folder] = {"train": "rollouts", "eval": "evals"}
     for purpose, folder in folders.items():
         parts = list(_parts([group for group in groups if group.rollouts[0].purpose == purpose]))
-        with RolloutWriter(job.root, job.worker_id, folder=folder, file_per_batch=True) as writer:
-            for part in track(parts, len(parts), "files") if parts else ():
-                writer.append(RolloutBatch(groups=part, metadata=metadata))
+        try:
+            with RolloutWriter(job.root, job.worker_id, folder=folder, file_per_batch=True) as writer:
+                for part in track(parts, len(parts), "files") if parts else ():
+                    writer.append(RolloutBatch(groups=part, metadata=metadata))
+        except NameTakenError as error:
+            raise ConfigError(
+                f"{job.url}: an import of it was interrupted, and this ludic writes other bytes than the one that "
+                "began it; finish it with that version of ludic, or import the file into another root"
+            ) from error
 
 
 def _parts(groups: Sequence[RolloutGroup]) -> Iterator[tuple[RolloutGroup, ...]]:

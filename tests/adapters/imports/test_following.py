@@ -146,6 +146,31 @@ def test_a_table_without_its_footer_is_left_for_later(follow, tmp_path: Path):
     assert following.look(2) == [path.name]
 
 
+def test_links_and_pipes_are_named_and_never_read(follow, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    secret = peers.write_lines(tmp_path / "secret.jsonl", verl_lines(1))
+    folder = write_verl(tmp_path, 2).parent
+    (folder / "1.jsonl").symlink_to(secret)
+    (folder / "all").symlink_to(tmp_path)
+    os.mkfifo(folder / "3.jsonl")
+    following = follow()
+    assert following.look(9) == ["2.jsonl"]
+    assert [Path(each).name for each in following.follower.left] == ["1.jsonl", "3.jsonl"]
+    assert ["is a link, a pipe or a device" in each.getMessage() for each in caplog.records] == [True, True]
+
+
+def test_the_content_of_another_file_is_named_and_not_stored_twice(follow, root: Root, tmp_path: Path):
+    tokens = {"prompt_tokens": [2, 3], "response_tokens": [4, 5], "episode_reward": 1.0}
+    first, second = (peers.write_lines(tmp_path / "theirs" / f"{name}.jsonl", [tokens]) for name in "ab")
+    for path in (first, second):
+        os.utime(path, (0, 0))
+    following = follow("jsonl")
+    assert following.look(9) == ["a.jsonl"]
+    assert following.follower.left == {
+        str(second): f"its content is that of {first}, which was imported; it is not imported again"
+    }
+    assert group_sizes(root) == [1]
+
+
 def prime_rl_lines(names: Sequence[str]) -> str:
     """Two episodes of each group."""
     node = [peers.trace_node("user", "aa", [2, 3])]
@@ -180,7 +205,10 @@ def test_a_file_that_is_appended_to_is_imported_when_that_of_the_next_step_begin
     assert following.look(4) == ["traces.jsonl"]  # the last step has rested
     with first.open("a") as file:
         file.write(prime_rl_lines(["d"]))
-    assert (following.look(3), follow("prime-rl").look(3)) == ([], [])
+    for each in (following, follow("prime-rl")):
+        assert each.look(2) == []
+        each.seconds += 600  # it was written last, so there may be more to come
+        assert each.look(1) == []
     assert group_sizes(root) == [2, 2, 2]
     assert "grew by" in following.follower.left[str(first)]
     assert len([record for record in caplog.records if "grew by" in record.getMessage()]) == 2  # each start names it
@@ -214,6 +242,34 @@ def test_an_old_file_counts_as_rested_at_the_first_start(follow, tmp_path: Path)
     path.write_text(prime_rl_lines(["a"]))
     os.utime(path, (time.time() - 601, time.time() - 601))
     assert follow("prime-rl").look(2) == ["traces.jsonl"]
+
+
+def test_steps_that_are_sampled_again_wait_for_the_next_one_beside_files_of_later_steps(follow, tmp_path: Path):
+    for step in (1, 2, 3):
+        path = traces_of(tmp_path, step)
+        path.write_text(prime_rl_lines([f"a{step}"]))
+        os.utime(path, (step, step))
+    following = follow("prime-rl")
+    assert len(following.look(2)) == 3
+    second = path.parents[2] / "step_2" / "train" / "traces.jsonl"
+    second.write_text(prime_rl_lines(["b"]))  # as of a trainer that goes on from step 1
+    assert following.look(9) == []
+    with second.open("a") as file:
+        file.write(prime_rl_lines(["c"]))
+    third = path
+    third.write_text(prime_rl_lines(["d"]))
+    assert following.look(9) == ["traces.jsonl"]
+    assert following.follower.left == {}
+
+
+def test_a_file_that_was_seen_to_change_rests_by_the_followers_own_clock(follow, tmp_path: Path):
+    path = traces_of(tmp_path, 1)
+    path.write_text(prime_rl_lines(["a"]))
+    following = follow("prime-rl")
+    assert following.look(3) == []
+    path.write_text(prime_rl_lines(["a", "b"]))
+    os.utime(path, (time.time() - 3600, time.time() - 3600))  # the machine's time jumped, or the disk's is another
+    assert following.look(9) == []
 
 
 def test_the_effective_rollouts_of_prime_rl_are_not_taken_besides_all(follow, tmp_path: Path):

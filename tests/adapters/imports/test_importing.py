@@ -29,6 +29,7 @@ from ludic.run_config import RunConfig
 from ludic.run_json import put_run
 from ludic.schema import arrow_schema, from_table
 from ludic.store import RolloutReader, RolloutWriter, Root, list_files, read_columns
+from ludic.store.parquet import encode
 from ludic.store.records import ImportReport, decode_json, encode_json
 
 pytestmark = pytest.mark.slow
@@ -123,6 +124,19 @@ def test_a_killed_import_leaves_whole_groups_and_can_be_repeated(tmp_path: Path,
     assert len(stored_rows(root)) == 2 * _NUM_GROUPS
     sizes = query(root, "select count(*), any_value(group_size) from rollouts group by group_id")
     assert sizes == [(2, 2)] * _NUM_GROUPS
+
+
+def test_an_import_that_another_version_began_is_refused_by_name(tmp_path: Path, model_folder: str, verl_file: Path):
+    root = new_root(str(tmp_path / "run"), model_folder)
+    bring_in(root, verl_file)
+    name, *_ = root.list("rollouts")
+    [done] = [name for name in root.list("imports") if name.endswith(".done.json")]
+    root.delete(done)
+    older = pq.read_table(f"{root.path}/{name}").drop_columns(["capture"])
+    root.delete(name)
+    root.put(name, encode(older))
+    with pytest.raises(ConfigError, match="an import of it was interrupted, and this ludic writes other bytes"):
+        bring_in(root, verl_file)
 
 
 def test_a_file_that_an_older_ludic_imported_is_known(tmp_path: Path, model_folder: str, verl_file: Path):
