@@ -170,6 +170,7 @@ ALLOWED = {
         adapters/exports/weights.py _download_policy unlink
         adapters/exports/weights.py _merge_adapter unlink
         adapters/imports/evaluations.py read_inspect open to write shutil.copyfileobj
+        adapters/trl.py _model_folder save_pretrained save_pretrained shutil.rmtree
         agents/tools/interpreter.py _run write_text
         launch/process.py config_args write_text
     """,
@@ -184,6 +185,7 @@ ALLOWED = {
         code/consent.py give_consent mkdir tempfile.NamedTemporaryFile replace
         models/families.py _keep mkdir tempfile.NamedTemporaryFile replace
         models/first_model.py _snapshot huggingface_hub.snapshot_download huggingface_hub.snapshot_download
+        adapters/trl.py _model_folder huggingface_hub.snapshot_download
         sql/snapshot.py update_segments mkdir
         sql/snapshot.py _write_segment pyarrow.parquet.write_table replace
         sql/snapshot.py _mark_in_use os.utime
@@ -220,6 +222,7 @@ ALLOWED = {
         adapters/imports/records.py open_file fsspec.open
         adapters/imports/evaluations.py _check_log zipfile.ZipFile
         adapters/trackers.py wandb wandb.init wandb.Table
+        adapters/trl_rows.py to_bytes pyarrow.ipc.new_stream
         batches/source.py to_bytes pyarrow.ipc.new_stream
         cli/main.py main os.open os.open
         demos/words.py save savefig
