@@ -423,6 +423,54 @@ def test_a_rank_that_fails_neither_hangs_nor_ends_the_others(model: Path, tmp_pa
     assert run.verify().findings == []
 
 
+def test_a_trainer_that_was_interrupted_evaluates_and_trains_again(model: Path, tmp_path: Path):
+    trainer = make_trainer(model, tmp_path / "trl", eval_dataset=questions(4))
+    recording = ludic.trl.record(trainer, tmp_path / "root")
+    backward, interrupts = trainer.accelerator.backward, iter([None, KeyboardInterrupt()])
+
+    def interrupted(loss: torch.Tensor, **options: Any) -> None:
+        if (error := next(interrupts, None)) is not None:
+            raise error
+        backward(loss, **options)
+
+    trainer.accelerator.backward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.evaluate()
+    trainer.train()
+    recording.close()
+    assert not recording.lost
+    run = ludic.open(tmp_path / "root")
+    steps = run.sql("select attempt_id, step, count(*) from all_batches group by all order by all").rows()
+    assert steps == [(1, 1, 8), (1, 2, 8), (2, 1, 8), (2, 2, 8), (2, 3, 8)]
+    assert run.sql("select distinct capture from rollouts union select capture from evals").rows() == [("trainer",)]
+    assert run.verify().findings == []
+
+
+def test_rows_of_a_trainer_that_trains_on_others_than_it_generated_are_not_recorded(model: Path, tmp_path: Path):
+    """Else advantages would be those of other rows."""
+    trainer = make_trainer(model, tmp_path / "trl", max_steps=2, reward_funcs=[num_words, num_words])
+    generate = trainer._generate_and_score_completions
+
+    def replay(inputs: Any) -> dict[str, Any]:
+        found = generate(inputs)
+        is_first = trainer.state.global_step == 0
+        return found if is_first else {name: each.flip(0) if each.dim() else each for name, each in found.items()}
+
+    trainer._generate_and_score_completions = replay
+    recording = ludic.trl.record(trainer, tmp_path / "root")
+    trainer.train()
+    recording.close()
+    assert trainer.state.global_step == 2
+    assert recording.lost.num_rollouts == 8
+    assert {"a generation could not be recorded", "a micro-batch could not be recorded"} <= {*recording.lost.reasons}
+    run = ludic.open(tmp_path / "root")
+    assert run.sql("select step, count(*) from batches group by step").rows() == [(1, 8)]
+    rows = run.sql("select reward_components from rollouts").to_series().to_list()
+    assert {len({*values}) == 2 and len({*values.values()}) == 1 for values in map(dict, rows)} == {True}
+    assert run.verify().findings == []
+
+
 def test_a_trainer_that_can_not_be_recorded_is_refused_by_name(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
