@@ -29,6 +29,7 @@ from trl_runs import run as run_processes
 import ludic
 from benchmarks import record_trl
 from ludic.adapters import trl as adapter
+from ludic.adapters.trl_sampling import captures_of
 from ludic.cli.main import main
 from ludic.errors import ConfigError
 from ludic.recording import queue, recorder
@@ -196,6 +197,7 @@ CAPTURES: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
     "min_p": ({"generation_kwargs": {"min_p": 0.01}}, {"ids"}),
     "top_k": ({"generation_kwargs": {"top_k": None}}, {"ids"}),  # None is 50 to transformers
     "cooler": ({"generation_kwargs": {"temperature": 0.5}}, {"ids"}),  # TRL's own passes divide by 1 then
+    "noise": ({"neftune_noise_alpha": 5.0}, {"ids"}),  # drawn for each pass in training
     "masked": ({"mask_truncated_completions": True}, {"ids", "trainer"}),
     "own": ({"rollout_func": constant_rollouts}, {"sampler", "ids"}),
 }
@@ -220,6 +222,24 @@ def test_logprobs_are_kept_of_the_distribution_sampled_from_alone(
     assert {row["top_k"] for row in rows} == {50 if "top_k" in str(settings) else None}
     assert {row["metadata"].get("min_p") for row in rows} == {"0.01" if "min_p" in str(settings) else None}
     assert run.verify().findings == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"generation_kwargs": {"presence_penalty": 0.5}},
+        {"generation_kwargs": {"bad_words": ["cats"]}},
+        {"vllm_structured_outputs_regex": "a+"},
+    ],
+)
+def test_settings_of_vllm_alone_change_what_it_samples_from(model: Path, tmp_path: Path, settings: dict[str, Any]):
+    plain, other = (make_trainer(model, tmp_path / name, **own) for name, own in (("a", {}), ("b", settings)))
+    plain.use_vllm = other.use_vllm = True  # no engine of it is started: only settings are read
+    assert captures_of(plain, is_processed=False).sampler_logprobs
+    assert captures_of(other, is_processed=True).sampler_logprobs
+    found = captures_of(other, is_processed=False)
+    assert (found.sampler_logprobs, found.train_logprobs, found.eval_logprobs) == (False, False, False)
+    assert len(found.sampling.metadata) == 1
 
 
 def test_dropout_keeps_logprobs_of_evaluations_alone(model: Path, tmp_path: Path):
