@@ -76,6 +76,8 @@ _PATIENCE = timedelta(minutes=10)
 """How long ranks wait for each other before recording stops, as long as PyTorch's own ranks do; training goes on."""
 _FLUSH_S = 10.0
 """Longest wait for the store at the end of training, in seconds."""
+_QUIET_S = 1.0
+"""What of it nobody is told of."""
 
 
 # --- What a rank holds -----------------------------------------------------------------------------------------------
@@ -348,7 +350,17 @@ class _Store:
             self._recorder.metrics(step, numbers)
 
     def flush(self) -> None:
-        self._recorder.flush(_FLUSH_S)
+        """Wait for the store at the end of training, and say what is not stored."""
+        recorder = self._recorder
+        if not recorder.flush(_QUIET_S):
+            left_s = _FLUSH_S - _QUIET_S
+            _log.warning("%s: training has ended; waiting at most %g s for the store", recorder.root, left_s)
+            recorder.flush(left_s)
+        lost, waiting = recorder.lost, recorder.waiting
+        if lost or waiting:
+            said = "; ".join(map(str, filter(None, [lost, None if lost.waiting else waiting])))
+            again = "; it is tried again until this process ends" if waiting else ""
+            _log.warning("%s: at the end of training %s%s", recorder.root, said, again)
 
 
 _Sent = tuple[list[dict[str, Any]], dict[str, Any]]

@@ -367,7 +367,8 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _as_json(lost: Lost) -> dict[str, Any] | None:
-    return asdict(lost) if lost else None
+    found = {name: value for name, value in asdict(lost).items() if name != "waiting"}  # a claim says what is for good
+    return found if lost else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,32 @@ _OTHERS = "other reasons"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What a recorder was given and has not stored so far. False if nothing."""
+
+    num_rollouts: int = 0
+    num_groups: int = 0
+    num_steps: int = 0
+    """Steps whose ledger waits."""
+    reason: str | None = None
+    """Why the store fails; None while it works."""
+
+    def __bool__(self) -> bool:
+        return bool(self.num_groups or self.num_steps)
+
+    def __str__(self) -> str:
+        """What waits and why, on one line."""
+        if not self:
+            return "nothing waits"
+        rows = f"{plural(self.num_rollouts, 'rollout')} in {plural(self.num_groups, 'group')}"
+        ledgers = f"the ledger of {plural(self.num_steps, 'step')}"
+        what = " and ".join([rows] * bool(self.num_groups) + [ledgers] * bool(self.num_steps))
+        return f"{what} wait, not stored so far{f': {self.reason}' if self.reason else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """What a recorder could not store. False if nothing."""
+    """What a recorder could not store, for good or so far. False if nothing."""
 
     num_rollouts: int = 0
     num_groups: int = 0
@@ -27,9 +51,11 @@ class Lost:
     reasons: Mapping[str, int] = field(default_factory=dict)
     """Number of groups, steps and rows of numbers by reason, of which there are some 20 at most; rows without a group
     that are counted at once are 1."""
+    waiting: Waiting = field(default_factory=Waiting)
+    """What waits while the store fails, and is stored once it works again."""
 
     def __bool__(self) -> bool:
-        return bool(self.reasons)
+        return bool(self.reasons or self.waiting)
 
     def __str__(self) -> str:
         """What was lost and why, on one line."""
@@ -39,7 +65,8 @@ class Lost:
         parts = [f"{plural(self.num_rollouts, 'rollout')}{groups}"] if self.num_rollouts or self.num_groups else []
         parts += [f"the ledger of {_named(self.steps)}"] if self.steps else []
         parts += [f"the numbers of {_named(self.steps_without_metrics)}"] if self.steps_without_metrics else []
-        return f"lost: {', '.join(parts)} ({'; '.join(self.reasons)})"
+        lost = [f"lost: {', '.join(parts)} ({'; '.join(self.reasons)})"] if self.reasons else []
+        return "; ".join([*lost, *([str(self.waiting)] if self.waiting else [])])
 
 
 def _named(spans: Sequence[tuple[int, int]]) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ludic.errors import ConfigError, LudicError, ReplacedRootError, StoreError, one_line
 from ludic.recording.life import Find, Job, Life, Numbers, Rows, Step
-from ludic.recording.losses import Losses, Lost
+from ludic.recording.losses import Losses, Lost, Waiting
 from ludic.store.filesystem import back_off
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS
 
@@ -60,9 +60,22 @@ class Queue:
 
     @property
     def lost(self) -> Lost:
-        """What was lost so far."""
+        """What was lost for good so far."""
         with self._changed:
             return self._losses.so_far()
+
+    @property
+    def waiting(self) -> Waiting:
+        """What is not stored so far."""
+        with self._changed:
+            jobs = [job for _, job in self._jobs]
+            rows = [job for job in jobs if isinstance(job, Rows)]
+            return Waiting(
+                num_rollouts=sum(job.table.num_rows for job in rows),
+                num_groups=sum(len(job.group_ids) for job in rows),
+                num_steps=sum(isinstance(job, Step) for job in jobs),
+                reason=one_line(self.failure) if self.failure is not None else None,
+            )
 
     def add(self, job: Job, *, patience_s: float) -> int:
         """Add a job, and return its number. Waits for room unless the store fails; without room the job is lost."""

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,7 +37,7 @@ from ludic.recording.life import (
     Rows,
     Step,
 )
-from ludic.recording.losses import Lost
+from ludic.recording.losses import Lost, Waiting
 from ludic.recording.queue import Queue
 from ludic.recording.rows import SAMPLED_WITH
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
@@ -187,8 +187,17 @@ class Recorder:
 
     @property
     def lost(self) -> Lost:
-        """What could not be stored so far, counted and named; false if nothing."""
-        return self._queue.lost
+        """What could not be stored, counted and named; false if nothing.
+
+        While the store fails, what waits for it is part of it (`Lost.waiting`), and no longer once it is stored.
+        """
+        waiting = self.waiting
+        return replace(self._queue.lost, waiting=waiting if waiting.reason else Waiting())
+
+    @property
+    def waiting(self) -> Waiting:
+        """What is not stored so far, and why if the store fails; false if nothing waits."""
+        return self._queue.waiting
 
     def append(self, groups: Any) -> list[str]:
         """Store complete groups; return the rollout_id of each row, in the order of the rows.
@@ -301,9 +310,9 @@ class Recorder:
         self._queue.lose_groups(num_groups, num_rollouts, mask(reason))
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
-        """Wait until what was appended is stored, or lost, at most timeout_s seconds; return whether it is.
+        """Wait until what was appended is stored, or lost for good, at most timeout_s seconds; return whether it is.
 
-        The numbers of the newest step still wait for more.
+        If not, `waiting` says what is not and why. The numbers of the newest step still wait for more.
         """
         self._check()
         is_done = self._queue.wait(None, timeout_s, is_patient=True)

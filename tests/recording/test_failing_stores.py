@@ -141,6 +141,23 @@ def test_steps_go_on_while_nothing_can_be_written_and_all_is_there_once_it_can(
     assert os.strerror(error.errno or 0).split()[0] in warning
 
 
+def test_what_waits_while_nothing_can_be_stored_is_said_and_is_not_lost_once_it_is(store: type[Store], url: str):
+    store.error = FULL
+    with ludic.record(url, model=MODEL) as recording:
+        train(recording, 1, 3)
+        assert not recording.flush(0.05)
+        lost = recording.lost
+        assert lost
+        assert lost.waiting == recording.waiting
+        said = "12 rollouts in 3 groups and the ledger of 3 steps wait, not stored so far: "
+        assert str(lost).startswith(said)
+        assert "No space left on device" in str(lost)
+        store.error = None
+        assert recording.flush()
+        assert (str(recording.lost), str(recording.waiting)) == ("nothing was lost", "nothing waits")
+    assert [claim.lost for claim in claims_of(url)] == [None]
+
+
 @pytest.mark.parametrize(
     "name", ["run.json", "slot=0/1.json", "0.parquet", "attempts/1.lease", "attempts/1.json", "step=3.parquet"]
 )
