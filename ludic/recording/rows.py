@@ -55,15 +55,16 @@ def episode_columns(given: Mapping[str, Any], sampled_with: Mapping[str, Any]) -
 def row_arrays(arrays: Mapping[str, Any], reward: float | None) -> dict[str, Any]:
     """Return the arrays of a row: logprobs of 0 where none are known, and the reward at the last token.
 
-    arrays: by column, at least response_tokens. reward: the episode's, in its last row; None in others. Raises
-    RefusedRecordError for a reward that float32 can't hold.
+    arrays: by column, at least response_tokens. reward: the episode's, in its last row; None in others. A mask of
+    another length stays, so that who checks the row sees it. Raises RefusedRecordError for a reward that float32
+    can't hold.
     """
     zeros = np.zeros(len(arrays["response_tokens"]), np.float32)
     columns = {"response_logprobs": zeros, **arrays}
     mask, logprobs = columns.get("action_mask"), columns["response_logprobs"]
     if mask is not None and len(mask) == len(logprobs):
         columns["response_logprobs"] = np.where(mask, logprobs, 0)
-    if mask is not None and mask.all():
+    if mask is not None and len(mask) == len(zeros) and mask.all():
         del columns["action_mask"]
     if "token_rewards" not in columns:
         columns["token_rewards"] = zeros.copy()

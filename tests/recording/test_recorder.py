@@ -137,6 +137,8 @@ def of_model(rollout: ludic.Rollout) -> ludic.Rollout:
         ({"response_tokens": 5}, "response_tokens: has 0 dimensions, wanted 1"),
         ({"response_tokens": [2**70] * 6}, "group 0, row 0: response_tokens: "),
         ({"response_logprobs": [-0.5]}, "response_logprobs has length 1, response_tokens has 6"),
+        ({"action_mask": [True]}, "action_mask has length 1, response_tokens has 6"),
+        ({"action_mask": []}, "action_mask has length 0, response_tokens has 6"),
         (
             {"response_tokens": [100] * 6},
             "response_tokens is 100 at token 0, and 5 more, wanted a token id from 0 to 99",
