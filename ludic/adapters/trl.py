@@ -605,7 +605,14 @@ class _Recording(TrainerCallback):
 # --- Start -----------------------------------------------------------------------------------------------------------
 
 
-def record(trainer: Any, root: str | Path, *, env: str = "recorded", stop_on_failure: bool = False) -> Recorder | None:
+def record(
+    trainer: Any,
+    root: str | Path,
+    *,
+    env: str = "recorded",
+    stop_on_failure: bool = False,
+    take_over: bool = False,
+) -> Recorder | None:
     """Record a trainer's rollouts, steps and metrics into a root, a folder or a URL, which is made if it is new.
 
     Call it once for each trainer, before `train`, on every rank. Returns the recorder on rank 0, which is closed when
@@ -616,6 +623,7 @@ def record(trainer: Any, root: str | Path, *, env: str = "recorded", stop_on_fai
         root: Where the run is stored. A root that a trainer of the same model has recorded is gone on with.
         env: Name of the environment in its rows.
         stop_on_failure: Raise what can't be recorded in the trainer, which ends it; otherwise it is logged and counted.
+        take_over: Take the steps over from another live process of this machine that records them into the root.
 
     Raises ConfigError for a trainer that can't be recorded, and what `ludic.record` raises, on every rank.
     """
@@ -627,7 +635,7 @@ def record(trainer: Any, root: str | Path, *, env: str = "recorded", stop_on_fai
     if not rank:
         try:
             said["processed"] = has_processed_logprobs(trainer)
-            recorder = _start(trainer, root, env, stop_on_failure)
+            recorder = _start(trainer, root, env, stop_on_failure=stop_on_failure, take_over=take_over)
         except Exception as error:
             if ranks is None:
                 raise
@@ -674,7 +682,7 @@ def _check(trainer: Any) -> None:
         raise ConfigError(f"the data set has the column {images[0]}, and a root holds texts and tokens alone")
 
 
-def _start(trainer: Any, root: str | Path, env: str, stop_on_failure: bool) -> Recorder:
+def _start(trainer: Any, root: str | Path, env: str, *, stop_on_failure: bool, take_over: bool) -> Recorder:
     """Start the recorder, with the trainer's settings."""
     args = trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -689,6 +697,7 @@ def _start(trainer: Any, root: str | Path, env: str, stop_on_failure: bool) -> R
         settings=args.to_dict(),
         model_folder=_model_folder(trainer, model, name),
         stop_on_failure=stop_on_failure,
+        take_over=take_over,
         group_size=trainer.num_generations,
         groups_per_batch=max(1, rows_a_step // trainer.num_generations),
         **{name: sampled_with[name] for name in (*COLUMNS, "max_tokens")},

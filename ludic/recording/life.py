@@ -39,7 +39,9 @@ from ludic.store.claims import (
     change_claim,
     claim,
     claim_free_slot,
+    describe_process,
     held,
+    is_alive,
     is_dead,
     newest_claim,
     read_lease,
@@ -174,10 +176,18 @@ class Life:
     """The files of one recorder. Its methods are called by one thread, in the order in which files are to appear."""
 
     def __init__(
-        self, url: str, run: RunConfig | None, given: Mapping[str, Any], config: Mapping[str, Any], folder: str | None
+        self,
+        url: str,
+        run: RunConfig | None,
+        given: Mapping[str, Any],
+        config: Mapping[str, Any],
+        folder: str | None,
+        *,
+        take_over: bool,
     ) -> None:
         """run: settings of a new root; None if it can't be made without its model. given: settings that an existing
         root must have, by name. config: the settings of attempts. folder: of the model's configuration and tokenizer.
+        take_over: open a root whose steps another live process of this machine records, too.
         """
         self.worker_id = new_worker_id()
         self.vocab_size: int | None = None
@@ -185,6 +195,7 @@ class Life:
         self.newest_step = 0
         """Newest step of the root's ledger when it was opened."""
         self._url, self._run, self._given, self._config, self._folder = url, run, given, config, folder
+        self._take_over = take_over
         self._root: Root | None = None
         self._claim: SlotClaim | None = None
         self._sequences: Mapping[Folder, Iterator[int]] = {"rollouts": itertools.count(), "evals": itertools.count()}
@@ -219,7 +230,7 @@ class Life:
         Raises ConfigError or OwnedError for a root that is not to be recorded into, StoreError if it can't be reached.
         """
         if self._root is None:
-            self._root = _open_root(self._url, self._run, self._given)
+            self._root = _open_root(self._url, self._run, self._given, take_over=self._take_over)
         if self._claim is None:
             self._keep_model(self._root)
             self.newest_step = max(attempt_of_steps(self._root), default=0)
@@ -300,7 +311,10 @@ class Life:
         root = self.open()
         attempt = self._attempt_for(root, job.step)
         rows = _ledger(job, attempt.attempt_id)
-        write_ledger(root, attempt, job.step, rows)
+        try:
+            write_ledger(root, attempt, job.step, rows)
+        except FencedError as error:  # what it says is for trainers that stop then
+            raise _taken_over(root, attempt) from error
         self._last_step = job.step
         job.lacks_rows = len(rows) < len(job.rows)
         job.numbers = {**_numbers(job, rows), "attempt_id": attempt.attempt_id}
@@ -322,11 +336,14 @@ class Life:
     def _attempt_for(self, root: Root, step: int) -> Attempt:
         """Return the attempt of a step: the first, and each that is not above the last one, begins a new one."""
         if self._fenced.is_set():
-            raise FencedError(f"{root.url}: another process records or trains the steps by now")
+            raise _taken_over(root, self._attempt)
         if self._attempt is not None and step > self._last_step:
             return self._attempt
         if self._attempt is not None:
-            check_not_fenced(root, self._attempt)
+            try:
+                check_not_fenced(root, self._attempt)
+            except FencedError as error:
+                raise _taken_over(root, self._attempt) from error
             logger.warning(
                 "%s: step %d follows step %d; what was recorded of step %d and later ones is superseded",
                 *(root.url, step, self._last_step, step),
@@ -416,7 +433,7 @@ def _read_known(root: Root, file: RolloutFile, wanted: Set[str]) -> dict[str, Kn
 # --- Roots and attempts --------------------------------------------------------------------------------------------
 
 
-def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any]) -> Root:
+def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any], *, take_over: bool) -> Root:
     no_retries = Event()
     no_retries.set()  # the queue tries again, and warns less often
     try:
@@ -431,6 +448,8 @@ def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any]) -> Roo
     root = Root.open(url, writable=True, stop=no_retries)
     _check_settings(root, given)
     _check_recorded(root)
+    if not take_over:
+        _check_not_alive(root)
     return root
 
 
@@ -461,6 +480,27 @@ def _check_recorded(root: Root) -> None:
         )
     if latest_policy(root) is not None:
         raise ConfigError(f"{root.url} has policies, which ludic's workers sample with; record into another root")
+
+
+def _taken_over(root: Root, attempt: Attempt | None) -> FencedError:
+    """Return why an attempt that a newer one has fenced records no more steps."""
+    newer = read_lease(root, attempt.attempt_id + 1) if attempt is not None else None
+    who = f"attempt {newer.attempt_id} of {newer.owner}" if newer is not None else "another process"
+    return FencedError(f"{who} has taken the steps over, and this process records no more steps")
+
+
+def _check_not_alive(root: Root) -> None:
+    """Raise OwnedError if another process of this machine records the steps now, as far as that can be proven."""
+    newest = newest_claim(root)
+    lease = read_lease(root, newest)
+    if lease is None or lease.released or lease.process is None or lease.process == describe_process(os.getpid()):
+        return
+    if is_alive(lease.process):
+        raise OwnedError(
+            f"{root.url}: {lease.owner} runs, and records the steps here as attempt {newest} since {lease.since}; stop "
+            "it, or record into another root, or pass take_over=True: then this process takes the steps over from it "
+            "with its first step, and without one only adds rows"
+        )
 
 
 def _is_over(lease: Lease) -> bool:

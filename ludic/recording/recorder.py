@@ -69,6 +69,7 @@ def record(
     settings: Mapping[str, Any] | None = None,
     model_folder: str | os.PathLike[str] | None = None,
     stop_on_failure: bool = False,
+    take_over: bool = False,
     group_size: int | None = None,
     groups_per_batch: int | None = None,
     temperature: float | None = None,
@@ -94,6 +95,8 @@ def record(
         settings: Its settings, for people; secrets are masked, and what JSON can't hold is stored as text.
         model_folder: Folder with the model's configuration and tokenizer, which the root keeps; None is `model`.
         stop_on_failure: Raise StoreError from append, step and flush if the store fails.
+        take_over: Also record if another process of this machine lives and records the steps here: the first step takes
+            them over from it, and without a step only rows are added.
         group_size, groups_per_batch: Of a new root, for people and for `ludic train`; None is 8.
         temperature, top_p, top_k, max_tokens: How rows were sampled that don't say it. None is as the root says, for a
             new one 1, 1, off and 256; a top_k of 0 is off.
@@ -103,7 +106,8 @@ def record(
     Raises:
         ConfigError: A setting is wrong; or the root has another model or other extra columns, or is a run that ludic
             itself trains. A store that can't be reached is no error: it is tried again.
-        OwnedError: A trainer of ludic trains this root now.
+        OwnedError: A trainer of ludic trains this root now; or another live process of this machine records its steps,
+            unless take_over.
     """
     sampled = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
     of_rows = _given({"env": env and (env,), **sampled})
@@ -112,7 +116,8 @@ def record(
     sizes = _given({"group_size": group_size, "groups_per_batch": groups_per_batch})
     run = _with({"model": "unknown", "env": ("recorded",), **given, **sizes}, of_rows)
     config = {RECORDED: {"trainer": trainer, "settings": _as_json(_mapping("settings", settings))}}
-    life = Life(os.fspath(root), run if model else None, given, config, _model_folder(model_folder))
+    folder = _model_folder(model_folder)
+    life = Life(os.fspath(root), run if model else None, given, config, folder, take_over=take_over)
     return Recorder(life, os.fspath(root), run, of_rows, stop_on_failure=stop_on_failure)
 
 

@@ -310,10 +310,22 @@ def describe_process(pid: int) -> str | None:
     return None if fields[0] in "ZX" else f"{boot} {namespace} {pid} {fields[19]}"
 
 
+def is_alive(process: str) -> bool:
+    """Return whether a process is proven alive: it is on this machine, in this pid namespace, and runs."""
+    pid = _pid_here(process)
+    return pid is not None and describe_process(pid) == process
+
+
+def _pid_here(process: str) -> int | None:
+    """Return the pid of a process that was started on this boot, in this pid namespace; None for any other."""
+    here, there = describe_process(os.getpid()), process.split()
+    is_here = here is not None and here.split()[:2] == there[:2] and len(there) == 4
+    return parse_number(there[2]) if is_here else None
+
+
 def is_dead(process: str) -> bool:
     """Return whether a process is proven dead: started on this boot, in this pid namespace, and no longer there."""
-    here, there = describe_process(os.getpid()), process.split()
-    if here is None or here.split()[:2] != there[:2] or len(there) != 4 or (pid := parse_number(there[2])) is None:
+    if (pid := _pid_here(process)) is None:
         return False
     try:
         os.kill(pid, 0)

@@ -1,8 +1,10 @@
 """What another trainer records is what a root holds: rows, ledgers with their addresses, numbers, lives."""
 
 import math
+import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,8 @@ from ludic.records import RolloutGroup
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
 from ludic.store import start_attempt
+from ludic.store.claims import describe_process, owner_name, read_lease
+from ludic.store.records import encode_record
 
 
 @pytest.fixture
@@ -121,8 +125,6 @@ def test_groups_come_as_rollouts_and_as_arrow_too(url: str):
 
 
 def of_model(rollout: ludic.Rollout) -> ludic.Rollout:
-    from dataclasses import replace
-
     return replace(rollout, model=MODEL)
 
 
@@ -266,7 +268,7 @@ def test_a_later_life_takes_steps_again_and_rows_of_the_earlier_one_stay(url: st
     assert parents_of(url, [1, 2]) == [None, (1, 2)]
     assert len(rows_of(url)) == 9 * 4
     assert earlier.lost.steps == [(6, 7)] or earlier.lost.steps == ((6, 7),)
-    assert "was replaced by attempt 2" in str(earlier.lost)
+    assert "has taken the steps over" in str(earlier.lost)
     assert [(claim.slot, claim.life) for claim in claims_of(url)] == [(0, 1), (1, 1)]
     assert claims_of(url)[0].lost["steps"] == [[6, 7]]
     query = "select step, superseded, count(*) as n from all_batches group by all order by all"
@@ -503,7 +505,29 @@ def test_a_life_that_was_taken_over_does_not_take_steps_back(url: str):
     earlier.close()
     assert list(ledger_of(url)) == [(1, 1), (2, 2), (2, 3)]
     assert earlier.lost.steps == ((2, 3),)
+    assert f"attempt 2 of {owner_name()} has taken the steps over, and this process records no more" in str(
+        earlier.lost
+    )
+    assert "this trainer stops" not in str(earlier.lost)
     assert not later.lost
+
+
+def test_a_second_program_of_this_machine_is_refused_while_the_first_lives_unless_it_takes_over(url: str):
+    with ludic.record(url, model=MODEL) as first:
+        first.step(1)
+    root, lease = ludic.Root.open(url, writable=True), read_lease(ludic.Root.open(url), 1)
+    assert lease is not None
+    with subprocess.Popen(["sleep", "60"]) as program:
+        held = replace(lease, released=False, process=describe_process(program.pid))
+        root.put("attempts/1.lease", encode_record(held))
+        with pytest.raises(OwnedError, match=r"records the steps here as attempt 1 .*pass take_over=True"):
+            ludic.record(url)
+        ludic.record(url, take_over=True).close()
+        root.put("attempts/1.lease", encode_record(replace(held, process=f"elsewhere {held.process}")))
+        ludic.record(url).close()
+        root.put("attempts/1.lease", encode_record(held))
+        program.kill()
+    ludic.record(url).close()
 
 
 def test_rows_that_are_lost_without_a_group_are_named_too(url: str):
