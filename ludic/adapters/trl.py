@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import shutil
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ from ludic.adapters.trl_sampling import COLUMNS, Captures, captures_of, has_proc
 from ludic.errors import ConfigError, InvalidBatchError
 from ludic.masking import mask
 from ludic.messages import MEDIA
+from ludic.printable import printable
 from ludic.recording import recorder as recording
 from ludic.recording.recorder import Recorder
 from ludic.temporary import make_folder
@@ -644,6 +646,8 @@ def record(
         said = json.loads(ranks.told(json.dumps(said).encode()))
     if said["error"]:
         raise ConfigError(f"rank 0 can't record into {mask(str(root))}: {said['error']}")
+    if recorder is not None:
+        print(printable(mask(f"ludic: {recorder.describe()}")), file=sys.stderr)
     sizes = {"train": trainer.num_generations, "eval": trainer.num_generations_eval}
     store = None if recorder is None else _Store(recorder, sizes)
     own = _Recording(trainer, ranks, store, said["processed"], stop_on_failure)

@@ -208,6 +208,8 @@ class Life:
         self._held = ExitStack()
         self._fenced = Event()
         self._last_step = 0
+        self._is_first = True
+        """Whether this life has taken no step."""
         self._num_metrics: Counter[int] = Counter()
 
     @property
@@ -218,6 +220,11 @@ class Life:
     @property
     def is_open(self) -> bool:
         return self._claim is not None
+
+    @property
+    def number(self) -> int | None:
+        """Number of this life among those of its slot, from 1; None before the root was opened."""
+        return self._claim.life if self._claim else None
 
     @property
     def run(self) -> RunConfig | None:
@@ -349,10 +356,16 @@ class Life:
                 *(root.url, step, self._last_step, step),
             )
             self._release()
+        earlier = attempt_of_steps(root) if self._is_first else {}
         lease = _claim(root)  # again after a failure: an attempt that is there, and has no step, does no harm
         previous = newest_attempt(root, before=lease.attempt_id)
         parent = (previous.attempt_id, step - 1) if previous is not None and step > 1 else None
         self._attempt, self._last_step = record_attempt(root, lease, parent, self._config), step - 1
+        self._is_first = False
+        for attempt_id in sorted(set(earlier.values())):
+            if again := [each for each, of in earlier.items() if of == attempt_id and each >= step]:
+                steps = f"step {again[0]}" if len(again) == 1 else f"steps {min(again)} to {max(again)}"
+                logger.warning("%s: this life supersedes %s of attempt %d", root.url, steps, attempt_id)
         self._fenced = Event()
         self._held.enter_context(held(root, lease, on_fenced=self._fenced.set, also=lambda: None, level=logging.DEBUG))
         return self._attempt

@@ -177,6 +177,15 @@ class Recorder:
             raise ConfigError(f"{url} can't be reached, so the name of the model is needed: model='...'")
         atexit.register(self.close)
 
+    def describe(self) -> str:
+        """Say on one line where this records, and what is there."""
+        if (number := self._life.number) is None:
+            return f"records to {self.root} as soon as it can be reached: {self.waiting.reason}"
+        if not (newest := self._life.newest_step):
+            return f"records to {self.root}, life {number}"
+        there = f"the root has steps up to {newest}; those that this life takes again are superseded"
+        return f"records to {self.root}, life {number}; {there}"
+
     @property
     def version(self) -> int:
         """Version of the weights that sampled rows which don't say it: after `step` the version that follows.

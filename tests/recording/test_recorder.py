@@ -251,11 +251,14 @@ def test_a_later_life_takes_steps_again_and_rows_of_the_earlier_one_stay(url: st
         earlier.append([group(n)])
         earlier.step(n)
     with ludic.record(url, temperature=0.5) as later:
+        there = "the root has steps up to 5; those that this life takes again are superseded"
+        assert later.describe() == f"records to {url}, life 1; {there}"
         later.append([group(10)])
         assert rows_after_flush(later, url)[-1]["policy_version"] == 5
         later.version = 2
         [first, *_] = later.append([group(11)])
         later.step(3, advantages={first: 1.0})
+        assert "this life supersedes steps 3 to 5 of attempt 1" in caplog.text
         assert "attempt 1 of" in caplog.text
         assert "has not ended by itself; this recorder takes the steps over from it" in caplog.text
         earlier.append([group(20)])
@@ -505,9 +508,8 @@ def test_a_life_that_was_taken_over_does_not_take_steps_back(url: str):
     earlier.close()
     assert list(ledger_of(url)) == [(1, 1), (2, 2), (2, 3)]
     assert earlier.lost.steps == ((2, 3),)
-    assert f"attempt 2 of {owner_name()} has taken the steps over, and this process records no more" in str(
-        earlier.lost
-    )
+    said = f"attempt 2 of {owner_name()} has taken the steps over, and this process records no more steps"
+    assert said in str(earlier.lost)
     assert "this trainer stops" not in str(earlier.lost)
     assert not later.lost
 
