@@ -52,6 +52,7 @@ from ludic.messages import MEDIA
 from ludic.printable import printable
 from ludic.recording import recorder as recording
 from ludic.recording.recorder import Recorder
+from ludic.store.filesystem import Storage
 from ludic.temporary import make_folder
 
 _log = logging.getLogger(__name__)
@@ -292,6 +293,15 @@ class _Store:
         """rollout_id of each stored row of the newest generations, by its generation and its index there."""
         self._not_kept: set[str] = set()
         self._last_step = 0
+        self.is_used = False
+        """Whether the trainer trained or evaluated since it is recorded."""
+
+    def end(self) -> None:
+        """Say so at the end of the process if the trainer was not used."""
+        if not self.is_used:
+            _log.warning(
+                "%s: nothing was recorded: call ludic.trl.record before trainer.train()", mask(self._recorder.root)
+            )
 
     def note(self, note: Mapping[str, Any]) -> None:
         """Count what a rank could not record, and log the name of each column whose values rows can't hold once."""
@@ -303,6 +313,7 @@ class _Store:
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
         """Store whole groups: rows at neighbouring places of one generation."""
+        self.is_used = True
         groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for row in sorted(rows, key=lambda row: row["place"]):
             number, index = row["place"]
@@ -353,9 +364,9 @@ class _Store:
 
     def flush(self) -> None:
         """Wait for the store at the end of training, and say what is not stored."""
-        recorder = self._recorder
-        if not recorder.flush(_QUIET_S):
-            left_s = _FLUSH_S - _QUIET_S
+        recorder, quiet_s = self._recorder, min(_QUIET_S, _FLUSH_S)
+        if not recorder.flush(quiet_s):
+            left_s = _FLUSH_S - quiet_s
             _log.warning("%s: training has ended; waiting at most %g s for the store", recorder.root, left_s)
             recorder.flush(left_s)
         lost, waiting = recorder.lost, recorder.waiting
@@ -487,6 +498,8 @@ class _Recording(TrainerCallback):
     # --- Steps of the trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._store is not None:
+            self._store.is_used = True
         self._join(None)  # rows of a run that was interrupted
         self._rank.window.clear()
         self._is_joined = False
@@ -652,6 +665,8 @@ def record(
     store = None if recorder is None else _Store(recorder, sizes)
     own = _Recording(trainer, ranks, store, said["processed"], stop_on_failure)
     own.install()
+    if store is not None:
+        atexit.register(store.end)
     if ranks is None:
         atexit.register(_finish, weakref.ref(own))
     return recorder
@@ -689,6 +704,7 @@ def _check(trainer: Any) -> None:
 def _start(trainer: Any, root: str | Path, env: str, *, stop_on_failure: bool, take_over: bool) -> Recorder:
     """Start the recorder, with the trainer's settings."""
     args = trainer.args
+    _check_apart(root, args.output_dir)
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = model.config.name_or_path or type(model).__name__
     sampled_with = captures_of(trainer, is_processed=True).sampling.columns
@@ -706,6 +722,16 @@ def _start(trainer: Any, root: str | Path, env: str, *, stop_on_failure: bool, t
         groups_per_batch=max(1, rows_a_step // trainer.num_generations),
         **{name: sampled_with[name] for name in (*COLUMNS, "max_tokens")},
     )
+
+
+def _check_apart(root: str | Path, output_dir: str) -> None:
+    """Raise ConfigError for a root that is the folder of the trainer's checkpoints, or holds it."""
+    storage = Storage.connect(str(root))
+    if storage.is_local and Path(output_dir).resolve().is_relative_to(Path(storage.path).resolve()):
+        raise ConfigError(
+            f"root is {str(root)!r}, and the trainer writes checkpoints into {output_dir!r} (output_dir); wanted a "
+            "folder of its own, such as 'runs/mine'"
+        )
 
 
 def _model_folder(trainer: Any, model: Any, name: str) -> str:

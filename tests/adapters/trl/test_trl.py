@@ -386,7 +386,12 @@ class FailFrom(TrainerCallback):
 
 @pytest.mark.parametrize("failure", ["full", "read-only", "s3"])
 def test_a_trainer_ends_its_steps_whatever_its_store_does(
-    model: Path, tmp_path: Path, failure: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    tmp_path: Path,
+    failure: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
     for module, name, seconds in (
         (recorder, "CLOSE_S", 1.0),
@@ -416,6 +421,9 @@ def test_a_trainer_ends_its_steps_whatever_its_store_does(
     trainer.add_callback(FailFrom(fail))
     trainer.train()
     assert trainer.state.global_step == 30
+    assert (recording.lost.waiting.num_rollouts, recording.lost.waiting.num_steps) == (160, 20)
+    assert "training has ended; waiting at most 0 s for the store" in caplog.text
+    assert "at the end of training 160 rollouts in 40 groups and the ledger of 20 steps wait" in caplog.text
     recording.close()
     lost = recording.lost
     assert (lost.num_rollouts, lost.num_groups, lost.steps) == (160, 40, ((11, 31),))
@@ -491,6 +499,22 @@ def test_rows_of_a_trainer_that_trains_on_others_than_it_generated_are_not_recor
     assert run.verify().findings == []
 
 
+def test_a_recorder_says_where_it_records_and_whether_it_was_used(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+):
+    trainer = make_trainer(model, tmp_path / "trl", max_steps=1)
+    recording = ludic.trl.record(trainer, tmp_path / "root")
+    assert f"ludic: records to {tmp_path / 'root'}, life 1\n" in capsys.readouterr().err
+    (own,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, adapter._Recording))
+    own._store.end()
+    assert "nothing was recorded: call ludic.trl.record before trainer.train()" in caplog.text
+    trainer.train()
+    caplog.clear()
+    own._store.end()
+    recording.close()
+    assert caplog.text == ""
+
+
 def test_a_trainer_that_can_not_be_recorded_is_refused_by_name(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -511,6 +535,12 @@ def test_a_trainer_that_can_not_be_recorded_is_refused_by_name(
     ludic.record(tmp_path / "other", model="another").close()
     with pytest.raises(ConfigError, match="was started with model 'another'"):
         ludic.trl.record(trainer, tmp_path / "other")
+    for root in (tmp_path / "trl", tmp_path):
+        with pytest.raises(
+            ConfigError, match=r"writes checkpoints into '.*' \(output_dir\); wanted a folder of its own"
+        ):
+            ludic.trl.record(trainer, root)
+        assert not (root / "run.json").exists()
     recording = ludic.trl.record(trainer, tmp_path / "root")
     with pytest.raises(ConfigError, match=r"^this trainer is recorded already"):
         ludic.trl.record(trainer, tmp_path / "second")
