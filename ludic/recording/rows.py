@@ -1,18 +1,21 @@
 """Fill in what rows of other programs leave out, for imports and for recorded rows. Pure."""
 
 import hashlib
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ludic.errors import RefusedRecordError
-from ludic.printable import shortened
+from ludic.printable import left_out, shortened
 from ludic.records import LARGEST_REWARD, MOST_WANTED_CHARACTERS
 
 UNSCORED = "the peer's record has no reward"
 """The error of a rollout without a reward, which is stored and counted but never trained on."""
 
+_SHOWN = 60
+"""Characters of a wrong value in a message."""
 SAMPLED_WITH = ("model", "temperature", "top_p", "top_k", "max_tokens")
 """Columns of a row that are settings of its run."""
 
@@ -56,8 +59,8 @@ def row_arrays(arrays: Mapping[str, Any], reward: float | None) -> dict[str, Any
     """Return the arrays of a row: logprobs of 0 where none are known, and the reward at the last token.
 
     arrays: by column, at least response_tokens. reward: the episode's, in its last row; None in others. A mask of
-    another length stays, so that who checks the row sees it. Raises RefusedRecordError for a reward that float32
-    can't hold.
+    another length stays, so that who checks the row sees it. Raises RefusedRecordError for a reward that is no number,
+    or that float32 can't hold.
     """
     zeros = np.zeros(len(arrays["response_tokens"]), np.float32)
     columns = {"response_logprobs": zeros, **arrays}
@@ -69,6 +72,8 @@ def row_arrays(arrays: Mapping[str, Any], reward: float | None) -> dict[str, Any
     if "token_rewards" not in columns:
         columns["token_rewards"] = zeros.copy()
         if reward is not None:
+            if not isinstance(reward, numbers.Real):
+                raise RefusedRecordError(f"episode_reward is {left_out(repr(reward), _SHOWN)}, wanted a number")
             if not abs(reward) <= LARGEST_REWARD:
                 raise RefusedRecordError(f"the reward is {reward}, wanted a finite float32")
             columns["token_rewards"][-1:] = reward

@@ -186,10 +186,16 @@ def check_file(path: str) -> None:
     except OSError as error:
         if error.errno not in _NOWHERE or (error.errno == errno.ENOENT and not Path(path).is_symlink()):
             raise
-        in_the_way = "has a file on its way" if error.errno == errno.ENOTDIR else "is a symbolic link to no file"
-        raise SchemaError(f"{path} {in_the_way}, {_NOT_READ}") from None
+        if error.errno == errno.ENOTDIR:
+            raise SchemaError(_file_on_the_way(path)) from None
+        raise SchemaError(f"{path} is a symbolic link to no file, {_NOT_READ}") from None
     if not stat.S_ISREG(mode):
         raise SchemaError(f"{path} {_no_file(mode)}")
+
+
+def _file_on_the_way(path: str) -> str:
+    found = next((above for above in reversed(Path(path).parents) if not above.is_dir()), Path(path).parent)
+    return f"{found} is a file, wanted a folder; choose another folder, or move the file away"
 
 
 def _no_file(mode: int) -> str:
@@ -356,8 +362,13 @@ def _folder_of(root: str, name: str, *, make: bool = True) -> Iterator[tuple[int
     parts = [part for part in os.path.relpath(os.path.realpath(f"{base}/{folder}"), base).split("/") if part != "."]
     if ".." in parts:  # another process has put a link there since it was checked
         raise SchemaError(_refusal(f"{root}/{folder}"))
-    with opened(base) as above, _below(above.descriptor, parts, make=make) as descriptor:
-        yield descriptor, own
+    try:
+        with opened(base) as above, _below(above.descriptor, parts, make=make) as descriptor:
+            yield descriptor, own
+    except OSError as error:
+        if error.filename in (own, *parts):  # of a call by descriptor, which knows no path
+            error.filename = f"{root}/{folder}".rstrip("/")
+        raise
 
 
 @contextmanager

@@ -145,6 +145,7 @@ def of_model(rollout: ludic.Rollout) -> ludic.Rollout:
             {"response_tokens": [100] * 6},
             "response_tokens is 100 at token 0, and 5 more, wanted a token id from 0 to 99",
         ),
+        ({"episode_reward": "high"}, "group 0, row 0: episode_reward is 'high', wanted a number"),
         ({"episode_reward": math.nan}, "the reward is nan, wanted a finite float32"),
         ({"model": "another"}, "model is 'another', and .* records 'somebody/model'"),
         ({"prompt_tokens": None}, "there is no prompt_tokens; wanted prompt_tokens, response_tokens, episode_reward"),

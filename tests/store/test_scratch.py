@@ -1,5 +1,6 @@
 """Scratch folders: in the root where only this user can rename, else by a descriptor, else on this machine."""
 
+import errno
 import os
 import shutil
 import stat
@@ -8,12 +9,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ludic.errors import SchemaError, StoreError
 from ludic.run_json import put_run
 from ludic.store import local
+from ludic.store.filesystem import Storage
 from ludic.store.root import Root
 from ludic.temporary import is_protected
 
@@ -219,6 +222,7 @@ def test_protected_is_what_nobody_else_can_write_in_or_rename(
 SCRIPT = f"""
 import os, sys
 from pathlib import Path
+from ludic.store.filesystem import Storage
 from ludic.store.root import Root
 
 def become(user):
@@ -280,3 +284,25 @@ def test_another_user_may_rename_a_scratch_folder_at_most_and_gets_nothing(
     assert done.stdout.split() == [where, "0o700", "refused", "refused", rename, *names], done.stderr
     assert [path.read_text() for path in victim.iterdir()] == ["the victim's own"]
     assert root.read(names[0]) == b"{}"
+
+
+def test_a_disk_that_is_read_only_is_named_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real = os.open
+
+    def refused(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(StoreError) as caught:
+        Storage.connect(str(tmp_path)).put("run.json", b"{}")
+    assert f"Permission denied: '{tmp_path}/.tmp'; this user may not write to the folder" in str(caught.value)
+
+
+def test_a_file_in_the_place_of_a_root_is_named_and_nobody_is_told_to_delete_it(tmp_path: Path):
+    (tmp_path / "afile").write_text("mine")
+    with pytest.raises(SchemaError) as caught:
+        Storage.connect(f"{tmp_path}/afile").read("run.json")
+    said = f"{tmp_path}/afile is a file, wanted a folder; choose another folder, or move the file away"
+    assert str(caught.value) == said
