@@ -492,7 +492,7 @@ def test_rows_of_a_trainer_that_trains_on_others_than_it_generated_are_not_recor
 
 
 def test_a_trainer_that_can_not_be_recorded_is_refused_by_name(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     with pytest.raises(ConfigError, match=r"^trainer is str, wanted a trainer of TRL: GRPOTrainer or RLOOTrainer$"):
         ludic.trl.record("trainer", tmp_path / "root")
@@ -511,7 +511,10 @@ def test_a_trainer_that_can_not_be_recorded_is_refused_by_name(
     ludic.record(tmp_path / "other", model="another").close()
     with pytest.raises(ConfigError, match="was started with model 'another'"):
         ludic.trl.record(trainer, tmp_path / "other")
+    assert "chat template" not in caplog.text
+    trainer.processing_class.chat_template += "{# of a user #}"
     recording = ludic.trl.record(trainer, tmp_path / "root")
+    assert "whose chat template is another one than the trainer's" in caplog.text
     with pytest.raises(ConfigError, match=r"^this trainer is recorded already"):
         ludic.trl.record(trainer, tmp_path / "second")
     trainer.train()
