@@ -19,7 +19,7 @@ import shutil
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -37,15 +37,18 @@ from ludic.adapters.trl_rows import (
     LOGGED_STEPS,
     MASKED,
     Generation,
+    Sampling,
+    distinct,
     from_bytes,
     metrics_of,
     row_of,
     to_bytes,
 )
 from ludic.adapters.trl_sampling import COLUMNS, Captures, captures_of, has_processed_logprobs
-from ludic.errors import ConfigError, InvalidBatchError
+from ludic.errors import ConfigError, InvalidBatchError, LudicError
 from ludic.masking import mask
 from ludic.messages import MEDIA
+from ludic.models.chat import read_tokenizer
 from ludic.recording import recorder as recording
 from ludic.recording.recorder import Recorder
 from ludic.temporary import make_folder
@@ -108,9 +111,15 @@ class _Rank:
     its completion_mask, (rows, T)."""
 
     def add_generation(self, number: int, scored: _Scored, output: dict[str, Any]) -> None:
-        """Keep what was generated, and write the numbers of its rows into the trainer's batch."""
+        """Keep what was generated, and write the numbers of its rows into the trainer's batch.
+
+        Raises LookupError if the batch holds other rows, as that of a trainer that chooses among them, or replays some.
+        """
         trainer, is_training = self.trainer, self.trainer.model.training
         num_rows = len(scored.prompts)
+        completion_ids = [np.asarray(ids, np.int32) for ids in scored.completion_ids]
+        if not _are_rows(output["completion_ids"].cpu().numpy(), completion_ids):
+            raise LookupError("the trainer's batch holds other rows than those that it generated")
         first = trainer.accelerator.process_index * num_rows
         assert scored.rewards is not None
         rewards = scored.rewards[first : first + num_rows].detach().float().cpu()
@@ -125,13 +134,13 @@ class _Rank:
             version=trainer.state.global_step,
             purpose="train" if is_training else "eval",
             prompt_ids=scored.generated[0],
-            completion_ids=scored.completion_ids,
+            completion_ids=completion_ids,
             tool_masks=tool_masks,
             prompts=scored.prompts,
             completions=scored.completions,
             inputs=scored.inputs,
             rewards=rewards.numpy(),
-            reward_names=trainer.reward_func_names,
+            reward_names=distinct(trainer.reward_func_names),
             totals=totals.numpy(),
             logged={name: of for name, of in scored.logged.items() if len(of) == num_rows},
             sampler_logprobs=sampled if self.captures.sampler_logprobs else None,
@@ -172,23 +181,10 @@ class _Rank:
         if self.trainer.model.training:
             self.window.append((rows, inputs["advantages"].detach(), inputs["completion_mask"]))
 
-    def take(self, fail: Callable[[str, Exception], None]) -> tuple[list[dict[str, Any]], Counter[str]]:
-        """Return all rows that are kept, and the number of values that they can't hold by name; forget them.
-
-        Each row has its `place`: number of the generation, and index among the rows of all ranks. fail: is told of a
-        row that can't be made, by what failed and the error.
-        """
+    def take(self) -> list[Generation]:
+        """Return all generations that are kept, and forget them."""
         taken, self.generations = self.generations, {}
-        rows = []
-        for number, generation in taken.items():
-            for index in range(len(generation.completion_ids)):
-                try:
-                    row = row_of(generation, index, self.captures.sampling)
-                except Exception as error:
-                    fail(_A_ROW, error)
-                else:
-                    rows.append({**row, "place": [number, generation.first + index]})
-        return rows, sum((generation.not_kept for generation in taken.values()), Counter())
+        return [*taken.values()]
 
     def take_used(self) -> list[tuple[int, Any]]:
         """Return the rows of the window by their values of ROW, each with its advantage, and forget them.
@@ -203,6 +199,32 @@ class _Rank:
                 of_tokens = advantage[:length] if isinstance(advantage, list) else advantage
                 used[row] = of_tokens if length else None
         return [*used.items()]
+
+
+def _are_rows(padded: np.ndarray, rows: Sequence[np.ndarray]) -> bool:
+    """Return whether (B, T) token ids are these, padded on the right."""
+    return len(padded) == len(rows) and all(
+        np.array_equal(found[: len(row)], row) for found, row in zip(padded, rows, strict=True)
+    )
+
+
+def _rows(
+    generations: Sequence[Generation], sampling: Sampling, fail: Callable[[str, Exception], None]
+) -> list[dict[str, Any]]:
+    """Return the rows of generations, each with its `place`: number of the generation, and index among all ranks' rows.
+
+    fail: is told of a row that can't be made, by what failed and the error.
+    """
+    rows = []
+    for generation in generations:
+        for index in range(len(generation.completion_ids)):
+            try:
+                row = row_of(generation, index, sampling)
+            except Exception as error:
+                fail(_A_ROW, error)
+            else:
+                rows.append({**row, "place": [generation.number, generation.first + index]})
+    return rows
 
 
 def _of_rows(logprobs: torch.Tensor, completion_mask: torch.Tensor) -> list[np.ndarray | None]:
@@ -399,12 +421,15 @@ class _Recording(TrainerCallback):
             output = original(inputs)
         finally:
             self._scored = None
-        with self._guard("a generation"):
+        try:
             self._rank.add_generation(self._num_generations, scored, output)
+        except Exception as error:
+            self._fail("a generation", error)
+            self._failed[_A_ROW] += len(inputs)
         return output
 
-    def _generate(self, original: Callable[..., Any], prompts: Any) -> Any:
-        generated = original(prompts)
+    def _generate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        generated = original(*args, **kwargs)
         if self._scored is not None:
             self._scored.generated = generated
         return generated
@@ -422,10 +447,11 @@ class _Recording(TrainerCallback):
 
     def _get_per_token_logps_and_entropies(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
-        if self._is_in_loss:
-            self._loss_logprobs = found[0].detach()
-        elif self._scored is not None and self._scored.logprobs is None:
-            self._scored.logprobs = found[0]
+        with self._guard("logprobs"):
+            if self._is_in_loss:
+                self._loss_logprobs = found[0].detach()
+            elif self._scored is not None and self._scored.logprobs is None:
+                self._scored.logprobs = found[0]
         return found
 
     def _compute_loss(self, original: Callable[..., Any], model: Any, inputs: Any) -> Any:
@@ -435,7 +461,7 @@ class _Recording(TrainerCallback):
         finally:
             self._is_in_loss = False
         with self._guard("a micro-batch"):
-            if self._is_joined:
+            if self._is_joined and self._trainer.model.training:
                 raise RuntimeError("the loss is computed again after the last micro-batch of the step")
             self._rank.add_micro_batch(inputs, self._loss_logprobs)
         self._loss_logprobs = None
@@ -502,23 +528,36 @@ class _Recording(TrainerCallback):
         """
         self._wait()
         self._num_eval_generations = 0
-        rows: list[dict[str, Any]] = []
+        taken = self._rank.take()
         used: list[tuple[int, Any]] = []
-        not_kept: Counter[str] = Counter()
-        with self._guard("rows"):
-            rows, not_kept = self._rank.take(self._fail)
         with self._guard("the rows of a step"):
             used = self._rank.take_used() if step is not None else []
-        failed, self._failed = self._failed, Counter()
-        sent = self._sent(rows, {"used": used, "failed": failed, "not_kept": not_kept})
+        sent = None if self._ranks is None else self._gathered(self._ranks, *self._own(taken, used))
         if self._store is not None and in_background:
-            self._keeping = self._background.submit(self._keep, self._store, step, sent)
+            self._keeping = self._background.submit(self._keep, self._store, step, taken, used, sent)
         elif self._store is not None:
-            self._keep(self._store, step, sent)
+            self._keep(self._store, step, taken, used, sent)
 
-    def _keep(self, store: _Store, step: int | None, sent: Sequence[_Sent | bytes]) -> None:
+    def _own(self, taken: Sequence[Generation], used: Sequence[tuple[int, Any]]) -> _Sent:
+        """Return the rows of this rank, and its note."""
+        rows: list[dict[str, Any]] = []
+        with self._guard("rows"):
+            rows = _rows(taken, self._rank.captures.sampling, self._fail)
+        failed, self._failed = self._failed, Counter()
+        not_kept = sum((generation.not_kept for generation in taken), Counter[str]())
+        return rows, {"used": used, "failed": failed, "not_kept": not_kept}
+
+    def _keep(
+        self,
+        store: _Store,
+        step: int | None,
+        taken: Sequence[Generation],
+        used: Sequence[tuple[int, Any]],
+        sent: Sequence[_Sent | bytes] | None,
+    ) -> None:
+        """Store what ranks sent; None: this one is alone, and its rows are made here, beside the trainer."""
         found: list[_Sent] = []
-        for each in sent:
+        for each in [self._own(taken, used)] if sent is None else sent:
             with self._guard("the rows of a rank"):
                 found.append(from_bytes(each) if isinstance(each, bytes) else each)
         with self._guard("rows"):
@@ -532,21 +571,20 @@ class _Recording(TrainerCallback):
 
     def _wait(self) -> None:
         """Wait until what was given to the background is stored, or not: the recorder says how long at most."""
-        keeping, self._keeping = self._keeping, None
-        if keeping is not None:
+        if (keeping := self._keeping) is not None:
+            wait([keeping])  # interrupted, it is waited for again, so that steps are stored in order
+            self._keeping = None
             keeping.result()
 
-    def _sent(self, rows: list[dict[str, Any]], note: dict[str, Any]) -> Sequence[_Sent | bytes]:
+    def _gathered(self, ranks: _Ranks, rows: list[dict[str, Any]], note: dict[str, Any]) -> Sequence[_Sent | bytes]:
         """Return what all ranks bring to this call, on rank 0."""
-        if self._ranks is None:
-            return [(rows, note)]
         data = b""
         with self._guard("rows"):
             data = to_bytes(rows, note)
         if self._is_apart:
             return [([], {"used": [], "not_kept": {}, "failed": {_A_ROW: len(rows)}})]
         try:
-            return [each for each in self._ranks.gather(data) if each]
+            return [each for each in ranks.gather(data) if each]
         except Exception as error:
             self._is_apart = True
             self._fail("what the ranks hold", error)
@@ -631,6 +669,14 @@ def _start(trainer: Any, root: str | Path, env: str, stop_on_failure: bool) -> R
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = model.config.name_or_path or type(model).__name__
     sampled_with = captures_of(trainer, is_processed=True).sampling.columns
+    folder = _model_folder(trainer, model, name)
+    with suppress(LudicError):  # no tokenizer lies there
+        if read_tokenizer(folder).chat_template != trainer.processing_class.chat_template:
+            _log.warning(
+                "the root keeps the tokenizer of %s, whose chat template is another one than the trainer's; "
+                "what ludic samples of this model later has prompts by that one",
+                name,
+            )
     rows_a_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     return recording.record(
         root,
@@ -638,7 +684,7 @@ def _start(trainer: Any, root: str | Path, env: str, stop_on_failure: bool) -> R
         env=env,
         trainer=f"trl {version('trl')}",
         settings=args.to_dict(),
-        model_folder=_model_folder(trainer, model, name),
+        model_folder=folder,
         stop_on_failure=stop_on_failure,
         group_size=trainer.num_generations,
         groups_per_batch=max(1, rows_a_step // trainer.num_generations),

@@ -4,6 +4,7 @@ Pure: no store, no communication. Rows are dicts of columns, as `ludic.record` t
 """
 
 # Shapes: B = rows of one rank's generation, F = reward functions, T = longest completion.
+import itertools
 import json
 import math
 from collections import Counter
@@ -71,7 +72,8 @@ class Generation:
     """Version of the weights that sampled: the trainer's global_step."""
     purpose: Purpose
     prompt_ids: Sequence[Sequence[int]]
-    completion_ids: Sequence[Sequence[int]]
+    completion_ids: Sequence[np.ndarray]
+    """(length,) int32 each."""
     tool_masks: Sequence[Sequence[int]] | None
     """1 for tokens of the model, 0 for those of tools and environments; None: all are of the model."""
     prompts: Sequence[Any]
@@ -81,6 +83,7 @@ class Generation:
     rewards: np.ndarray
     """(B, F) float32; NaN where a function gave no reward."""
     reward_names: Sequence[str]
+    """F names, no two alike."""
     totals: np.ndarray
     """(B,) float32: weighted sum of the rewards; NaN where no function gave one."""
     logged: Mapping[str, Sequence[Any]]
@@ -93,6 +96,15 @@ class Generation:
     """Number of values that rows can't hold, by the name of their column."""
 
 
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return names with a number behind each that was there before, as functions without names have the same one."""
+    found: list[str] = []
+    for name in names:
+        others = (f"{name} {number}" for number in itertools.count(2))
+        found.append(name if name not in found else next(each for each in others if each not in {*found, *names}))
+    return found
+
+
 # --- Rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -103,12 +115,12 @@ def row_of(generation: Generation, index: int, sampling: Sampling) -> dict[str, 
     without them its tokens mean something else.
     """
     _check_media(generation, index)
-    response = np.asarray(generation.completion_ids[index], np.int32)
+    response = generation.completion_ids[index]
     mask = None if generation.tool_masks is None else np.asarray(generation.tool_masks[index], bool)
     capture, logprobs = _logprobs(generation, index, len(response), mask)
     total = float(generation.totals[index])
     rewards = zip(generation.reward_names, generation.rewards[index].tolist(), strict=True)
-    was_cut = generation.completion_ids[index][-1] not in sampling.stop_tokens
+    was_cut = response[-1] not in sampling.stop_tokens
     messages = _messages(generation, index)
     steps = [*_agent_steps(mask, messages)]
     row = {
@@ -196,14 +208,14 @@ def _texts(generation: Generation, index: int, sampling: Sampling) -> dict[str, 
     """Return `wanted` and `metadata` of a row: columns of the data set, and what reward functions logged."""
     values = {name: value for name, value in generation.inputs[index].items() if name not in _NOT_METADATA}
     name = next((name for name in WANTED if values.get(name) is not None), None)
-    wanted = None if name is None else _as_text(values[name])
+    wanted = None if name is None else _as_text(values[name], SMALL)
     if wanted is not None and name is not None:
         wanted = shortened(wanted_text(values.pop(name)) or "", MOST_WANTED_CHARACTERS)[0]
     for column, of_column in generation.logged.items():
         values[f"logged_{column}" if column in values else column] = of_column[index]
     metadata = dict(sampling.metadata)
     for column, value in values.items():
-        text = _as_text(value)
+        text = _as_text(value, SMALL)
         if value is not None and (text is None or len(text) > SMALL):
             generation.not_kept[column] += 1
         elif text is not None:
@@ -211,14 +223,23 @@ def _texts(generation: Generation, index: int, sampling: Sampling) -> dict[str, 
     return {"wanted": wanted or None, "metadata": metadata}
 
 
-def _as_text(value: Any) -> str | None:
-    """Return a value as text: text unchanged, others as JSON; None for null and for what JSON can't hold."""
+def _as_text(value: Any, most: int) -> str | None:
+    """Return a value as text: text unchanged, others as JSON; None for null and for what JSON can't hold.
+
+    Of a text of more than `most` characters only as many are made as show that: a column may hold megabytes.
+    """
     if value is None or isinstance(value, str):
-        return None if value is None else storable(value)
+        return None if value is None else storable(value[: most + 1])
+    parts, size = list[str](), 0
     try:
-        return storable(json.dumps(value, ensure_ascii=False, default=_plain))
+        for part in _JSON.iterencode(value):
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                break
     except (TypeError, ValueError, RecursionError):
         return None
+    return storable("".join(parts))
 
 
 def _plain(value: Any) -> Any:
@@ -228,6 +249,9 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no value of JSON")
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain)
 
 
 # --- Metrics ---------------------------------------------------------------------------------------------------------

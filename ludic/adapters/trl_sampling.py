@@ -1,7 +1,7 @@
 """Find out how a trainer of TRL samples, and which logprobs are those of the distribution that it samples from.
 
 TRL divides the logits of its own forward passes by the temperature, and applies no other setting of sampling to them.
-Dropout, if it is on, makes two passes of the same weights differ.
+Dropout and NEFTune's noise, if they are on, make two passes of the same weights differ.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from ludic.adapters.trl_rows import Sampling
 
 COLUMNS = ("temperature", "top_p", "top_k")
 """Settings of sampling that have columns; others that change the distribution are metadata of the rows."""
+_REGEX = "structured_outputs_regex"
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
     **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens"), (0,)),
@@ -24,6 +25,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"), ()),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
     **dict.fromkeys(("watermarking_config", "penalty_alpha", "constraints", "top_h"), ()),
+    # Of vLLM alone.
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens"), (0,)),
+    **dict.fromkeys(("logit_bias", "bad_words", "allowed_token_ids", "structured_outputs", _REGEX), ()),
     "remove_invalid_values": (False,),
     "do_sample": (True,),
 }
@@ -52,7 +56,7 @@ def captures_of(trainer: Any, *, is_processed: bool) -> Captures:
     if settings["temperature"] != trainer.temperature:  # set in generation_kwargs, of which TRL's passes know nothing
         changed.append("temperature")
     is_own = getattr(trainer, "rollout_func", None) is not None
-    has_dropout = _has_dropout(trainer.model)
+    is_random = bool(trainer.args.neftune_noise_alpha) or _has_dropout(trainer.model)
     return Captures(
         sampling=Sampling(
             columns={
@@ -65,7 +69,7 @@ def captures_of(trainer: Any, *, is_processed: bool) -> Captures:
             metadata={name: str(settings[name]) for name in changed if name not in COLUMNS},
             stop_tokens=frozenset([*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]),
         ),
-        train_logprobs=not changed and not is_own and not has_dropout,
+        train_logprobs=not changed and not is_own and not is_random,
         eval_logprobs=not changed and not is_own,
         sampler_logprobs=is_own or is_processed or (not changed and settings["temperature"] == 1),
         has_sampler=is_own or trainer.use_vllm,
@@ -87,7 +91,8 @@ def _transformers_settings(trainer: Any) -> dict[str, Any]:
 
 def _vllm_settings(trainer: Any) -> dict[str, Any]:
     names = (*COLUMNS, "min_p", "repetition_penalty")
-    return {**{name: getattr(trainer, name) for name in names}, **(trainer.args.generation_kwargs or {})}
+    own = {**{name: getattr(trainer, name) for name in names}, _REGEX: trainer.args.vllm_structured_outputs_regex}
+    return {**own, **(trainer.args.generation_kwargs or {})}
 
 
 def has_processed_logprobs(trainer: Any) -> bool:

@@ -256,6 +256,8 @@ def _config_of(folder: Path) -> dict[str, Any]:
         config["chat_template"] = texts["default"] if [*texts] == ["default"] else texts
     if "additional_special_tokens" in config and not config.get("extra_special_tokens"):
         config["extra_special_tokens"] = config.pop("additional_special_tokens")
+    if config.get("additional_special_tokens"):
+        raise NeedsTransformersError("it has both additional_special_tokens and extra_special_tokens")
     return config
 
 
@@ -351,9 +353,11 @@ def _add(
     named: Mapping[str, str | AddedToken],
     more: Sequence[str | AddedToken],
 ) -> None:
-    """Add tokens that tokenizer.json lacks, in the order in which transformers does, which gives them their ids."""
-    there = {repr(token) for token in backend.get_added_tokens_decoder().values()}
-    new: list[str | AddedToken] = [token for _, token in sorted(told.items()) if repr(token) not in there]
+    """Add tokens that tokenizer.json lacks, in the order in which transformers does, which gives them their ids.
+
+    Those that it has are added again, since one with a use of its own becomes special.
+    """
+    new: list[str | AddedToken] = [token for _, token in sorted(told.items())]
     known = {token.content for token in backend.get_added_tokens_decoder().values()} | {str(token) for token in new}
     for token in (*named.values(), *more):
         if str(token) not in known and token not in new:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from ludic.errors import InvalidBatchError, LudicError, one_line, unknown_name
 from ludic.messages import read_messages
 from ludic.recording.rows import episode_columns, example_id, row_arrays
-from ludic.records import AgentStep, Rollout, RolloutGroup, new_id
+from ludic.records import AgentStep, Message, Rollout, RolloutGroup, new_id
 from ludic.schema.arrays import values_of
 from ludic.schema.columns import ArrayColumn, Ragged, array_columns
 from ludic.schema.conversion import RECORDS
@@ -203,6 +203,8 @@ def _value(name: str, value: Any, where: str) -> Any:
         if (column := array_columns().get(name)) is not None:
             return as_array(column, value)
         if name == "messages":
+            if isinstance(value, tuple) and all(isinstance(each, Message) for each in value):
+                return value
             found = read_messages(value, has_tokens=True)
             for field_name in found.unread:
                 _warn_of_field(field_name)

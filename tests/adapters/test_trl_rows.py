@@ -2,13 +2,14 @@
 
 import datetime
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ludic.adapters.trl_rows import Generation, Sampling, from_bytes, metrics_of, row_of, to_bytes
+from ludic.adapters.trl_rows import Generation, Sampling, distinct, from_bytes, metrics_of, row_of, to_bytes
 from ludic.errors import RefusedRecordError
 from ludic.records import MOST_WANTED_CHARACTERS
 
@@ -33,7 +34,7 @@ def generation(**columns: Any) -> Generation:
         version=3,
         purpose="train",
         prompt_ids=[[1, 2]],
-        completion_ids=[[3, 4, 5, 6, 9]],
+        completion_ids=[np.array([3, 4, 5, 6, 9], np.int32)],
         tool_masks=[[1, 1, 0, 0, 1]],
         prompts=[[{"role": "user", "content": "1 + 2 ="}]],
         completions=[MESSAGES],
@@ -72,6 +73,25 @@ def test_a_rows_values_become_texts_and_what_is_no_text_is_counted_by_name():
     cut = row_of(generation(solution="y" * 3_000), 0, SAMPLING)["wanted"]
     assert cut.startswith("y" * MOST_WANTED_CHARACTERS)
     assert "cut: 1,000 more" in cut
+
+
+def test_a_column_of_megabytes_is_left_out_without_being_written_as_a_whole():
+    """Columns of tests of programs are as large; each row of each step has them."""
+
+    class Tests(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            for number, test in enumerate(super().__iter__()):
+                assert number < 100, "it was read on"
+                yield test
+
+    own = generation(tests=Tests(["assert"] * 1_000), cases={"in": Tests(["1"] * 1_000)}, few=Tests(["a"]))
+    assert row_of(own, 0, SAMPLING)["metadata"]["few"] == '["a"]'
+    assert own.not_kept == Counter({"tests": 1, "cases": 1})
+
+
+def test_reward_functions_of_one_name_are_told_apart():
+    assert distinct(["<lambda>", "brief", "<lambda>", "<lambda>"]) == ["<lambda>", "brief", "<lambda> 2", "<lambda> 3"]
+    assert distinct(["a", "a", "a 2"]) == ["a", "a 3", "a 2"]
 
 
 def test_messages_that_can_not_be_read_are_counted_and_the_row_is_kept():

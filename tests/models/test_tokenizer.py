@@ -127,6 +127,11 @@ def _renumber(values: dict[str, Any]) -> None:
     values["added_tokens"].append({**values["added_tokens"][-1], "id": 500, "content": "<|far|>"})
 
 
+def _all_plain(values: dict[str, Any]) -> None:
+    for token in values["added_tokens"]:
+        token["special"] = False
+
+
 def _class_of_model(folder: Path) -> Path:
     edited("tokenizer_config.json", lambda values: values.pop("tokenizer_class"))(folder)
     return edit(folder, "config.json", lambda values: values.update(tokenizer_class="PreTrainedTokenizerFast"))
@@ -179,6 +184,9 @@ SAME: Mapping[str, Callable[[Path], Path]] = {
     "a named token that is not special by itself": _config(
         bos_token="<s>", added_tokens_decoder={"999": {"content": "<s>", "special": False}}
     ),
+    "a named token that is not special in tokenizer.json": lambda folder: edit(
+        save(FAMILIES["chatml"].tokenizer(), folder), "tokenizer.json", _all_plain
+    ),
     "new tokens": _config(bos_token="<|new|>", image_token="<image>", extra_special_tokens=["<|more|>", "<s>"]),
     "named extra tokens": _config(extra_special_tokens={"image_token": "<image>", "video_token": "<|im_start|>"}),
     "old extra tokens": _config(extra_special_tokens=None, additional_special_tokens=["<|more|>"]),
@@ -210,6 +218,10 @@ OTHERS: Mapping[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a class in config.json": (_class_of_model, "tokenizer_class"),
     "files of mistral-common": (edited("tekken.json", lambda values: None), "mistral-common"),
+    "extra tokens of two kinds": (
+        _config(extra_special_tokens={"image_token": "<image>"}, additional_special_tokens=["<|more|>"]),
+        "both additional_special_tokens and extra_special_tokens",
+    ),
     "code": (_config(auto_map={"AutoTokenizer": ["a.B", None]}), "auto_map"),
     "other words of mistral": (_config(fix_mistral_regex=True), "fix_mistral_regex"),
     "added_tokens.json": (edited("added_tokens.json", lambda values: values.update({"<|x|>": 400})), "older kind"),

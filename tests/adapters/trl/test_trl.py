@@ -29,6 +29,7 @@ from trl_runs import run as run_processes
 import ludic
 from benchmarks import record_trl
 from ludic.adapters import trl as adapter
+from ludic.adapters.trl_sampling import captures_of
 from ludic.cli.main import main
 from ludic.errors import ConfigError
 from ludic.recording import queue, recorder
@@ -196,6 +197,7 @@ CAPTURES: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
     "min_p": ({"generation_kwargs": {"min_p": 0.01}}, {"ids"}),
     "top_k": ({"generation_kwargs": {"top_k": None}}, {"ids"}),  # None is 50 to transformers
     "cooler": ({"generation_kwargs": {"temperature": 0.5}}, {"ids"}),  # TRL's own passes divide by 1 then
+    "noise": ({"neftune_noise_alpha": 5.0}, {"ids"}),  # drawn for each pass in training
     "masked": ({"mask_truncated_completions": True}, {"ids", "trainer"}),
     "own": ({"rollout_func": constant_rollouts}, {"sampler", "ids"}),
 }
@@ -220,6 +222,24 @@ def test_logprobs_are_kept_of_the_distribution_sampled_from_alone(
     assert {row["top_k"] for row in rows} == {50 if "top_k" in str(settings) else None}
     assert {row["metadata"].get("min_p") for row in rows} == {"0.01" if "min_p" in str(settings) else None}
     assert run.verify().findings == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"generation_kwargs": {"presence_penalty": 0.5}},
+        {"generation_kwargs": {"bad_words": ["cats"]}},
+        {"vllm_structured_outputs_regex": "a+"},
+    ],
+)
+def test_settings_of_vllm_alone_change_what_it_samples_from(model: Path, tmp_path: Path, settings: dict[str, Any]):
+    plain, other = (make_trainer(model, tmp_path / name, **own) for name, own in (("a", {}), ("b", settings)))
+    plain.use_vllm = other.use_vllm = True  # no engine of it is started: only settings are read
+    assert captures_of(plain, is_processed=False).sampler_logprobs
+    assert captures_of(other, is_processed=True).sampler_logprobs
+    found = captures_of(other, is_processed=False)
+    assert (found.sampler_logprobs, found.train_logprobs, found.eval_logprobs) == (False, False, False)
+    assert len(found.sampling.metadata) == 1
 
 
 def test_dropout_keeps_logprobs_of_evaluations_alone(model: Path, tmp_path: Path):
@@ -423,8 +443,56 @@ def test_a_rank_that_fails_neither_hangs_nor_ends_the_others(model: Path, tmp_pa
     assert run.verify().findings == []
 
 
+def test_a_trainer_that_was_interrupted_evaluates_and_trains_again(model: Path, tmp_path: Path):
+    trainer = make_trainer(model, tmp_path / "trl", eval_dataset=questions(4))
+    recording = ludic.trl.record(trainer, tmp_path / "root")
+    backward, interrupts = trainer.accelerator.backward, iter([None, KeyboardInterrupt()])
+
+    def interrupted(loss: torch.Tensor, **options: Any) -> None:
+        if (error := next(interrupts, None)) is not None:
+            raise error
+        backward(loss, **options)
+
+    trainer.accelerator.backward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.evaluate()
+    trainer.train()
+    recording.close()
+    assert not recording.lost
+    run = ludic.open(tmp_path / "root")
+    steps = run.sql("select attempt_id, step, count(*) from all_batches group by all order by all").rows()
+    assert steps == [(1, 1, 8), (1, 2, 8), (2, 1, 8), (2, 2, 8), (2, 3, 8)]
+    assert run.sql("select distinct capture from rollouts union select capture from evals").rows() == [("trainer",)]
+    assert run.verify().findings == []
+
+
+def test_rows_of_a_trainer_that_trains_on_others_than_it_generated_are_not_recorded(model: Path, tmp_path: Path):
+    """Else advantages would be those of other rows."""
+    trainer = make_trainer(model, tmp_path / "trl", max_steps=2, reward_funcs=[num_words, num_words])
+    generate = trainer._generate_and_score_completions
+
+    def replay(inputs: Any) -> dict[str, Any]:
+        found = generate(inputs)
+        is_first = trainer.state.global_step == 0
+        return found if is_first else {name: each.flip(0) if each.dim() else each for name, each in found.items()}
+
+    trainer._generate_and_score_completions = replay
+    recording = ludic.trl.record(trainer, tmp_path / "root")
+    trainer.train()
+    recording.close()
+    assert trainer.state.global_step == 2
+    assert recording.lost.num_rollouts == 8
+    assert {"a generation could not be recorded", "a micro-batch could not be recorded"} <= {*recording.lost.reasons}
+    run = ludic.open(tmp_path / "root")
+    assert run.sql("select step, count(*) from batches group by step").rows() == [(1, 8)]
+    rows = run.sql("select reward_components from rollouts").to_series().to_list()
+    assert {len({*values}) == 2 and len({*values.values()}) == 1 for values in map(dict, rows)} == {True}
+    assert run.verify().findings == []
+
+
 def test_a_trainer_that_can_not_be_recorded_is_refused_by_name(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     with pytest.raises(ConfigError, match=r"^trainer is str, wanted a trainer of TRL: GRPOTrainer or RLOOTrainer$"):
         ludic.trl.record("trainer", tmp_path / "root")
@@ -443,7 +511,10 @@ def test_a_trainer_that_can_not_be_recorded_is_refused_by_name(
     ludic.record(tmp_path / "other", model="another").close()
     with pytest.raises(ConfigError, match="was started with model 'another'"):
         ludic.trl.record(trainer, tmp_path / "other")
+    assert "chat template" not in caplog.text
+    trainer.processing_class.chat_template += "{# of a user #}"
     recording = ludic.trl.record(trainer, tmp_path / "root")
+    assert "whose chat template is another one than the trainer's" in caplog.text
     with pytest.raises(ConfigError, match=r"^this trainer is recorded already"):
         ludic.trl.record(trainer, tmp_path / "second")
     trainer.train()
