@@ -46,9 +46,10 @@ from ludic.adapters.trl_rows import (
     to_bytes,
 )
 from ludic.adapters.trl_sampling import COLUMNS, Captures, captures_of, has_processed_logprobs
-from ludic.errors import ConfigError, InvalidBatchError
+from ludic.errors import ConfigError, InvalidBatchError, LudicError
 from ludic.masking import mask
 from ludic.messages import MEDIA
+from ludic.models.chat import read_tokenizer
 from ludic.printable import printable
 from ludic.recording import recorder as recording
 from ludic.recording.recorder import Recorder
@@ -708,6 +709,14 @@ def _start(trainer: Any, root: str | Path, env: str, *, stop_on_failure: bool, t
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = model.config.name_or_path or type(model).__name__
     sampled_with = captures_of(trainer, is_processed=True).sampling.columns
+    folder = _model_folder(trainer, model, name)
+    with suppress(LudicError):  # no tokenizer lies there
+        if read_tokenizer(folder).chat_template != trainer.processing_class.chat_template:
+            _log.warning(
+                "the root keeps the tokenizer of %s, whose chat template is another one than the trainer's; "
+                "what ludic samples of this model later has prompts by that one",
+                name,
+            )
     rows_a_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     return recording.record(
         root,
@@ -715,7 +724,7 @@ def _start(trainer: Any, root: str | Path, env: str, *, stop_on_failure: bool, t
         env=env,
         trainer=f"trl {version('trl')}",
         settings=args.to_dict(),
-        model_folder=_model_folder(trainer, model, name),
+        model_folder=folder,
         stop_on_failure=stop_on_failure,
         take_over=take_over,
         group_size=trainer.num_generations,

@@ -516,7 +516,7 @@ def test_a_recorder_says_where_it_records_and_whether_it_was_used(
 
 
 def test_a_trainer_that_can_not_be_recorded_is_refused_by_name(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     with pytest.raises(ConfigError, match=r"^trainer is str, wanted a trainer of TRL: GRPOTrainer or RLOOTrainer$"):
         ludic.trl.record("trainer", tmp_path / "root")
@@ -541,7 +541,10 @@ def test_a_trainer_that_can_not_be_recorded_is_refused_by_name(
         ):
             ludic.trl.record(trainer, root)
         assert not (root / "run.json").exists()
+    assert "chat template" not in caplog.text
+    trainer.processing_class.chat_template += "{# of a user #}"
     recording = ludic.trl.record(trainer, tmp_path / "root")
+    assert "whose chat template is another one than the trainer's" in caplog.text
     with pytest.raises(ConfigError, match=r"^this trainer is recorded already"):
         ludic.trl.record(trainer, tmp_path / "second")
     trainer.train()
