@@ -195,7 +195,8 @@ def check_file(path: str) -> None:
 
 def _file_on_the_way(path: str) -> str:
     found = next((above for above in reversed(Path(path).parents) if not above.is_dir()), Path(path).parent)
-    return f"{found} is a file, wanted a folder; choose another folder, or move the file away"
+    kind = _KINDS.get(stat.S_IFMT(found.stat().st_mode), "is a file")
+    return f"{found} {kind}, wanted a folder; choose another folder, or move it away"
 
 
 def _no_file(mode: int) -> str:

@@ -304,5 +304,5 @@ def test_a_file_in_the_place_of_a_root_is_named_and_nobody_is_told_to_delete_it(
     (tmp_path / "afile").write_text("mine")
     with pytest.raises(SchemaError) as caught:
         Storage.connect(f"{tmp_path}/afile").read("run.json")
-    said = f"{tmp_path}/afile is a file, wanted a folder; choose another folder, or move the file away"
+    said = f"{tmp_path}/afile is a file, wanted a folder; choose another folder, or move it away"
     assert str(caught.value) == said
