@@ -441,7 +441,10 @@ def test_jsonl_takes_each_array_of_the_catalogue(root: Root, bring_in: Import, t
             ([[7]], "has length 1, response_tokens has 2"),
             ([[7, 5], [8]], "is 5 at token 0, wanted sorted numbers, each once"),
         ],
-        "action_mask": [([[True], [True]], "wanted a list of bool")],
+        "action_mask": [
+            ([[True], [True]], "wanted a list of bool"),
+            ([True], "has length 1, response_tokens has 2"),
+        ],
         "token_rewards": [(["a", "b"], "wanted a list of float32")],
     }
     cases = [(name, value, reason) for name, found in bad.items() for value, reason in found]
