@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ludic.defaults import Track, untracked
+from ludic.errors import SchemaError
 from ludic.maintenance.verify import TABLES, Footer, read_footers
 from ludic.recording.losses import Lost
 from ludic.results import Frame, Part, Result, Sentence, cell, number, plural, sparkline
@@ -155,8 +156,14 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
 
 
 def _other_trainer(root: Root) -> str | None:
-    """Return the name of the trainer of another program whose steps are recorded; None for ludic's own, or none."""
-    attempt = newest_attempt(root)
+    """Return the name of the trainer of another program whose steps are recorded; None for ludic's own, or none.
+
+    None also if the record of the newest attempt is broken, which `ludic verify` names.
+    """
+    try:
+        attempt = newest_attempt(root)
+    except SchemaError:
+        return None
     return attempt.other_trainer.name if attempt is not None and attempt.other_trainer is not None else None
 
 
