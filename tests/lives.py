@@ -176,7 +176,7 @@ def record(says: Connection, url: str, first_step: int) -> None:
 
 def sample(says: Connection, url: str, first_seed: int) -> None:
     """Append groups as a sampler of another program until killed; says their rollouts once they are stored."""
-    recorder = ludic.record(url, model=recorded.MODEL, take_over=True)  # beside a trainer, from which it takes no steps
+    recorder = ludic.record(url, model=recorded.MODEL)
     for seed in itertools.count(first_seed):
         ids = recorder.append([recorded.group(seed)])
         recorder.append([recorded.group(seed, length=3)])

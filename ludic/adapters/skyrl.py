@@ -61,7 +61,7 @@ def record(trainer: Any, root: str, *, stop_on_failure: bool = False, **options:
         **sampled_with(_params(sampling)),
         "max_tokens": sampling.max_generate_length,
     }
-    recorder = open_recorder(root, stop_on_failure=stop_on_failure, **(known | options))
+    recorder = open_recorder(root, stop_on_failure=stop_on_failure, **({"take_over": False} | known | options))
     _Recording(trainer, recorder, is_strict=stop_on_failure).wrap()
     return recorder
 

@@ -183,11 +183,11 @@ class Life:
         config: Mapping[str, Any],
         folder: str | None,
         *,
-        take_over: bool,
+        take_over: bool | None,
     ) -> None:
         """run: settings of a new root; None if it can't be made without its model. given: settings that an existing
         root must have, by name. config: the settings of attempts. folder: of the model's configuration and tokenizer.
-        take_over: open a root whose steps another live process of this machine records, too.
+        take_over: False refuses a root whose steps another live process of this machine records.
         """
         self.worker_id = new_worker_id()
         self.vocab_size: int | None = None
@@ -446,7 +446,7 @@ def _read_known(root: Root, file: RolloutFile, wanted: Set[str]) -> dict[str, Kn
 # --- Roots and attempts --------------------------------------------------------------------------------------------
 
 
-def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any], *, take_over: bool) -> Root:
+def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any], *, take_over: bool | None) -> Root:
     no_retries = Event()
     no_retries.set()  # the queue tries again, and warns less often
     try:
@@ -461,7 +461,7 @@ def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any], *, tak
     root = Root.open(url, writable=True, stop=no_retries)
     _check_settings(root, given)
     _check_recorded(root)
-    if not take_over:
+    if take_over is False:
         _check_not_alive(root)
     return root
 
@@ -511,8 +511,7 @@ def _check_not_alive(root: Root) -> None:
     if is_alive(lease.process):
         raise OwnedError(
             f"{root.url}: {lease.owner} runs, and records the steps here as attempt {newest} since {lease.since}; stop "
-            "it, or record into another root, or pass take_over=True: then this process takes the steps over from it "
-            "with its first step, and without one only adds rows"
+            "it, or record into another root, or pass take_over=True, which takes the steps over from it"
         )
 
 

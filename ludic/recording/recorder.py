@@ -69,7 +69,7 @@ def record(
     settings: Mapping[str, Any] | None = None,
     model_folder: str | os.PathLike[str] | None = None,
     stop_on_failure: bool = False,
-    take_over: bool = False,
+    take_over: bool | None = None,
     group_size: int | None = None,
     groups_per_batch: int | None = None,
     temperature: float | None = None,
@@ -95,8 +95,8 @@ def record(
         settings: Its settings, for people; secrets are masked, and what JSON can't hold is stored as text.
         model_folder: Folder with the model's configuration and tokenizer, which the root keeps; None is `model`.
         stop_on_failure: Raise StoreError from append, step and flush if the store fails.
-        take_over: Also record if another process of this machine lives and records the steps here: the first step takes
-            them over from it, and without a step only rows are added.
+        take_over: What becomes of another process that records the steps here, and lives on this machine. False refuses
+            the root. Else rows are added beside it, and the first step takes the steps over from it, with a warning.
         group_size, groups_per_batch: Of a new root, for people and for `ludic train`; None is 8.
         temperature, top_p, top_k, max_tokens: How rows were sampled that don't say it. None is as the root says, for a
             new one 1, 1, off and 256; a top_k of 0 is off.
@@ -106,8 +106,8 @@ def record(
     Raises:
         ConfigError: A setting is wrong; or the root has another model or other extra columns, or is a run that ludic
             itself trains. A store that can't be reached is no error: it is tried again.
-        OwnedError: A trainer of ludic trains this root now; or another live process of this machine records its steps,
-            unless take_over.
+        OwnedError: A trainer of ludic trains this root now; or take_over is False, and another live process of this
+            machine records its steps.
     """
     sampled = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
     of_rows = _given({"env": env and (env,), **sampled})

@@ -515,7 +515,7 @@ def test_a_life_that_was_taken_over_does_not_take_steps_back(url: str):
     assert not later.lost
 
 
-def test_a_second_program_of_this_machine_is_refused_while_the_first_lives_unless_it_takes_over(url: str):
+def test_a_second_program_of_this_machine_adds_rows_or_is_refused_or_takes_over(url: str):
     with ludic.record(url, model=MODEL) as first:
         first.step(1)
     root, lease = ludic.Root.open(url, writable=True), read_lease(ludic.Root.open(url), 1)
@@ -524,13 +524,14 @@ def test_a_second_program_of_this_machine_is_refused_while_the_first_lives_unles
         held = replace(lease, released=False, process=describe_process(program.pid))
         root.put("attempts/1.lease", encode_record(held))
         with pytest.raises(OwnedError, match=r"records the steps here as attempt 1 .*pass take_over=True"):
-            ludic.record(url)
+            ludic.record(url, take_over=False)
         ludic.record(url, take_over=True).close()
-        root.put("attempts/1.lease", encode_record(replace(held, process=f"elsewhere {held.process}")))
         ludic.record(url).close()
+        root.put("attempts/1.lease", encode_record(replace(held, process=f"elsewhere {held.process}")))
+        ludic.record(url, take_over=False).close()
         root.put("attempts/1.lease", encode_record(held))
         program.kill()
-    ludic.record(url).close()
+    ludic.record(url, take_over=False).close()
 
 
 def test_rows_that_are_lost_without_a_group_are_named_too(url: str):
