@@ -181,12 +181,21 @@ def test_what_can_t_be_is_refused_in_a_line(
     assert not [*tmp_path.iterdir()]
 
 
-def test_other_roots_train_on_it(ludic, recorded: str, tmp_path: Path) -> None:
+def test_other_roots_train_on_it_without_what_was_sampled_again(
+    ludic, recorded: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trained = tmp_path / "offline"
-    result = ludic("train", trained, "--offline", "--sources", recorded, "--num-steps", "1", "--device", "cpu")
+    result = ludic(
+        *("train", trained, "--offline", "--sources", recorded, "--epochs", "1"),
+        *("--objective", "sft", "--device", "cpu"),
+    )
     assert result.code == 0, result.err
-    used = package.open(str(trained)).sql("select count(*) as n from batches where used and root is not null")
-    assert used["n"][0] == SAMPLES
+    again = (KILLED_AFTER - RESUMED_AT + 1) * SAMPLES
+    assert f"left out {again} rollouts of superseded steps, which {TRAINER} took again after a resume" in caplog.text
+    considered = package.open(str(trained)).sql("select distinct rollout_id, root is not null as other from batches")
+    once = package.open(recorded).sql("select distinct rollout_id from batches")
+    assert set(considered["rollout_id"]) == set(once["rollout_id"])
+    assert all(considered["other"])
 
 
 def test_a_scorer_comes_later_and_rows_go_to_others(ludic, copied: Path, tmp_path: Path) -> None:
