@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 _MOST_VERSIONS = 10
+OTHER_SETTINGS = "its settings"
+"""Title of the settings of another program's trainer, a long text."""
 FRACTIONS = ("incomplete_fraction", "unparsed_fraction", "other_limit_fraction", "error_fraction")
 """Shares of rollouts that ended badly, by cause, for people."""
 
@@ -201,6 +203,14 @@ def describe_lost(life: Mapping[str, Any]) -> str:
     return f"{life['worker_id']}: {convert(decode_json(life['lost'].encode()), Lost)}"
 
 
+def describe_superseded(steps: Mapping[str, Any]) -> str:
+    """Return what later attempts trained again, in words; "" if nothing. steps: the row of the report `steps`."""
+    if not steps["num_superseded_steps"]:
+        return ""
+    num_steps, num_rollouts = (steps[name] for name in ("num_superseded_steps", "num_superseded"))
+    return f"{plural(num_steps, 'step')} with {plural(num_rollouts, 'rollout')}, trained again by a later attempt"
+
+
 def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict[str, str]:
     """Return a trainer's main settings as texts by title. settings: by name, as in attempts/N.json; may lack some."""
     other = other_trainer(settings)
@@ -233,7 +243,7 @@ def _other_settings(trainer: OtherTrainer) -> dict[str, str]:
     shown = [f"{name} {cell(value).plain}" for name, value in trainer.settings.items() if not _is_unset(value)]
     num_left = len(trainer.settings) - len(shown)
     left = f" ({num_left} that are null, false or empty are left out)" if num_left else ""
-    return {"its settings": ", ".join(shown) + left} if shown else {}
+    return {OTHER_SETTINGS: ", ".join(shown) + left} if shown else {}
 
 
 def _is_unset(value: Any) -> bool:
@@ -294,16 +304,13 @@ def _training(stats: Mapping[str, Any]) -> dict[str, str]:
     drops = ", ".join(f"{reason} {count:,}" for reason, count in steps["drops"].items())
     started = f"{attempts[-1]['created_at']:%Y-%m-%d %H:%M:%S} UTC"
     newest, trainer = stats["policies"]["newest_stored"], stats["other_trainer"]
-    superseded = (
-        f"{plural(steps['num_superseded_steps'], 'step')} with {plural(steps['num_superseded'], 'rollout')}, trained "
-        "again by a later attempt; in all_batches, not in batches"
-    )
+    superseded = describe_superseded(steps)
     return {
         **({"trainer": trainer} if trainer else {}),
         "steps": f"{steps['last_step'] or 0} planned, {steps['num_used']:,} rollouts used, "
         f"mean off-policy steps {number(steps['off_policy_steps_mean'], 3)}",
         "dropped": f"{plural(steps['num_dropped'], 'rollout')}" + (f": {drops}" if drops else ""),
-        **({"superseded": superseded} if steps["num_superseded_steps"] else {}),
+        **({"superseded": f"{superseded}; in all_batches, not in batches"} if superseded else {}),
         "attempts": f"{len(attempts)}, the newest by {attempts[-1]['owner']} at {started}",
         "policy": "no weights are stored" if newest is None else f"newest with weights: version {newest}",
     }

@@ -62,9 +62,14 @@ def test_watch_shows_what_the_trainer_said_and_nothing_that_only_ludic_s_has(lud
 
 def test_the_report_has_the_trainer_s_settings_and_numbers(ludic, recorded: str, tmp_path: Path) -> None:
     assert ludic("report", recorded, "--output", tmp_path / "report.html").code == 0
-    page = re.sub(r"<[^>]+>", " ", (tmp_path / "report.html").read_text(encoding="utf-8"))
-    page = " ".join(page.split())
-    assert f"trainer {TRAINER} its settings learning_rate 1e-06, beta 0, num_generations 4 (1 that are null" in page
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = " ".join(re.sub(r"<[^>]+>", " ", html).split())
+    shown = "learning_rate 1e-06, beta 0, num_generations 4 (1 that are null"
+    assert f"trainer {TRAINER} its settings learning_rate 1e-06," in page
+    assert re.search(rf"<details><summary>learning_rate [^<]+…</summary>{re.escape(shown)}[^<]+</details>", html)
+    again = KILLED_AFTER - RESUMED_AT + 1
+    assert f"0 dropped. Besides, superseded: {again} steps with {again * SAMPLES} rollouts, trained again" in page
+    assert re.search(rf"<b>Loss</b>.*?{NUM_STEPS} points in numbers", html, re.DOTALL)
     assert re.search(r"kl ▁\S+ 0\.01 0\.08 0\.01 0\.08", page)
     assert "Components of the reward in recorded" in page
     missing = page.partition("Not measured in this run:")[2]
