@@ -6,9 +6,10 @@ import shlex
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from recorded_runs import KILLED_AFTER, NUM_STEPS, RESUMED_AT, SAMPLES, TRAINER, record_run
+from recorded_runs import GROUP_SIZE, KILLED_AFTER, NUM_STEPS, RESUMED_AT, SAMPLES, TRAINER, record_run
 
 import ludic as package
 from ludic.recording.losses import Lost
@@ -99,6 +100,31 @@ def test_the_best_and_the_worst_group_of_a_step_are_found_as_the_readme_says(lud
     shown = ludic("show", recorded, found["group_id"][0]).out
     assert f"what is {NUM_STEPS} plus" in shown
     assert f"step {NUM_STEPS}" in shown
+
+
+def test_a_group_that_was_sampled_again_is_shown_as_superseded_and_whole_if_asked_for(ludic, recorded: str) -> None:
+    sql = "select min(group_id) as id from all_batches where superseded and step = {}"
+    quoted = ludic("sql", recorded, sql.format(KILLED_AFTER), "--format", "csv").out.splitlines()[-1]
+    assert quoted.startswith('"')
+    shown = ludic("show", recorded, quoted).out
+    assert shown.count(f"superseded, step {KILLED_AFTER}") == GROUP_SIZE
+    assert "a red ball" not in shown  # neither the best nor the worst
+    assert "a red ball" in ludic("show", recorded, quoted, "--full").out
+    (used,) = package.open(recorded).sql("select min(group_id) as id from batches where step = 8")["id"]
+    assert "superseded" not in ludic("show", recorded, used).out
+
+
+def test_an_empty_answer_is_said_to_be_empty(ludic, copied: Path) -> None:
+    def row(answer: str) -> dict[str, Any]:
+        messages = [{"role": "user", "content": "why"}, {"role": "assistant", "content": answer}]
+        return {"prompt_tokens": [5], "response_tokens": [1], "messages": messages, "episode_reward": len(answer)}
+
+    with package.record(copied, trainer=TRAINER) as recorder:
+        recorder.append([[row(""), row("so")]])
+    sql = "select group_id, rollout_id from rollouts where group_size = 2 order by episode_reward"
+    (group_id, empty), (_, other) = package.open(str(copied)).sql(sql).rows()
+    shown = [ludic("show", copied, each).out for each in (group_id, empty, other)]
+    assert ["(empty)" in each for each in shown] == [True, True, False]
 
 
 def test_a_rollout_is_shown_as_text_with_what_was_kept_of_it(ludic, recorded: str) -> None:
