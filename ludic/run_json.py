@@ -7,12 +7,13 @@ import fsspec
 
 from ludic.code.kept import consented_files
 from ludic.code.uses import sampling_uses
-from ludic.defaults import EXAMPLE_IDS, ExampleIds
+from ludic.defaults import EXAMPLE_IDS, RECORDED_ENV, ExampleIds
 from ludic.errors import ConfigError
 from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
 from ludic.settings import check_urls
+from ludic.store.attempts import newest_attempt
 from ludic.store.catalogue import RUN
 from ludic.store.code import copy_code, keep_files
 from ludic.store.filesystem import Storage
@@ -34,6 +35,12 @@ def run_of(root: Root) -> RunConfig:
     out of range, has another type, or is none.
     """
     return from_json(root.run_json, f"{root.url}/{RUN.template}")
+
+
+def is_recorded_run(root: Root) -> bool:
+    """Return whether another program's run is recorded here; what nobody said of it has the defaults of RunConfig."""
+    attempt = newest_attempt(root)
+    return RECORDED_ENV in run_of(root).env or (attempt is not None and attempt.other_trainer is not None)
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,8 @@ from rich.text import Text
 
 from ludic.defaults import RECORDED_ENV
 from ludic.results import Result, age, number, plural, printable, size, sparkline
-from ludic.run_json import run_of
+from ludic.run_config import RunConfig
+from ludic.run_json import is_recorded_run, run_of
 from ludic.show.balance import MOST_WAITING, Balance, Row, find_balance
 from ludic.store import Root
 from ludic.store.claims import LeaseState
@@ -207,7 +208,7 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
         yield "warning", Text(printable(str(trouble)), style="bold red")
     for problem in status.unreadable:
         yield "unreadable", Text(printable(problem), style="bold red")
-    yield "model", Text(printable(f"{run.model}, {plural(run.groups_per_batch, 'group')} of {run.group_size} a batch"))
+    yield "model", Text(printable(f"{run.model}{_batch(status, run)}"))
     yield "trainer", _trainer(status)
     if status.trainer and (computing := describe_computing(status.trainer.config)):
         yield "computes in", Text(printable(computing))
@@ -254,6 +255,18 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
     if steps and (not is_other or any(row["drops"] is not None for row in recent)):
         yield "dropped", Text(_drops(recent))
     yield from _troubles(steps)
+
+
+def _batch(status: RunStatus, run: RunConfig) -> str:
+    """Return the size of a batch; of a recorded run, what its newest step trained on, if it has one."""
+    if not is_recorded_run(status.root):
+        return f", {plural(run.groups_per_batch, 'group')} of {run.group_size} a batch"
+    if not status.steps or status.steps[-1]["num_groups"] is None:
+        return ""
+    newest = status.steps[-1]
+    return (
+        f", {plural(newest['num_groups'], 'group')} with {plural(newest['num_rollouts'], 'rollout')} in its newest step"
+    )
 
 
 def _trainer(status: RunStatus) -> Text:

@@ -21,7 +21,9 @@ from ludic.model_json import read_json
 from ludic.printable import left_out
 from ludic.records import MAX_TOKENS, WITHOUT_LOGPROBS, Rollout, ended_by
 from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
+from ludic.run_json import is_recorded_run
 from ludic.schema import extra_names
+from ludic.show.stats import describe_sampling
 from ludic.store import Root
 from ludic.store.catalogue import WEIGHT_FILES
 from ludic.store.weights import read_identity, read_kept
@@ -159,7 +161,9 @@ def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool
         yield _rule("code")
         yield pairs(_code_lines(found.code))
     yield _rule("origin")
-    yield pairs({name: _shorten(value, look) for name, value in _origin(row).items()})
+    yield pairs(
+        {name: _shorten(value, look) for name, value in _origin(row, is_recorded=is_recorded_run(found.root)).items()}
+    )
 
 
 def _with_messages(row: dict[str, Any], reader: TokenReader | None) -> dict[str, Any]:
@@ -245,9 +249,8 @@ _CAPTURES = {
 """What is said of a row by its `capture`; nothing of the sampler's own logprobs."""
 
 
-def _origin(row: dict[str, Any]) -> dict[str, str]:
+def _origin(row: dict[str, Any], *, is_recorded: bool) -> dict[str, str]:
     """Return where a row comes from: group, weights, sampling settings, time and file."""
-    top = "".join(f", {name} {number(row[name])}" for name in ("top_p", "top_k") if row[name] not in (None, 1))
     last = row["policy_version_last"]
     versions = f"{row['policy_version']}" + (f" to {last}" if last != row["policy_version"] else "")
     lines = {
@@ -256,8 +259,7 @@ def _origin(row: dict[str, Any]) -> dict[str, str]:
         "delegated by": f"{row['parent_rollout_id']}, depth {row['depth']}" if row["parent_rollout_id"] else None,
         "segment": _segment(row),
         "policy": f"version {versions} of {row['model']}",
-        "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
-        f"seed {row['seed']}",
+        "sampling": describe_sampling(row, is_recorded=is_recorded),
         "logprobs": _CAPTURES.get(row["capture"]),
         "engine": row["engine"],
         "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC"

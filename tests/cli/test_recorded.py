@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_runs import GROUP_SIZE, KILLED_AFTER, NUM_STEPS, RESUMED_AT, SAMPLES, TRAINER, record_run
+from recorded_runs import GROUP_SIZE, GROUPS, KILLED_AFTER, NUM_STEPS, RESUMED_AT, SAMPLES, TRAINER, record_run
 
 import ludic as package
 from ludic.recording.losses import Lost
@@ -48,14 +48,19 @@ def test_the_run_is_sound_and_its_figures_name_the_recorded_trainer(ludic, recor
         f"steps {NUM_STEPS} planned, {NUM_STEPS * SAMPLES} rollouts used, mean off-policy steps 0",
         f"superseded {again} steps with {again * SAMPLES} rollouts",
         "policy no weights are stored",
+        f"batch {GROUPS} groups, {SAMPLES} rollouts a step sampling max_tokens 8 ",
     ):
         assert text in stats
+    assert "seed" not in stats
 
 
 def test_watch_shows_what_the_trainer_said_and_nothing_that_only_ludic_s_has(ludic, recorded: str) -> None:
     panel = ludic("watch", recorded, "--once").out
     assert f"{TRAINER}, recorded as attempt 2" in panel
     assert "kl 0.08" in panel
+    assert f"{GROUPS} groups with {SAMPLES} rollouts in its newest step" in " ".join(
+        re.sub("[│ ]+", " ", panel).split()
+    )
     assert "learning rate 1e-06" in panel
     for nonsense in ("none published", "none yet", "tokens/s", "s a step", "waiting", "ludic train"):
         assert nonsense not in panel
@@ -132,6 +137,7 @@ def test_a_rollout_is_shown_as_text_with_what_was_kept_of_it(ludic, recorded: st
     by_version = run.sql("select policy_version, min(rollout_id) as id from rollouts group by all order by all")["id"]
     of_trainer, of_ids = ludic("show", recorded, by_version[0]), ludic("show", recorded, by_version[2], "--tokens")
     assert "cats play <eos>" in of_trainer.out
+    assert re.search("sampling +max_tokens 8 *\n", of_trainer.out)
     assert "logprobs of a trainer's forward pass" in " ".join(of_trainer.out.split())
     assert "logprobs nobody kept the sampler's" in " ".join(of_ids.out.split())
     assert re.search(r"'cats'\s+-\s+-\s+0\s+yes", of_ids.out)

@@ -26,7 +26,7 @@ from ludic.paths import local_path
 from ludic.records import comparable_reward
 from ludic.results import Frame, Part, Result, number, printable, size, sparkline
 from ludic.row_files import open_sink
-from ludic.run_json import run_of
+from ludic.run_json import is_recorded_run, run_of
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
 from ludic.show.report.plots import Figure, Mark, Series, draw
 from ludic.show.stats import (
@@ -130,7 +130,10 @@ def _facts(con: duckdb.DuckDBPyConnection, root: Root, reports: Mapping[str, Seq
     attempt = newest_attempt(root)
     engines = [row["engine"] for row in ask(con, root, figure("engines"))]
     return {
-        **describe_run({"root": root.url, "run_id": root.run_id, "run": asdict(run_of(root))}),
+        **describe_run(
+            {"root": root.url, "run_id": root.run_id, "run": asdict(run_of(root)), "steps": reports["steps"][0]},
+            is_recorded=is_recorded_run(root),
+        ),
         **({"engine": ", ".join(engines)} if engines else {}),
         **(describe_trainer(attempt.config, reports["steps"][0]["last_step"]) if attempt is not None else {}),
         **({"not stored": lost} if lost else {}),
