@@ -104,14 +104,14 @@ class WhatIf(Result):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Bisection(Result):
-    """The first step at which a predicate is true, and the steps that were looked at. Prints well."""
+    """The step at which a predicate turns true, and the steps that were looked at. Prints well."""
 
     url: str
     found: Bisected
 
     @property
     def step(self) -> int | None:
-        """First step at which the predicate is true; None if it is not true at the end."""
+        """Step at which the predicate turns true; None if it is not true at the end."""
         return self.found.found
 
     @property
@@ -140,7 +140,11 @@ class Bisection(Result):
             return f"({self.found.predicate}) is not true at the last step, {last}; it may have been true for a while."
         if self.found.before is None:
             return f"({self.found.predicate}) is true from the start, step {first}."
-        return f"({self.found.predicate}) is first true at step {self.step}; it is not at step {self.found.before}."
+        answer = f"({self.found.predicate}) turns true at step {self.step}; it is not at step {self.found.before}."
+        num_looks = len({look.step for look in self.looks if look.step < self.step})
+        is_whole = num_looks >= self.step - first
+        looked = f"The search takes it to turn true once, and looked at {num_looks} of the steps before."
+        return answer if is_whole else f"{answer} {looked}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

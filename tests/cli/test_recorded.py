@@ -187,7 +187,16 @@ def test_evaluations_of_the_trainer_are_compared(ludic, copied: Path) -> None:
 
 def test_bisect_reads_the_trainer_s_own_numbers(ludic, recorded: str) -> None:
     out = ludic("bisect", recorded, "other['kl'] > 0.055").out
-    assert out.startswith("(other['kl'] > 0.055) is first true at step 6; it is not at step 5.")
+    assert out.startswith("(other['kl'] > 0.055) turns true at step 6; it is not at step 5.")
+
+
+def test_bisect_claims_nothing_of_steps_that_it_did_not_look_at(ludic, recorded: str) -> None:
+    out = ludic("bisect", recorded, "step in (2, 5, 6, 7, 8)").out
+    looked = [4, 6, 5]  # of 8, which is true: the middle of 1 to 8, of 5 to 8, and of 5 to 6
+    assert out.startswith(
+        "(step in (2, 5, 6, 7, 8)) turns true at step 5; it is not at step 4. The search takes it to "
+    )
+    assert f"looked at {len([step for step in looked if step < 5])} of the steps before" in out
 
 
 @pytest.mark.parametrize(
