@@ -208,6 +208,7 @@ def test_bisect_claims_nothing_of_steps_that_it_did_not_look_at(ludic, recorded:
         (["worker"], f"records the steps of {TRAINER}"),
         (["check"], f"records the steps of {TRAINER}"),
         (["cut", "--step", "5", "bug"], f"{TRAINER} trained attempt 1, and only ludic's own steps can be replayed"),
+        (["sample", "--prompt", "why"], "records another program's run, so no weights are in it"),
         (["eval"], "stands for that of a recorded run"),
         (["eval", "compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
         (["export", "--format", "hf", "--out", "weights"], "has no weights of any version"),
@@ -225,6 +226,12 @@ def test_what_can_t_be_is_refused_in_a_line(
     assert refusal in result.err
     assert result.err.count("\n") == 1
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_of_runs_names_them(ludic, copied: Path) -> None:
+    (copied.parent / "other").mkdir()
+    result = ludic("stats", copied.parent)
+    assert result.err == f"ludic: {copied.parent} holds no run: run.json is missing; {copied} is a run\n"
 
 
 def test_other_roots_train_on_it_without_what_was_sampled_again(

@@ -377,7 +377,7 @@ def test_a_run_that_vanishes_ends_the_watch_in_one_line(breakable: Path) -> None
     (breakable / "run.json").unlink()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err == f"ludic: {breakable} holds no run: run.json is missing; `ludic run` starts one\n"
+    assert err == f"ludic: {breakable} holds no run: run.json is missing; `ludic run` or `ludic.record` starts one\n"
 
 
 @pytest.mark.slow
