@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 _MOST_ROWS = 10
+_ID_DIGITS = 12
+_TITLES = {"rollout": "rollout (its end)", "mean_abs_difference": "diff.", "sign_flips": "flips"}
+"""Titles that leave room for the others in 80 columns."""
+_DERIVED = {"rollout": lambda row: row["rollout_id"][-_ID_DIGITS:]}  # ids that were made together begin alike
 _LISTS = ("old_credit", "new_credit", "token_advantages", "new_token_advantages")
 
 
@@ -94,7 +98,7 @@ class WhatIf(Result):
         if not self.is_ledger:
             yield ""
             yield "Largest differences of credit per token:"
-            columns = ("step", "rollout_id", "episode_reward", "reason", "advantage", "new_reason", "new_advantage")
+            columns = ("step", "rollout", "episode_reward", "reason", "advantage", "new_reason", "new_advantage")
             yield _frame("largest_differences", self.largest(), *columns, "mean_abs_difference")
         if self.branch is not None:
             yield ""
@@ -183,4 +187,5 @@ def _state(look: Mapping[str, Any]) -> str:
 
 
 def _frame(name: str, frame: "pl.DataFrame", *shown: str) -> Frame:
-    return Frame(name, frame.to_dicts(), shown, most=frame.height)
+    derived = {name: of for name, of in _DERIVED.items() if name in shown}
+    return Frame(name, frame.to_dicts(), shown, most=frame.height, titles=_TITLES, derived=derived)

@@ -164,6 +164,9 @@ def test_what_if_compares_with_the_advantages_that_the_trainer_used(ludic, recor
         row["new_advantage"] == pytest.approx(row["advantage"] * 4 / 3, abs=1e-6)
         for row in found["largest_differences"]
     )
+    shown = ludic("what-if", recorded, "--advantage", "rloo").out
+    assert "…" not in shown  # no header is cut
+    assert all(row["rollout_id"][-12:] in shown for row in found["largest_differences"])
     kept = json.loads(ludic("what-if", recorded, "--filters", "drop_zero_variance_groups", "--json").out)
     assert {step["mean_abs_difference"] for step in kept["steps"]} == {0.0}
     refused = ludic("what-if", recorded)
