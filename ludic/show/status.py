@@ -253,7 +253,7 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
         checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
         yield "checkpoint", Text(checkpoint)
     if steps and (not is_other or any(row["drops"] is not None for row in recent)):
-        yield "dropped", Text(_drops(recent))
+        yield "dropped", Text(_drops(recent, of=len(steps)))
     yield from _troubles(steps)
 
 
@@ -495,12 +495,14 @@ def _most_at_risk(calls: Sequence[Row]) -> int:
     return max(newest.values(), default=0)
 
 
-def _drops(recent: Sequence[Row]) -> str:
+def _drops(recent: Sequence[Row], of: int) -> str:
+    """Format the drops of the newest steps. of: number of all steps that are shown."""
     drops: Counter[str] = Counter()
     for row in recent:
         drops.update(dict(row["drops"] or {}))
     what = ", ".join(f"{count:,} by {printable(reason)}" for reason, count in drops.most_common()) or "nothing"
-    return f"{what}, in {plural(len(recent), 'step')}"
+    newest = "the newest " if len(recent) < of else ""
+    return f"{what}, in {newest}{plural(len(recent), 'step')}"
 
 
 def _troubles(steps: Sequence[Row]) -> Iterator[tuple[str, Text]]:

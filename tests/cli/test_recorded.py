@@ -289,9 +289,10 @@ def test_rows_that_were_sampled_again_are_left_out_by_a_semi_join(recorded: str)
 def test_what_a_recorder_lost_is_in_stats_and_the_report(ludic, copied: Path, tmp_path: Path) -> None:
     root = Root.open(str(copied), writable=True)
     claim = WORKERS.read(root, 0, 1)
-    lost = Lost(num_rollouts=12, num_groups=3, steps=((7, 8),), reasons={"No space left on device": 4})
+    lost = Lost(num_rollouts=12, num_groups=3, steps=((7, 8), (57, 201)), reasons={"No space left on device": 4})
     (copied / WORKERS.name_of(claim)).write_bytes(encode_record(replace(claim, lost=asdict(lost))))
-    text = "lost: 12 rollouts in 3 groups, the ledger of step 7 (No space left on device)"
+    text = "lost: 12 rollouts in 3 groups, the ledger of steps 7, 57 to 200 (No space left on device)"
     assert f"{claim.worker_id}: {text}" in " ".join(ludic("stats", copied).out.split())
     assert ludic("report", copied, "--output", tmp_path / "report.html").code == 0
     assert text in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "steps [7, 57 to 200], steps_without_metrics []" in " ".join(ludic("verify", copied).out.split())
