@@ -1,5 +1,6 @@
 """The settings of a run in its root: run.json as a RunConfig, and how a run is started."""
 
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
 
@@ -8,7 +9,7 @@ import fsspec
 from ludic.code.kept import consented_files
 from ludic.code.uses import sampling_uses
 from ludic.defaults import EXAMPLE_IDS, RECORDED_ENV, ExampleIds
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, SchemaError
 from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
@@ -39,8 +40,12 @@ def run_of(root: Root) -> RunConfig:
 
 def is_recorded_run(root: Root) -> bool:
     """Return whether another program's run is recorded here; what nobody said of it has the defaults of RunConfig."""
-    attempt = newest_attempt(root)
-    return RECORDED_ENV in run_of(root).env or (attempt is not None and attempt.other_trainer is not None)
+    if RECORDED_ENV in run_of(root).env:
+        return True
+    with suppress(SchemaError):  # whoever shows a run shows one with a broken attempt, too
+        attempt = newest_attempt(root)
+        return attempt is not None and attempt.other_trainer is not None
+    return False
 
 
 @lru_cache(maxsize=64)

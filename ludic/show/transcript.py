@@ -40,7 +40,7 @@ Row = Mapping[str, Any]
 
 _TOKENIZER = "tokenizer.json"
 _EMPTY = "(empty)"
-"""What is shown of a text without characters."""
+"""What is shown of a text without visible characters."""
 _ID_DIGITS = 12
 _EXCERPT = 300
 _TREE_EXCERPT = 100
