@@ -1,5 +1,6 @@
 """The settings of a run in its root: run.json as a RunConfig, and how a run is started."""
 
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
 
@@ -7,12 +8,13 @@ import fsspec
 
 from ludic.code.kept import consented_files
 from ludic.code.uses import sampling_uses
-from ludic.defaults import EXAMPLE_IDS, ExampleIds
-from ludic.errors import ConfigError
+from ludic.defaults import EXAMPLE_IDS, RECORDED_ENV, ExampleIds
+from ludic.errors import ConfigError, SchemaError
 from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
 from ludic.settings import check_urls
+from ludic.store.attempts import newest_attempt
 from ludic.store.catalogue import RUN
 from ludic.store.code import copy_code, keep_files
 from ludic.store.filesystem import Storage
@@ -34,6 +36,16 @@ def run_of(root: Root) -> RunConfig:
     out of range, has another type, or is none.
     """
     return from_json(root.run_json, f"{root.url}/{RUN.template}")
+
+
+def is_recorded_run(root: Root) -> bool:
+    """Return whether another program's run is recorded here; what nobody said of it has the defaults of RunConfig."""
+    if RECORDED_ENV in run_of(root).env:
+        return True
+    with suppress(SchemaError):  # whoever shows a run shows one with a broken attempt, too
+        attempt = newest_attempt(root)
+        return attempt is not None and attempt.other_trainer is not None
+    return False
 
 
 @lru_cache(maxsize=64)

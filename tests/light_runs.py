@@ -88,7 +88,7 @@ def commands(url: str, model: str, ids: Mapping[str, str], folder: Path) -> dict
         ids["rollout"][-8:]: ["show", url, ids["rollout"], "--tokens"],
         f"group    {ids['group']}": ["show", url, ids["group"]],
         "sound": ["verify", url],
-        "is first true at step 2": ["bisect", url, "reward_mean > 1"],
+        "turns true at step 2": ["bisect", url, "reward_mean > 1"],
         "The same as the ledger, bit for bit, in 2 steps.": ["what-if", url],
         "largest_differences": ["what-if", url, "--advantage", "grpo", "--json"],
         "paired on the same examples": ["eval", "compare", f"{url}@0", f"{url}@1"],

@@ -28,10 +28,12 @@ from ludic.batches.source import (
 from ludic.code.kept import keep_code
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer
+from ludic.results import plural
 from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.planner import ADDED, BatchRules, LossUnit, Planner
 from ludic.store import Cursor, RolloutReader, Root
-from ludic.store.ledger import effective_steps, recall_groups
+from ludic.store.attempts import newest_attempt
+from ludic.store.ledger import effective_steps, recall_groups, superseded_groups
 from ludic.store.policies import versions_to_compute_with
 from ludic.store.records import CheckpointInfo, CodeRecord
 from ludic.store.tables import PLAN_COLUMNS, ScoreReader
@@ -65,6 +67,7 @@ class StoredRollouts:
     def read(cls, sources: Sequence[Root], rules: BatchRules, *, own: Root | None = None) -> Self:
         """Read all sources. own: the root that is trained; its rows have NULL in column `root`.
 
+        Leaves out the groups of a recorded run whose steps its trainer took again, and says how many.
         Raises ConfigError if there are no rollouts, or if two runs have columns of the same name and different types.
         """
         extra_columns = _join_extra_columns(sources)
@@ -84,7 +87,7 @@ class StoredRollouts:
             num_unreadable_files += len(reader.broken_files)
             if rows is not None:
                 url = None if is_own else source.url
-                rows = _conform(rows, schema)
+                rows = _without_superseded(source, _conform(rows, schema))
                 if rules.computes_logprobs:
                     rows, ids = _as_computed(source, rows)
                     to_compute.update(ids)
@@ -260,6 +263,24 @@ def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in (*schema, *ADDED)
     }
     return pa.table(columns)
+
+
+def _without_superseded(source: Root, rows: pa.Table) -> pa.Table:
+    """Return a source's rows; of a recorded run without groups that only superseded steps considered.
+
+    Its trainer sampled them again after a resume, so those steps would weigh double.
+    """
+    attempt = newest_attempt(source)
+    if attempt is None or attempt.other_trainer is None:
+        return rows
+    groups = superseded_groups(source)
+    kept = rows.filter(pc.invert(pc.is_in(rows["group_id"], pa.array(groups, pa.string()))))
+    if kept.num_rows < rows.num_rows:
+        logger.warning(
+            "%s: left out %s of superseded steps, which %s took again after a resume",
+            *(source.url, plural(rows.num_rows - kept.num_rows, "rollout"), attempt.other_trainer.name),
+        )
+    return kept
 
 
 def _as_computed(source: Root, rows: pa.Table) -> tuple[pa.Table, list[str]]:

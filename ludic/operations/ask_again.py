@@ -66,10 +66,11 @@ def bisect(
     predicate: Annotated[str, Shown("PREDICATE", by_position=True)],
     table: Literal["metrics", "rollouts", "evals", "batches"] = "metrics",
 ) -> "Bisection":
-    """Find the first step at which a SQL predicate is true.
+    """Find the step at which a SQL predicate turns true.
 
-    By binary search, which assumes that it turns true once. The predicate is an aggregate, or true of any one row. NULL
-    and no rows count as not true. Raises QueryError for a wrong predicate, ConfigError if rows are missing.
+    By binary search, which assumes that it turns true once: steps that it did not look at may differ. The predicate is
+    an aggregate, or true of any one row. NULL and no rows count as not true. Raises QueryError for a wrong predicate,
+    ConfigError if rows are missing.
 
     Args:
         predicate: SQL that is true or false of the rows of a step: an expression such as "reward_mean > 5", or an

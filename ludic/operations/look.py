@@ -93,10 +93,11 @@ def show(
     Raises UnknownIdError.
 
     Args:
-        any_id: rollout_id or group_id; its beginning or end is enough if no other id matches.
+        any_id: rollout_id or group_id; its beginning or end is enough if no other id matches. It may be in quotes.
         color: Colour the response's tokens by their probability (logprob) or by the advantage used in training.
         tokens: List the tokens, one per line, with ids, logprobs and rewards.
-        full: Show long texts and responses whole; by default their middle is left out.
+        full: Show long texts and responses whole, and all answers of a group; by default the middle of a text is left
+            out, and a group has its best and its worst answer.
     """
     from ludic.show.found import look_up
     from ludic.show.transcript import Look

@@ -19,7 +19,7 @@ from ludic.records import FinishReason, Message
 from ludic.results import Part, Result, Sentence, number
 from ludic.rollouts.config import Question
 from ludic.run_config import SAMPLING
-from ludic.run_json import run_of
+from ludic.run_json import is_recorded_run, run_of
 from ludic.settings import overridden
 from ludic.store import Root, fetch_policy, latest_policy
 from ludic.store.policies import stored_versions
@@ -151,6 +151,11 @@ def _params(question: Question, root: Root | None, room: int) -> SamplingParams:
 
 def _latest_version(root: Root) -> int:
     latest = latest_policy(root)
+    if latest is None and is_recorded_run(root):
+        raise ConfigError(
+            f"{root.url} records another program's run, so no weights are in it; `ludic sample FOLDER_OR_ID` asks a "
+            f"checkpoint of its trainer, or its first model, {root.record.model}"
+        )
     if latest is None:
         raise ConfigError(
             f"{root.url} has published no policy yet; `ludic sample {root.record.model}` asks its first model"

@@ -42,6 +42,8 @@ def look_up(
     Leaves out broken files, with a warning. Raises UnknownIdError, StoreError.
     """
     kinds = kinds or ("rollout", "group")
+    if len(part) > 1 and part[0] == part[-1] in "\"'":  # as `ludic sql --format csv` prints an id
+        part = part[1:-1]
     addresses = find_rows(root, part) if _WHOLE_ID.fullmatch(part) else []
     try:
         found = _look_up(con or connect(root), root, part, addresses, kinds)

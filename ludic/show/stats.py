@@ -4,7 +4,7 @@ Reads footers and scalar columns, no tokens. Files that can't be read, or were q
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,7 +14,8 @@ from ludic.errors import SchemaError
 from ludic.maintenance.verify import TABLES, Footer, read_footers
 from ludic.recording.losses import Lost
 from ludic.results import Frame, Part, Result, Sentence, cell, number, plural, sparkline
-from ludic.run_json import run_of
+from ludic.run_config import SAMPLING, RunConfig
+from ludic.run_json import is_recorded_run, run_of
 from ludic.sql import connect
 from ludic.sql.reports import read_reports
 from ludic.sql.root_views import unreadable_records
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 _MOST_VERSIONS = 10
+OTHER_SETTINGS = "its settings"
+"""Title of the settings of another program's trainer, a long text."""
 FRACTIONS = ("incomplete_fraction", "unparsed_fraction", "other_limit_fraction", "error_fraction")
 """Shares of rollouts that ended badly, by cause, for people."""
 
@@ -102,7 +105,7 @@ class Stats(Result):
     def parts(self) -> Iterator[Part]:
         """The run, its folders, means by environment and version, scores, training, and files left out."""
         facts = self.facts
-        yield describe_run(facts)
+        yield describe_run(facts, is_recorded=facts["is_recorded"])
         yield _folders(facts)
         yield from _captures(facts["rollouts"])
         if facts["rollouts"]["num_rollouts"]:
@@ -147,6 +150,7 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
         **rows,
         "steps": steps | {"drops": drops},
         "other_trainer": _other_trainer(root),
+        "is_recorded": is_recorded_run(root),
         "policies": _policies(weights["policies"]),
         "checkpoints": _folders_with(weights["checkpoints"], CHECKPOINTS.file),
         "unreadable": [{"name": name, "problem": problem} for name, problem in broken.items()],
@@ -186,26 +190,63 @@ def _folders_with(sizes: dict[str, int], file: str) -> list[str]:
     return [name.removesuffix(f"/{file}") for name in sizes if name.endswith(f"/{file}")]
 
 
-def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
-    """Return a run's main settings as texts by title. stats: root, run_id and run, as in `Stats.facts`."""
+def describe_run(stats: Mapping[str, Any], *, is_recorded: bool) -> dict[str, str]:
+    """Return a run's main settings as texts by title. stats: root, run_id, run and steps, as in `Stats.facts`.
+
+    is_recorded: of another program's run, which says little of itself; its batches are those of the ledger.
+    """
     run = stats["run"]
-    ahead = "" if run["batches_ahead"] is None else f", batches_ahead {run['batches_ahead']}"
-    top = "".join(f", {name} {number(run[name])}" for name in ("top_p", "top_k") if run[name] not in (None, 1))
-    return {
+    about = {
         "run": f"{stats['root']}  {stats['run_id']}",
         "model": run["model"],
         "environments": ", ".join(run["env"]),
+    }
+    if is_recorded:
+        texts = {"batch": _batches(stats["steps"]), "sampling": describe_sampling(run, is_recorded=True)}
+        return {**about, **{title: text for title, text in texts.items() if text}}
+    ahead = "" if run["batches_ahead"] is None else f", batches_ahead {run['batches_ahead']}"
+    return {
+        **about,
         "batch": f"{plural(run['groups_per_batch'], 'group')} of {run['group_size']}, "
         f"{plural(run['steps_per_version'], 'step')} a version",
-        "sampling": f"temperature {number(run['temperature'])}{top}, max_tokens {run['max_tokens']}, "
-        f"seed {run['seed']}",
+        "sampling": describe_sampling(run, is_recorded=False),
         "workers": f"{run['num_workers']}{ahead}",
     }
+
+
+def describe_sampling(values: Mapping[str, Any], *, is_recorded: bool) -> str:
+    """Return the settings of SAMPLING and the seed in words. values: by name, of a run or of a row of rollouts.
+
+    is_recorded: of another program's run, whose seed is not known, and which may not have said what is a default.
+    """
+    unsaid = {each.name: each.default for each in fields(RunConfig)} if is_recorded else {"top_p": 1.0}
+    shown = [name for name in SAMPLING if values[name] is not None and values[name] != unsaid.get(name)]
+    parts = [f"{name} {number(values[name])}" for name in shown]
+    return ", ".join(parts if is_recorded else [*parts, f"seed {values['seed']}"])
+
+
+def _batches(steps: Mapping[str, Any]) -> str:
+    """Return what the steps considered: groups and rollouts, from the fewest to the most; "" without steps."""
+    if not steps["last_step"]:
+        return ""
+    groups, rollouts = (
+        f"{number(low)} to {plural(high, name)}" if low < high else plural(high, name)
+        for name, (low, high) in (("group", steps["groups_a_step"]), ("rollout", steps["rollouts_a_step"]))
+    )
+    return f"{groups}, {rollouts} a step"
 
 
 def describe_lost(life: Mapping[str, Any]) -> str:
     """Return what a recorder could not store in a sentence. life: a row of the report `lost`."""
     return f"{life['worker_id']}: {convert(decode_json(life['lost'].encode()), Lost)}"
+
+
+def describe_superseded(steps: Mapping[str, Any]) -> str:
+    """Return what later attempts trained again, in words; "" if nothing. steps: the row of the report `steps`."""
+    if not steps["num_superseded_steps"]:
+        return ""
+    num_steps, num_rollouts = (steps[name] for name in ("num_superseded_steps", "num_superseded"))
+    return f"{plural(num_steps, 'step')} with {plural(num_rollouts, 'rollout')}, trained again by a later attempt"
 
 
 def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict[str, str]:
@@ -240,7 +281,7 @@ def _other_settings(trainer: OtherTrainer) -> dict[str, str]:
     shown = [f"{name} {cell(value).plain}" for name, value in trainer.settings.items() if not _is_unset(value)]
     num_left = len(trainer.settings) - len(shown)
     left = f" ({num_left} that are null, false or empty are left out)" if num_left else ""
-    return {"its settings": ", ".join(shown) + left} if shown else {}
+    return {OTHER_SETTINGS: ", ".join(shown) + left} if shown else {}
 
 
 def _is_unset(value: Any) -> bool:
@@ -301,16 +342,13 @@ def _training(stats: Mapping[str, Any]) -> dict[str, str]:
     drops = ", ".join(f"{reason} {count:,}" for reason, count in steps["drops"].items())
     started = f"{attempts[-1]['created_at']:%Y-%m-%d %H:%M:%S} UTC"
     newest, trainer = stats["policies"]["newest_stored"], stats["other_trainer"]
-    superseded = (
-        f"{plural(steps['num_superseded_steps'], 'step')} with {plural(steps['num_superseded'], 'rollout')}, trained "
-        "again by a later attempt; in all_batches, not in batches"
-    )
+    superseded = describe_superseded(steps)
     return {
         **({"trainer": trainer} if trainer else {}),
         "steps": f"{steps['last_step'] or 0} planned, {steps['num_used']:,} rollouts used, "
         f"mean off-policy steps {number(steps['off_policy_steps_mean'], 3)}",
         "dropped": f"{plural(steps['num_dropped'], 'rollout')}" + (f": {drops}" if drops else ""),
-        **({"superseded": superseded} if steps["num_superseded_steps"] else {}),
+        **({"superseded": f"{superseded}; in all_batches, not in batches"} if superseded else {}),
         "attempts": f"{len(attempts)}, the newest by {attempts[-1]['owner']} at {started}",
         "policy": "no weights are stored" if newest is None else f"newest with weights: version {newest}",
     }

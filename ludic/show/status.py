@@ -21,7 +21,8 @@ from rich.text import Text
 
 from ludic.defaults import RECORDED_ENV
 from ludic.results import Result, age, number, plural, printable, size, sparkline
-from ludic.run_json import run_of
+from ludic.run_config import RunConfig
+from ludic.run_json import is_recorded_run, run_of
 from ludic.show.balance import MOST_WAITING, Balance, Row, find_balance
 from ludic.store import Root
 from ludic.store.claims import LeaseState
@@ -207,7 +208,7 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
         yield "warning", Text(printable(str(trouble)), style="bold red")
     for problem in status.unreadable:
         yield "unreadable", Text(printable(problem), style="bold red")
-    yield "model", Text(printable(f"{run.model}, {plural(run.groups_per_batch, 'group')} of {run.group_size} a batch"))
+    yield "model", Text(printable(f"{run.model}{_batch(status, run)}"))
     yield "trainer", _trainer(status)
     if status.trainer and (computing := describe_computing(status.trainer.config)):
         yield "computes in", Text(printable(computing))
@@ -252,8 +253,20 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
         checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
         yield "checkpoint", Text(checkpoint)
     if steps and (not is_other or any(row["drops"] is not None for row in recent)):
-        yield "dropped", Text(_drops(recent))
+        yield "dropped", Text(_drops(recent, of=len(steps)))
     yield from _troubles(steps)
+
+
+def _batch(status: RunStatus, run: RunConfig) -> str:
+    """Return the size of a batch; of a recorded run, what its newest step trained on, if it has one."""
+    if not is_recorded_run(status.root):
+        return f", {plural(run.groups_per_batch, 'group')} of {run.group_size} a batch"
+    if not status.steps or status.steps[-1]["num_groups"] is None:
+        return ""
+    newest = status.steps[-1]
+    return (
+        f", {plural(newest['num_groups'], 'group')} with {plural(newest['num_rollouts'], 'rollout')} in its newest step"
+    )
 
 
 def _trainer(status: RunStatus) -> Text:
@@ -482,12 +495,14 @@ def _most_at_risk(calls: Sequence[Row]) -> int:
     return max(newest.values(), default=0)
 
 
-def _drops(recent: Sequence[Row]) -> str:
+def _drops(recent: Sequence[Row], of: int) -> str:
+    """Format the drops of the newest steps. of: number of all steps that are shown."""
     drops: Counter[str] = Counter()
     for row in recent:
         drops.update(dict(row["drops"] or {}))
     what = ", ".join(f"{count:,} by {printable(reason)}" for reason, count in drops.most_common()) or "nothing"
-    return f"{what}, in {plural(len(recent), 'step')}"
+    newest = "the newest " if len(recent) < of else ""
+    return f"{what}, in {newest}{plural(len(recent), 'step')}"
 
 
 def _troubles(steps: Sequence[Row]) -> Iterator[tuple[str, Text]]:

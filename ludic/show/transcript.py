@@ -21,7 +21,9 @@ from ludic.model_json import read_json
 from ludic.printable import left_out
 from ludic.records import MAX_TOKENS, WITHOUT_LOGPROBS, Rollout, ended_by
 from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
+from ludic.run_json import is_recorded_run
 from ludic.schema import extra_names
+from ludic.show.stats import describe_sampling
 from ludic.store import Root
 from ludic.store.catalogue import WEIGHT_FILES
 from ludic.store.weights import read_identity, read_kept
@@ -37,6 +39,8 @@ Row = Mapping[str, Any]
 """One row of the rollouts table."""
 
 _TOKENIZER = "tokenizer.json"
+_EMPTY = "(empty)"
+"""What is shown of a text without visible characters."""
 _ID_DIGITS = 12
 _EXCERPT = 300
 _TREE_EXCERPT = 100
@@ -157,7 +161,9 @@ def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool
         yield _rule("code")
         yield pairs(_code_lines(found.code))
     yield _rule("origin")
-    yield pairs({name: _shorten(value, look) for name, value in _origin(row).items()})
+    yield pairs(
+        {name: _shorten(value, look) for name, value in _origin(row, is_recorded=is_recorded_run(found.root)).items()}
+    )
 
 
 def _with_messages(row: dict[str, Any], reader: TokenReader | None) -> dict[str, Any]:
@@ -243,9 +249,8 @@ _CAPTURES = {
 """What is said of a row by its `capture`; nothing of the sampler's own logprobs."""
 
 
-def _origin(row: dict[str, Any]) -> dict[str, str]:
+def _origin(row: dict[str, Any], *, is_recorded: bool) -> dict[str, str]:
     """Return where a row comes from: group, weights, sampling settings, time and file."""
-    top = "".join(f", {name} {number(row[name])}" for name in ("top_p", "top_k") if row[name] not in (None, 1))
     last = row["policy_version_last"]
     versions = f"{row['policy_version']}" + (f" to {last}" if last != row["policy_version"] else "")
     lines = {
@@ -254,8 +259,7 @@ def _origin(row: dict[str, Any]) -> dict[str, str]:
         "delegated by": f"{row['parent_rollout_id']}, depth {row['depth']}" if row["parent_rollout_id"] else None,
         "segment": _segment(row),
         "policy": f"version {versions} of {row['model']}",
-        "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
-        f"seed {row['seed']}",
+        "sampling": describe_sampling(row, is_recorded=is_recorded),
         "logprobs": _CAPTURES.get(row["capture"]),
         "engine": row["engine"],
         "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC"
@@ -289,7 +293,9 @@ def _conversation(messages: list[dict[str, Any]], look: Look) -> Iterator[Text]:
         text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
         if reasoning := message.get("reasoning"):
             text.append(f"{printable(_shorten(reasoning, look))}\n", style="not bold dim italic")
-        yield text.append(printable(_shorten(message["content"], look)), style="not bold default")
+        is_empty = not (message["content"].strip() or message["tool_calls"] or reasoning)
+        content = _EMPTY if is_empty else printable(_shorten(message["content"], look))
+        yield text.append(content, style="not bold dim" if is_empty else "not bold default")
         for call in message["tool_calls"]:
             yield Text(f"  {_call_text(call, look)}", style="magenta")
 
@@ -399,11 +405,23 @@ def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[s
         line = dict(zip(titles, _group_line(row, use_of.get(row["rollout_id"])), strict=True))
         table.add_row(*(line[title] for title in kept))
     console.print(table)
-    scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
-    for title, row in (("best", scored[-1]), ("worst", scored[0])) if len(scored) > 1 else ():
-        console.rule(f"{title}, {number(row['episode_reward'])}", align="left", style="dim")
+    for title, row in _shown_answers(rows, look):
+        reward = "not scored" if row["episode_reward"] is None else number(row["episode_reward"])
+        console.rule(f"{title}, {reward}", align="left", style="dim")
         text = row["messages"][-1]["content"] if row["messages"] else ""
-        console.print(Text(printable(text[:_EXCERPT]) + ("…" if len(text) > _EXCERPT else "")))
+        most = len(text) if look.full else _EXCERPT
+        shown = printable(text[:most]) + ("…" if len(text) > most else "")
+        console.print(Text(shown) if text.strip() else Text(_EMPTY, style="dim"))
+
+
+def _shown_answers(rows: list[dict[str, Any]], look: Look) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the best and the worst scored row of a group with a title; with `full` all rows, by group_index."""
+    if look.full:
+        yield from ((f"answer {row['group_index']}", row) for row in rows)
+        return
+    scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
+    if len(scored) > 1:
+        yield from (("best", scored[-1]), ("worst", scored[0]))
 
 
 def _prompt_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -414,6 +432,8 @@ def _prompt_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
     ends = row["error"] or _cause(row)
     training = "not considered" if use is None else f"step {use['step']}" if use["used"] else use["reason"]
+    if use is not None and use["superseded"]:  # by each of its uses, since superseded ones are last
+        training = f"superseded, {training}"
     advantage = use["advantage"] if use else None
     values = [
         str(row["group_index"]),

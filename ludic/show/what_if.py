@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 _MOST_ROWS = 10
+_ID_DIGITS = 12
+_TITLES = {"rollout": "rollout (its end)", "mean_abs_difference": "diff.", "sign_flips": "flips"}
+"""Titles that leave room for the others in 80 columns."""
+_DERIVED = {"rollout": lambda row: row["rollout_id"][-_ID_DIGITS:]}  # ids that were made together begin alike
 _LISTS = ("old_credit", "new_credit", "token_advantages", "new_token_advantages")
 
 
@@ -94,7 +98,7 @@ class WhatIf(Result):
         if not self.is_ledger:
             yield ""
             yield "Largest differences of credit per token:"
-            columns = ("step", "rollout_id", "episode_reward", "reason", "advantage", "new_reason", "new_advantage")
+            columns = ("step", "rollout", "episode_reward", "reason", "advantage", "new_reason", "new_advantage")
             yield _frame("largest_differences", self.largest(), *columns, "mean_abs_difference")
         if self.branch is not None:
             yield ""
@@ -104,14 +108,14 @@ class WhatIf(Result):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Bisection(Result):
-    """The first step at which a predicate is true, and the steps that were looked at. Prints well."""
+    """The step at which a predicate turns true, and the steps that were looked at. Prints well."""
 
     url: str
     found: Bisected
 
     @property
     def step(self) -> int | None:
-        """First step at which the predicate is true; None if it is not true at the end."""
+        """Step at which the predicate turns true; None if it is not true at the end."""
         return self.found.found
 
     @property
@@ -140,7 +144,11 @@ class Bisection(Result):
             return f"({self.found.predicate}) is not true at the last step, {last}; it may have been true for a while."
         if self.found.before is None:
             return f"({self.found.predicate}) is true from the start, step {first}."
-        return f"({self.found.predicate}) is first true at step {self.step}; it is not at step {self.found.before}."
+        answer = f"({self.found.predicate}) turns true at step {self.step}; it is not at step {self.found.before}."
+        num_looks = len({look.step for look in self.looks if look.step < self.step})
+        is_whole = num_looks >= self.step - first
+        looked = f"The search takes it to turn true once, and looked at {num_looks} of the steps before."
+        return answer if is_whole else f"{answer} {looked}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -179,4 +187,5 @@ def _state(look: Mapping[str, Any]) -> str:
 
 
 def _frame(name: str, frame: "pl.DataFrame", *shown: str) -> Frame:
-    return Frame(name, frame.to_dicts(), shown, most=frame.height)
+    derived = {name: of for name, of in _DERIVED.items() if name in shown}
+    return Frame(name, frame.to_dicts(), shown, most=frame.height, titles=_TITLES, derived=derived)

@@ -126,6 +126,16 @@ def recall_groups(root: Root, checkpoint_ids: Iterable[CheckpointId]) -> tuple[d
     return dict(uses), {group_id for _, seen in steps for group_id in seen} - uses.keys()
 
 
+def superseded_groups(root: Root) -> set[str]:
+    """Return the groups that only steps considered which a later attempt has replaced."""
+    effective = {(attempt_id, step) for step, attempt_id in attempt_of_steps(root).items()}
+    superseded = {(found.attempt_id, found.step) for found in BATCHES.listed(root)} - effective
+    if not superseded:
+        return set()
+    (used, dropped), (used_again, dropped_again) = (recall_groups(root, steps) for steps in (superseded, effective))
+    return (used.keys() | dropped) - used_again.keys() - dropped_again
+
+
 def _groups_of_step(root: Root, attempt_id: int, step: int) -> tuple[list[str], list[str]]:
     """Return the groups that a step used, and all groups that it considered."""
     rows = read_ledger(root, attempt_id, step)

@@ -7,7 +7,7 @@ other settings this ludic does not know opens all the same. ludic.run_json reads
 import inspect
 import runpy
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -18,7 +18,7 @@ import fsspec
 from fsspec.registry import known_implementations, register_implementation
 
 from ludic.defaults import EXAMPLE_IDS, ExampleIds
-from ludic.errors import ConfigError, MissingRootError, ReplacedRootError
+from ludic.errors import ConfigError, MissingRootError, ReplacedRootError, StoreError
 from ludic.masking import public_url
 from ludic.paths import is_url
 from ludic.schema import SCHEMA_VERSION
@@ -26,6 +26,20 @@ from ludic.store import local
 from ludic.store.catalogue import ROWS, RUN
 from ludic.store.filesystem import Storage
 from ludic.store.records import RunRecord, convert, decode_json, encode_json
+
+_MOST_RUNS_BELOW = 10
+
+
+def _where_runs_are(storage: Storage) -> str:
+    """Return the runs directly below a folder that is none itself, in words; without any, what starts one."""
+    runs: list[str] = []
+    with suppress(StoreError, OSError):  # it only helps, and the folder may be a file or closed to us
+        if not storage.is_local or Path(storage.path).is_dir():
+            below = storage.folders("")[:_MOST_RUNS_BELOW]
+            runs = [f"{storage.url}/{name}" for name in below if storage.exists(f"{name}/{RUN.template}")]
+    if runs:
+        return f"{', '.join(runs)} {'is a run' if len(runs) == 1 else 'are runs'}"
+    return "`ludic run` or `ludic.record` starts one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,7 @@ class Root(Storage):
             data = storage.read(RUN.template)
         except FileNotFoundError:
             raise MissingRootError(
-                f"{storage.url} holds no run: {RUN.template} is missing; `ludic run` starts one"
+                f"{storage.url} holds no run: {RUN.template} is missing; {_where_runs_are(storage)}"
             ) from None
         root = cls(storage.url, storage.fs, storage.path, stop, run_json=data)
         if writable:

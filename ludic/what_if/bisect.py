@@ -1,8 +1,9 @@
-"""Find the first step at which a SQL predicate is true, by binary search: a run of 200 steps takes 9 looks at most.
+"""Find the step at which a SQL predicate turns true, by binary search: a run of 200 steps takes 9 looks at most.
 
 Reads the files of the steps that it looks at: metrics/, batches/, rollouts/, or evals/ with policies/. The search
-assumes that the predicate turns true once and stays true. Raises QueryError for a predicate that does not run,
-ConfigError if no step has rows or rollouts have expired, SchemaError if a file is broken.
+assumes that the predicate turns true once and stays true; else it finds one of the steps at which it turns true. Raises
+QueryError for a predicate that does not run, ConfigError if no step has rows or rollouts have expired, SchemaError if a
+file is broken.
 """
 
 from collections.abc import Callable
@@ -61,14 +62,14 @@ class Bisected:
     steps: tuple[int, int]
     """First and last step of the search."""
     found: int | None
-    """First step at which the predicate is true; None if it is not true of the last step."""
+    """Step at which the predicate turns true; None if it is not true of the last step."""
     before: int | None
     """Step before `found` that was looked at or follows from the search; None if `found` is the first step."""
     looks: tuple[Look, ...]
 
 
 def bisect(root: Root, predicate: str, table: StepTable = "metrics") -> Bisected:
-    """Return the first step at which the predicate is true of the table's rows of that step."""
+    """Return the step at which the predicate turns true of the table's rows of that step: see the module."""
     rows = open_rows(root, table)
     parsed = Predicate(predicate, table, rows.schema)
     looks: list[Look] = []

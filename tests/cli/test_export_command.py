@@ -100,7 +100,9 @@ def test_options_that_do_not_go_together_are_wrong_usage(ludic, trained: Root, o
 def test_what_is_no_run_is_refused_in_a_line(ludic, tmp_path: Path):
     result = ludic("export", tmp_path, "--format", "delta")
     assert result.code == 1
-    assert result.err == f"ludic: {tmp_path} holds no run: run.json is missing; `ludic run` starts one\n"
+    assert (
+        result.err == f"ludic: {tmp_path} holds no run: run.json is missing; `ludic run` or `ludic.record` starts one\n"
+    )
 
 
 def test_weights_are_written_where_asked_and_reported(ludic, trained: Root, tmp_path: Path):

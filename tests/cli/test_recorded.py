@@ -6,9 +6,10 @@ import shlex
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from recorded_runs import KILLED_AFTER, NUM_STEPS, RESUMED_AT, SAMPLES, TRAINER, record_run
+from recorded_runs import GROUP_SIZE, GROUPS, KILLED_AFTER, NUM_STEPS, RESUMED_AT, SAMPLES, TRAINER, record_run
 
 import ludic as package
 from ludic.recording.losses import Lost
@@ -47,14 +48,19 @@ def test_the_run_is_sound_and_its_figures_name_the_recorded_trainer(ludic, recor
         f"steps {NUM_STEPS} planned, {NUM_STEPS * SAMPLES} rollouts used, mean off-policy steps 0",
         f"superseded {again} steps with {again * SAMPLES} rollouts",
         "policy no weights are stored",
+        f"batch {GROUPS} groups, {SAMPLES} rollouts a step sampling max_tokens 8 ",
     ):
         assert text in stats
+    assert "seed" not in stats
 
 
 def test_watch_shows_what_the_trainer_said_and_nothing_that_only_ludic_s_has(ludic, recorded: str) -> None:
     panel = ludic("watch", recorded, "--once").out
     assert f"{TRAINER}, recorded as attempt 2" in panel
     assert "kl 0.08" in panel
+    assert f"{GROUPS} groups with {SAMPLES} rollouts in its newest step" in " ".join(
+        re.sub("[│ ]+", " ", panel).split()
+    )
     assert "learning rate 1e-06" in panel
     for nonsense in ("none published", "none yet", "tokens/s", "s a step", "waiting", "ludic train"):
         assert nonsense not in panel
@@ -62,9 +68,14 @@ def test_watch_shows_what_the_trainer_said_and_nothing_that_only_ludic_s_has(lud
 
 def test_the_report_has_the_trainer_s_settings_and_numbers(ludic, recorded: str, tmp_path: Path) -> None:
     assert ludic("report", recorded, "--output", tmp_path / "report.html").code == 0
-    page = re.sub(r"<[^>]+>", " ", (tmp_path / "report.html").read_text(encoding="utf-8"))
-    page = " ".join(page.split())
-    assert f"trainer {TRAINER} its settings learning_rate 1e-06, beta 0, num_generations 4 (1 that are null" in page
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = " ".join(re.sub(r"<[^>]+>", " ", html).split())
+    shown = "learning_rate 1e-06, beta 0, num_generations 4 (1 that are null"
+    assert f"trainer {TRAINER} its settings learning_rate 1e-06," in page
+    assert re.search(rf"<details><summary>learning_rate [^<]+…</summary>{re.escape(shown)}[^<]+</details>", html)
+    again = KILLED_AFTER - RESUMED_AT + 1
+    assert f"0 dropped. Besides, superseded: {again} steps with {again * SAMPLES} rollouts, trained again" in page
+    assert re.search(rf"<b>Loss</b>.*?{NUM_STEPS} points in numbers", html, re.DOTALL)
     assert re.search(r"kl ▁\S+ 0\.01 0\.08 0\.01 0\.08", page)
     assert "Components of the reward in recorded" in page
     missing = page.partition("Not measured in this run:")[2]
@@ -96,11 +107,37 @@ def test_the_best_and_the_worst_group_of_a_step_are_found_as_the_readme_says(lud
     assert f"step {NUM_STEPS}" in shown
 
 
+def test_a_group_that_was_sampled_again_is_shown_as_superseded_and_whole_if_asked_for(ludic, recorded: str) -> None:
+    sql = "select min(group_id) as id from all_batches where superseded and step = {}"
+    quoted = ludic("sql", recorded, sql.format(KILLED_AFTER), "--format", "csv").out.splitlines()[-1]
+    assert quoted.startswith('"')
+    shown = ludic("show", recorded, quoted).out
+    assert shown.count(f"superseded, step {KILLED_AFTER}") == GROUP_SIZE
+    assert "a red ball" not in shown  # neither the best nor the worst
+    assert "a red ball" in ludic("show", recorded, quoted, "--full").out
+    (used,) = package.open(recorded).sql("select min(group_id) as id from batches where step = 8")["id"]
+    assert "superseded" not in ludic("show", recorded, used).out
+
+
+def test_an_empty_answer_is_said_to_be_empty(ludic, copied: Path) -> None:
+    def row(answer: str) -> dict[str, Any]:
+        messages = [{"role": "user", "content": "why"}, {"role": "assistant", "content": answer}]
+        return {"prompt_tokens": [5], "response_tokens": [1], "messages": messages, "episode_reward": len(answer)}
+
+    with package.record(copied, trainer=TRAINER) as recorder:
+        recorder.append([[row(""), row("so")]])
+    sql = "select group_id, rollout_id from rollouts where group_size = 2 order by episode_reward"
+    (group_id, empty), (_, other) = package.open(str(copied)).sql(sql).rows()
+    shown = [ludic("show", copied, each).out for each in (group_id, empty, other)]
+    assert ["(empty)" in each for each in shown] == [True, True, False]
+
+
 def test_a_rollout_is_shown_as_text_with_what_was_kept_of_it(ludic, recorded: str) -> None:
     run = package.open(recorded)
     by_version = run.sql("select policy_version, min(rollout_id) as id from rollouts group by all order by all")["id"]
     of_trainer, of_ids = ludic("show", recorded, by_version[0]), ludic("show", recorded, by_version[2], "--tokens")
     assert "cats play <eos>" in of_trainer.out
+    assert re.search("sampling +max_tokens 8 *\n", of_trainer.out)
     assert "logprobs of a trainer's forward pass" in " ".join(of_trainer.out.split())
     assert "logprobs nobody kept the sampler's" in " ".join(of_ids.out.split())
     assert re.search(r"'cats'\s+-\s+-\s+0\s+yes", of_ids.out)
@@ -127,6 +164,9 @@ def test_what_if_compares_with_the_advantages_that_the_trainer_used(ludic, recor
         row["new_advantage"] == pytest.approx(row["advantage"] * 4 / 3, abs=1e-6)
         for row in found["largest_differences"]
     )
+    shown = ludic("what-if", recorded, "--advantage", "rloo").out
+    assert "…" not in shown  # no header is cut
+    assert all(row["rollout_id"][-12:] in shown for row in found["largest_differences"])
     kept = json.loads(ludic("what-if", recorded, "--filters", "drop_zero_variance_groups", "--json").out)
     assert {step["mean_abs_difference"] for step in kept["steps"]} == {0.0}
     refused = ludic("what-if", recorded)
@@ -150,7 +190,16 @@ def test_evaluations_of_the_trainer_are_compared(ludic, copied: Path) -> None:
 
 def test_bisect_reads_the_trainer_s_own_numbers(ludic, recorded: str) -> None:
     out = ludic("bisect", recorded, "other['kl'] > 0.055").out
-    assert out.startswith("(other['kl'] > 0.055) is first true at step 6; it is not at step 5.")
+    assert out.startswith("(other['kl'] > 0.055) turns true at step 6; it is not at step 5.")
+
+
+def test_bisect_claims_nothing_of_steps_that_it_did_not_look_at(ludic, recorded: str) -> None:
+    out = ludic("bisect", recorded, "step in (2, 5, 6, 7, 8)").out
+    looked = [4, 6, 5]  # of 8, which is true: the middle of 1 to 8, of 5 to 8, and of 5 to 6
+    assert out.startswith(
+        "(step in (2, 5, 6, 7, 8)) turns true at step 5; it is not at step 4. The search takes it to "
+    )
+    assert f"looked at {len([step for step in looked if step < 5])} of the steps before" in out
 
 
 @pytest.mark.parametrize(
@@ -162,6 +211,7 @@ def test_bisect_reads_the_trainer_s_own_numbers(ludic, recorded: str) -> None:
         (["worker"], f"records the steps of {TRAINER}"),
         (["check"], f"records the steps of {TRAINER}"),
         (["cut", "--step", "5", "bug"], f"{TRAINER} trained attempt 1, and only ludic's own steps can be replayed"),
+        (["sample", "--prompt", "why"], "records another program's run, so no weights are in it"),
         (["eval"], "stands for that of a recorded run"),
         (["eval", "compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
         (["export", "--format", "hf", "--out", "weights"], "has no weights of any version"),
@@ -181,12 +231,27 @@ def test_what_can_t_be_is_refused_in_a_line(
     assert not [*tmp_path.iterdir()]
 
 
-def test_other_roots_train_on_it(ludic, recorded: str, tmp_path: Path) -> None:
+def test_a_folder_of_runs_names_them(ludic, copied: Path) -> None:
+    (copied.parent / "other").mkdir()
+    result = ludic("stats", copied.parent)
+    assert result.err == f"ludic: {copied.parent} holds no run: run.json is missing; {copied} is a run\n"
+
+
+def test_other_roots_train_on_it_without_what_was_sampled_again(
+    ludic, recorded: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trained = tmp_path / "offline"
-    result = ludic("train", trained, "--offline", "--sources", recorded, "--num-steps", "1", "--device", "cpu")
+    result = ludic(
+        *("train", trained, "--offline", "--sources", recorded, "--epochs", "1"),
+        *("--objective", "sft", "--device", "cpu"),
+    )
     assert result.code == 0, result.err
-    used = package.open(str(trained)).sql("select count(*) as n from batches where used and root is not null")
-    assert used["n"][0] == SAMPLES
+    again = (KILLED_AFTER - RESUMED_AT + 1) * SAMPLES
+    assert f"left out {again} rollouts of superseded steps, which {TRAINER} took again after a resume" in caplog.text
+    considered = package.open(str(trained)).sql("select distinct rollout_id, root is not null as other from batches")
+    once = package.open(recorded).sql("select distinct rollout_id from batches")
+    assert set(considered["rollout_id"]) == set(once["rollout_id"])
+    assert all(considered["other"])
 
 
 def test_a_scorer_comes_later_and_rows_go_to_others(ludic, copied: Path, tmp_path: Path) -> None:
@@ -224,9 +289,10 @@ def test_rows_that_were_sampled_again_are_left_out_by_a_semi_join(recorded: str)
 def test_what_a_recorder_lost_is_in_stats_and_the_report(ludic, copied: Path, tmp_path: Path) -> None:
     root = Root.open(str(copied), writable=True)
     claim = WORKERS.read(root, 0, 1)
-    lost = Lost(num_rollouts=12, num_groups=3, steps=((7, 8),), reasons={"No space left on device": 4})
+    lost = Lost(num_rollouts=12, num_groups=3, steps=((7, 8), (57, 201)), reasons={"No space left on device": 4})
     (copied / WORKERS.name_of(claim)).write_bytes(encode_record(replace(claim, lost=asdict(lost))))
-    text = "lost: 12 rollouts in 3 groups, the ledger of step 7 (No space left on device)"
+    text = "lost: 12 rollouts in 3 groups, the ledger of steps 7, 57 to 200 (No space left on device)"
     assert f"{claim.worker_id}: {text}" in " ".join(ludic("stats", copied).out.split())
     assert ludic("report", copied, "--output", tmp_path / "report.html").code == 0
     assert text in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "steps [7, 57 to 200], steps_without_metrics []" in " ".join(ludic("verify", copied).out.split())

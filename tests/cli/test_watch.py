@@ -214,6 +214,7 @@ def test_drops_are_added_up_by_reason(status: RunStatus) -> None:
     drops = [{"drop_truncated": 2}, [("drop_truncated", 1), ("max_age", 9)], None]
     steps = [train_row(step, drops=each) for step, each in enumerate(drops, 1)]
     assert line(shown(replace(status, steps=steps)), "dropped") == "9 by max_age, 3 by drop_truncated, in 3 steps"
+    assert line(shown(replace(status, steps=steps * 9)), "dropped").endswith(", in the newest 20 steps")
 
 
 def test_workers_and_environments_have_rates_over_the_time_that_is_known(status: RunStatus) -> None:
@@ -377,7 +378,7 @@ def test_a_run_that_vanishes_ends_the_watch_in_one_line(breakable: Path) -> None
     (breakable / "run.json").unlink()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err == f"ludic: {breakable} holds no run: run.json is missing; `ludic run` starts one\n"
+    assert err == f"ludic: {breakable} holds no run: run.json is missing; `ludic run` or `ludic.record` starts one\n"
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_json_names_what_would_have_happened(ludic, here: Path) -> None:
 def test_bisect_prints_the_step_and_its_looks(ludic, here: Path) -> None:
     result = ludic("bisect", "runs/mine", "step >= 2")
     assert (result.code, result.err) == (0, "")
-    assert result.out.splitlines()[0] == "(step >= 2) is first true at step 2; it is not at step 1."
+    assert result.out.splitlines()[0] == "(step >= 2) turns true at step 2; it is not at step 1."
     assert "(step >= 1) is true from the start, step 1." in ludic("bisect", "runs/mine", "step >= 1").out
     assert "is not true at the last step, 3" in ludic("bisect", "runs/mine", "step > 3").out
     assert json.loads(ludic("bisect", "runs/mine", "step >= 2", "--json").out)["found"] == 2

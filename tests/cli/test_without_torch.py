@@ -83,7 +83,7 @@ def test_what_looks_at_a_stored_run_runs_without_torch(stored: Root, tmp_path: P
         "evals": ["stats", url],
         "2 groups of 4": ["watch", url, "--once"],
         "sound": ["verify", url],
-        "is first true at step 2": ["bisect", url, "reward_mean > 1"],
+        "turns true at step 2": ["bisect", url, "reward_mean > 1"],
         "The same as the ledger, bit for bit, in 2 steps.": ["what-if", url],
         "largest_differences": ["what-if", url, "--advantage", "grpo", "--json"],
         "paired on the same examples": ["eval", "compare", f"{url}@0", f"{url}@1"],

@@ -98,7 +98,10 @@ def test_a_worker_on_a_folder_without_a_run_says_so_in_one_line(tmp_path: Path) 
     command = [sys.executable, "-m", "ludic", "worker", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr == f"ludic: {tmp_path} holds no run: run.json is missing; `ludic run` starts one\n"
+    assert (
+        ended.stderr
+        == f"ludic: {tmp_path} holds no run: run.json is missing; `ludic run` or `ludic.record` starts one\n"
+    )
 
 
 def test_workers_killed_at_random_moments_lose_nothing_that_they_had_committed_and_repeat_nothing(root: Root) -> None:

@@ -26,10 +26,17 @@ from ludic.paths import local_path
 from ludic.records import comparable_reward
 from ludic.results import Frame, Part, Result, number, printable, size, sparkline
 from ludic.row_files import open_sink
-from ludic.run_json import run_of
+from ludic.run_json import is_recorded_run, run_of
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
 from ludic.show.report.plots import Figure, Mark, Series, draw
-from ludic.show.stats import describe_lost, describe_run, describe_trainer, means_frames
+from ludic.show.stats import (
+    OTHER_SETTINGS,
+    describe_lost,
+    describe_run,
+    describe_superseded,
+    describe_trainer,
+    means_frames,
+)
 from ludic.show.watch import stored_troubles
 from ludic.sql.connect import Connections
 from ludic.sql.query import ask
@@ -100,10 +107,12 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "made_at": datetime.now(UTC),
             "ludic_version": installed_version(LUDIC),
             "facts": _facts(con, root, reports),
+            "folded": OTHER_SETTINGS,
             "troubles": list(map(str, troubles)),
             "is_marked": any(it.marks for it in figures),
             "totals": reports["rollouts"][0],
             "steps": reports["steps"][0],
+            "superseded": describe_superseded(reports["steps"][0]),
             "figures": figures,
             "tables": [
                 *training_tables(reports, ask(con, root, figure("errors"), {"most": _MOST_ERRORS})),
@@ -121,7 +130,10 @@ def _facts(con: duckdb.DuckDBPyConnection, root: Root, reports: Mapping[str, Seq
     attempt = newest_attempt(root)
     engines = [row["engine"] for row in ask(con, root, figure("engines"))]
     return {
-        **describe_run({"root": root.url, "run_id": root.run_id, "run": asdict(run_of(root))}),
+        **describe_run(
+            {"root": root.url, "run_id": root.run_id, "run": asdict(run_of(root)), "steps": reports["steps"][0]},
+            is_recorded=is_recorded_run(root),
+        ),
         **({"engine": ", ".join(engines)} if engines else {}),
         **(describe_trainer(attempt.config, reports["steps"][0]["last_step"]) if attempt is not None else {}),
         **({"not stored": lost} if lost else {}),
@@ -183,6 +195,7 @@ _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
         "",
         {"length": "response_length_mean"},
     ),
+    ("Loss", "of a step", "", {"loss": "loss"}),
     ("Entropy", "nats per token", "", {"entropy": "entropy"}),
     ("KL to the reference model", "nats per token", "", {"KL": "reference_kl"}),
     (

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import ClassVar
 
 from rich.text import Text
@@ -13,8 +14,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ludic.printable import printable
-from ludic.results import number, pairs
-from ludic.run_json import run_of
+from ludic.results import pairs
+from ludic.run_json import is_recorded_run, run_of
+from ludic.show.stats import describe_sampling
 from ludic.show.terminal.data import MOST_ROWS, RunData, versions
 from ludic.show.terminal.list_screen import CompareList, ListScreen
 from ludic.show.terminal.rollout_screen import RolloutScreen, SideBySide
@@ -71,11 +73,10 @@ class ViewApp(App[None]):
         other = None if attempt is None else attempt.other_trainer
         without = "no policy yet" if other is None else f"trained by {other.name}"
         newest = without if latest is None else f"newest policy version {latest.version}"
-        lines = (
-            f"{root.url}  {root.run_id}  model {run.model}  {newest}",
-            f"environments {', '.join(run.env)}; {run.groups_per_batch} groups of {run.group_size} a batch; "
-            f"temperature {number(run.temperature)}, max_tokens {run.max_tokens}",
-        )
+        batch = "" if is_recorded_run(root) else f"{run.groups_per_batch} groups of {run.group_size} a batch"
+        sampling = describe_sampling(asdict(run), is_recorded=is_recorded_run(root))
+        about = (f"environments {', '.join(run.env)}", batch, sampling)
+        lines = (f"{root.url}  {root.run_id}  model {run.model}  {newest}", "; ".join(filter(None, about)))
         return Text(printable("\n".join(lines)))
 
     def open_rollout(self, rollout_id: str, opened_from: ListScreen | None = None) -> None:

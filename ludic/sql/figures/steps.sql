@@ -8,7 +8,7 @@ with measured as materialized ( -- of many small files, which are read once
         kind, attempt_id, step, created_at, num_tokens,
         reward_mean, response_length_mean, entropy, reference_kl, sampler_kl, sampler_kl_k1, ratio_p01,
         ratio_mean, ratio_p99, clip_fraction, off_policy_steps_mean, off_policy_steps_max, tokens_per_s,
-        step_s, wait_s, grad_norm, expert_imbalance
+        step_s, wait_s, loss, grad_norm, expert_imbalance
     from metrics
 ),
 
