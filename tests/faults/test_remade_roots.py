@@ -45,7 +45,7 @@ from ludic.store.attempts import (
     record_attempt,
 )
 from ludic.store.catalogue import WORKERS
-from ludic.store.claims import claim, claim_slot, held, held_slot, read_lease
+from ludic.store.claims import claim, claim_free_slot, claim_slot, held, held_slot, read_lease
 from ludic.store.evaluations import BlockClaims
 from ludic.store.records import CheckpointInfo, encode_json, encode_record
 from ludic.store.tables import ScoreLog, TokenStatsLog, to_token_stats
@@ -156,6 +156,7 @@ ACTS: dict[str, Callable[[Root], Act]] = {
         root, lambda root: ScoreLog(root, "judge"), lambda log: log.append(A_SCORE)
     ),
     "store.claims.claim_slot": lambda root: partial(claim_slot, root, 0, "w0-old"),
+    "store.claims.claim_free_slot": lambda root: partial(claim_free_slot, root, "recorder-old"),
     "store.tables.TokenStatsLog": lambda root: appending(
         root, lambda root: TokenStatsLog(root, 0), lambda log: log.append(one_row_of_token_stats)
     ),
@@ -178,7 +179,11 @@ ELSEWHERE = {
     "store.writer.BackgroundAppender._write": "by every class that has an appender, above",
     "store.tables.TableLog": "by the log of each table, above",
     "store.claims.check_claim": "by `renewing`, `recording` and `checking`, above",
-    "store.claims.held_slot": "by test_the_end_of_a_worker..., which raises nothing",
+    "store.claims.change_claim": "by test_the_end_of_a_worker..., which raises nothing",
+    **dict.fromkeys(
+        [f"recording.life.Life.{name}" for name in ("_attempt_for", "put_numbers", "put_rows")],
+        "by tests/recording/test_failing_stores.py, which raises nothing",
+    ),
     "training.trainer._Trainer._own_attempt": "by tests/integration/test_remade_root.py, with real processes",
     "training.trainer._Trainer._write": "by test_a_checkpoint...",
 }
