@@ -19,8 +19,8 @@ _ENVIRONMENT = {
 
 
 @pytest.fixture(scope="session")
-def s3_bucket() -> Iterator[str]:
-    """A bucket that is there; its s3:// URL. The server's address and keys are in the environment."""
+def server_address() -> Iterator[str]:
+    """The address of a server with a bucket."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -34,14 +34,19 @@ def s3_bucket() -> Iterator[str]:
                     break
             except OSError:
                 time.sleep(0.1)
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in {**_ENVIRONMENT, "AWS_ENDPOINT_URL": address}.items():
-                patch.setenv(name, value)
-            patch.delenv("AWS_PROFILE", raising=False)
-            yield "s3://ludic-light"
+        yield address
     finally:
         server.terminate()
         server.wait()
+
+
+@pytest.fixture
+def s3_bucket(server_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The bucket's s3:// URL. The server's address and keys are in the environment of this test alone."""
+    for name, value in {**_ENVIRONMENT, "AWS_ENDPOINT_URL": server_address}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    return "s3://ludic-light"
 
 
 @pytest.fixture(autouse=True)
