@@ -14,7 +14,7 @@ from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
 from ludic.settings import check_urls
-from ludic.store.attempts import newest_attempt
+from ludic.store.attempts import other_trainer_of
 from ludic.store.catalogue import RUN
 from ludic.store.code import copy_code, keep_files
 from ludic.store.filesystem import Storage
@@ -43,8 +43,7 @@ def is_recorded_run(root: Root) -> bool:
     if RECORDED_ENV in run_of(root).env:
         return True
     with suppress(SchemaError):  # whoever shows a run shows one with a broken attempt, too
-        attempt = newest_attempt(root)
-        return attempt is not None and attempt.other_trainer is not None
+        return other_trainer_of(root) is not None
     return False
 
 

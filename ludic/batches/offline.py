@@ -32,7 +32,7 @@ from ludic.results import plural
 from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.planner import ADDED, BatchRules, LossUnit, Planner
 from ludic.store import Cursor, RolloutReader, Root
-from ludic.store.attempts import newest_attempt
+from ludic.store.attempts import other_trainer_of
 from ludic.store.ledger import effective_steps, recall_groups, superseded_groups
 from ludic.store.policies import versions_to_compute_with
 from ludic.store.records import CheckpointInfo, CodeRecord
@@ -270,15 +270,15 @@ def _without_superseded(source: Root, rows: pa.Table) -> pa.Table:
 
     Its trainer sampled them again after a resume, so those steps would weigh double.
     """
-    attempt = newest_attempt(source)
-    if attempt is None or attempt.other_trainer is None:
+    other = other_trainer_of(source)
+    if other is None:
         return rows
     groups = superseded_groups(source)
     kept = rows.filter(pc.invert(pc.is_in(rows["group_id"], pa.array(groups, pa.string()))))
     if kept.num_rows < rows.num_rows:
         logger.warning(
             "%s: left out %s of superseded steps, which %s took again after a resume",
-            *(source.url, plural(rows.num_rows - kept.num_rows, "rollout"), attempt.other_trainer.name),
+            *(source.url, plural(rows.num_rows - kept.num_rows, "rollout"), other.name),
         )
     return kept
 

@@ -24,7 +24,7 @@ from ludic.sql.library import MEASURE_KEYS, check_measure_parameters, load_measu
 from ludic.sql.query import ask, ask_table, explain
 from ludic.sql.reports import figure
 from ludic.store import Root
-from ludic.store.attempts import newest_attempt
+from ludic.store.attempts import other_trainer_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -122,9 +122,9 @@ def nothing_stored(con: duckdb.DuckDBPyConnection, root: Root, chosen: Chosen) -
 
 
 def _how_to_get_one(root: Root) -> str:
-    attempt = newest_attempt(root)
-    if attempt is not None and attempt.other_trainer is not None:  # ludic has no weights to sample with
-        return f"record those of {attempt.other_trainer.name}, as rows of purpose eval"
+    other = other_trainer_of(root)
+    if other is not None:  # ludic has no weights to sample with
+        return f"record those of {other.name}, as rows of purpose eval"
     return f"`ludic eval {root.url}` samples one"
 
 

@@ -40,9 +40,9 @@ from ludic.store.claims import (
     claim,
     claim_free_slot,
     describe_process,
+    has_ended,
     held,
     is_alive,
-    is_dead,
     newest_claim,
     read_lease,
 )
@@ -51,7 +51,7 @@ from ludic.store.filesystem import Storage
 from ludic.store.ledger import attempt_of_steps, ledger_steps, step_numbers
 from ludic.store.parquet import open_parquet, read_row_groups, row_counts, row_group_bounds
 from ludic.store.policies import latest_policy
-from ludic.store.records import RECORDED, Lease, SlotClaim
+from ludic.store.records import Lease, SlotClaim
 from ludic.store.tables import Row, metrics_row, put_table
 from ludic.store.weights import identify, keep_model, read_identity
 from ludic.store.writer import commit, encode_rows, file_parts, stamped
@@ -480,9 +480,9 @@ def _check_recorded(root: Root) -> None:
     if read_cut(root) is not None:
         raise ConfigError(f"{root.url} is a cut, which replays steps of another run; record into another root")
     attempt = newest_attempt(root)
-    if attempt is not None and RECORDED not in attempt.config:
+    if attempt is not None and attempt.other_trainer is None:
         lease = read_lease(root, attempt.attempt_id)
-        if lease is not None and not _is_over(lease):
+        if lease is not None and not has_ended(lease):
             raise OwnedError(
                 f"{root.url}: ludic trains this run, as attempt {attempt.attempt_id} of {attempt.owner}; record into "
                 "another root"
@@ -515,10 +515,6 @@ def _check_not_alive(root: Root) -> None:
         )
 
 
-def _is_over(lease: Lease) -> bool:
-    return lease.released or (lease.process is not None and is_dead(lease.process))
-
-
 def _claim(root: Root) -> Lease:
     """Claim the next attempt, which fences an earlier recorder at once, with a warning if it may live.
 
@@ -526,9 +522,9 @@ def _claim(root: Root) -> Lease:
     """
     newest = newest_claim(root)
     earlier = read_lease(root, newest)
-    if earlier is not None and not _is_over(earlier):
+    if earlier is not None and not has_ended(earlier):
         with suppress(FileNotFoundError):
-            if RECORDED not in read_attempt(root, newest).config:
+            if read_attempt(root, newest).other_trainer is None:
                 raise OwnedError(f"{root.url}: ludic trains this run, as attempt {newest} of {earlier.owner}")
         if ledger_steps(root, newest):
             logger.warning(

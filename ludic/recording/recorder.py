@@ -27,7 +27,6 @@ from ludic.masking import mask, mask_fields, public_values
 from ludic.recording.groups import Defaults, plain, read_groups
 from ludic.recording.life import (
     MOST_KNOWN_ROWS,
-    RECORDED,
     Find,
     KnownGroup,
     KnownRow,
@@ -44,6 +43,7 @@ from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.run_config import RunConfig
 from ludic.schema import load_table, to_table, validate
 from ludic.store.files import Folder
+from ludic.store.records import RECORDED
 
 logger = logging.getLogger(__name__)
 

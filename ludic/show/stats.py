@@ -21,7 +21,7 @@ from ludic.sql.reports import read_reports
 from ludic.sql.root_views import unreadable_records
 from ludic.sql.snapshot import count_rows
 from ludic.store import Root
-from ludic.store.attempts import newest_attempt
+from ludic.store.attempts import other_trainer_of
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
 from ludic.store.records import OtherTrainer, convert, decode_json, other_trainer
@@ -165,10 +165,10 @@ def _other_trainer(root: Root) -> str | None:
     None also if the record of the newest attempt is broken, which `ludic verify` names.
     """
     try:
-        attempt = newest_attempt(root)
+        other = other_trainer_of(root)
     except SchemaError:
         return None
-    return attempt.other_trainer.name if attempt is not None and attempt.other_trainer is not None else None
+    return None if other is None else other.name
 
 
 def _count(footers: list[Footer]) -> dict[str, int]:

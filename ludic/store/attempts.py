@@ -21,6 +21,7 @@ from ludic.store.records import (
     CheckpointInfo,
     CutRecord,
     Lease,
+    OtherTrainer,
     decode_json,
     decode_record,
     encode_record,
@@ -122,16 +123,25 @@ def newest_attempt(root: Root, before: int | None = None) -> Attempt | None:
     return None
 
 
+def other_trainer_of(root: Root) -> OtherTrainer | None:
+    """Return the trainer of another program whose steps the newest attempt records; None if ludic's own trains here.
+
+    Raises SchemaError if the attempt's file is broken.
+    """
+    attempt = newest_attempt(root)
+    return None if attempt is None else attempt.other_trainer
+
+
 def check_not_recorded(root: Root) -> None:
     """Raise OwnedError if the steps of this root are those of another program's trainer (docs/record.md).
 
     ludic's own trainer would go on from no checkpoint of it, so that all its steps would be superseded; and rollouts of
     ludic's workers would reach no trainer.
     """
-    attempt = newest_attempt(root)
-    if attempt is not None and attempt.other_trainer is not None:
+    other = other_trainer_of(root)
+    if other is not None:
         raise OwnedError(
-            f"{root.url} records the steps of {attempt.other_trainer.name}, so ludic does not sample or train in it; "
+            f"{root.url} records the steps of {other.name}, so ludic does not sample or train in it; "
             f"train on its rollouts in a root of its own: `ludic train OTHER_ROOT --offline --sources {root.url}`"
         )
 

@@ -177,7 +177,7 @@ def await_free(root: Root, stop: threading.Event) -> int | None:
     """
     newest = newest_claim(root)
     first = read_lease(root, newest)
-    if first is None or _is_over(first):
+    if first is None or has_ended(first):
         return newest
     logger.warning(
         "%s: attempt %d of %s, since %s, has not ended by itself; watching for %.0f s whether it lives",
@@ -188,7 +188,7 @@ def await_free(root: Root, stop: threading.Event) -> int | None:
         if stop.wait(first.lease_s / _LOOKS_A_LEASE):
             return None
         lease = read_lease(root, newest)
-        if lease is None or _is_over(lease):
+        if lease is None or has_ended(lease):
             return newest
         if lease != first:
             raise _refusal(root, newest)
@@ -284,14 +284,15 @@ class LeaseWatch:
         unchanged_s = time.monotonic() - self._since
         if lease.released:
             return LeaseState("ended", unchanged_s)
-        if _is_over(lease):
+        if has_ended(lease):
             return LeaseState("dead", unchanged_s)
         if unchanged_s >= lease.lease_s:
             return LeaseState("silent", unchanged_s)
         return LeaseState("alive" if self._was_renewed else "unknown", unchanged_s)
 
 
-def _is_over(lease: Lease) -> bool:
+def has_ended(lease: Lease) -> bool:
+    """Return whether a lease is released, or its owner proven dead, which only its own machine can prove."""
     return lease.released or (lease.process is not None and is_dead(lease.process))
 
 

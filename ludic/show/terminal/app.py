@@ -21,7 +21,7 @@ from ludic.show.terminal.data import MOST_ROWS, RunData, versions
 from ludic.show.terminal.list_screen import CompareList, ListScreen
 from ludic.show.terminal.rollout_screen import RolloutScreen, SideBySide
 from ludic.store import Root
-from ludic.store.attempts import newest_attempt
+from ludic.store.attempts import other_trainer_of
 from ludic.store.policies import latest_policy
 
 _MOVES = {
@@ -69,8 +69,7 @@ class ViewApp(App[None]):
         """Return the run's settings in two lines."""
         root, run = self.data.root, run_of(self.data.root)
         latest = latest_policy(root)
-        attempt = newest_attempt(root)
-        other = None if attempt is None else attempt.other_trainer
+        other = other_trainer_of(root)
         without = "no policy yet" if other is None else f"trained by {other.name}"
         newest = without if latest is None else f"newest policy version {latest.version}"
         batch = "" if is_recorded_run(root) else f"{run.groups_per_batch} groups of {run.group_size} a batch"
