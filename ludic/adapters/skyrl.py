@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 _OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _NOT_STORED = (
-    "vLLM's logprobs are of the model before temperature, top_p, top_k, min_p and repetition_penalty, so they are not "
+    "vLLM's logprobs are of the model before temperature, top_p, top_k and other settings of sampling, so they are not "
     "stored; generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs brings those that were "
     "sampled with"
 )
@@ -208,5 +208,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _params(sampling: Any) -> dict[str, Any]:
-    """Return SkyRL's SamplingParams by vLLM's names."""
-    return {name: getattr(sampling, name) for name in _OF_SAMPLING}
+    """Return SkyRL's SamplingParams by vLLM's names, with those that it only hands on to vLLM."""
+    handed_on = getattr(sampling, "additional_kwargs", None) or {}
+    return {name: getattr(sampling, name) for name in _OF_SAMPLING} | dict(handed_on)

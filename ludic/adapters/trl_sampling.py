@@ -4,34 +4,17 @@ TRL divides the logits of its own forward passes by the temperature, and applies
 Dropout and NEFTune's noise, if they are on, make two passes of the same weights differ.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
+from ludic.adapters.sampling import REGEX, changes_distribution
 from ludic.adapters.trl_rows import Sampling
 
 COLUMNS = ("temperature", "top_p", "top_k")
 """Settings of sampling that have columns; others that change the distribution are metadata of the rows."""
-_REGEX = "structured_outputs_regex"
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "top_k": (0, -1),
-    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens"), (0,)),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
-    **dict.fromkeys(("top_p", "typical_p", "repetition_penalty", "encoder_repetition_penalty"), (1,)),
-    **dict.fromkeys(("guidance_scale", "num_beams", "num_return_sequences"), (1,)),
-    **dict.fromkeys(("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"), ()),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
-    **dict.fromkeys(("watermarking_config", "penalty_alpha", "constraints", "top_h"), ()),
-    # Of vLLM alone.
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens"), (0,)),
-    **dict.fromkeys(("logit_bias", "bad_words", "allowed_token_ids", "structured_outputs", _REGEX), ()),
-    "remove_invalid_values": (False,),
-    "do_sample": (True,),
-}
-"""Settings of generation with the values, besides None, that leave the model's own distribution unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +35,7 @@ class Captures:
 def captures_of(trainer: Any, *, is_processed: bool) -> Captures:
     """Return what is true of a trainer now. is_processed: `has_processed_logprobs`, which only rank 0 knows."""
     settings = _vllm_settings(trainer) if trainer.use_vllm else _transformers_settings(trainer)
-    changed = sorted(name for name, value in settings.items() if _changes(name, value))
+    changed = sorted(name for name, value in settings.items() if changes_distribution(name, value))
     if settings["temperature"] != trainer.temperature:  # set in generation_kwargs, of which TRL's passes know nothing
         changed.append("temperature")
     is_own = getattr(trainer, "rollout_func", None) is not None
@@ -76,11 +59,6 @@ def captures_of(trainer: Any, *, is_processed: bool) -> Captures:
     )
 
 
-def _changes(name: str, value: Any) -> bool:
-    """Return whether a setting of generation, besides temperature, changes the distribution that is sampled from."""
-    return name in _NEUTRAL and value not in (None, [], {}, *_NEUTRAL[name])
-
-
 def _transformers_settings(trainer: Any) -> dict[str, Any]:
     """Return the settings of generation as transformers completes them: what TRL leaves out is the model's own."""
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -91,7 +69,7 @@ def _transformers_settings(trainer: Any) -> dict[str, Any]:
 
 def _vllm_settings(trainer: Any) -> dict[str, Any]:
     names = (*COLUMNS, "min_p", "repetition_penalty")
-    own = {**{name: getattr(trainer, name) for name in names}, _REGEX: trainer.args.vllm_structured_outputs_regex}
+    own = {**{name: getattr(trainer, name) for name in names}, REGEX: trainer.args.vllm_structured_outputs_regex}
     return {**own, **(trainer.args.generation_kwargs or {})}
 
 

@@ -189,6 +189,15 @@ def test_logprobs_before_the_temperature_are_not_the_samplers_and_a_filtered_row
     assert query(Root.open(str(tmp_path / "other")), "select distinct capture from rollouts") == [(None,)]
 
 
+def test_settings_that_only_vllm_knows_make_its_logprobs_those_of_another_distribution(
+    tmp_path: Path, model_folder: str
+):
+    trainer = Trainer(config(model_folder, additional_kwargs={"presence_penalty": 0.5, "seed": 7}))
+    with record(trainer, str(tmp_path / "run")):
+        asyncio.run(trainer.train([1]))
+    assert query(Root.open(str(tmp_path / "run")), "select distinct capture from rollouts") == [("ids",)]
+
+
 def test_what_can_not_be_recorded_never_ends_the_training(
     tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
 ):
