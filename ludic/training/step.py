@@ -205,11 +205,11 @@ def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, floa
     dist.all_reduce(histogram)
     sums = torch.stack([value.double() for value in totals.values()])
     dist.all_reduce(sums)
-    means = dict(zip(totals, (sums / num_action_tokens).tolist(), strict=True))
-    num_known = sums[list(totals).index(_KNOWN)]
-    means |= {name: (sums[list(totals).index(name)] / num_known).item() for name in _OF_SAMPLER}
-    del means[_KNOWN]
-    num_replayed = means.pop(_REPLAYED)
+    names = list(totals)
+    num_known, of_all = sums[names.index(_KNOWN)], sums.new_tensor(num_action_tokens)
+    numbers = torch.stack([num_known if name in _OF_SAMPLER else of_all for name in names])
+    means = dict(zip(names, (sums / numbers).tolist(), strict=True))  # the one copy of them from the device
+    share_known, num_replayed = means.pop(_KNOWN), means.pop(_REPLAYED)
     if num_replayed > 0:
         means[_OTHER_EXPERTS] /= num_replayed
     else:
@@ -219,7 +219,7 @@ def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, floa
     if tokens is not None:
         dist.all_reduce(tokens)
         means["expert_imbalance"] = expert_imbalance(tokens)
-    return means | quantiles | {"ratio_max": ratio_max.item() if num_known > 0 else nan}
+    return means | quantiles | {"ratio_max": ratio_max.item() if share_known > 0 else nan}
 
 
 def _clip_gradients(model: PreTrainedModel, max_grad_norm: float | None) -> float:
