@@ -222,8 +222,7 @@ ALLOWED = {
         adapters/imports/records.py open_file fsspec.open
         adapters/imports/evaluations.py _check_log zipfile.ZipFile
         adapters/trackers.py wandb wandb.init wandb.Table
-        adapters/trl_rows.py to_bytes pyarrow.ipc.new_stream
-        batches/source.py to_bytes pyarrow.ipc.new_stream
+        schema/conversion.py table_to_bytes pyarrow.ipc.new_stream
         cli/main.py main os.open os.open
         demos/words.py save savefig
         environments/scorer_process.py main os.open open to write
@@ -233,7 +232,6 @@ ALLOWED = {
         row_files.py write_result pyarrow.parquet.ParquetWriter
         store/parquet.py encode_plain pyarrow.parquet.write_table
         store/parquet.py _leaves pyarrow.parquet.write_table
-        training/reference.py table_to_bytes pyarrow.ipc.new_stream
         what_if/rerun.py compare_plans rename
     """,
 }

@@ -24,6 +24,7 @@ from ludic.errors import RefusedRecordError
 from ludic.messages import MEDIA, read_messages
 from ludic.printable import shortened, storable
 from ludic.records import MOST_WANTED_CHARACTERS, AgentStep, Message, Purpose
+from ludic.schema import table_from_bytes, table_to_bytes
 
 WANTED = ("answer", "solution", "ground_truth", "gold", "target", "expected_answer", "reference_answer")
 """Columns of data sets that hold the wanted answer; the first one that a row has becomes the column `wanted`."""
@@ -282,15 +283,12 @@ def to_bytes(rows: Sequence[Mapping[str, Any]], note: Mapping[str, Any]) -> byte
     others = ({name: value for name, value in row.items() if name not in _ARRAYS} for row in rows)
     columns["others"] = pa.array([msgspec.json.encode(each).decode() for each in others], pa.string())
     table = pa.table(columns).replace_schema_metadata({"note": json.dumps(note)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    return table_to_bytes(table)
 
 
 def from_bytes(data: bytes) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the rows and the note of `to_bytes`."""
-    table = pa.ipc.open_stream(data).read_all()
+    table = table_from_bytes(data)
     rows = []
     for number, text in enumerate(table["others"].to_pylist()):
         arrays = {name: table[name][number].values for name in _ARRAYS if table[name][number].is_valid}

@@ -18,6 +18,7 @@ from ludic.batches.config import BatchConfig
 from ludic.code.kept import trusted_files
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.run_json import run_of
+from ludic.schema import table_from_bytes, table_to_bytes
 from ludic.sql.planner import BatchRules, LossUnit, Planner
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
@@ -50,14 +51,11 @@ class Plan:
         """Return the plan as Arrow IPC, for other ranks."""
         facts = {name: getattr(self, name) for name in ("step", "cursor", "num_pending_groups", "num_unreadable_files")}
         table = self.rows.replace_schema_metadata({b"plan": json.dumps(facts).encode()})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        return sink.getvalue().to_pybytes()
+        return table_to_bytes(table)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        table = pa.ipc.open_stream(data).read_all()
+        table = table_from_bytes(data)
         return cls(rows=table, **json.loads(table.schema.metadata[b"plan"]))
 
 

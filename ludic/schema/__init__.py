@@ -3,7 +3,7 @@
 from ludic.extra_columns import EXTRA_TYPES, check_extra_columns, extra_names
 from ludic.schema.arrays import values_of
 from ludic.schema.columns import ArrayColumn, Columns, Ragged, array_columns, with_columns
-from ludic.schema.conversion import column_values, from_table, resolve_row, to_table
+from ludic.schema.conversion import column_values, from_table, resolve_row, table_from_bytes, table_to_bytes, to_table
 from ludic.schema.tables import (
     NO_COLUMNS,
     SCALAR_COLUMNS,
@@ -45,6 +45,8 @@ __all__ = [
     "load_table",
     "resolve_row",
     "rollouts_schema",
+    "table_from_bytes",
+    "table_to_bytes",
     "to_table",
     "validate",
     "values_of",

@@ -297,3 +297,19 @@ def _content(messages: Sequence[Mapping[str, Any]], index: int, path: str) -> st
     if not 0 <= index < len(messages):
         raise SchemaError(f"table: {index_field(path)} is {index}, its row has {len(messages)} messages")
     return messages[index]["content"]
+
+
+# --- Tables between processes --------------------------------------------------------------------------
+
+
+def table_to_bytes(table: pa.Table) -> bytes:
+    """Return a table, with the metadata of its schema, as bytes for another process: an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def table_from_bytes(data: bytes) -> pa.Table:
+    """Return the table of `table_to_bytes`."""
+    return pa.ipc.open_stream(data).read_all()

@@ -26,6 +26,7 @@ from ludic.distributed import bytes_from_main, is_main, num_ranks, path_on_main,
 from ludic.errors import StoreError
 from ludic.models.first_model import first_model
 from ludic.run_json import run_of
+from ludic.schema import table_from_bytes, table_to_bytes
 from ludic.store import Root, fetch_policy
 from ludic.store.policies import FIRST_VERSION, has_weights
 from ludic.store.tables import ReferenceIndex
@@ -36,8 +37,6 @@ from ludic.training.reference import (
     CachedReference,
     Reference,
     model_reference,
-    table_from_bytes,
-    table_to_bytes,
 )
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ computed again. Raises StoreError on every rank if the filesystem fails.
 # Shapes: A = response tokens of a micro-batch.
 
 import hashlib
-import io
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from ludic.defaults import Longrope
 from ludic.distributed import broadcast_bytes, bytes_from_main, num_ranks, run_on_all, run_on_main
 from ludic.models.lora import adapters_off, base_weights
 from ludic.models.rope import original_length
-from ludic.schema import arrow_schema
+from ludic.schema import arrow_schema, table_from_bytes, table_to_bytes
 from ludic.store.root import Root
 from ludic.store.tables import ReferenceIndex, read_reference_index, write_reference
 from ludic.training.logprobs import token_logprobs
@@ -204,16 +203,3 @@ def _to_table(model: str, rows: Sequence[tuple[_Packed, np.ndarray]]) -> pa.Tabl
 
 def _index_bytes(root: Root, model: str) -> bytes:
     return table_to_bytes(read_reference_index(root, model))
-
-
-def table_to_bytes(table: pa.Table) -> bytes:
-    """Return a table as bytes that another rank can read."""
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-def table_from_bytes(data: bytes) -> pa.Table:
-    """Return the table of `table_to_bytes`."""
-    return pa.ipc.open_stream(data).read_all()
