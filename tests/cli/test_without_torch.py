@@ -3,16 +3,12 @@
 import json
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from evaluations import store_evaluation
-from tiny_runs import GROUPS_PER_BATCH, create_root, fill, train_config
+from light_runs import make_run
 
-from ludic.batches.source import batch_rules
-from ludic.sql.planner import Planner
-from ludic.store import MetricsLog, RolloutReader, Root, start_attempt, write_ledger
+from ludic.store import Root
 
 # Runs `ludic` with several commands, of which none can import what is refused. Prints of each its exit status and what
 # it wrote, as JSON in the last line.
@@ -58,21 +54,8 @@ def run(*commands: list[str]) -> list[tuple[int, str, str]]:
 @pytest.fixture
 def stored(tmp_path: Path) -> Root:
     """A run of two planned steps with their metrics, and evaluations of two versions, that no trainer has made."""
-    root = create_root(str(tmp_path / "run"), "model")
-    fill(root, num_files=2, groups_per_file=GROUPS_PER_BATCH)
-    config = train_config()
-    planner = Planner(batch_rules(config.batch, GROUPS_PER_BATCH))
-    planner.add(RolloutReader(root, planner.columns).poll(None))
-    attempt = start_attempt(root, config=config.flat())
-    with closing(MetricsLog(root, "train", f"{attempt.attempt_id}")) as log:
-        for step in (1, 2):
-            plan = planner.plan(step=step, attempt_id=attempt.attempt_id, trainer_version=0)
-            assert plan is not None
-            write_ledger(root, attempt, step, plan)
-            log.write(attempt_id=attempt.attempt_id, step=step, reward_mean=float(step), policy_version=0)
-    for version, rewards in ((0, [0.0, 1.0]), (1, [1.0, 1.0])):
-        store_evaluation(root, {"one": rewards, "two": rewards}, version=version)
-    return root
+    make_run(str(tmp_path / "run"), "model")
+    return Root.open(str(tmp_path / "run"))
 
 
 @pytest.mark.slow
