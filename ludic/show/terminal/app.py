@@ -72,8 +72,9 @@ class ViewApp(App[None]):
         other = other_trainer_of(root)
         without = "no policy yet" if other is None else f"trained by {other.name}"
         newest = without if latest is None else f"newest policy version {latest.version}"
-        batch = "" if is_recorded_run(root) else f"{run.groups_per_batch} groups of {run.group_size} a batch"
-        sampling = describe_sampling(asdict(run), is_recorded=is_recorded_run(root))
+        is_recorded = is_recorded_run(root)
+        batch = "" if is_recorded else f"{run.groups_per_batch} groups of {run.group_size} a batch"
+        sampling = describe_sampling(asdict(run), is_recorded=is_recorded)
         about = (f"environments {', '.join(run.env)}", batch, sampling)
         lines = (f"{root.url}  {root.run_id}  model {run.model}  {newest}", "; ".join(filter(None, about)))
         return Text(printable("\n".join(lines)))
