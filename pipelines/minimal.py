@@ -17,7 +17,6 @@ from pathlib import Path
 import pyarrow.compute as pc
 from transformers import PreTrainedModel
 
-from ludic import store
 from ludic.agents.agent import Agent
 from ludic.batches.packing import pack
 from ludic.batches.reading import read_sequences
@@ -32,6 +31,7 @@ from ludic.rollouts.schedule import new_worker_id
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run, run_of
 from ludic.sql import BatchRules, Planner
+from ludic.store import RolloutReader, RolloutWriter, Root, fetch_policy, start_attempt, write_ledger
 from ludic.training.config import TrainConfig
 from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights
 from ludic.training.publisher import Publisher
@@ -55,25 +55,25 @@ def main(root: str = "runs/minimal", model: str = "runs/minimal-model", num_step
             print(f"step {step:3}  reward {metrics['reward']:7.3f}  entropy {metrics['entropy']:.2f} nats", flush=True)
 
 
-def learn(root: store.Root, config: TrainConfig, cache: Path) -> Iterator[dict[str, float]]:
+def learn(root: Root, config: TrainConfig, cache: Path) -> Iterator[dict[str, float]]:
     """Yields the metrics of each step. cache: where copies of weights go, if the root is not itself a local folder."""
     init_distributed("cpu")  # a group of this process alone, for train_step's sums over ranks
-    model, attempt, worker_id = load_model(root.record.model), store.start_attempt(root), new_worker_id(slot=0)
+    model, attempt, worker_id = load_model(root.record.model), start_attempt(root), new_worker_id(slot=0)
     optimizer = build_optimizer(model, config)
     publisher, save = Publisher(root, attempt, keep=config.checkpoint.keep_policies), partial(save_policy, root, model)
     version = publisher.publish(save, step=0)
-    engine = TransformersEngine(store.fetch_policy(root, version, cache), device="cpu", version=version)
+    engine = TransformersEngine(fetch_policy(root, version, cache), device="cpu", version=version)
     agent = Agent(engine=engine, tokenizer=load_tokenizer(root.record.model), model=root.record.model)
     sampler, group_numbers = GroupSampler.of_run(run_of(root), agent), count()
     planner = Planner(BatchRules(advantage="rloo", groups_per_batch=run_of(root).groups_per_batch))
-    reader = store.RolloutReader(root, planner.columns)
-    with store.RolloutWriter(root, worker_id) as writer:
+    reader = RolloutReader(root, planner.columns)
+    with RolloutWriter(root, worker_id) as writer:
         for step in range(1, config.num_steps + 1):
             while (plan := planner.plan(step=step, attempt_id=attempt.attempt_id, trainer_version=version)) is None:
                 writer.append(sampler.sample(list(islice(group_numbers, run_of(root).groups_per_batch)), worker_id))
                 writer.flush()
                 planner.add(reader.poll(range(version, version + 1)))
-            store.write_ledger(root, attempt, step, plan)
+            write_ledger(root, attempt, step, plan)
             sequences = read_sequences(root, plan.filter(plan["used"]))
             metrics = train_step(
                 model,
@@ -85,12 +85,12 @@ def learn(root: store.Root, config: TrainConfig, cache: Path) -> Iterator[dict[s
                 learning_rate=learning_rate(step, config),
             )
             version = publisher.publish(save, step=step)
-            engine.load_weights(store.fetch_policy(root, version, cache), version)
+            engine.load_weights(fetch_policy(root, version, cache), version)
             yield metrics | {"reward": pc.mean(plan["episode_reward"]).as_py()}
     shut_down()
 
 
-def save_policy(root: store.Root, model: PreTrainedModel, folder: Path) -> None:
+def save_policy(root: Root, model: PreTrainedModel, folder: Path) -> None:
     save_weights(model, full_state_dict(model), folder)
     copy_tokenizer(root.record.model, folder)
 

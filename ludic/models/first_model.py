@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+from ludic.by_name import find_by_name
 from ludic.errors import ModelError, one_line
 from ludic.installed import TRAIN, require
 from ludic.paths import is_url
@@ -282,12 +284,15 @@ def stop_tokens_of(folder: Path) -> tuple[int, ...]:
             ids = own["eos_token_id"]
         elif ids is None:  # a default of the model's family, which transformers left out
             require("transformers", TRAIN, f"{folder}: config.json leaves out its eos_token_id")
-            from ludic.models.weight_files import load_config
-
-            ids = load_config(str(folder)).get_text_config().eos_token_id
+            ids = _load_config(folder).get_text_config().eos_token_id
     except (OSError, KeyError, ValueError, AttributeError) as error:
         raise ModelError(f"{folder}: its configuration names no stop tokens that can be used: {error!r}") from error
     return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+
+
+def _load_config(folder: Path) -> Any:
+    """Return the configuration of a folder, as transformers reads it; found by name, since the store needs no torch."""
+    return find_by_name("ludic.models.weight_files:load_config")(str(folder))
 
 
 def vocabulary_of(root: Root) -> int | None:
@@ -305,10 +310,8 @@ def vocabulary_of(root: Root) -> int | None:
         size = (config.get("text_config") or config).get("vocab_size")
         if size is None:  # a default of the model's family, which transformers left out
             require("transformers", TRAIN, f"{root.url}: the model's config.json leaves out its vocab_size")
-            from ludic.models.weight_files import load_config
-
             with first_config(root) as folder:
-                size = load_config(str(folder)).get_text_config().vocab_size
+                size = _load_config(folder).get_text_config().vocab_size
         if not isinstance(size, int) or size < 1:
             raise TypeError(f"it is {size!r}, wanted a number of tokens")
         return size
