@@ -14,9 +14,7 @@ from typing import Any
 
 from ludic.records import NO_LOGPROBS, add_rewards
 from ludic.run_config import RunConfig
-
-Row = Mapping[str, Any]
-"""A row of the metrics table."""
+from ludic.schema.tables import Row
 
 _MOST = 0.5
 """Share of bad rollouts above which there is trouble."""
@@ -45,7 +43,7 @@ _ON_PURPOSE = ("where", "drop_not_best_of_group")
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Diagnostic:
     """A problem of a run, with advice."""
 
     kind: str
@@ -79,7 +77,7 @@ class Since:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class VersionSamples:
     """What workers sampled of one environment while a version was the newest: sums over their rows of metrics."""
 
     env_name: str
@@ -100,7 +98,7 @@ class Sampled:
     def reward_mean(self) -> float | None:
         return self.reward_sum / self.num_scored if self.num_scored else None
 
-    def plus(self, row: Row) -> "Sampled":
+    def plus(self, row: Row) -> "VersionSamples":
         """Return the sums with another row; nulls of an older ludic count as 0."""
         num_rollouts, reward = row["num_rollouts"] or 0, row["reward_mean"]
         return replace(
@@ -115,18 +113,18 @@ class Sampled:
         )
 
 
-History = Mapping[str, Sequence[Sampled]]
+History = Mapping[str, Sequence[VersionSamples]]
 """By environment, what was sampled with each version, in order of versions."""
 
 
-class TroubleLog:
+class DiagnosticLog:
     """Logs each trouble once, and again only if it returns after it was gone."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._known: set[str] = set()
 
-    def tell(self, troubles: Iterable[Trouble]) -> None:
+    def tell(self, troubles: Iterable[Diagnostic]) -> None:
         """Log new troubles. troubles: all current troubles."""
         now = {trouble.kind: trouble for trouble in troubles}
         for kind in now.keys() - self._known:
@@ -134,12 +132,14 @@ class TroubleLog:
         self._known = set(now)
 
 
-def warn_of_rows(logger: logging.Logger, find: Callable[[Sequence[Row]], Iterable[Trouble]]) -> Callable[[Row], None]:
+def warn_of_rows(
+    logger: logging.Logger, find: Callable[[Sequence[Row]], Iterable[Diagnostic]]
+) -> Callable[[Row], None]:
     """Return a function that takes a process's metrics rows one by one, and logs troubles that `find` finds in them.
 
     find: called with the newest 64 rows.
     """
-    log, newest = TroubleLog(logger), deque[Row](maxlen=_NEWEST_ROWS)
+    log, newest = DiagnosticLog(logger), deque[Row](maxlen=_NEWEST_ROWS)
 
     def take(row: Row) -> None:
         newest.append(row)
@@ -148,7 +148,9 @@ def warn_of_rows(logger: logging.Logger, find: Callable[[Sequence[Row]], Iterabl
     return take
 
 
-def find_sampling_troubles(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Trouble]:
+def find_sampling_troubles(
+    calls: Sequence[Row], run: RunConfig, history: History | None = None
+) -> Iterator[Diagnostic]:
     """Find at most one trouble for each environment, in the newest rows that hold a batch of groups.
 
     calls: rows of workers, oldest first. history: says since when; None leaves it out.
@@ -162,7 +164,7 @@ def find_sampling_troubles(calls: Sequence[Row], run: RunConfig, history: Histor
             yield replace(trouble, since=_since((history or {}).get(env_name, ()), is_bad))
 
 
-_IS_BAD: Mapping[str, Callable[[Sampled], bool]] = {
+_IS_BAD: Mapping[str, Callable[[VersionSamples], bool]] = {
     "failures": lambda it: it.num_errors > _MOST * it.num_rollouts,
     "refusals": lambda it: it.num_parse_errors > _MOST * it.num_rollouts,
     "equal rewards": lambda it: it.num_equal_groups >= it.num_groups,
@@ -170,7 +172,7 @@ _IS_BAD: Mapping[str, Callable[[Sampled], bool]] = {
 """Whether a version has a trouble, by its kind."""
 
 
-def _since(versions: Sequence[Sampled], is_bad: Callable[[Sampled], bool]) -> Since | None:
+def _since(versions: Sequence[VersionSamples], is_bad: Callable[[VersionSamples], bool]) -> Since | None:
     """Return the beginning of the last versions that are all bad; None if the newest one is not."""
     num_bad = len(list(takewhile(is_bad, reversed(versions))))
     if not num_bad:
@@ -188,7 +190,7 @@ _CHANGES = 3
 """A fall is above this many times the median change from one version to the next, which is mostly noise."""
 
 
-def find_falls(history: History) -> Iterator[Trouble]:
+def find_falls(history: History) -> Iterator[Diagnostic]:
     """Find environments whose reward rose and fell, or only fell: the newest level is far below the best.
 
     A level is the mean of 5 versions. If the reward has not risen since the first level, its height counts from 0.
@@ -199,7 +201,7 @@ def find_falls(history: History) -> Iterator[Trouble]:
             yield trouble
 
 
-def _find_fall(env_name: str, scored: Sequence[Sampled]) -> Trouble | None:
+def _find_fall(env_name: str, scored: Sequence[VersionSamples]) -> Diagnostic | None:
     rewards = [it.reward_sum / it.num_scored for it in scored]
     levels = [_level(scored[: stop + 1]) for stop in range(_VERSIONS_OF_A_LEVEL - 1, len(scored))]
     noise = _CHANGES * median(abs(after - before) for before, after in pairwise(rewards))
@@ -218,16 +220,16 @@ def _find_fall(env_name: str, scored: Sequence[Sampled]) -> Trouble | None:
         f"the reward in {env_name} fell from {best:.4g} ({when}) to {levels[-1]:.4g}; look at entropy, clip fraction "
         "and sampler KL of the steps before; a lower --learning-rate may keep it"
     )
-    return Trouble(f"fall in {env_name}", text, env_name, Since(scored[first].step, scored[first].version))
+    return Diagnostic(f"fall in {env_name}", text, env_name, Since(scored[first].step, scored[first].version))
 
 
-def _level(versions: Sequence[Sampled]) -> float:
+def _level(versions: Sequence[VersionSamples]) -> float:
     """Return the mean reward of the rollouts of the last versions."""
     newest = versions[-_VERSIONS_OF_A_LEVEL:]
     return add_rewards(it.reward_sum for it in newest) / sum(it.num_scored for it in newest)
 
 
-def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Trouble]:
+def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Diagnostic]:
     """Find the environments in which some of the newest rollouts failed; `find_sampling_troubles` tells if most did.
 
     calls: rows of workers, oldest first. history: says since when; None leaves it out.
@@ -239,17 +241,17 @@ def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | 
         if first and num_errors <= _MOST * num_rollouts:
             text = f"{num_errors:,} of {num_rollouts:,} rollouts failed in {env_name}; the first error: "
             since = _since((history or {}).get(env_name, ()), lambda it: it.num_errors > 0)
-            yield Trouble(f"some failures in {env_name}", f"{text}{_on_one_line(first)}", env_name, since)
+            yield Diagnostic(f"some failures in {env_name}", f"{text}{_on_one_line(first)}", env_name, since)
 
 
-def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trouble]:
+def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Find steps that learn nothing or move the weights too far, and filters that drop most rollouts.
 
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
     """
     num_still = len(list(takewhile(lambda row: _is_still(row, config), reversed(steps))))
     if num_still >= _FEWEST_STEPS:
-        yield Trouble(
+        yield Diagnostic(
             "no gradient", _describe_stillness(steps[-num_still:]), since=_since_step(steps[-num_still:], steps)
         )
     recent = steps[-_RECENT_STEPS:]
@@ -265,7 +267,7 @@ LEAPS = "leaps"
 """Kind of the trouble of `find_leaps`."""
 
 
-def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trouble]:
+def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Find steps whose weights are far from those that sampled: much is clipped, or the sampler KL is high.
 
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
@@ -280,7 +282,7 @@ def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trou
     worst = max(far, key=lambda row: _number(row, "sampler_kl"))
     clipped, kl = _number(worst, "clip_fraction"), _number(worst, "sampler_kl")
     numbers = f"sampler KL {kl:.2g} nats" + (f", {clipped:.1%} of the tokens clipped" if clipped else "")
-    yield Trouble(
+    yield Diagnostic(
         LEAPS,
         f"{len(far):,} of {len(steps):,} steps trained far from the weights that sampled, step {worst['step']:,} most "
         f"({numbers}); lower --learning-rate, or --max-off-policy-steps",
@@ -312,7 +314,7 @@ _TRUNCATED_SUPPORT = (
 )
 
 
-def find_truncated_support(run: RunConfig, config: Mapping[str, Any]) -> Iterator[Trouble]:
+def find_truncated_support(run: RunConfig, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Find settings by which the sampler leaves tokens out, while the loss takes it to sample from all tokens.
 
     config: settings of the trainer, as in attempts/N.json.
@@ -324,10 +326,10 @@ def find_truncated_support(run: RunConfig, config: Mapping[str, Any]) -> Iterato
         cuts = [str(value) for value in values if value not in (None, 1)]
         if cuts:
             text = f"{name} is {' or '.join(dict.fromkeys(cuts))}, and the tokens that were kept are not stored"
-            yield Trouble(f"truncated by {name}", f"{text}: {_TRUNCATED_SUPPORT}")
+            yield Diagnostic(f"truncated by {name}", f"{text}: {_TRUNCATED_SUPPORT}")
 
 
-def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any]) -> Iterator[Trouble]:
+def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Find that sampler and trainer give different logprobs under the same weights.
 
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
@@ -341,7 +343,7 @@ def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any
     ]
     found = [kl for kl in same if kl is not None][-_RECENT_STEPS:]
     if found and sum(found) / len(found) > _MOST_MISMATCH:
-        yield Trouble(
+        yield Diagnostic(
             "mismatch",
             f"sampler_kl is {sum(found) / len(found):.2g} nats per token in {len(found):,} steps on rollouts of the "
             "trainer's own weights, wanted about 0: sampler and trainer compute other probabilities; compare their "
@@ -357,7 +359,7 @@ _STEPS_OF_NO_BOUND = 100
 
 def find_shortage(
     steps: Sequence[Row], calls: Sequence[Row], run: RunConfig, config: Mapping[str, Any]
-) -> Iterator[Trouble]:
+) -> Iterator[Diagnostic]:
     """Find that far more groups were sampled since the newest step than a batch needs, and no batch for a minute.
 
     steps, calls: rows in order. Calls in which every rollout failed do not count: that is another trouble.
@@ -371,7 +373,7 @@ def find_shortage(
     if num_groups > most_open + 2 * run.groups_per_version:
         filters = ", ".join(config.get("filters") or ()) or "none"
         text = f"{num_groups:,} groups were sampled since the newest step, and they made no batch"
-        yield Trouble("no batch", f"{text}; look at the trainer's log and at its filters ({filters})")
+        yield Diagnostic("no batch", f"{text}; look at the trainer's log and at its filters ({filters})")
 
 
 def _newest(calls: Sequence[Row], num_groups: int) -> list[Row]:
@@ -384,14 +386,14 @@ def _newest(calls: Sequence[Row], num_groups: int) -> list[Row]:
     return found
 
 
-def _find_failures(env_name: str, calls: Sequence[Row]) -> Trouble | None:
+def _find_failures(env_name: str, calls: Sequence[Row]) -> Diagnostic | None:
     num_rollouts, num_errors = _sum(calls, "num_rollouts"), _sum(calls, "num_errors")
     if num_errors <= _MOST * num_rollouts:
         return None
     share = "every one" if num_errors == num_rollouts else f"{num_errors / num_rollouts:.0%}"
     first = _on_one_line(next((row["first_error"] for row in calls if row["first_error"]), "not stored in the metrics"))
     text = f"{share} of {num_rollouts:,} rollouts failed in {env_name}; the first error: {first}"
-    return Trouble(f"failures in {env_name}", text, env_name)
+    return Diagnostic(f"failures in {env_name}", text, env_name)
 
 
 def _on_one_line(text: str) -> str:
@@ -399,7 +401,7 @@ def _on_one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def _find_refusals(env_name: str, calls: Sequence[Row], run: RunConfig) -> Trouble | None:
+def _find_refusals(env_name: str, calls: Sequence[Row], run: RunConfig) -> Diagnostic | None:
     if _sum(calls, "num_groups") < run.groups_per_batch:
         return None
     num_rollouts, num_refused = _sum(calls, "num_rollouts"), _sum(calls, "num_parse_errors")
@@ -411,10 +413,10 @@ def _find_refusals(env_name: str, calls: Sequence[Row], run: RunConfig) -> Troub
         text += "; start a run with --accept-incomplete, or with a higher --max-tokens"
     else:
         text = f"{share} could not be parsed; look at some with `ludic show`"
-    return Trouble(f"refusals in {env_name}", text, env_name)
+    return Diagnostic(f"refusals in {env_name}", text, env_name)
 
 
-def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> Trouble | None:
+def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> Diagnostic | None:
     num_groups = _sum(calls, "num_groups")
     if num_groups < run.groups_per_batch or _sum(calls, "num_zero_variance_groups") < num_groups:
         return None
@@ -422,7 +424,7 @@ def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> 
     text = f"rewards are equal within each of {num_groups:,} groups in {env_name}"
     text += f" (about {fmean(rewards):.4g})" if rewards else ""
     text += ", so there is nothing to learn from; look at the environment's score, or at --temperature"
-    return Trouble(f"equal rewards in {env_name}", text, env_name)
+    return Diagnostic(f"equal rewards in {env_name}", text, env_name)
 
 
 def _is_still(row: Row, config: Mapping[str, Any]) -> bool:
@@ -446,7 +448,7 @@ def _describe_stillness(steps: Sequence[Row]) -> str:
     )
 
 
-def _find_drops(steps: Sequence[Row]) -> Iterator[Trouble]:
+def _find_drops(steps: Sequence[Row]) -> Iterator[Diagnostic]:
     drops: Counter[str] = Counter()
     for row in steps:
         drops.update(dict(row["drops"] or {}))
@@ -458,7 +460,7 @@ def _find_drops(steps: Sequence[Row]) -> Iterator[Trouble]:
     reason, most = drops.most_common(1)[0]
     what_to_do = _WHAT_TO_DO.get(reason, "look at that filter")
     share = f"{drops.total() / num_rollouts:.0%} of {num_rollouts:,} rollouts in {len(steps)} steps"
-    yield Trouble(f"drops by {reason}", f"filters dropped {share}, {reason} most ({most:,}): {what_to_do}")
+    yield Diagnostic(f"drops by {reason}", f"filters dropped {share}, {reason} most ({most:,}): {what_to_do}")
 
 
 def _sum(rows: Sequence[Row], column: str) -> int:

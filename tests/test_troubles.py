@@ -11,10 +11,10 @@ from ludic.run_config import RunConfig
 from ludic.schema import arrow_schema
 from ludic.troubles import (
     LEAPS,
-    Sampled,
+    Diagnostic,
+    DiagnosticLog,
     Since,
-    Trouble,
-    TroubleLog,
+    VersionSamples,
     find_falls,
     find_leaps,
     find_mismatch,
@@ -107,12 +107,13 @@ def test_each_environment_has_troubles_of_its_own() -> None:
     ]
 
 
-def history(*rewards: float | None, env_name: str = "cats", **values: Any) -> dict[str, list[Sampled]]:
+def history(*rewards: float | None, env_name: str = "cats", **values: Any) -> dict[str, list[VersionSamples]]:
     """A version for each reward, which the next step took: version 0 is that of step 1."""
     rows = [call(env_name=env_name, reward_mean=reward, **values) for reward in rewards]
     return {
         env_name: [
-            Sampled(env_name=env_name, version=version, step=version + 1).plus(row) for version, row in enumerate(rows)
+            VersionSamples(env_name=env_name, version=version, step=version + 1).plus(row)
+            for version, row in enumerate(rows)
         ]
     }
 
@@ -259,9 +260,9 @@ def test_much_that_was_sampled_without_a_batch_is_told_of() -> None:
 
 
 def test_a_trouble_is_logged_once_and_again_after_it_was_gone(caplog: pytest.LogCaptureFixture) -> None:
-    log = TroubleLog(logging.getLogger("test"))
+    log = DiagnosticLog(logging.getLogger("test"))
     for text in ("1 of 2", "2 of 3", None, "3 of 4"):
-        log.tell([Trouble("failures", text)] if text else [])
+        log.tell([Diagnostic("failures", text)] if text else [])
     assert [record.getMessage() for record in caplog.records] == ["1 of 2", "3 of 4"]
 
 

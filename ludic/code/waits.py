@@ -1,7 +1,7 @@
 """Wait in an event loop for code that is not ludic's: blocking functions in threads, coroutines for a limited time.
 
-The time in which a call waits for its turn, since others have used up a number of requests (`Turns`), does not count,
-nor does the time in which a call of another one blocks the event loop (`blocking`).
+The time in which a call waits for its turn, since others have used up a number of requests (`RequestLimit`), does not
+count, nor does the time in which a call of another one blocks the event loop (`blocking`).
 """
 
 import asyncio
@@ -143,7 +143,7 @@ _clock: ContextVar[_Clock | None] = ContextVar("clock", default=None)
 """Clock of the call that runs."""
 
 
-class Turns:
+class RequestLimit:
     """A limit of requests at a time, of one event loop: the others wait for their turn, in order."""
 
     def __init__(self, most: int) -> None:

@@ -74,7 +74,7 @@ class TimeLimit:
     async def wait(self, what: str, awaitable: Awaitable[T]) -> T:
         """Return the result of a coroutine, which is cancelled at the limit. Raises TimeLimitError, as `call` does.
 
-        The limit is suspended while the coroutine waits for its turn at a judge (ludic.code.waits.Turns).
+        The limit is suspended while the coroutine waits for its turn at a judge (ludic.code.waits.RequestLimit).
         """
         task = await finished(_result(awaitable), self.timeout_s, partial(self._announced, what))
         if task is None:

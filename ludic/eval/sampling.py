@@ -45,7 +45,7 @@ from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_model, vocabulary_of
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts.failures import FailureLog
-from ludic.rollouts.pump import EngineCalls, Finished, Pump, RunEpisode
+from ludic.rollouts.pump import EngineCalls, Finished, RunEpisode, Scheduler
 from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.run_config import RunConfig
 from ludic.store import RolloutWriter, Root, fetch_policy
@@ -53,13 +53,13 @@ from ludic.store.evaluations import BlockClaims, SampleBlock, evaluation_of, put
 from ludic.store.files import RolloutFile
 from ludic.store.inputs import is_questions
 from ludic.store.policies import has_weights
-from ludic.store.records import Evaluation
+from ludic.store.records import EvaluationRecord
 from ludic.temporary import make_folder
 from ludic.user_files import Files
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[[RolloutBatch], None]
+BatchCallback = Callable[[RolloutBatch], None]
 
 _LOOK_S = 1.0
 """Mean seconds between looks at blocks that others have claimed."""
@@ -74,7 +74,7 @@ class _Opened:
     """An environment that is ready to be sampled."""
 
     config: EvalConfig
-    evaluation: Evaluation
+    evaluation: EvaluationRecord
     plan: EvaluatedEnvironment
     environments: LimitedEnvironments
     files: Files
@@ -88,9 +88,9 @@ def evaluate(
     *,
     model: str | None = None,
     versions: Iterable[int] | None = None,
-    report: Report | None = None,
+    report: BatchCallback | None = None,
     announce: Announce | None = None,
-) -> "Sampled":
+) -> "EvaluationSamples":
     """Sample until everything is stored or `stop` is set; returns the evaluations' ids of each of the settings.
 
     configs: settings of the same versions, by the label that begins their errors. model: location of the run's first
@@ -117,7 +117,7 @@ def evaluate(
         else:
             _follow(sampler, versions)
     ids = {label: [each.evaluation.evaluation for each in some] for label, some in opened.items()}
-    return Sampled(versions=chosen if versions is None else None, evaluations=ids)
+    return EvaluationSamples(versions=chosen if versions is None else None, evaluations=ids)
 
 
 def _follow(sampler: "_Sampler", versions: Iterable[int]) -> None:
@@ -129,7 +129,7 @@ def _follow(sampler: "_Sampler", versions: Iterable[int]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class EvaluationSamples:
     """What `evaluate` sampled."""
 
     versions: Sequence[int] | None
@@ -252,7 +252,7 @@ class _Sampler:
         stop: threading.Event,
         *,
         in_flight: int | None,
-        report: Report | None,
+        report: BatchCallback | None,
     ) -> None:
         self.root, self.claims, self.stop, self.in_flight, self.report = root, claims, stop, in_flight, report
         self._opened, self._weights = opened, weights
@@ -306,7 +306,7 @@ class _Stream:
     async def run(self, first: _Block) -> None:
         """Sample this block and all that can be claimed, or until stopped; complete blocks are stored in any case."""
         columns, in_flight = self._sampler.root.extra_columns, self._sampler.in_flight
-        self._pump = Pump(self._play, {}, columns, in_flight=in_flight, calls=self._calls)
+        self._pump = Scheduler(self._play, {}, columns, in_flight=in_flight, calls=self._calls)
         try:
             self._begin(first)
             while not self._sampler.stop.is_set():

@@ -30,7 +30,7 @@ from ludic.training.device_defaults import USABLE, Gpu, with_defaults
 from ludic.training.memory import (
     PROMPT_TOKENS,
     Activations,
-    Device,
+    DeviceKind,
     ModelSizes,
     Parts,
     activations,
@@ -74,7 +74,7 @@ class Machine:
     """Bytes a second between a process and the root, and to the temporary folder."""
 
     @property
-    def device(self) -> Device:
+    def device(self) -> DeviceKind:
         return "cuda" if self.gpus else "cpu"
 
 
@@ -130,7 +130,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ResourcePlan:
     """What a run needs."""
 
     sizes: ModelSizes
@@ -159,7 +159,7 @@ class Plan:
         return rows
 
 
-def plan(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Plan:
+def plan(config: PreTrainedConfig, settings: Settings, machine: Machine) -> ResourcePlan:
     """Return what a run needs. config: of the model. Raises ConfigError for GPUs that can't be assigned, ModelError."""
     return _Planner(config, settings, machine).plan()
 
@@ -289,13 +289,13 @@ class _Planner:
         self._run, self._train = settings.run, settings.train
         self._processes, self._engine = settings.processes, settings.engine
         is_on_cpu = machine.gpus == 0 or settings.train.model.device == "cpu"
-        self._device: Device = "cpu" if is_on_cpu else "cuda"
+        self._device: DeviceKind = "cpu" if is_on_cpu else "cuda"
         self._ranks = settings.processes.ranks
         self._num_workers = settings.processes.workers_of(settings.run.num_workers)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ResourcePlan:
         needs = self.needs()
-        return Plan(
+        return ResourcePlan(
             sizes=self._sizes,
             needs=needs,
             disk=self._disk(),

@@ -55,7 +55,7 @@ _POSITIONS = re.compile("position|n_ctx|seq_len")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TrialNote:
     """What a check found that is no error."""
 
     text: str
@@ -97,9 +97,9 @@ class Trial:
 
     # --- Environments ----------------------------------------------------------------------------------------
 
-    def check_environment(self, name: str) -> Found | str:
+    def check_environment(self, name: str) -> TrialNote | str:
         """Ask for an example and the first observation, and if it is a question for the scores of made-up answers."""
-        found: list[Found | str] = []
+        found: list[TrialNote | str] = []
 
         async def look() -> None:
             found.append(await self._look(name, self._environments[name]))
@@ -107,7 +107,7 @@ class Trial:
         event_loops.run(look())
         return found[0]
 
-    async def _look(self, name: str, environments: LimitedEnvironments) -> Found | str:
+    async def _look(self, name: str, environments: LimitedEnvironments) -> TrialNote | str:
         with self._told(name, "making it"):
             held = await calls.make(environments)
         try:
@@ -135,7 +135,7 @@ class Trial:
             schemas = calls.tools_of(held) if hasattr(held.environment, "run_tools") else []
         return _First(prompts=prompts, tools=[*(tool.schema for tool in own), *schemas])
 
-    async def _score(self, name: str, held: HeldEnvironment, example: Example) -> Found | str:
+    async def _score(self, name: str, held: HeldEnvironment, example: Example) -> TrialNote | str:
         errors: dict[str, str] = {}
         rewards: list[float] = []
         for answer in _answers(example):
@@ -155,7 +155,7 @@ class Trial:
         said = f"gives example {example.example_id!r}, whose made-up answer scores {rewards[0]:g}"
         doubts = [f"but for the made-up answer {answer!r}: {why}" for answer, why in [*errors.items()][:1]]
         doubts += getattr(held.environment, "notes", ())
-        return Found("; ".join([said, *doubts]), is_doubtful=True) if doubts else said
+        return TrialNote("; ".join([said, *doubts]), is_doubtful=True) if doubts else said
 
     async def _score_groups(
         self, name: str, held: HeldEnvironment, example: Example, errors: dict[str, str]
@@ -209,7 +209,7 @@ class Trial:
 
     # --- Prompts ---------------------------------------------------------------------------------------------
 
-    def check_prompts(self, folder: Path) -> Found | str:
+    def check_prompts(self, folder: Path) -> TrialNote | str:
         """Render what agents see first, as a worker will. folder: of the model, with config.json and the tokenizer."""
         tokenizer = read_tokenizer(str(folder))
         tokenizer.name_or_path = self._start.run.model
@@ -253,7 +253,7 @@ class Trial:
             )
         return length
 
-    def _compare_with_positions(self, name: str, length: int, folder: Path) -> Found | str:
+    def _compare_with_positions(self, name: str, length: int, folder: Path) -> TrialNote | str:
         """Compare the longest first prompt and max_tokens with the longest row of the model."""
         run = self._start.run
         wanted = length + run.max_tokens
@@ -268,7 +268,7 @@ class Trial:
             return text
         fits = positions - length
         advice = f"lower --max-tokens to {fits}" if fits > 0 else "shorten the prompt, or take a model with more"
-        return Found(
+        return TrialNote(
             f"environment {name}: a prompt of {length:,} tokens and max_tokens {run.max_tokens:,} exceed the "
             f"{positions:,} positions of {run.model}, and such episodes fail; {advice}",
             is_doubtful=True,

@@ -60,7 +60,7 @@ _MADE_UP = "LUDICANSWER"
 _NO_TOOLS: Sequence[Mapping[str, Any]] = ()
 
 
-class Turns:
+class TurnFinder:
     """Finds turns with one tokenizer; conversations share what is known of its template."""
 
     def __init__(self, tokenizer: Tokenizer, stop_tokens: Collection[int] = ()) -> None:
@@ -170,7 +170,7 @@ _CLOSING = "</think>"
 class TurnsOfConversation:
     """The turns of one conversation."""
 
-    def __init__(self, turns: Turns, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, turns: TurnFinder, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         self._turns, self._messages, self._tools = turns, messages, tools
         self._renderer = ChatRenderer(turns.tokenizer, messages, tools=tools, recorded=turns.recorded())
 

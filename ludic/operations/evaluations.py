@@ -9,8 +9,8 @@ from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE, Track, untracked
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
-from ludic.eval.config import DIFFERENCE, EvalConfig, Interval, MeasureConfig
-from ludic.operations.start import Device
+from ludic.eval.config import DIFFERENCE, EvalConfig, IntervalMethod, MeasureConfig
+from ludic.operations.start import TrainerDevice
 from ludic.scoring.options import ScoreOptions
 from ludic.settings import Range, Seed, SettingsError, Shown, convert, operation, split
 
@@ -31,9 +31,9 @@ def evaluate(
     versions: int | str | Sequence[int] = "latest",
     *,
     suite: str | PathLike[str] | None = None,
-    interval: Interval = "korn_graubard",
+    interval: IntervalMethod = "korn_graubard",
     engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
-    device: Device = None,
+    device: TrainerDevice = None,
     model: str | None = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,
@@ -94,7 +94,7 @@ def evaluation(
     versions: int | str | Sequence[int] | None = None,
     *,
     env: str | Sequence[str] | None = None,
-    interval: Interval = "korn_graubard",
+    interval: IntervalMethod = "korn_graubard",
     **measure: Unpack["EvaluationSettings"],
 ) -> "Evaluation":
     """Return the numbers of stored evaluations, by settings, version and environment; samples nothing.

@@ -28,7 +28,7 @@ from ludic.settings import SettingsError, convert, flat, given, operation, refus
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from ludic.operations.fit_inputs import Inputs, Questions
+    from ludic.operations.fit_inputs import Inputs, QuestionSet
     from ludic.operations.run import Run
     from ludic.operations.typed import FitSettings
     from ludic.store import Root
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ludic.run")
 
-Reward = Callable[..., Any] | str | Sequence[Callable[..., Any] | str] | Mapping[str, Any]
+RewardSetting = Callable[..., Any] | str | Sequence[Callable[..., Any] | str] | Mapping[str, Any]
 """A function, the name of a scorer, a list of these, or by name functions, pairs of function and weight, and for names
 of scorers weights."""
 
@@ -92,7 +92,7 @@ def fit(
     model: str | PathLike[str],
     root: RootUrl,
     dataset: Any = None,
-    reward: Reward | None = None,
+    reward: RewardSetting | None = None,
     heldout: "float | str | PathLike[str] | None" = None,
     system_prompt: str | None = None,
     dataset_options: Mapping[str, Any] | None = None,
@@ -157,7 +157,7 @@ def grpo(
     model: str | PathLike[str],
     root: RootUrl,
     dataset: Any = None,
-    reward: Reward | None = None,
+    reward: RewardSetting | None = None,
     heldout: "float | str | PathLike[str] | None" = None,
     system_prompt: str | None = None,
     dataset_options: Mapping[str, Any] | None = None,
@@ -231,7 +231,7 @@ def _fit_sampled(
     algorithm: str,
     model: str,
     dataset: Any,
-    reward: Reward | None,
+    reward: RewardSetting | None,
     options: dict[str, Any],
     parts: Mapping[str, dict[str, Any]],
     *,
@@ -301,7 +301,7 @@ def _server_started_early(parts: Mapping[str, dict[str, Any]]) -> AbstractContex
 def _environment(
     inputs: "Inputs",
     dataset: Any,
-    reward: Reward | None,
+    reward: RewardSetting | None,
     options: dict[str, Any],
     run: Mapping[str, Any],
     existing: "Root | None",
@@ -339,7 +339,7 @@ def _environment(
 
 
 def _begun_data(
-    inputs: "Inputs", root: "Root", questions: "Questions", own_name: str | None
+    inputs: "Inputs", root: "Root", questions: "QuestionSet", own_name: str | None
 ) -> tuple[str, Mapping[str, str]]:
     """Return the name and the options that a run has for the rows that a call gives. Raises ConfigError for others."""
     from ludic.store.inputs import data_of, stored_options

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 Algorithm = Annotated[str | None, Shown(f"{{{','.join(algorithm_names())}}}")]
 """Type of a parameter for the name of a preset; settings that are given override the preset's."""
 RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
-Device = Literal["cpu", "cuda"] | None
+TrainerDevice = Literal["cpu", "cuda"] | None
 
 
 @operation(
@@ -230,7 +230,7 @@ def train_config(
 def worker(
     run: "Run",
     *,
-    device: Device = None,
+    device: TrainerDevice = None,
     model: str | None = None,
     **settings: Unpack["WorkerSettings"],
 ) -> "Sampled":
@@ -279,7 +279,7 @@ def work(
     num_groups: int | None = None,
     *,
     engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
-    device: Device = None,
+    device: TrainerDevice = None,
     model: str | None = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,

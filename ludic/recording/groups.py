@@ -25,7 +25,7 @@ from ludic.schema.conversion import RECORDS
 
 logger = logging.getLogger(__name__)
 
-Row = Mapping[str, Any]
+GivenRow = Mapping[str, Any]
 """Columns of the rollouts table by name, as a caller gives them."""
 
 _OF_ROLLOUT = frozenset(each.name for each in fields(Rollout)) - {"columns", "extra"}
@@ -164,7 +164,7 @@ def _rollout(given: dict[str, Any], is_last: bool, where: str, defaults: Default
     return Rollout(**columns, columns=arrays, extra=extra)
 
 
-def _one_step(columns: Row, length: int) -> tuple[AgentStep, ...]:
+def _one_step(columns: GivenRow, length: int) -> tuple[AgentStep, ...]:
     """Return the step of a response that the model gave at once."""
     messages = columns.get("messages", ())
     action = messages[-1].content if messages and messages[-1].role == "assistant" else None

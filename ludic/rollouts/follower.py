@@ -33,7 +33,7 @@ _LOOK_S = 10.0
 """Seconds between looks at run.json while there is no LATEST, which else says that the root is still the same run."""
 
 
-class PolicyFollower:
+class WeightSync:
     """Keeps an engine at the newest policy that can be loaded; never returns to a lower version."""
 
     def __init__(

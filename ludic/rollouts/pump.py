@@ -121,7 +121,7 @@ class Finished:
     """Time of the event loop when it was complete."""
 
 
-class Pump:
+class Scheduler:
     """Groups that have begun and are not complete. All methods belong to one event loop."""
 
     def __init__(
@@ -412,7 +412,7 @@ def sample_groups(
     groups: dict[int, RolloutGroup] = {}
 
     async def sample() -> None:  # returns nothing, since asyncio.run makes the repr of a result (Python 3.11)
-        pump = Pump(run_episode, environments, extra_columns)
+        pump = Scheduler(run_episode, environments, extra_columns)
         for number, of_group in enumerate(requests):
             pump.start(number, of_group)
         while pump.num_open:

@@ -27,9 +27,9 @@ from ludic.printable import storable
 from ludic.records import GroupEvent, GroupEventKind, RolloutBatch, RolloutMetadata
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.failures import FailureLog
-from ludic.rollouts.follower import PolicyFollower, SwapTimes
+from ludic.rollouts.follower import SwapTimes, WeightSync
 from ludic.rollouts.metrics import stream_metrics
-from ludic.rollouts.pump import BegunGroup, Finished, Pump
+from ludic.rollouts.pump import BegunGroup, Finished, Scheduler
 from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.run_json import run_of
@@ -110,7 +110,7 @@ def opened_stream(
         stream = Stream(
             root,
             config,
-            PolicyFollower(root, cache, make_engine, environments, episodes),
+            WeightSync(root, cache, make_engine, environments, episodes),
             environments=environments,
             numbers=schedule.missing(lives.positions),
             store=_Store(root, writer, log, partial(check_holds_slot, root, claim), stop, lives.files),
@@ -217,7 +217,7 @@ class Stream:
         self,
         root: Root,
         config: WorkerConfig,
-        follower: PolicyFollower,
+        follower: WeightSync,
         *,
         environments: Mapping[str, LimitedEnvironments],
         numbers: Iterator[int],
@@ -252,7 +252,7 @@ class Stream:
     async def run(self) -> None:
         """Sample until stopped, or until num_groups are committed. Needs a policy; see `wait_for_policy`."""
         self._calls = self._follower.calls
-        self._pump = Pump(
+        self._pump = Scheduler(
             self._follower.sampler.run_episode,
             self._environments,
             self._root.extra_columns,

@@ -64,6 +64,10 @@ class TableSchema:
     columns: tuple[Column, ...]
 
 
+Row = Mapping[str, Any]
+"""One row of a table, by column; columns that are left out are null."""
+
+
 @cache
 def table_names() -> Sequence[str]:
     """Return the names of the tables: rollouts, which the others refer to, then by name."""

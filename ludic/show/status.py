@@ -23,14 +23,15 @@ from ludic.defaults import RECORDED_ENV
 from ludic.results import Result, age, number, plural, printable, size, sparkline
 from ludic.run_config import RunConfig
 from ludic.run_json import is_recorded_run, run_of
-from ludic.show.balance import MOST_WAITING, Balance, Row, find_balance
+from ludic.schema.tables import Row
+from ludic.show.balance import MOST_WAITING, Balance, find_balance
 from ludic.store import Root
 from ludic.store.claims import LeaseState
 from ludic.store.records import CheckpointId, OtherTrainer, Policy, other_trainer
 from ludic.training.config import describe_computing
 from ludic.troubles import (
+    Diagnostic,
     History,
-    Trouble,
     find_falls,
     find_mismatch,
     find_sampling_troubles,
@@ -127,7 +128,7 @@ class RunStatus(Result):
         calls = self.calls if len(self.calls) > len(self.newest_calls) else self.newest_calls
         return find_balance(self.steps[-_BALANCE_STEPS:], calls)
 
-    def troubles(self) -> Iterator[Trouble]:
+    def troubles(self) -> Iterator[Diagnostic]:
         """Yield the troubles of the run that its newest metrics show."""
         run, config = run_of(self.root), self.trainer.config if self.trainer else {}
         yield from find_sampling_troubles(self.newest_calls, run, self.history)

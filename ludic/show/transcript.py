@@ -23,6 +23,7 @@ from ludic.records import MAX_TOKENS, WITHOUT_LOGPROBS, Rollout, ended_by
 from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
 from ludic.run_json import is_recorded_run
 from ludic.schema import extra_names
+from ludic.schema.tables import Row
 from ludic.show.stats import describe_sampling
 from ludic.store import Root
 from ludic.store.catalogue import WEIGHT_FILES
@@ -31,12 +32,10 @@ from ludic.store.weights import read_identity, read_kept
 if TYPE_CHECKING:
     import polars as pl
 
-Kind = Literal["rollout", "group"]
+LookupKind = Literal["rollout", "group"]
 Color = Literal["logprob", "advantage", "ratio", "mask", "none"]
 TokenReader = Callable[[Sequence[int]], list[str]]
 """Returns the text that each token adds."""
-Row = Mapping[str, Any]
-"""One row of the rollouts table."""
 
 _TOKENIZER = "tokenizer.json"
 _EMPTY = "(empty)"
@@ -50,7 +49,7 @@ _SHOWN_CHARACTERS = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class PrintOptions:
     """How a rollout is printed."""
 
     color: Color = "logprob"
@@ -64,11 +63,11 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Found(Result):
+class Lookup(Result):
     """A rollout or a group found by its id. Prints as a readable conversation, or as a table of the group."""
 
     root: Root
-    kind: Kind
+    kind: LookupKind
     rows: list[dict[str, Any]]
     """Rows of the rollouts table, with their address: the rollout, or the rollouts of the group."""
     records: tuple[Rollout, ...]
@@ -82,7 +81,7 @@ class Found(Result):
     code: list[dict[str, Any]]
     """Rows of the view `code`: the environment and users' scorers that scored it, then the advantages of the attempts
     that considered it."""
-    look: Look = field(default_factory=Look)
+    look: PrintOptions = field(default_factory=PrintOptions)
     """How it is printed."""
 
     @property
@@ -125,7 +124,7 @@ _TOKEN_COLUMNS = ["rollout_id", "index", "token_id", "text", "logprob", "reward"
 # --- A rollout, from top to bottom -----------------------------------------------------------------------------------
 
 
-def print_found(console: Console, found: Found, look: Look) -> None:
+def print_found(console: Console, found: Lookup, look: PrintOptions) -> None:
     """Print a rollout, or a table of a group's rollouts."""
     is_coloured = bool(console.color_system) and not console.no_color
     if found.kind == "rollout":
@@ -136,7 +135,9 @@ def print_found(console: Console, found: Found, look: Look) -> None:
         _print_group(console, [_with_messages(row, reader) for row in found.rows], found.uses, look)
 
 
-def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool = True) -> Iterator[RenderableType]:
+def rollout_parts(
+    found: Lookup, look: PrintOptions, reader: TokenReader, *, legend: bool = True
+) -> Iterator[RenderableType]:
     """Yield all that is known of a rollout, from top to bottom. legend: explain the colours of its tokens."""
     row, uses = _with_messages(found.rows[0], reader), found.uses
     yield pairs({name: _shorten(value, look) for name, value in _summary(row, uses).items()})
@@ -181,7 +182,7 @@ def _rule(title: str) -> Rule:
 
 
 def _response(
-    row: dict[str, Any], reader: TokenReader, advantage: float | None, look: Look, *, legend: bool
+    row: dict[str, Any], reader: TokenReader, advantage: float | None, look: PrintOptions, *, legend: bool
 ) -> Iterator[RenderableType]:
     """Yield the tokens in colours, then one line per token with --tokens; leave out the middle of a long response."""
     length = row["response_length"]
@@ -278,7 +279,7 @@ def _segment(row: dict[str, Any]) -> str | None:
     return f"{row['segment_index']}" + ("" if parent is None else f", rewritten from {parent}")
 
 
-def _shorten(text: str, look: Look) -> str:
+def _shorten(text: str, look: PrintOptions) -> str:
     """Replace the middle of a long text by the number of characters that are left out."""
     left_out = 0 if look.full else len(text) - _SHOWN_CHARACTERS
     if left_out <= 0:
@@ -287,7 +288,7 @@ def _shorten(text: str, look: Look) -> str:
     return f"{text[:half]}\n… {left_out:,} characters left out; {look.to_see_all} …\n{text[-half:]}"
 
 
-def _conversation(messages: list[dict[str, Any]], look: Look) -> Iterator[Text]:
+def _conversation(messages: list[dict[str, Any]], look: PrintOptions) -> Iterator[Text]:
     for message in messages:
         name = f" {printable(message['name'])}" if message["name"] else ""
         text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
@@ -300,7 +301,7 @@ def _conversation(messages: list[dict[str, Any]], look: Look) -> Iterator[Text]:
             yield Text(f"  {_call_text(call, look)}", style="magenta")
 
 
-def _call_text(call: Row, look: Look) -> str:
+def _call_text(call: Row, look: PrintOptions) -> str:
     return _with_answer(call, lambda text: _shorten(text, look))
 
 
@@ -311,7 +312,7 @@ def _with_answer(call: Row, shorten: Callable[[str], str]) -> str:
     return printable(f"{call['name']}({shorten(call['arguments'])}){shown}")
 
 
-def _agent_steps(steps: list[dict[str, Any]], look: Look) -> Table:
+def _agent_steps(steps: list[dict[str, Any]], look: PrintOptions) -> Table:
     table = plain_table("turn", "target", "tokens", "finish", "action")
     for step in steps:
         problem = f"cut at {MAX_TOKENS}" if step["finish_reason"] == "length" else "parse error"
@@ -327,7 +328,7 @@ def _agent_steps(steps: list[dict[str, Any]], look: Look) -> Table:
     return table
 
 
-def _environment_steps(row: Row, look: Look) -> Table:
+def _environment_steps(row: Row, look: PrintOptions) -> Table:
     table = plain_table("step", "agent turns", ">reward", "next observation", "end")
     for step in row["environment_steps"]:
         table.add_row(
@@ -376,7 +377,7 @@ def _use_text(use: dict[str, Any]) -> str:
 # --- A group ---------------------------------------------------------------------------------------------------------
 
 
-def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[str, Any]], look: Look) -> None:
+def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[str, Any]], look: PrintOptions) -> None:
     first = rows[0]
     console.print(
         pairs(
@@ -414,7 +415,7 @@ def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[s
         console.print(Text(shown) if text.strip() else Text(_EMPTY, style="dim"))
 
 
-def _shown_answers(rows: list[dict[str, Any]], look: Look) -> Iterator[tuple[str, dict[str, Any]]]:
+def _shown_answers(rows: list[dict[str, Any]], look: PrintOptions) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the best and the worst scored row of a group with a title; with `full` all rows, by group_index."""
     if look.full:
         yield from ((f"answer {row['group_index']}", row) for row in rows)

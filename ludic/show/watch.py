@@ -29,7 +29,7 @@ from ludic.records import RolloutBatch
 from ludic.results import NOTEBOOK_COLUMNS, can_draw, open_console, printable, to_html
 from ludic.rollouts.metrics import mean_reward
 from ludic.schema import SCALAR_COLUMNS
-from ludic.show.balance import Row
+from ludic.schema.tables import Row
 from ludic.show.status import WINDOW, EvalMeans, RunStatus, Trainer, draw
 from ludic.store import Attempt, MetricsTail, Root, latest_policy, list_files, read_attempt, read_columns
 from ludic.store.attempts import checkpoint_ids, newest_attempt_id
@@ -37,7 +37,7 @@ from ludic.store.claims import LeaseWatch, newest_claim, read_lease
 from ludic.store.files import list_versions
 from ludic.store.policies import read_policy
 from ludic.store.records import CheckpointId
-from ludic.troubles import LEAPS, History, Sampled, Trouble, TroubleLog, find_leaps
+from ludic.troubles import LEAPS, Diagnostic, DiagnosticLog, History, VersionSamples, find_leaps
 
 logger = logging.getLogger("ludic.run")
 
@@ -66,7 +66,7 @@ class Watcher:
         self._steps: dict[CheckpointId, Row] = {}
         self._calls: deque[Row] = deque()
         self._newest_calls: deque[Row] = deque(maxlen=_NEWEST_CALLS)
-        self._sampled: dict[tuple[str, int], Sampled] = {}
+        self._sampled: dict[tuple[str, int], VersionSamples] = {}
         self._evals = _EvalTail()
 
     def look(self) -> RunStatus:
@@ -95,7 +95,7 @@ class Watcher:
                 self._calls.append(row)
                 self._newest_calls.append(row)
                 key = row["env_name"], row["policy_version"]
-                self._sampled[key] = self._sampled.get(key, Sampled(env_name=key[0], version=key[1])).plus(row)
+                self._sampled[key] = self._sampled.get(key, VersionSamples(env_name=key[0], version=key[1])).plus(row)
             elif row["kind"] == "train" and None not in (row["attempt_id"], row["step"]):  # other writers may add kinds
                 self._steps[row["attempt_id"], row["step"]] = row
         while self._calls and self._calls[0]["created_at"] < now - WINDOW:
@@ -141,7 +141,7 @@ def _if_sound(read: Callable[[], Found | None], unreadable: list[str]) -> Found 
         return None
 
 
-def stored_troubles(root: Root, rows: Iterable[Row]) -> list[Trouble]:
+def stored_troubles(root: Root, rows: Iterable[Row]) -> list[Diagnostic]:
     """Return the troubles of a run, those of far steps over all steps. rows: of its metrics."""
     status = Watcher(root.url, lambda: rows).look()
     config = status.trainer.config if status.trainer else {}
@@ -149,11 +149,11 @@ def stored_troubles(root: Root, rows: Iterable[Row]) -> list[Trouble]:
     return [*newest, *find_leaps(status.steps, config)]
 
 
-def _history(sampled: Iterable[Sampled], steps: Sequence[Row]) -> History:
+def _history(sampled: Iterable[VersionSamples], steps: Sequence[Row]) -> History:
     """Return what was sampled by environment, in order of versions, with the step that each version took."""
     versions = [row["policy_version"] for row in steps]
     reached = list(itertools.accumulate(versions, max))  # a later attempt may begin with an earlier version
-    history: dict[str, list[Sampled]] = {}
+    history: dict[str, list[VersionSamples]] = {}
     for it in sorted(sampled, key=lambda it: (it.env_name, it.version)):
         index = bisect_left(reached, it.version)
         is_known = index < len(steps) and (index > 0 or it.version == versions[0] or steps[0]["step"] == 1)
@@ -311,7 +311,7 @@ def step_log(watcher: Watcher, interval_s: float = _INTERVAL_S) -> Iterator[Upda
     """Log one line per new gradient step, each trouble of the run when it begins, what can't be read, StoreError."""
     known = set(map(_checkpoint_id, watcher.look().steps))
     told: set[str] = set()
-    troubles = TroubleLog(logger)
+    troubles = DiagnosticLog(logger)
 
     def look() -> None:
         try:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ludic.results import Frame, Part, Result, plural, size
-from ludic.what_if.bisect import Bisected, Look
+from ludic.what_if.bisect import Bisected, Probe
 from ludic.what_if.cut import Cut
 from ludic.what_if.rerun import Rerun
 
@@ -119,7 +119,7 @@ class Bisection(Result):
         return self.found.found
 
     @property
-    def looks(self) -> tuple[Look, ...]:
+    def looks(self) -> tuple[Probe, ...]:
         """Steps that the search looked at, in order."""
         return self.found.looks
 

@@ -33,10 +33,10 @@ from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.library import escape_glob, quote, quote_list
 from ludic.sql.snapshot import ARGUMENTS, ListReader, Snapshot, segment_schema
 from ludic.store import Root
-from ludic.store.catalogue import ROWS, Records, Row, Table
+from ludic.store.catalogue import FILE_KINDS, FileKind, Records, Table
 from ludic.store.code import read_kept_text
 from ludic.store.files import Folder
-from ludic.store.records import AttemptId, Count, Time
+from ludic.store.records import AttemptId, StoredCount, Time
 from ludic.temporary import folder_of_object
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ _WITH_SQL = (
     *("inspect_samples", "inspect_evals", "quarantine", "expirations", "compactions", "gone"),
 )
 """Views of ludic/sql/views/ in order of their dependencies."""
-_ROWS = {row.kind: row for row in ROWS}
-_STORED = {row.view: row for row in ROWS if row.view is not None}
+_ROWS = {row.kind: row for row in FILE_KINDS}
+_STORED = {row.view: row for row in FILE_KINDS if row.view is not None}
 """The row whose files a view shows, by view."""
 _VIEWS = (*(view for view in _STORED if view not in _WITH_SQL), *_WITH_SQL)
 """All views; those without SQL of their own are the stored rows as they are."""
@@ -297,7 +297,7 @@ def _sql_of_root(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: s
 
 
 def _stored_rows(
-    con: duckdb.DuckDBPyConnection, tables: list[str], number: int, row: Row[Any], values: Mapping[str, str]
+    con: duckdb.DuckDBPyConnection, tables: list[str], number: int, row: FileKind[Any], values: Mapping[str, str]
 ) -> dict[str, str]:
     """Return SQL of the rows in a row's files: `stored`, a table; `columns`, their names; `types`, of records."""
     if isinstance(row, Table):
@@ -357,7 +357,7 @@ def _type_of(hint: Any) -> pa.DataType:
     (hint,) = (
         [each for each in get_args(hint) if each is not NoneType] if get_origin(hint) in (Union, UnionType) else [hint]
     )
-    types = {AttemptId: pa.int32(), Time: pa.timestamp("us", "UTC"), Count: pa.int64(), int: pa.int64()}
+    types = {AttemptId: pa.int32(), Time: pa.timestamp("us", "UTC"), StoredCount: pa.int64(), int: pa.int64()}
     return types.get(hint, pa.string())
 
 

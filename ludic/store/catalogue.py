@@ -23,10 +23,10 @@ from ludic.store.records import (
     Attempt,
     CheckpointInfo,
     CodeList,
-    CompactionPlan,
+    CompactionRecord,
     CutRecord,
     Delta,
-    Evaluation,
+    EvaluationRecord,
     Evaluator,
     ImportBegun,
     ImportReport,
@@ -91,11 +91,11 @@ _PARTITIONS = f"(?:rollouts|evals)/{_PARTITION}|requests".format(version=DIGITS,
 Number = Annotated[int, Spelling(DIGITS, int)]
 Int32 = Annotated[int, Spelling(DIGITS, _int32)]
 Quoted = Annotated[str, Spelling(r"[^/]+", lru_cache(maxsize=1024)(_unquote), _quoted)]
-WorkerId = Annotated[str, Spelling(WORKER)]
+WorkerIdName = Annotated[str, Spelling(WORKER)]
 Committer = Annotated[str, Spelling(COMMITTER)]
 Hex16 = Annotated[str, Spelling("[0-9a-f]{16}")]
 Hex32 = Annotated[str, Spelling("[0-9a-f]{32}")]
-Sha256 = Annotated[str, Spelling("[0-9a-f]{64}")]
+Sha256Name = Annotated[str, Spelling("[0-9a-f]{64}")]
 Uuid = Annotated[str, Spelling(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")]
 Path = Annotated[str, Spelling(PATH_BELOW, is_path=True)]
 MovedPath = Annotated[str, Spelling(rf"(?:{PATH_BELOW})(?<!\.json)", is_path=True)]
@@ -127,7 +127,7 @@ class StepName(NamedTuple):
 
 class MetricsName(NamedTuple):
     kind: MetricsKind
-    writer: WorkerId
+    writer: WorkerIdName
     sequence: Number
 
 
@@ -185,7 +185,7 @@ class MovedName(NamedTuple):
 
 
 class TextName(NamedTuple):
-    sha256: Sha256
+    sha256: Sha256Name
     suffix: Suffix
 
 
@@ -217,7 +217,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Row(Generic[F]):
+class FileKind(Generic[F]):
     """One kind of file of a root. Its subclasses say what the files hold; this one, text or anything."""
 
     kind: str
@@ -340,7 +340,7 @@ class Row(Generic[F]):
 
 
 @dataclass(frozen=True)
-class Table(Row[F]):
+class Table(FileKind[F]):
     """Parquet files with rows of a table of schemas/."""
 
     table: str = field(kw_only=True)
@@ -350,7 +350,7 @@ class Table(Row[F]):
 
 
 @dataclass(frozen=True)
-class Records(Row[F], Generic[F, R]):
+class Records(FileKind[F], Generic[F, R]):
     """JSON files with one record each."""
 
     record: type[R] = field(kw_only=True)
@@ -369,7 +369,7 @@ class Records(Row[F], Generic[F, R]):
 
 
 @dataclass(frozen=True)
-class Weights(Row[F]):
+class WeightFiles(FileKind[F]):
     """Files in a format of Hugging Face or torch; the folder's manifest has their digests."""
 
 
@@ -392,7 +392,7 @@ CUT = Records(
     record=CutRecord,
     noun="record of a cut",
 )
-README = Row("readme", Only, "README.txt", "in a cut: how to replay it, for people")
+README = FileKind("readme", Only, "README.txt", "in a cut: how to replay it, for people")
 
 ROLLOUTS = Table(
     "rollouts",
@@ -538,7 +538,7 @@ POLICIES = Records(
     first=0,
     view="policies",
 )
-WEIGHTS = Weights(
+WEIGHTS = WeightFiles(
     "weights",
     VersionName,
     "policies/version={version}/config.json",
@@ -556,7 +556,7 @@ DELTAS = Records(
     completes=True,
     kept="pruned",
 )
-WEIGHT_FILES = Weights(
+WEIGHT_FILES = WeightFiles(
     "weight files",
     VersionFile,
     "policies/version={version}/{file}",
@@ -585,7 +585,7 @@ CHECKPOINTS = Records(
     completes=True,
     kept="pruned",
 )
-STATE_FILES = Weights(
+STATE_FILES = WeightFiles(
     "state files",
     StepFile,
     "checkpoints/attempt={attempt_id}/step={step}/{file}",
@@ -603,7 +603,7 @@ IDENTITY = Records(
     mend="delete it, and start where the model is",
     completes=True,
 )
-MODEL = Weights(
+MODEL = WeightFiles(
     "model",
     FileName,
     "model/{file}",
@@ -621,7 +621,7 @@ CODE = Records(
     numbered="claims",
     first=1,
 )
-TEXTS = Row(
+TEXTS = FileKind(
     "texts",
     TextName,
     "code/{sha256}.{suffix}",
@@ -633,7 +633,7 @@ EVALUATIONS = Records(
     EvaluationName,
     "evaluations/{evaluation}.json",
     "what an evaluation samples and scores with",
-    record=Evaluation,
+    record=EvaluationRecord,
     noun="evaluation",
     mend="delete it; the next `ludic eval` with its settings puts it back",
     numbered="digest of the settings",
@@ -657,7 +657,7 @@ COMPACTIONS = Records(
     PlanName,
     "compactions/{partition}/{number}.json",
     "which files a compaction replaces",
-    record=CompactionPlan,
+    record=CompactionRecord,
     noun="plan of a compaction",
     numbered="claims in a partition",
     first=0,
@@ -694,7 +694,7 @@ IMPORTED = Records(
     mend="delete it, and import the file again",
     numbered="digest of the file",
 )
-QUARANTINED = Row(
+QUARANTINED = FileKind(
     "quarantined",
     MovedName,
     "quarantine/{name}",
@@ -712,7 +712,7 @@ QUARANTINE = Records(
     put="replaced",
     view="quarantine",
 )
-OLD_QUARANTINED = Row(
+OLD_QUARANTINED = FileKind(
     "old quarantined", MovedName, "set_aside/{name}", "a broken file, of an older ludic", put="replaced"
 )
 OLD_QUARANTINE = Records(
@@ -725,7 +725,7 @@ OLD_QUARANTINE = Records(
     put="replaced",
 )
 
-DATA = Row(
+DATA = FileKind(
     "data",
     DataName,
     "inputs/questions-{digest}.jsonl",
@@ -734,8 +734,8 @@ DATA = Row(
 )
 
 
-def _foreign(folder: str, about: str) -> Row[FileName]:
-    return Row(folder, FileName, f"{folder}/{{file}}", about, put="replaced", kept="not the run's", rest=True)
+def _foreign(folder: str, about: str) -> FileKind[FileName]:
+    return FileKind(folder, FileName, f"{folder}/{{file}}", about, put="replaced", kept="not the run's", rest=True)
 
 
 UNFINISHED = _foreign(SCRATCH, "files that are not complete yet, of a local root")
@@ -746,13 +746,13 @@ DELTA_LOGS = {
     folder: _foreign(f"{folder}/_delta_log", "log of a Delta export") for folder in (ROLLOUTS.folder, EVALS.folder)
 }
 ICEBERG = _foreign("iceberg", "catalogue of an Iceberg export")
-PICTURE = Row(
+PICTURE = FileKind(
     "picture", Only, "reward.png", "curve of the reward, drawn by a demo", put="replaced", kept="not the run's"
 )
-FOREIGN: tuple[Row[Any], ...] = (UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG, PICTURE)
+FOREIGN: tuple[FileKind[Any], ...] = (UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG, PICTURE)
 """What lies in a root and is not the run's: not checked, copied or counted."""
 
-ROWS: tuple[Row[Any], ...] = (
+FILE_KINDS: tuple[FileKind[Any], ...] = (
     *(RUN, MODEL, IDENTITY, ROLLOUTS, EVALS, BATCHES, POLICIES, WEIGHT_FILES, WEIGHTS, DELTAS, LATEST, STATE_FILES),
     *(CHECKPOINTS, ATTEMPTS, LEASES, WORKERS, CODE, TEXTS, REQUESTS, METRICS, REFERENCE, EVALUATIONS),
     *(EVALUATORS, SCORES, LABELS, TOKEN_STATS, COMPACTIONS, EXPIRED, IMPORTS, IMPORTED, DATA),
@@ -764,15 +764,15 @@ ROWS: tuple[Row[Any], ...] = (
 
 
 @lru_cache(maxsize=1)
-def _rows_by_head() -> Mapping[str, list[Row[Any]]]:
+def _rows_by_head() -> Mapping[str, list[FileKind[Any]]]:
     """Return the rows by what their names begin with; a folder's other files come after its named ones."""
-    found: dict[str, list[Row[Any]]] = {}
-    for row in sorted(ROWS, key=lambda row: row.rest):
+    found: dict[str, list[FileKind[Any]]] = {}
+    for row in sorted(FILE_KINDS, key=lambda row: row.rest):
         found.setdefault(row.template.partition("/")[0], []).append(row)
     return found
 
 
-def row_of(name: str) -> Row[Any] | None:
+def file_kind_of(name: str) -> FileKind[Any] | None:
     """Return the row that makes this name; None for a foreign name."""
     rows = _rows_by_head().get(name.partition("/")[0], [])
     return next((row for row in rows if row.parse(name) is not None), None)
@@ -781,7 +781,7 @@ def row_of(name: str) -> Row[Any] | None:
 def to_markdown() -> str:
     """Return the rows as a table of Markdown."""
     lines = ["| file | what it holds | numbered by | put | kept | SQL view |", "| --- | --- | --- | --- | --- | --- |"]
-    for row in ROWS:
+    for row in FILE_KINDS:
         last = "; completes its folder" if row.completes else ""
         view = f"`{row.view}`" if row.view else ""
         put = f"{row.put}{last}" if row.kept != "not the run's" else ""

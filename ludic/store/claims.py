@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from ludic.defaults import LEASE_S
 from ludic.errors import LudicError, OwnedError, ReplacedRootError, SchemaError, SlotTakenError
 from ludic.records import new_id
-from ludic.store.catalogue import ATTEMPTS, LEASES, WORKERS, Records, Row, parse_number
+from ludic.store.catalogue import ATTEMPTS, LEASES, WORKERS, FileKind, Records, parse_number
 from ludic.store.records import Lease, SlotClaim, encode_record
 from ludic.store.root import Root
 
@@ -41,7 +41,7 @@ R = TypeVar("R")
 class Register(Generic[R]):
     """The records of a row that has a first number."""
 
-    def __init__(self, root: "Storage", row: Records[Any, R], *key: Any, beside: Row[Any] | None = None) -> None:
+    def __init__(self, root: "Storage", row: Records[Any, R], *key: Any, beside: FileKind[Any] | None = None) -> None:
         """key: fields of the name before the number, such as a slot. beside: a row whose files take numbers, too."""
         assert row.first is not None, f"{row.kind} is no register"
         self._root, self._row, self._key, self._first = root, row, key, row.first

@@ -43,16 +43,16 @@ from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import check_replay
 from ludic.training.publisher import Publisher
 from ludic.training.tracking import Tracking
-from ludic.troubles import Trouble, find_mismatch, find_training_troubles, find_truncated_support, warn_of_rows
+from ludic.troubles import Diagnostic, find_mismatch, find_training_troubles, find_truncated_support, warn_of_rows
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[[int, Mapping[str, Any]], None]
+StepCallback = Callable[[int, Mapping[str, Any]], None]
 """Function called on rank 0 after each step, with the step and its row of the metrics table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ResumePoint:
     """The checkpoint to resume from, as it was before ownership was taken."""
 
     info: CheckpointInfo | None
@@ -66,7 +66,7 @@ def agree_on_newest(root: Root) -> CheckpointInfo | None:
     return run_on_main(lambda: last_checkpoint(root, newest_attempt(root)), CheckpointInfo | None)
 
 
-def agree_on_checkpoint(root: Root, *, required: bool = False) -> Found:
+def agree_on_checkpoint(root: Root, *, required: bool = False) -> ResumePoint:
     """Find the checkpoint to resume from. Raises ConfigError, on every rank, if one is required and none is sound."""
     verdicts: dict[str, bool] = {}
 
@@ -77,7 +77,7 @@ def agree_on_checkpoint(root: Root, *, required: bool = False) -> Found:
             raise ConfigError(_explain_none(root, last_checkpoint(root, attempt)))
         return found
 
-    return Found(info=run_on_main(find, CheckpointInfo | None), verdicts=verdicts)
+    return ResumePoint(info=run_on_main(find, CheckpointInfo | None), verdicts=verdicts)
 
 
 def _explain_none(root: Root, damaged: CheckpointInfo | None) -> str:
@@ -156,10 +156,10 @@ def open_ownership(
     config: TrainConfig,
     source: PlanSource | None,
     predecessor: int,
-    found: Found,
+    found: ResumePoint,
     numerics: Mapping[str, Any],
     stop: threading.Event,
-    report: Report | None,
+    report: StepCallback | None,
 ) -> Iterator[Ownership]:
     """Take ownership of the root and hold it until the end of the block; on rank 0.
 
@@ -245,7 +245,9 @@ class StepLog:
             self._changed.notify_all()
 
 
-def _find_troubles(run: RunConfig, config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:
+def _find_troubles(
+    run: RunConfig, config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
+) -> Iterator[Diagnostic]:
     yield from find_training_troubles(steps, config)
     yield from find_mismatch(steps, run, config)
 
@@ -254,7 +256,7 @@ def _take(
     root: Root,
     config: TrainConfig,
     lease: Lease,
-    found: Found,
+    found: ResumePoint,
     numerics: Mapping[str, Any],
     code: Sequence[CodeRecord],
 ) -> tuple[Attempt, CheckpointInfo | None]:

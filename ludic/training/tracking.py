@@ -24,6 +24,7 @@ from ludic.errors import LudicError
 from ludic.installed import require
 from ludic.masking import mask, public_values
 from ludic.run_json import run_of
+from ludic.schema.tables import Row
 from ludic.sql.connect import connect, open_duckdb, refresh
 from ludic.sql.query import ask, ask_table
 from ludic.sql.reports import components_by_environment, figure, steps_by_environment
@@ -37,8 +38,6 @@ from ludic.store.tables import POPULATIONS
 from ludic.training.config import TrackerConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
-
-Row = Mapping[str, Any]
 
 # --- Trackers ------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class StepRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Probe:
     """One step that the search looked at."""
 
     step: int
@@ -65,19 +65,19 @@ class Bisected:
     """Step at which the predicate turns true; None if it is not true of the last step."""
     before: int | None
     """Step before `found` that was looked at or follows from the search; None if `found` is the first step."""
-    looks: tuple[Look, ...]
+    looks: tuple[Probe, ...]
 
 
 def bisect(root: Root, predicate: str, table: StepTable = "metrics") -> Bisected:
     """Return the step at which the predicate turns true of the table's rows of that step: see the module."""
     rows = open_rows(root, table)
     parsed = Predicate(predicate, table, rows.schema)
-    looks: list[Look] = []
+    looks: list[Probe] = []
 
     def is_true(index: int) -> bool:
         read = rows.read(rows.steps[index], parsed.columns)
         hit = parsed.is_true_of(read) if read.num_rows else None
-        looks.append(Look(step=rows.steps[index], is_true=hit, num_rows=read.num_rows))
+        looks.append(Probe(step=rows.steps[index], is_true=hit, num_rows=read.num_rows))
         return bool(hit)
 
     last = len(rows.steps) - 1
@@ -106,7 +106,7 @@ def _first_true(last: int, is_true: Callable[[int], bool]) -> int:
     return low
 
 
-def _step_back(root: Root, table: StepTable, rows: StepRows, last: int, looks: list[Look]) -> int:
+def _step_back(root: Root, table: StepTable, rows: StepRows, last: int, looks: list[Probe]) -> int:
     if last == 0 or len(looks) > _MOST_EMPTY_ENDS:
         raise ConfigError(f"{root.url}: steps {rows.steps[last]} to {rows.steps[-1]} have no rows of {table}")
     return last - 1

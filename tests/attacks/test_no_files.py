@@ -30,7 +30,7 @@ from ludic.show.watch import Watcher
 from ludic.sql import connect
 from ludic.sql.root_views import _VIEWS
 from ludic.store import Root
-from ludic.store.catalogue import ROWS, Records, Row
+from ludic.store.catalogue import FILE_KINDS, FileKind, Records
 from ludic.store.local import SCRATCH
 
 # --- What can stand at a name -------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ NO_FILES: Mapping[str, Callable[[Path], object]] = {
 }
 
 
-def may_be(kind: str, row: Row[Any]) -> bool:
+def may_be(kind: str, row: FileKind[Any]) -> bool:
     """Whether this is no file for the row; names of some rows may hold further folders."""
     return kind != "a folder" or not row.ends_with_path
 
@@ -68,7 +68,7 @@ def place(root: Root, name: str, kind: str) -> None:
     NO_FILES[kind](path)
 
 
-def new_name(row: Row[Any], number: int) -> str:
+def new_name(row: FileKind[Any], number: int) -> str:
     """The name of a file of the row that the full root lacks; another one for each number up to 9."""
     values = {}
     for field, hint in get_type_hints(row.fields, include_extras=True).items():
@@ -156,7 +156,7 @@ def test_what_is_no_file_beside_the_files_changes_no_command_and_is_named(
     assert len(warnings) == len(set(warnings))
 
 
-def replace_files(root: Root, turn: int) -> dict[str, Row[Any]]:
+def replace_files(root: Root, turn: int) -> dict[str, FileKind[Any]]:
     """Put something else in place of a file of each row, another kind at each turn; returns the rows by name."""
     kinds, placed = list(NO_FILES), {}
     for number, row in enumerate(KINDS):
@@ -208,7 +208,7 @@ def test_a_run_json_that_is_no_file_is_named(tmp_path: Path, run_config: RunConf
         Root.open(root.url)
 
 
-FOLDERS = sorted({row.folder for row in ROWS if row.folder})
+FOLDERS = sorted({row.folder for row in FILE_KINDS if row.folder})
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from ludic.show.watch import Watcher, steps_that_count
 from ludic.store import MetricsLog, RolloutWriter, Root
 from ludic.store.claims import LeaseState
 from ludic.store.records import Policy
-from ludic.troubles import Sampled
+from ludic.troubles import VersionSamples
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -110,9 +110,9 @@ def test_the_time_left_follows_from_the_pace_of_the_newest_steps(status, state: 
 
 
 def test_environments_have_a_curve_each_and_the_newest_evaluation(status: RunStatus) -> None:
-    def versions(env_name: str, *rewards: float) -> list[Sampled]:
+    def versions(env_name: str, *rewards: float) -> list[VersionSamples]:
         rows = [worker_row("w0", 1, reward_mean=reward, env_name=env_name) for reward in rewards]
-        return [Sampled(env_name=env_name, version=version).plus(row) for version, row in enumerate(rows)]
+        return [VersionSamples(env_name=env_name, version=version).plus(row) for version, row in enumerate(rows)]
 
     history = {"cats": versions("cats", 0.0, 1.0, 0.5), "colours": versions("colours", 0.0, 0.0, 0.0)}
     evals = [

@@ -19,7 +19,7 @@ from strategies import make_batch
 import ludic
 from ludic.errors import ReplacedRootError, SchemaError
 from ludic.launch.local import predecessor, worker_child
-from ludic.rollouts.follower import PolicyFollower
+from ludic.rollouts.follower import WeightSync
 from ludic.run_json import create_root, run_of
 from ludic.schema import arrow_schema
 from ludic.store import (
@@ -111,7 +111,7 @@ def writes(made: Publisher) -> None:
 
 
 def following(root: Root) -> Act:
-    return PolicyFollower(root, Path("unused"), None, {}, None).follow  # type: ignore[arg-type]
+    return WeightSync(root, Path("unused"), None, {}, None).follow  # type: ignore[arg-type]
 
 
 def appending(root: Root, open_log: Callable[[Root], object], append: Callable[[object], None]) -> Act:

@@ -17,7 +17,7 @@ from ludic.environments.environment import Example, GroupAnswer, Score, SpanRewa
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.single_turn import SingleTurn
 from ludic.records import Message, Rollout
-from ludic.rollouts.pump import Pump
+from ludic.rollouts.pump import Scheduler
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root
@@ -286,7 +286,7 @@ def test_other_groups_go_on_while_one_is_scored() -> None:
 
         waits = Waits()
         sampler = sampler_of(lambda: SingleTurn(waits), scripted_agent(["a"] * 4), group_size=2)
-        pump = Pump(sampler.run_episode, sampler.environments, {}, in_flight=2)
+        pump = Scheduler(sampler.run_episode, sampler.environments, {}, in_flight=2)
         for number in range(2):
             pump.start(number, sampler.episodes(number))
         may_end["1"].set()
@@ -315,7 +315,7 @@ def test_a_pump_that_is_closed_gives_up_what_is_being_scored() -> None:
                 cancelled.set()
 
         sampler = sampler_of(scored_by(score_group), scripted_agent(["a"]), group_size=1)
-        pump = Pump(sampler.run_episode, sampler.environments, {})
+        pump = Scheduler(sampler.run_episode, sampler.environments, {})
         pump.start(0, sampler.episodes(0))
         while pump.num_running or not pump.num_open:
             await pump.wait(0.01)

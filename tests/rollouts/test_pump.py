@@ -16,7 +16,7 @@ from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import ModelError
 from ludic.records import Message, WeightSpan
-from ludic.rollouts.pump import EngineCalls, Pump
+from ludic.rollouts.pump import EngineCalls, Scheduler
 
 ENVIRONMENTS = {"own": LimitedEnvironments("own", object)}
 
@@ -114,7 +114,7 @@ def test_closing_a_group_looks_at_its_own_episodes_alone(in_flight: int) -> None
 
         async def main() -> None:
             nonlocal found
-            pump = Pump(episode, ENVIRONMENTS, {}, in_flight=in_flight, close_groups_at=1)
+            pump = Scheduler(episode, ENVIRONMENTS, {}, in_flight=in_flight, close_groups_at=1)
             for number in range(num_groups):
                 pump.start(number, group(number, size=4))
             await turns()
@@ -137,7 +137,7 @@ def test_closing_a_group_looks_at_its_own_episodes_alone(in_flight: int) -> None
 def test_the_oldest_group_gets_the_free_slots() -> None:
     async def main() -> None:
         episodes = Episodes()
-        pump = Pump(episodes, ENVIRONMENTS, {}, in_flight=3)
+        pump = Scheduler(episodes, ENVIRONMENTS, {}, in_flight=3)
         for number in (7, 8, 9):
             pump.start(number, group(number))
         await turns()
@@ -179,7 +179,7 @@ def test_as_many_episodes_run_as_keep_the_engine_full() -> None:
             await calls.generate(ASKED)
             return []
 
-        pump = Pump(episode, ENVIRONMENTS, {}, calls=calls)
+        pump = Scheduler(episode, ENVIRONMENTS, {}, calls=calls)
         number = 0
         for expected in (2, 4, 6):
             while pump.has_room:
@@ -219,7 +219,7 @@ def test_an_error_of_the_engine_ends_the_wait() -> None:
         async def episode(environment: object, request: EpisodeRequest) -> list[Any]:
             raise ModelError("NaN")
 
-        pump = Pump(episode, ENVIRONMENTS, {}, in_flight=2)
+        pump = Scheduler(episode, ENVIRONMENTS, {}, in_flight=2)
         pump.start(0, group(0))
         with pytest.raises(ModelError, match="NaN"):
             await pump.wait()
@@ -233,7 +233,7 @@ def test_an_episode_that_is_cancelled_from_elsewhere_is_an_error_and_no_endless_
         async def episode(environment: object, request: EpisodeRequest) -> list[Any]:
             raise asyncio.CancelledError
 
-        pump = Pump(episode, ENVIRONMENTS, {}, in_flight=2)
+        pump = Scheduler(episode, ENVIRONMENTS, {}, in_flight=2)
         pump.start(0, group(0))
         with pytest.raises(RuntimeError, match="an episode was cancelled"):
             await pump.wait()
@@ -244,7 +244,7 @@ def test_an_episode_that_is_cancelled_from_elsewhere_is_an_error_and_no_endless_
 def test_while_it_is_paused_nothing_starts() -> None:
     async def main() -> None:
         episodes = Episodes()
-        pump = Pump(episodes, ENVIRONMENTS, {}, in_flight=4)
+        pump = Scheduler(episodes, ENVIRONMENTS, {}, in_flight=4)
         pump.is_paused = True
         pump.start(0, group(0))
         await turns()
@@ -266,7 +266,7 @@ def test_held_requests_keep_their_slots() -> None:
             await calls.generate(ASKED)
             return []
 
-        pump = Pump(ask, ENVIRONMENTS, {}, calls=calls)
+        pump = Scheduler(ask, ENVIRONMENTS, {}, calls=calls)
         for number in range(4):
             pump.start(number, group(number))
         await turns()

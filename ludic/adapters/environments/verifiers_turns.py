@@ -1,7 +1,8 @@
 """One episode of the package verifiers, of either API, which ludic plays in turns. Imports nothing of verifiers.
 
 verifiers plays an episode in one coroutine, which asks a model whenever it wants. Here this coroutine is a task, and
-`Line.ask` takes the place of the model: it waits until ludic's agent has replied. `Episode` is ludic's end of the line.
+`TurnChannel.ask` answers for the model: it waits until ludic's agent has replied. `VerifiersEpisode` is ludic's end of
+the channel.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from ludic.records import ROLES, Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class VerifiersOutcome:
     """How an episode ended, and its scores."""
 
     reward: float
@@ -45,13 +46,13 @@ class Loaded(Protocol):
         """Return the example of a number. Raises ConfigError for one that needs more than text."""
         ...
 
-    async def play(self, number: int, line: "Line") -> Outcome:
+    async def play(self, number: int, line: "TurnChannel") -> VerifiersOutcome:
         """Play the example of a number, and score it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class AgentReply:
     """A completion of ludic's agent."""
 
     text: str
@@ -59,18 +60,18 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class EnvironmentTurn:
     """The environment's answer to a reply."""
 
     observation: str | None
     """Text of the user; None if there is none."""
     results: tuple[str | None, ...]
     """Result of each tool call of the reply; None if it was not run."""
-    outcome: Outcome | None
+    outcome: VerifiersOutcome | None
     """None if the episode goes on."""
 
 
-class Line:
+class TurnChannel:
     """Between the coroutine of verifiers, which asks, and ludic, which replies."""
 
     def __init__(self) -> None:
@@ -78,13 +79,13 @@ class Line:
         self.tools: tuple[dict[str, Any], ...] | None = None
         """Schemas of the tools; None before the first question."""
         self._told: list[Any] = []
-        self._reply: asyncio.Future[Reply] | None = None
+        self._reply: asyncio.Future[AgentReply] | None = None
 
     def tell(self, messages: Sequence[Any]) -> None:
         """Note messages of verifiers that the agent has not seen yet."""
         self._told += messages
 
-    async def ask(self, tools: Sequence[dict[str, Any]] = ()) -> Reply:
+    async def ask(self, tools: Sequence[dict[str, Any]] = ()) -> AgentReply:
         """Ask the agent to reply to what it was told. Raises RuntimeError if the tools are not those of before."""
         if self.tools not in (None, tuple(tools)):
             raise RuntimeError(
@@ -95,7 +96,7 @@ class Line:
         self.is_asked.set()
         return await self._reply
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: AgentReply) -> None:
         """Give the agent's reply."""
         assert self._reply is not None, "nothing was asked"
         self.is_asked.clear()
@@ -107,11 +108,11 @@ class Line:
         return told
 
 
-class Episode:
+class VerifiersEpisode:
     """An episode that ludic plays in turns. Made within an event loop, which all of its methods need."""
 
-    def __init__(self, play: Callable[[Line], Coroutine[Any, Any, Outcome]]) -> None:
-        self._line = Line()
+    def __init__(self, play: Callable[[TurnChannel], Coroutine[Any, Any, VerifiersOutcome]]) -> None:
+        self._line = TurnChannel()
         self._task = asyncio.create_task(_guarded(play(self._line)))
         self._task.add_done_callback(_retrieve)
 
@@ -126,9 +127,9 @@ class Episode:
             raise RuntimeError("the environment ended before it asked its agent")
         return plain(self._line.heard())
 
-    async def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> Turn:
+    async def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> EnvironmentTurn:
         """Give the agent's completion, and run until the next one is wanted or the episode is over."""
-        self._line.reply(Reply(text=text, calls=tuple(calls)))
+        self._line.reply(AgentReply(text=text, calls=tuple(calls)))
         outcome = await self._next()
         heard = self._line.heard()
         results = {each.tool_call_id: text_of(each) for each in heard if each.role == "tool"}
@@ -138,7 +139,7 @@ class Episode:
             raise ValueError(f"the environment sent a message of the role {others[0]!r}, wanted user")
         if outcome is None and not said and any(call.id not in results for call in calls):
             raise ValueError("the environment sent no result of a tool call, and no message of the user instead")
-        return Turn(
+        return EnvironmentTurn(
             observation="\n\n".join(said) if said else None,
             results=tuple(results.get(call.id) for call in calls),
             outcome=outcome,
@@ -149,7 +150,7 @@ class Episode:
         with suppress(RuntimeError):  # the event loop is closed, and with it the episode is over
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
-    async def _next(self) -> Outcome | None:
+    async def _next(self) -> VerifiersOutcome | None:
         """Run until the agent is asked, and return None; or until the end. Raises what the episode raised."""
         is_asked = asyncio.ensure_future(self._line.is_asked.wait())
         try:
@@ -159,7 +160,7 @@ class Episode:
         return self._task.result() if self._task.done() else None
 
 
-async def _guarded(episode: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _guarded(episode: Coroutine[Any, Any, VerifiersOutcome]) -> VerifiersOutcome:
     # In a task, SystemExit and KeyboardInterrupt would end the whole event loop.
     with only_exceptions(in_coroutine=True):
         return await episode

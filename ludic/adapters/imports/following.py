@@ -30,7 +30,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from ludic.adapters.complaints import Complaints
-from ludic.adapters.imports.formats import Format
+from ludic.adapters.imports.formats import ImportFormat
 from ludic.adapters.imports.importing import Imported, identity, importer, said_of
 from ludic.adapters.imports.records import UNKNOWN, FileState, open_file, read_records, read_state
 from ludic.data_files import is_lines
@@ -83,7 +83,7 @@ class Follower:
 
     root: Root
     folders: Sequence[str]
-    format: Format
+    format: ImportFormat
     import_one: Callable[[str, Track], ImportReport]
     rest_s: float
     """Seconds after which a file without change is complete, if its program may append to it."""
@@ -299,7 +299,7 @@ def _stored(root: Root) -> Iterator[tuple[str, _Stored]]:
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
-def _step(fmt: Format, url: str) -> tuple[str, int]:
+def _step(fmt: ImportFormat, url: str) -> tuple[str, int]:
     """Return a file's path with its step left out, and the step; -1 for a path without."""
     match = re.search(fmt.path, url) if fmt.path else None
     name = next((name for name in ("file_step", "step") if match and match.groupdict().get(name)), None)
@@ -308,7 +308,7 @@ def _step(fmt: Format, url: str) -> tuple[str, int]:
     return url[: match.start(name)] + url[match.end(name) :], int(match[name])
 
 
-def _newest_steps(fmt: Format, found: Mapping[str, FileState]) -> dict[str, int]:
+def _newest_steps(fmt: ImportFormat, found: Mapping[str, FileState]) -> dict[str, int]:
     """Return the step of each series of files, which differ in the step alone, that was written last.
 
     That is the newest step, unless the program has gone back to an earlier one and left the files of later ones.
@@ -334,7 +334,7 @@ def _age_s(url: str, state: FileState) -> float:
     return 0.0 if modified_s is None else max(0.0, time.time() - modified_s)
 
 
-def unfinished(url: str, fmt: Format) -> str | None:
+def unfinished(url: str, fmt: ImportFormat) -> str | None:
     """Return why a file is not whole; None if it is, or if its kind has no end that could be read alone."""
     if fmt.read is not read_records and not url.endswith(".jsonl"):
         return None

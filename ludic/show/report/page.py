@@ -27,6 +27,7 @@ from ludic.records import comparable_reward
 from ludic.results import Frame, Part, Result, number, printable, size, sparkline
 from ludic.row_files import open_sink
 from ludic.run_json import is_recorded_run, run_of
+from ludic.schema.tables import Row
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
 from ludic.show.report.plots import Figure, Mark, Series, draw
 from ludic.show.stats import (
@@ -45,10 +46,9 @@ from ludic.store import Root
 from ludic.store.attempts import newest_attempt
 from ludic.store.files import Folder
 from ludic.store.tables import POPULATIONS
-from ludic.troubles import Trouble
+from ludic.troubles import Diagnostic
 
-Row = Mapping[str, Any]
-Message = Mapping[str, Any]
+MessageValues = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -229,7 +229,7 @@ _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
 )
 
 
-def _marks(troubles: Sequence[Trouble], env_name: str | None = None) -> list[Mark]:
+def _marks(troubles: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
     """Return a mark for each step at which troubles begin, with their numbers in the list of warnings.
 
     env_name: leaves out the troubles of other environments.
@@ -249,7 +249,7 @@ def _marks(troubles: Sequence[Trouble], env_name: str | None = None) -> list[Mar
     ]
 
 
-def step_figures(con: duckdb.DuckDBPyConnection, root: Root, troubles: Sequence[Trouble] = ()) -> list[Figure]:
+def step_figures(con: duckdb.DuckDBPyConnection, root: Root, troubles: Sequence[Diagnostic] = ()) -> list[Figure]:
     """Return the plots of gradient steps, without steps that a later attempt has replaced; [] if there are none.
 
     troubles: in the order of their numbers; plots mark the steps at which they begin.
@@ -302,7 +302,7 @@ def _environment_figures(rows: Sequence[Row], marks: Sequence[Mark]) -> Iterator
         yield draw(title, unit, "step", _by_environment(rows, "step", column), marks=marks)
 
 
-def _component_figures(rows: Sequence[Row], troubles: Sequence[Trouble]) -> Iterator[Figure]:
+def _component_figures(rows: Sequence[Row], troubles: Sequence[Diagnostic]) -> Iterator[Figure]:
     """Yield a plot for each environment whose rewards have components, with a line for each component."""
     for env_name in dict.fromkeys(row["env_name"] for row in rows):
         own = [row for row in rows if row["env_name"] == env_name]
@@ -563,7 +563,7 @@ _MOST_MESSAGES = 40
 
 def read_conversations(
     con: duckdb.DuckDBPyConnection, root: Root, folder: Folder, versions: Mapping[str, int]
-) -> dict[str, list[Message]]:
+) -> dict[str, list[MessageValues]]:
     """Return the messages of rollouts by rollout_id. versions: version of each rollout, which spares other files."""
     if not versions:
         return {}
@@ -572,13 +572,13 @@ def read_conversations(
     return {row["rollout_id"]: _first_and_last(row["messages"] or []) for row in rows}
 
 
-def split_answer(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+def split_answer(messages: Sequence[MessageValues]) -> tuple[Sequence[MessageValues], Sequence[MessageValues]]:
     """Return the messages before the first answer, and the others."""
     first = next((index for index, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
     return messages[:first], messages[first:]
 
 
-def _first_and_last(messages: Sequence[Message]) -> list[Message]:
+def _first_and_last(messages: Sequence[MessageValues]) -> list[MessageValues]:
     half = _MOST_MESSAGES // 2
     shown = [_short(message) for message in messages]
     if len(shown) <= _MOST_MESSAGES:
@@ -587,7 +587,7 @@ def _first_and_last(messages: Sequence[Message]) -> list[Message]:
     return [*shown[:half], {"role": "", "name": None, "content": left_out, "calls": []}, *shown[-half:]]
 
 
-def _short(message: Message) -> Message:
+def _short(message: MessageValues) -> MessageValues:
     calls = [
         {"name": call["name"], "arguments": shorten(call["arguments"]), "result": shorten(call["result"])}
         | {"error": call["error"]}

@@ -23,7 +23,7 @@ from textual.worker import get_current_worker
 
 from ludic.errors import LudicError, one_line
 from ludic.printable import printable
-from ludic.results import Format, column_format
+from ludic.results import ColumnFormat, column_format
 from ludic.show.terminal.data import (
     TEXTS,
     Listing,
@@ -378,7 +378,7 @@ class PagedTable(DataTable[Text]):
     def __init__(self) -> None:
         super().__init__(cursor_type="row", zebra_stripes=True)
         self._frame = pl.DataFrame()
-        self._formats: dict[str, Format] = {}
+        self._formats: dict[str, ColumnFormat] = {}
         """Format of each column that is shown."""
         self._start = 0
 
@@ -469,13 +469,13 @@ class PagedTable(DataTable[Text]):
         return not is_here
 
 
-def _format(frame: pl.DataFrame, name: str) -> Format:
+def _format(frame: pl.DataFrame, name: str) -> ColumnFormat:
     """Return the format of a column, also of one without values."""
     kind = frame.schema.get(name, pl.String())
     return column_format(name, [0 if kind.is_integer() else 0.0] if kind.is_numeric() else [])
 
 
-def _cell(column: Format, value: Any) -> Text:
+def _cell(column: ColumnFormat, value: Any) -> Text:
     """Return a value for a cell: numbers on the right, long ids by their end."""
     match = _UUID.fullmatch(value) if isinstance(value, str) else None
     text = Text(f"…{match[2]}") if match else column.text(value, most=_MOST)
