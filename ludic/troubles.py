@@ -339,7 +339,9 @@ def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any
     if any(find_truncated_support(run, config)):
         return  # which explains it
     same = [
-        row["sampler_kl"] for row in steps if row["lag_max"] == 0 and (row["step"] - 1) % run.steps_per_version == 0
+        row["sampler_kl"]
+        for row in steps
+        if row["off_policy_steps_max"] == 0 and (row["step"] - 1) % run.steps_per_version == 0
     ]
     found = [kl for kl in same if kl is not None][-_RECENT_STEPS:]
     if found and sum(found) / len(found) > _MOST_MISMATCH:

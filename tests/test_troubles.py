@@ -326,12 +326,17 @@ def test_a_loss_that_uses_no_ratio_needs_no_whole_support() -> None:
 
 
 def mismatched(**values: Any) -> dict[str, Any]:
-    return step(**{"step": 1, "lag_max": 0, "sampler_kl": 0.02, **values})
+    return step(**{"step": 1, "off_policy_steps_max": 0, "sampler_kl": 0.02, **values})
 
 
 def test_other_probabilities_under_the_same_weights_are_told() -> None:
-    # (0.02 + 0.01) / 2 = 0.015 nats; the step with a lag does not count
-    rows = [mismatched(), mismatched(step=2, sampler_kl=0.01), mismatched(step=3, sampler_kl=5.0, lag_max=1)]
+    # (0.02 + 0.01) / 2 = 0.015 nats; the off-policy step does not count
+    stale = {"off_policy_steps_max": 1}
+    rows = [
+        mismatched(),
+        mismatched(step=2, sampler_kl=0.01),
+        mismatched(step=3, sampler_kl=5.0, **stale),
+    ]
     (text,) = texts(find_mismatch(rows, RUN, {}))
     assert text.startswith("sampler_kl is 0.015 nats per token in 2 steps on rollouts of the trainer's own weights")
     assert "dtype, attention and --float32-head" in text

@@ -457,9 +457,9 @@ def _policy(status: RunStatus) -> str:
         return "none published"
     age_s = (status.at - datetime.fromisoformat(status.policy.created_at)).total_seconds()
     text = f"version {status.policy.version}, {age(max(0.0, age_s))} old"
-    if not status.steps or status.steps[-1]["lag_mean"] is None:
+    if not status.steps or status.steps[-1]["off_policy_steps_mean"] is None:
         return text
-    mean, largest = (status.steps[-1][name] for name in ("lag_mean", "lag_max"))  # stored names
+    mean, largest = (status.steps[-1][f"off_policy_steps_{of}"] for of in ("mean", "max"))
     return f"{text}; off-policy steps {mean:.1f}, at most {largest}"
 
 

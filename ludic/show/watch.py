@@ -218,7 +218,7 @@ def describe_step(row: Mapping[str, Any]) -> str:
     """Return a step's main metrics as one line."""
     reward = row.get("reward_mean")
     shown = "unscored" if reward is None else f"{reward:.3f}"
-    mean = row.get("lag_mean")  # the stored name
+    mean = row.get("off_policy_steps_mean")
     off_policy = "" if mean is None else f"off-policy steps {mean:.1f}  "
     loss = "" if row["loss"] is None else f"loss {row['loss']:.4f}  "
     speed = "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f} tokens/s"

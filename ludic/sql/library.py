@@ -30,6 +30,7 @@ from ludic.code.run import describe_failure, only_exceptions
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.schema import SCALAR_COLUMNS
 from ludic.schema.columns import NUM_TOKEN_IDS, ArrayColumn, select
+from ludic.schema.tables import names_not_in_sql
 from ludic.user_files import NO_FILES, Files, file_of, python_file_of
 
 _COMMENT = re.compile(r"--[^\n]*")
@@ -190,7 +191,8 @@ def reason_of(error: Exception) -> str:
     text = " ".join(str(error).split("\n\nLINE ")[0].split())
     for letter, escaped in _ESCAPED.items():
         text = text.replace(escaped, letter)
-    return text
+    renamed = [f"SQL calls {old} {new}" for old, new in names_not_in_sql().items() if f'"{old}" not found' in text]
+    return "; ".join([text, *renamed])
 
 
 _MOST_OF_A_PATH = 4096

@@ -30,6 +30,7 @@ from fsspec.utils import glob_translate
 from ludic.by_name import read_packaged
 from ludic.errors import QueryError, SchemaError, one_line
 from ludic.schema import arrow_schema, rollouts_schema
+from ludic.schema.tables import former_names
 from ludic.sql.library import escape_glob, quote, quote_list
 from ludic.sql.snapshot import ARGUMENTS, ListReader, Snapshot, segment_schema
 from ludic.store import Root
@@ -301,17 +302,22 @@ def _stored_rows(
 ) -> dict[str, str]:
     """Return SQL of the rows in a row's files: `stored`, a table; `columns`, their names; `types`, of records."""
     if isinstance(row, Table):
-        made = _add_empty_table(con, tables, number, row.kind, arrow_schema(row.table))
+        schema, former = arrow_schema(row.table), former_names(row.table)
+        older = [pa.field(old, schema.field(new).type) for new, old in former.items()]
+        made = _add_empty_table(con, tables, number, row.kind, pa.schema([*schema, *older]))
+        read_as = {new: f'coalesce("{new}", "{old}") as "{new}"' for new, old in former.items()}
+        made["columns"] = ", ".join(f'"{name}"' for name in schema.names)
+        selected = ", ".join(read_as.get(name, f'"{name}"') for name in schema.names)
         read, how = "read_parquet", f"schema = {made['schema']}"
     else:
         assert isinstance(row, Records), f"{row.kind} has no rows"
         made = _add_empty_table(con, tables, number, row.kind, _schema_of_record(row))
-        read, how = "read_json", f"columns = {made['types']}"
+        read, how, selected = "read_json", f"columns = {made['types']}", made["columns"]
     options = f"{how}, filename = true, hive_partitioning = false, allow_empty = true"
     files = f"{read}(files_of_{number}({quote(row.kind)}), {options})"
     without = f"where not list_contains({values['without']}, filename)"
     stored = f"from {values['empty']}.{row.kind} union all by name from {files}"
-    return made | {"stored": f"(select {made['columns']} from ({stored}) {without})"}  # noqa: S608
+    return made | {"stored": f"(select {selected} from ({stored}) {without})"}  # noqa: S608
 
 
 def unreadable_records(root: Root) -> dict[str, str]:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ludic.errors import ConfigError
 from ludic.schema import arrow_schema, conform, rollouts_schema
+from ludic.schema.tables import shown_names
 from ludic.sql.query import Predicate
 from ludic.store import Root
 from ludic.store.files import RolloutFile, current_files
@@ -151,17 +152,22 @@ class _Metrics:
         return conform(decode(self._root.read(name), f"{self._root.url}/{name}", "metrics"), "metrics")
 
 
-class _Batches:
-    """The ledger rows of a step: used rollouts, then dropped ones."""
+_LEDGER = pa.schema(
+    [each.with_name(shown_names("batches").get(each.name, each.name)) for each in arrow_schema("batches")]
+)
 
-    schema = arrow_schema("batches")
+
+class _Batches:
+    """The ledger rows of a step, used rollouts, then dropped ones; columns have the names of SQL."""
+
+    schema = _LEDGER
 
     def __init__(self, root: Root) -> None:
         self._root, self._planned = root, planned_steps(root)
         self.steps = list(self._planned)
 
     def read(self, step: int, columns: list[str]) -> pa.Table:
-        return read_step(self._root, self._planned, step).select(columns)
+        return read_step(self._root, self._planned, step).rename_columns(self.schema.names).select(columns)
 
 
 class _Rollouts:

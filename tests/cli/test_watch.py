@@ -35,7 +35,13 @@ def row(kind: str, **values: Any) -> dict[str, Any]:
 
 def train_row(step: int, **values: Any) -> dict[str, Any]:
     seconds = {"attempt_id": 1, "step": step, "wait_s": 0.5, "step_s": 1.0, "publish_s": 0.3, "num_pending_groups": 12}
-    numbers = {"reward_mean": float(step), "loss": 0.25, "lag_mean": 1.5, "lag_max": 2, "tokens_per_s": 1234.0}
+    numbers = {
+        "reward_mean": float(step),
+        "loss": 0.25,
+        "off_policy_steps_mean": 1.5,
+        "off_policy_steps_max": 2,
+        "tokens_per_s": 1234.0,
+    }
     return row("train", **{**seconds, **numbers, **values})
 
 

@@ -17,11 +17,12 @@ import pytest
 from golden.write_golden import FILES, as_json
 
 import ludic
-from ludic.errors import SchemaError
+from ludic.errors import QueryError, SchemaError
 from ludic.schema import SCHEMA_VERSION, arrow_schema, from_table, resolve_row, rollouts_schema
 from ludic.show.status import draw
 from ludic.show.watch import Watcher
 from ludic.store import (
+    MetricsLog,
     MetricsTail,
     RolloutReader,
     Root,
@@ -285,20 +286,33 @@ METRICS_1_2 = ("token_imbalance", "preference_margin", "preference_accuracy")
 METRICS_1_3 = ("num_incomplete_completions", "num_zero_variance_groups", "first_error")
 # v1.3, v1.4 and v1.5 were written with metrics 1.4; its row leaves them null, too.
 METRICS_1_4 = ("sampler_kl_k1", "ratio_p01", "ratio_p99")
+METRICS_1_8 = {"lag_mean": "off_policy_steps_mean", "lag_max": "off_policy_steps_max"}
+"""Columns that have other names since metrics 1.8. All stores are older."""
 METRICS_1_6 = ("router_balance_loss", "router_z_loss", "expert_imbalance")
 
 
 def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, expected):
     (tailed,), (asked,) = MetricsTail(root).poll(), ask(root, "from metrics")
     names = arrow_schema("metrics").names
-    added = {"off_policy_steps_mean": "lag_mean", "off_policy_steps_max": "lag_max"}
-    assert (list(tailed), list(asked)) == (names, [*names, *added, "root"])
-    assert all(asked[name] == asked[stored] for name, stored in added.items())
+    assert (list(tailed), list(asked)) == (names, [*names, "root"])
     for row in (tailed, asked):
-        found = {name: row[name] for name in expected["metrics"]}
+        found = {name: row[METRICS_1_8.get(name, name)] for name in expected["metrics"]}
         found |= {name: dict(found[name]) for name in ("other",) if name in found}  # pyarrow has pairs for a map
         assert found == expected["metrics"]
         assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2, *METRICS_1_3, *METRICS_1_4, *METRICS_1_6)} == {None}
+
+
+def test_a_run_goes_on_with_the_new_names_of_columns(tmp_path):
+    shutil.copytree(HERE / "v1.8", tmp_path / "run")
+    root = Root.open(str(tmp_path / "run"))
+    log = MetricsLog(root, "train", "2")
+    log.write(attempt_id=1, step=2, policy_version=4, off_policy_steps_mean=1.5, off_policy_steps_max=2)
+    log.close()
+    rows = ask(root, "select step, off_policy_steps_mean, off_policy_steps_max from metrics order by step")
+    old = json.loads((HERE / "v1.8.json").read_text(encoding="utf-8"))["metrics"]
+    assert [tuple(row.values()) for row in rows] == [(1, old["lag_mean"], old["lag_max"]), (2, 1.5, 2)]
+    with pytest.raises(QueryError, match="SQL calls lag off_policy_steps"):
+        ludic.open(root.url).sql("select lag from batches")
 
 
 def test_a_run_of_an_older_schema_can_be_watched(root):

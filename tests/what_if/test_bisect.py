@@ -93,6 +93,7 @@ def test_a_run_without_metrics_is_refused(root):
     ("predicate", "message"),
     [
         ("no_such > 1", "no_such"),
+        ("lag_mean > 1", "SQL calls lag_mean off_policy_steps_mean"),
         ("reward_mean", "DOUBLE|double"),
         ("reward_mean >", "syntax error"),
         ("true; drop table metrics", "holds|syntax error|parser"),
