@@ -191,8 +191,12 @@ def reason_of(error: Exception) -> str:
     text = " ".join(str(error).split("\n\nLINE ")[0].split())
     for letter, escaped in _ESCAPED.items():
         text = text.replace(escaped, letter)
-    renamed = [f"SQL calls {old} {new}" for old, new in names_not_in_sql().items() if f'"{old}" not found' in text]
+    unknown = {name for pair in _UNKNOWN_COLUMN.findall(text) for name in pair}
+    renamed = [f"SQL calls {old} {new}" for old, new in names_not_in_sql().items() if old in unknown]
     return "; ".join([text, *renamed])
+
+
+_UNKNOWN_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
 
 
 _MOST_OF_A_PATH = 4096

@@ -17,12 +17,11 @@ import pytest
 from golden.write_golden import FILES, as_json
 
 import ludic
-from ludic.errors import QueryError, SchemaError
+from ludic.errors import SchemaError
 from ludic.schema import SCHEMA_VERSION, arrow_schema, from_table, resolve_row, rollouts_schema
 from ludic.show.status import draw
 from ludic.show.watch import Watcher
 from ludic.store import (
-    MetricsLog,
     MetricsTail,
     RolloutReader,
     Root,
@@ -300,19 +299,6 @@ def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, exp
         found |= {name: dict(found[name]) for name in ("other",) if name in found}  # pyarrow has pairs for a map
         assert found == expected["metrics"]
         assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2, *METRICS_1_3, *METRICS_1_4, *METRICS_1_6)} == {None}
-
-
-def test_a_run_goes_on_with_the_new_names_of_columns(tmp_path):
-    shutil.copytree(HERE / "v1.8", tmp_path / "run")
-    root = Root.open(str(tmp_path / "run"))
-    log = MetricsLog(root, "train", "2")
-    log.write(attempt_id=1, step=2, policy_version=4, off_policy_steps_mean=1.5, off_policy_steps_max=2)
-    log.close()
-    rows = ask(root, "select step, off_policy_steps_mean, off_policy_steps_max from metrics order by step")
-    old = json.loads((HERE / "v1.8.json").read_text(encoding="utf-8"))["metrics"]
-    assert [tuple(row.values()) for row in rows] == [(1, old["lag_mean"], old["lag_max"]), (2, 1.5, 2)]
-    with pytest.raises(QueryError, match="SQL calls lag off_policy_steps"):
-        ludic.open(root.url).sql("select lag from batches")
 
 
 def test_a_run_of_an_older_schema_can_be_watched(root):
