@@ -49,10 +49,21 @@ _LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 # --- Results ---------------------------------------------------------------------------------------------------------
 
 
+_RENAMED = {"troubles": "diagnostics", "looks": "probes"}
+"""Attributes of results by their former name."""
+
+
 class Result:
     """Base of what operations return. A subclass is a dataclass, and writes `parts`."""
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            now = _RENAMED.get(name)
+            hint = f"; it is called {now!r} now" if now is not None and hasattr(type(self), now) else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def parts(self) -> "Iterator[Part]":
         """Yield what people see, in order."""

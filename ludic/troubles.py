@@ -1,6 +1,6 @@
-"""Find troubles of a run in its metrics, such as no learning signal, since when, and the setting to look at. Pure.
+"""Diagnostics of a run from its metrics, such as no learning signal: since when, and the setting to look at. Pure.
 
-Workers and trainers log the troubles; panel, report and viewer show them.
+Workers and trainers log the diagnostics; panel, report and viewer show them.
 """
 
 import logging
@@ -17,7 +17,7 @@ from ludic.run_config import RunConfig
 from ludic.schema.tables import Row
 
 _MOST = 0.5
-"""Share of bad rollouts above which there is trouble."""
+"""Share of bad rollouts above which there is a diagnostic."""
 _FEWEST_STEPS = 3
 """Minimum number of consecutive steps that are more than bad luck."""
 _RECENT_STEPS = 20
@@ -33,8 +33,8 @@ _WHAT_TO_DO = {
     **NO_LOGPROBS,
 }
 _MOST_MISMATCH = 0.01
-"""Mean k3, in nats, of rollouts that the trainer's own weights sampled, above which there is trouble. It is half the
-mean square of the log ratio, so ratios are then off by a factor of about e^0.14: numerics alone bring tokens near the
+"""Mean k3, in nats, of rollouts that the trainer's own weights sampled, above which there is a diagnostic. It is half
+the mean square of the log ratio, so ratios are then off by a factor of about e^0.14: numerics alone bring tokens near the
 usual clip of 0.2. Rounding logits of about 10 to bfloat16 gives some 1e-4."""
 _WITHOUT_RATIO = ("sft", "dpo", "ipo", "orpo")
 """Objectives whose loss does not use the sampler's logprobs."""
@@ -47,7 +47,7 @@ class Diagnostic:
     """A problem of a run, with advice."""
 
     kind: str
-    """Identifies the trouble; does not change with its numbers."""
+    """Identifies the diagnostic; does not change with its numbers."""
     text: str
     env_name: str | None = None
     """The environment that has it; None if it is the run's."""
@@ -60,7 +60,7 @@ class Diagnostic:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The beginning of a trouble that lasts."""
+    """The beginning of what a diagnostic reports."""
 
     step: int | None
     """The first gradient step that has it, or that the first weights with it took; None if not known."""
@@ -118,15 +118,15 @@ History = Mapping[str, Sequence[VersionSamples]]
 
 
 class DiagnosticLog:
-    """Logs each trouble once, and again only if it returns after it was gone."""
+    """Logs each diagnostic once, and again only if it returns after it was gone."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._known: set[str] = set()
 
-    def tell(self, troubles: Iterable[Diagnostic]) -> None:
-        """Log new troubles. troubles: all current troubles."""
-        now = {trouble.kind: trouble for trouble in troubles}
+    def report(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """Log new diagnostics. diagnostics: all current ones."""
+        now = {diagnostic.kind: diagnostic for diagnostic in diagnostics}
         for kind in now.keys() - self._known:
             self._logger.warning("%s", now[kind])
         self._known = set(now)
@@ -135,7 +135,7 @@ class DiagnosticLog:
 def warn_of_rows(
     logger: logging.Logger, find: Callable[[Sequence[Row]], Iterable[Diagnostic]]
 ) -> Callable[[Row], None]:
-    """Return a function that takes a process's metrics rows one by one, and logs troubles that `find` finds in them.
+    """Return a function that takes a process's metrics rows one by one, and logs the diagnostics in them.
 
     find: called with the newest 64 rows.
     """
@@ -143,25 +143,25 @@ def warn_of_rows(
 
     def take(row: Row) -> None:
         newest.append(row)
-        log.tell(find(list(newest)))
+        log.report(find(list(newest)))
 
     return take
 
 
-def find_sampling_troubles(
+def find_sampling_diagnostics(
     calls: Sequence[Row], run: RunConfig, history: History | None = None
 ) -> Iterator[Diagnostic]:
-    """Find at most one trouble for each environment, in the newest rows that hold a batch of groups.
+    """Find at most one diagnostic for each environment, in the newest rows that hold a batch of groups.
 
     calls: rows of workers, oldest first. history: says since when; None leaves it out.
     """
     for env_name in sorted({row["env_name"] for row in calls}):
         newest = _newest([row for row in calls if row["env_name"] == env_name], run.groups_per_batch)
-        trouble = _find_failures(env_name, newest) or _find_refusals(env_name, newest, run)
-        trouble = trouble or _find_equal_rewards(env_name, newest, run)
-        if trouble is not None:
-            is_bad = _IS_BAD[trouble.kind.removesuffix(f" in {env_name}")]
-            yield replace(trouble, since=_since((history or {}).get(env_name, ()), is_bad))
+        diagnostic = _find_failures(env_name, newest) or _find_refusals(env_name, newest, run)
+        diagnostic = diagnostic or _find_equal_rewards(env_name, newest, run)
+        if diagnostic is not None:
+            is_bad = _IS_BAD[diagnostic.kind.removesuffix(f" in {env_name}")]
+            yield replace(diagnostic, since=_since((history or {}).get(env_name, ()), is_bad))
 
 
 _IS_BAD: Mapping[str, Callable[[VersionSamples], bool]] = {
@@ -169,7 +169,7 @@ _IS_BAD: Mapping[str, Callable[[VersionSamples], bool]] = {
     "refusals": lambda it: it.num_parse_errors > _MOST * it.num_rollouts,
     "equal rewards": lambda it: it.num_equal_groups >= it.num_groups,
 }
-"""Whether a version has a trouble, by its kind."""
+"""Whether a version has a diagnostic, by its kind."""
 
 
 def _since(versions: Sequence[VersionSamples], is_bad: Callable[[VersionSamples], bool]) -> Since | None:
@@ -185,7 +185,7 @@ def _since(versions: Sequence[VersionSamples], is_bad: Callable[[VersionSamples]
 _VERSIONS_OF_A_LEVEL = 5
 """Versions over which rewards are averaged before they are compared."""
 _MOST_LOST = 1 / 3
-"""Share of what a reward had gained that it may lose again without trouble."""
+"""Share of what a reward had gained that it may lose again without a diagnostic."""
 _CHANGES = 3
 """A fall is above this many times the median change from one version to the next, which is mostly noise."""
 
@@ -197,8 +197,8 @@ def find_falls(history: History) -> Iterator[Diagnostic]:
     """
     for env_name, versions in sorted(history.items()):
         scored = [it for it in versions if it.num_scored]
-        if len(scored) >= 2 * _VERSIONS_OF_A_LEVEL and (trouble := _find_fall(env_name, scored)) is not None:
-            yield trouble
+        if len(scored) >= 2 * _VERSIONS_OF_A_LEVEL and (diagnostic := _find_fall(env_name, scored)) is not None:
+            yield diagnostic
 
 
 def _find_fall(env_name: str, scored: Sequence[VersionSamples]) -> Diagnostic | None:
@@ -230,7 +230,7 @@ def _level(versions: Sequence[VersionSamples]) -> float:
 
 
 def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Diagnostic]:
-    """Find the environments in which some of the newest rollouts failed; `find_sampling_troubles` tells if most did.
+    """Find the environments in which some of the newest rollouts failed; `find_sampling_diagnostics` tells if most did.
 
     calls: rows of workers, oldest first. history: says since when; None leaves it out.
     """
@@ -244,7 +244,7 @@ def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | 
             yield Diagnostic(f"some failures in {env_name}", f"{text}{_on_one_line(first)}", env_name, since)
 
 
-def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def find_training_diagnostics(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Find steps that learn nothing or move the weights too far, and filters that drop most rollouts.
 
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
@@ -264,7 +264,7 @@ _MOST_CLIPPED = 0.1
 _MOST_KL = 0.5
 """Mean k3 of a step, in nats; off-policy steps of a model that learns fast have about a third of it."""
 LEAPS = "leaps"
-"""Kind of the trouble of `find_leaps`."""
+"""Kind of the diagnostic of `find_leaps`."""
 
 
 def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Diagnostic]:
@@ -364,7 +364,7 @@ def find_shortage(
 ) -> Iterator[Diagnostic]:
     """Find that far more groups were sampled since the newest step than a batch needs, and no batch for a minute.
 
-    steps, calls: rows in order. Calls in which every rollout failed do not count: that is another trouble.
+    steps, calls: rows in order. Calls in which every rollout failed do not count: that is another diagnostic.
     """
     since = steps[-1]["created_at"] if steps else calls[0]["created_at"] if calls else None
     sampled = [row for row in calls if not steps or row["created_at"] > since]

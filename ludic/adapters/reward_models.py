@@ -34,7 +34,7 @@ from ludic.settings import Range, SecondsOfADay, Tokens, check, convert
 Activation = Literal["none", "sigmoid"]
 TruncationSide = Literal["left", "right"]
 
-MADE_UP = (Message(role="user", content="made up"), Message(role="assistant", content="made up"))
+SYNTHETIC_CHAT = (Message(role="user", content="made up"), Message(role="assistant", content="made up"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class ModelScorer:
                 )
             tokens = tokens[-limit:] if side == "left" else tokens[:limit]
         # The load, and the wait for a place in one of the next batches, are no part of the call's time.
-        async with self._turns_here().turn(self._is_loaded):
+        async with self._request_limit().turn(self._is_loaded):
             logits = await asyncio.wrap_future(self._model.logits(tokens))
         return self._labels.value(logits.tolist())
 
@@ -163,7 +163,7 @@ class ModelScorer:
     async def _is_loaded(self) -> None:
         await asyncio.wrap_future(self._model.load())
 
-    def _turns_here(self) -> RequestLimit:
+    def _request_limit(self) -> RequestLimit:
         return self._turns.setdefault(asyncio.get_running_loop(), RequestLimit(4 * self.settings.max_batch_size))
 
 
@@ -252,7 +252,7 @@ class ServerScorer:
 
     async def prepare(self) -> str:
         """Find out what can't heal, by a made-up conversation; return the model's name. Raises LudicError."""
-        logits, name = await self._logits(MADE_UP)
+        logits, name = await self._logits(SYNTHETIC_CHAT)
         self._score_of(logits)
         return name
 

@@ -69,7 +69,7 @@ async def run_episode(
                 play.held = await calls.make(make_environment)
                 await protocol(play)
             finally:
-                await play.settle()
+                await play.stop_agents()
     except LimitReachedError as error:
         play.end(error.reason, str(error))
     except EpisodeFailedError as error:
@@ -167,7 +167,7 @@ class Episode:
             if not player.is_over:
                 player.fail(error, traceback)
 
-    async def settle(self) -> None:
+    async def stop_agents(self) -> None:
         """Stop the agents that are still asked, and wait until what they were answered is in their rows.
 
         One whose own code ignores that it is cancelled is given up after GRACE_S.
@@ -342,7 +342,7 @@ async def several_agents(play: Episode) -> None:
             transitions = await calls.step_agents(play.held, dict(zip(acting, actions, strict=True)), players)
             for agent_id, transition in transitions.items():
                 player = players[agent_id]
-                (player.take if agent_id in acting else player.hear)(transition)
+                (player.take if agent_id in acting else player.observe)(transition)
         except EpisodeFailedError as error:
             return play.fail(str(error), error.traceback)
     return None

@@ -136,7 +136,7 @@ class EpisodeAgent:
         self._context: Context | None = None
         self._prompts: PromptBuilder | None = None
         self._step: PendingStep | None = None
-        self._told: str | None = None
+        self._observed: str | None = None
         """What came of the last step, with the results of tools that the environment has run."""
         self._early: list[Transition] = []
         """What happened before the first action."""
@@ -193,7 +193,7 @@ class EpisodeAgent:
         if self.max_steps is not None and self._episode.num_steps >= self.max_steps:
             raise LimitReachedError("max_steps", f"the agent has made {self.max_steps} steps")
         newest = self.messages[-1]
-        observation = None if newest.role == "assistant" else self._told or newest.content
+        observation = None if newest.role == "assistant" else self._observed or newest.content
         decision = await self._decide_with_tools()
         self._step = PendingStep(observation, decision.action, decision.start, transitions=self._early)
         self._early = []
@@ -219,7 +219,7 @@ class EpisodeAgent:
         )
         self._add(transition)
 
-    def hear(self, transition: Transition) -> None:
+    def observe(self, transition: Transition) -> None:
         """Take what happened while others acted; rewards count for the agent's last action, or else for its first.
 
         Raises EpisodeFailedError, as `take` does, for a transition that can't be stored.
@@ -296,11 +296,11 @@ class EpisodeAgent:
             # The first action gets the reward.
             self._early = [replace(merged, observation=None)]
         else:
-            told = self._told = _joined(merged)
+            observed = self._observed = _joined(merged)
             self._episode.add_step(
                 self._step.observation,
                 self._step.action,
-                replace(merged, observation=told),
+                replace(merged, observation=observed),
                 self._step.token_rewards,
             )
             self._step = None
@@ -547,8 +547,8 @@ def merge(transitions: Sequence[Transition]) -> Transition | None:
 
 def _joined(transition: Transition) -> str | None:
     """Return what the agent is told: the results of its tools, then the observation; None if there is nothing."""
-    told = [each for each in (*transition.tool_results, transition.observation) if each is not None]
-    return "\n\n".join(told) if told else None
+    observed = [each for each in (*transition.tool_results, transition.observation) if each is not None]
+    return "\n\n".join(observed) if observed else None
 
 
 # --- Rewards of parts of an action -----------------------------------------------------------------------

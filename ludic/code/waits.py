@@ -94,7 +94,7 @@ class _Clock:
         self._stop: ExitStack | None = None
         self._run()
 
-    def is_here(self) -> bool:
+    def is_in_loop(self) -> bool:
         """Whether it belongs to the event loop that runs: a thread or a nested loop may inherit that of another."""
         return self._loop is asyncio.get_running_loop()
 
@@ -157,7 +157,7 @@ class RequestLimit:
         prepare: awaited as part of the wait, when the turn has come.
         """
         clock = _clock.get()
-        if clock is not None and not clock.is_here():
+        if clock is not None and not clock.is_in_loop():
             clock = None
         is_suspended = clock is not None and (self._free.locked() or prepare is not None)
         if clock is not None and is_suspended:

@@ -317,10 +317,10 @@ def _settle(calls: Sequence[_Call]) -> None:
         by_loop[call.future.get_loop()].append(call)
     for loop, its_calls in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed, and no task waits
-            loop.call_soon_threadsafe(_settle_here, its_calls)
+            loop.call_soon_threadsafe(_settle_calls, its_calls)
 
 
-def _settle_here(calls: Sequence[_Call]) -> None:
+def _settle_calls(calls: Sequence[_Call]) -> None:
     for call in calls:
         call.settle()
 

@@ -45,7 +45,7 @@ from ludic.models.weight_files import load_config, load_pretrained
 logger = logging.getLogger(__name__)
 
 _CLAIM_S = 0.1
-_LOOK_EVERY_S = 0.1
+_POLL_EVERY_S = 0.1
 _STALE_S = 10.0
 """Seconds in which a claim changes if its worker lives, who renews it. While vLLM reads weights it answers nothing, so
 those seconds do not count."""
@@ -102,7 +102,7 @@ async def _settled(server: Server) -> tuple[str, bool]:
     label, since = await server.label(), time.monotonic()
     while is_claim(label) and time.monotonic() - since < _STALE_S:
         asked = time.monotonic()
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(_POLL_EVERY_S)
         before, label = label, await server.label()
         waited_s = time.monotonic() - asked
         if label != before:

@@ -39,8 +39,8 @@ from ludic.schema.validation import Routing
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 2.0
-_LOOK_AGAIN_S = 0.5
+_POLL_EVERY_S = 2.0
+_POLL_AGAIN_S = 0.5
 """Seconds between two looks at a server that gets no requests."""
 _LOAD_AGAIN_S = 10.0
 """Seconds after which a load that failed is tried again."""
@@ -422,7 +422,7 @@ def _pause_s(member: _Member) -> float:
     """Return the seconds until the next look at a server."""
     if isinstance(member.error, ModelError):
         return _LOAD_AGAIN_S
-    return _LOOK_EVERY_S if member.is_ready else _LOOK_AGAIN_S
+    return _POLL_EVERY_S if member.is_ready else _POLL_AGAIN_S
 
 
 def _drop_calls(member: _Member) -> None:

@@ -203,7 +203,7 @@ class ScorerProcesses:
             nonlocal process
             process = await self._take()
 
-        async with self._turns_here().turn(start):
+        async with self._request_limit().turn(start):
             assert process is not None
             try:
                 result = msgspec.msgpack.decode(await process.ask(message), type=ScorerResult)
@@ -243,7 +243,7 @@ class ScorerProcesses:
         self._all.discard(process)
         process.kill()
 
-    def _turns_here(self) -> RequestLimit:
+    def _request_limit(self) -> RequestLimit:
         loop = asyncio.get_running_loop()
         if self._turns is None or self._turns[0] is not loop:
             self._turns = loop, RequestLimit(MOST_PROCESSES)

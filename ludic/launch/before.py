@@ -277,10 +277,10 @@ class _Model:
         run = self._start.run
         if run.tool_format is not None or not (run.tools or run.sub_agents):
             return run.tool_format or "no tools"
-        from ludic.agents.tools.formats import told_format
+        from ludic.agents.tools.formats import likely_format
         from ludic.models.chat import load_tokenizer
 
-        name, doubt = told_format(load_tokenizer(str(self.folder)))
+        name, doubt = likely_format(load_tokenizer(str(self.folder)))
         return name if doubt is None else TrialNote(f"read as {name}: {doubt}", is_doubtful=True)
 
     def check_reference(self) -> str:
@@ -375,10 +375,10 @@ class _Model:
             return f"not looked at on {start.processes.launcher}; `ludic plan` tells what is needed"
         if self._num_weights is not None and self._num_weights < _SMALL and not visible_gpus():
             return f"a model of {self._num_weights:,} weights is small beside this machine"
-        from ludic.launch.plan import Settings, machine_here, plan, settings_that_fit
+        from ludic.launch.plan import Settings, local_machine, plan, settings_that_fit
         from ludic.models.weight_files import load_config
 
-        config, machine = load_config(str(self.folder)), machine_here()
+        config, machine = load_config(str(self.folder)), local_machine()
         wanted = Settings(run=start.run, train=start.train, processes=start.processes, engine=start.engine)
         found = plan(config, wanted, machine)
         if found.problems:

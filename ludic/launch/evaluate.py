@@ -38,7 +38,7 @@ from ludic.training.config import TrainConfig
 logger = logging.getLogger(__name__)
 
 
-def evaluate_here(
+def evaluate_in_process(
     root: Root,
     configs: Mapping[str, EvalConfig],
     stop: threading.Event,

@@ -1,7 +1,7 @@
 """What a run needs before it starts: memory of each process, disk, seconds of files, and settings that fit.
 
-From a model's configuration, a run's settings and a machine; pure, except `machine_here`. ludic.training.memory has the
-figures of a model, ludic.launch.gpus says who gets which GPU. All sizes are bytes; a GB is 10^9 of them.
+From a model's configuration, a run's settings and a machine; pure, except `local_machine`. ludic.training.memory has
+the figures of a model, ludic.launch.gpus says who gets which GPU. All sizes are bytes; a GB is 10^9 of them.
 """
 
 import json
@@ -78,7 +78,7 @@ class Machine:
         return "cuda" if self.gpus else "cpu"
 
 
-def machine_here() -> Machine:
+def local_machine() -> Machine:
     """Return this machine: its GPUs that processes may use, and the memory that they may take."""
     names = visible_gpus()
     gpu_bytes = 0
@@ -361,7 +361,7 @@ class _Planner:
             "device": self._device,
             "reference": reference_place(self._run, self._train),
         }
-        on_device = self._told(rank_memory(self._sizes, self._passes, self._train, **place))
+        on_device = self._named_parts(rank_memory(self._sizes, self._passes, self._train, **place))
         names = ["rank 0", _OTHER_RANK][: self._ranks]
         if self._device == "cuda":
             yield Need(process="each rank", place="GPU", parts=on_device, limit=self._limit_of_trainer)
@@ -369,7 +369,7 @@ class _Planner:
             host = host_memory(self._sizes, self._train, rank=rank, **place)
             yield Need(process=name, place="host", parts={**(on_device if self._device == "cpu" else {}), **host})
 
-    def _told(self, parts: Parts) -> Parts:
+    def _named_parts(self, parts: Parts) -> Parts:
         """Return a rank's parts by names that say what they are of."""
         model = self._train.model
         kept = "inputs of the layers" if model.activation_checkpointing else "all of the layers"

@@ -39,8 +39,8 @@ from ludic.user_files import NO_FILES, Files
 
 logger = logging.getLogger(__name__)
 
-_MADE_UP_ANSWERS = ("42", "This is a made-up answer.")
-_MADE_UP_TOOL = {
+_SYNTHETIC_ANSWERS = ("42", "This is a made-up answer.")
+_SYNTHETIC_TOOL = {
     "type": "function",
     "function": {
         "name": "made_up_tool",
@@ -108,10 +108,10 @@ class Trial:
         return found[0]
 
     async def _look(self, name: str, environments: LimitedEnvironments) -> TrialNote | str:
-        with self._told(name, "making it"):
+        with self._guarded(name, "making it"):
             held = await calls.make(environments)
         try:
-            with self._told(name, "example"):
+            with self._guarded(name, "example"):
                 example = calls.example(environments, 0, "train")
             self._has_agents |= isinstance(held.environment, MultiAgentEnvironment)
             self._first[name] = await self._begin(name, held, example)
@@ -125,12 +125,12 @@ class Trial:
         """Begin an episode, and return what its agents see; a protocol of the user's own may begin it otherwise."""
         prompts = {"agent": example.messages}
         if self._start.run.protocol in (None, *PROTOCOL.built_in):
-            with self._told(name, "reset"):
+            with self._guarded(name, "reset"):
                 if isinstance(held.environment, MultiAgentEnvironment):
                     prompts = await calls.reset_agents(held, example)
                 else:
                     prompts = {"agent": await calls.reset(held, example)}
-        with self._told(name, "its tools"):
+        with self._guarded(name, "its tools"):
             own, _ = environment_tools(held)
             schemas = calls.tools_of(held) if hasattr(held.environment, "run_tools") else []
         return _First(prompts=prompts, tools=[*(tool.schema for tool in own), *schemas])
@@ -140,7 +140,7 @@ class Trial:
         rewards: list[float] = []
         for answer in _answers(example):
             try:
-                with self._told(name, f"score of the made-up answer {answer!r}"):
+                with self._guarded(name, f"score of the made-up answer {answer!r}"):
                     await calls.reset(held, example)
                     rewards.append((await calls.step(held, answer)).reward)
             except _TooSlowError:
@@ -166,7 +166,7 @@ class Trial:
         found: dict[str, str] = {}
         for group in [answers, *([answer] * 2 for answer in answers)]:
             try:
-                with self._told(name, "score_group of made-up answers"):
+                with self._guarded(name, "score_group of made-up answers"):
                     scored = []
                     for index, text in enumerate(group):
                         await calls.reset(held, example)
@@ -183,7 +183,7 @@ class Trial:
         return []
 
     @contextmanager
-    def _told(self, name: str, what: str) -> Iterator[None]:
+    def _guarded(self, name: str, what: str) -> Iterator[None]:
         """Raise ConfigError, with file and line of a user's mistake, for what fails an episode; say what takes long.
 
         Raises _TooSlowError for a call that did not return in time.
@@ -236,7 +236,7 @@ class Trial:
                 f"environment {name}: its first prompt ends with a message of the assistant, so the model would answer "
                 "its own answer; end it with a message of the user"
             )
-        tools = [*own, _MADE_UP_TOOL] if run.tools or run.sub_agents else own
+        tools = [*own, _SYNTHETIC_TOOL] if run.tools or run.sub_agents else own
         try:
             text = render_text(tokenizer, messages, tools=tools)
             length = len(render_prompt(tokenizer, messages, tools=tools))
@@ -334,5 +334,5 @@ def _group_answer(example: Example, text: str, index: int, transition: Transitio
 def _answers(example: Example) -> list[str]:
     """Return made-up answers, the right one first if the example has one."""
     if example.wanted:
-        return [example.wanted, *_MADE_UP_ANSWERS]
-    return list(_MADE_UP_ANSWERS)
+        return [example.wanted, *_SYNTHETIC_ANSWERS]
+    return list(_SYNTHETIC_ANSWERS)

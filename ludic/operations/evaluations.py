@@ -60,7 +60,7 @@ def evaluate(
     """
     from ludic.eval.numbers import check_measures, numbers_of_entries, try_measures
     from ludic.eval.suite import read_suite
-    from ludic.launch.evaluate import evaluate_here, open_to_evaluate
+    from ludic.launch.evaluate import evaluate_in_process, open_to_evaluate
     from ludic.launch.process import interruptible_unless, is_supervised
     from ludic.show.evaluations import Evaluation, measure_stored
 
@@ -81,7 +81,7 @@ def evaluate(
         entries = [] if suite is None else read_suite(suite, config, measure.confidence)
         configs = {each.label: each.config for each in entries} or {"": config}
         options: dict[str, Any] = {"engine": engine, "device": device, "model": model, "report": report}
-        done = evaluate_here(root, configs, stopped, code=code, guard=is_supervised(), **options)
+        done = evaluate_in_process(root, configs, stopped, code=code, guard=is_supervised(), **options)
     if suite is None:
         return measure_stored(root, measure, done.chosen(""), interval)
     chosen = {entry.name: (entry.measure, done.chosen(entry.label)) for entry in entries}

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from ludic.code.taken import take
+from ludic.code.taken import extract
 from ludic.code.uses import sampling_uses
 from ludic.data_files import LISTED as DATA_FILES
 from ludic.data_files import is_data_file, table_rows
@@ -471,7 +471,7 @@ def _write_functions(
     for name, (function, _) in rewards.items():
         if callable(function) and hasattr(function, "__code__"):
             columns_of(name, function, questions.columns, questions.where)  # refuses others
-    text = take({f"reward {name}": function for name, (function, _) in rewards.items()})
+    text = extract({f"reward {name}": function for name, (function, _) in rewards.items()})
     of_trl = {name for name, (function, _) in rewards.items() if is_of_trl(function)}
     parts = ", ".join(
         f"_Trl.part({name!r}, {text.names[f'reward {name}']}, {weight!r}, {questions.question!r})"

@@ -48,12 +48,12 @@ def stats(run: "Run", *, track: Track = untracked) -> "Stats":
 
 @operation()
 def status(run: "Run") -> "RunStatus":
-    """Return the current state: trainer, newest steps, rates, policy, checkpoint, troubles.
+    """Return the current state: trainer, newest steps, rates, policy, checkpoint, diagnostics.
 
     Later calls can tell if the trainer is alive, since they see whether its lease is renewed. A damaged file is named
     in `unreadable`.
     """
-    return run.watcher.look()
+    return run.watcher.poll()
 
 
 @operation()
@@ -102,7 +102,7 @@ def show(
     from ludic.show.found import look_up
     from ludic.show.transcript import PrintOptions
 
-    return look_up(run.root, any_id, look=PrintOptions(color=color, tokens=tokens, full=full))
+    return look_up(run.root, any_id, options=PrintOptions(color=color, tokens=tokens, full=full))
 
 
 @operation()

@@ -431,13 +431,13 @@ def _read_known(root: Root, file: RolloutFile, wanted: Set[str]) -> dict[str, Kn
         counts = row_counts(parquet)
         where = f"{root.url}/{file.name}"
         table = read_row_groups(parquet, range(len(counts)), [*_OF_KNOWN, "group_id", "env_name"], where)
-    places = [(row_group, row) for row_group, count in enumerate(counts) for row in range(count)]
-    if len(places) > MOST_KNOWN_ROWS:
+    addresses = [(row_group, row) for row_group, count in enumerate(counts) for row in range(count)]
+    if len(addresses) > MOST_KNOWN_ROWS:
         kept = pc.indices_nonzero(pc.is_in(table["rollout_id"], pa.array(wanted, pa.string())))
-        table, places = table.take(kept), [places[row] for row in kept.to_pylist()]
+        table, addresses = table.take(kept), [addresses[row] for row in kept.to_pylist()]
     groups: dict[str, KnownGroup] = {}
     found: dict[str, KnownRow] = {}
-    for values, place in zip(table.to_pylist(), places, strict=True):
+    for values, place in zip(table.to_pylist(), addresses, strict=True):
         group_id, env_name = values.pop("group_id"), values.pop("env_name")
         group = groups.setdefault(group_id, KnownGroup(group_id, env_name))
         found[values["rollout_id"]] = KnownRow(**values, group=group, address=(file.name, *place))

@@ -37,11 +37,11 @@ def look_up(
     part: str,
     *kinds: LookupKind,
     con: duckdb.DuckDBPyConnection | None = None,
-    look: PrintOptions | None = None,
+    options: PrintOptions | None = None,
 ) -> Lookup:
     """Find the rollout or group that `part` of an id matches; kinds: search only these. con: a connection to the root.
 
-    look: how it is printed.
+    options: how it is printed.
 
     Leaves out broken files, with a warning. Raises UnknownIdError, StoreError.
     """
@@ -61,7 +61,7 @@ def look_up(
         found = _look_up(connect(root, without=broken), root, part, addresses, kinds)
     if found.kind not in kinds:
         raise UnknownIdError(f"{part!r} is a {found.kind}, wanted a {kinds[0]}; use Run.{found.kind} for it")
-    return found if look is None else replace(found, look=look)
+    return found if options is None else replace(found, options=options)
 
 
 def _look_up(

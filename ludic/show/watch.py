@@ -45,7 +45,7 @@ Found = TypeVar("Found")
 
 _MOST_STEPS = 1000
 _NEWEST_CALLS = 256
-"""Number of engine calls, of any age, that are searched for troubles."""
+"""Number of engine calls, of any age, that are searched for diagnostics."""
 _NEWEST_FILES = 64
 """Number of files of each writer that the first look reads."""
 _EVALS_EVERY_S = 10.0
@@ -69,7 +69,7 @@ class Watcher:
         self._sampled: dict[tuple[str, int], VersionSamples] = {}
         self._evals = _EvalTail()
 
-    def look(self) -> RunStatus:
+    def poll(self) -> RunStatus:
         root = Root.open(self._url)  # raises if the run is gone
         now = datetime.now(UTC)
         self._take(self._poll(), now)
@@ -85,7 +85,7 @@ class Watcher:
             policy=_if_sound(lambda: read_policy(root, latest.version), unreadable) if latest else None,
             checkpoint=max(checkpoint_ids(root), default=None),
             history=_history(self._sampled.values(), steps),
-            evals=self._evals.look(root),
+            evals=self._evals.poll(root),
             unreadable=unreadable,
         )
 
@@ -118,7 +118,7 @@ class Watcher:
         return Trainer(
             attempt_id=attempt_id,
             owner=known.owner,
-            lease_state=self._lease_watch.look(lease) if lease else None,
+            lease_state=self._lease_watch.poll(lease) if lease else None,
             config=attempt.config if attempt else {},
         )
 
@@ -141,11 +141,11 @@ def _if_sound(read: Callable[[], Found | None], unreadable: list[str]) -> Found 
         return None
 
 
-def stored_troubles(root: Root, rows: Iterable[Row]) -> list[Diagnostic]:
-    """Return the troubles of a run, those of far steps over all steps. rows: of its metrics."""
-    status = Watcher(root.url, lambda: rows).look()
+def stored_diagnostics(root: Root, rows: Iterable[Row]) -> list[Diagnostic]:
+    """Return the diagnostics of a run, those of far steps over all steps. rows: of its metrics."""
+    status = Watcher(root.url, lambda: rows).poll()
     config = status.trainer.config if status.trainer else {}
-    newest = [trouble for trouble in status.troubles() if trouble.kind != LEAPS]
+    newest = [diagnostic for diagnostic in status.diagnostics() if diagnostic.kind != LEAPS]
     return [*newest, *find_leaps(status.steps, config)]
 
 
@@ -170,7 +170,7 @@ class _EvalTail:
         """Rows of each file."""
         self._means: list[EvalMeans] = []
 
-    def look(self, root: Root) -> list[EvalMeans]:
+    def poll(self, root: Root) -> list[EvalMeans]:
         """Return means by environment; [] without evaluations. Files that can't be read are left out."""
         if time.monotonic() - self._looked >= _EVALS_EVERY_S:
             version = max(list_versions(root, "evals"), default=None)
@@ -251,10 +251,10 @@ def open_view(watcher: Watcher) -> AbstractContextManager[Update]:
 def live_panel(watcher: Watcher, console: Console, interval_s: float = _INTERVAL_S) -> Iterator[Update]:
     """Show a panel that follows a run; StoreError and SchemaError are shown below the last frame."""
     with Live(console=console, refresh_per_second=4) as live:
-        look = _look_and_draw(watcher, lambda: console.width, live.update)
-        look()
-        yield _at_most_every(interval_s, look)
-        look()
+        poll = _look_and_draw(watcher, lambda: console.width, live.update)
+        poll()
+        yield _at_most_every(interval_s, poll)
+        poll()
 
 
 @contextmanager
@@ -267,26 +267,26 @@ def notebook_panel(watcher: Watcher, interval_s: float = _NOTEBOOK_INTERVAL_S) -
     def show(frame: RenderableType) -> None:
         output.update(HTML(to_html(lambda console: console.print(frame))))
 
-    look = _look_and_draw(watcher, lambda: NOTEBOOK_COLUMNS, show)
-    look()
-    yield _at_most_every(interval_s, look)
-    look()
+    poll = _look_and_draw(watcher, lambda: NOTEBOOK_COLUMNS, show)
+    poll()
+    yield _at_most_every(interval_s, poll)
+    poll()
 
 
 def _look_and_draw(watcher: Watcher, width: Callable[[], int], show: Callable[[RenderableType], None]) -> Update:
     """Return a function that looks at the run and shows its panel."""
     last: RunStatus | None = None
 
-    def look() -> None:
+    def poll() -> None:
         nonlocal last
         try:
-            last = watcher.look()
+            last = watcher.poll()
             show(draw(last, width()))
         except (StoreError, SchemaError) as error:
             shown = draw(last, width()) if last else Text("nothing seen yet")
             show(Group(shown, Text(f"looking again: {printable(str(error))}", style="bold red")))
 
-    return look
+    return poll
 
 
 @contextmanager
@@ -308,20 +308,20 @@ def log_shown() -> Iterator[None]:
 
 @contextmanager
 def step_log(watcher: Watcher, interval_s: float = _INTERVAL_S) -> Iterator[Update]:
-    """Log one line per new gradient step, each trouble of the run when it begins, what can't be read, StoreError."""
-    known = set(map(_checkpoint_id, watcher.look().steps))
-    told: set[str] = set()
-    troubles = DiagnosticLog(logger)
+    """Log one line per new gradient step, each diagnostic of the run when it begins, what can't be read, StoreError."""
+    known = set(map(_checkpoint_id, watcher.poll().steps))
+    logged: set[str] = set()
+    diagnostics = DiagnosticLog(logger)
 
-    def look() -> None:
+    def poll() -> None:
         try:
-            status = watcher.look()
+            status = watcher.poll()
         except (StoreError, SchemaError) as error:
             logger.warning("looking again: %s", error)
             return
         for problem in status.unreadable:
-            if problem not in told:
-                told.add(problem)
+            if problem not in logged:
+                logged.add(problem)
                 logger.warning("%s", problem)
         num_steps = status.trainer.num_steps if status.trainer else None
         of_all = "" if num_steps is None else f" of {num_steps}"
@@ -329,10 +329,10 @@ def step_log(watcher: Watcher, interval_s: float = _INTERVAL_S) -> Iterator[Upda
             if _checkpoint_id(row) not in known:
                 known.add(_checkpoint_id(row))
                 logger.info("step %d%s  %s%s", row["step"], of_all, describe_step(row), _incomplete(status))
-        troubles.tell(status.troubles())
+        diagnostics.report(status.diagnostics())
 
-    yield _at_most_every(interval_s, look)
-    look()
+    yield _at_most_every(interval_s, poll)
+    poll()
 
 
 def watch(watcher: Watcher, console: Console, interval_s: float) -> None:
@@ -347,18 +347,18 @@ def watch(watcher: Watcher, console: Console, interval_s: float) -> None:
                     update()
                     time.sleep(_TICK_S)
         while True:  # stdout is a file or a pipe
-            console.print(draw(watcher.look(), console.width))
+            console.print(draw(watcher.poll(), console.width))
             time.sleep(interval_s)
 
 
-def _at_most_every(interval_s: float, look: Callable[[], None]) -> Update:
-    """Return a function that calls `look` unless its last call ended less than `interval_s` ago."""
+def _at_most_every(interval_s: float, poll: Callable[[], None]) -> Update:
+    """Return a function that calls `poll` unless its last call ended less than `interval_s` ago."""
     looked = time.monotonic() - interval_s
 
     def update() -> None:
         nonlocal looked
         if time.monotonic() - looked >= interval_s:
-            look()
+            poll()
             looked = time.monotonic()
 
     return update

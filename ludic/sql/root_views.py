@@ -35,7 +35,7 @@ from ludic.sql.library import escape_glob, quote, quote_list
 from ludic.sql.snapshot import ARGUMENTS, ListReader, Snapshot, segment_schema
 from ludic.store import Root
 from ludic.store.catalogue import FILE_KINDS, FileKind, Records, Table
-from ludic.store.code import read_kept_text
+from ludic.store.code import read_snapshot_text
 from ludic.store.files import Folder
 from ludic.store.records import AttemptId, StoredCount, Time
 from ludic.temporary import folder_of_object
@@ -216,7 +216,7 @@ def _create_functions(
     """Create the functions that views call: the files to read, at bind time; lists and texts of code, at run time."""
     sound: set[str] = set()
     """Files with a record that could be read; they never change."""
-    told: set[str] = set()
+    warned: set[str] = set()
     """Problems that the log has."""
 
     def segments_of(folder: Folder) -> list[str]:
@@ -236,14 +236,14 @@ def _create_functions(
         names = [name for name in row.names(root) if name not in without]
         if isinstance(row, Records):
             problems = record_problems(root, row, [name for name in names if name not in sound])
-            for problem in set(map(str, problems.values())) - told:
+            for problem in set(map(str, problems.values())) - warned:
                 logger.warning("left out: %s", problem)
-                told.add(problem)
+                warned.add(problem)
             sound.update(names := [name for name in names if name not in problems])
         return [escape_glob(f"{url}/{name}") for name in names]
 
     def text_of_code(sha256: str | None, path: str | None) -> str | None:
-        return read_kept_text(root, sha256, path)
+        return read_snapshot_text(root, sha256, path)
 
     for function in (segments_of, compacted_of, files_of):
         name = f"{function.__name__}_{number}"

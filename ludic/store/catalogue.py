@@ -256,7 +256,7 @@ class FileKind(Generic[F]):
     def _writers(self) -> Sequence[tuple[int, Callable[[Any], str]]]:
         """Of the fields that are not written as they are, with their places."""
         writers = (spelling.write for spelling in self._spellings.values())
-        return [(place, write) for place, write in enumerate(writers) if write is not str]
+        return [(index, write) for index, write in enumerate(writers) if write is not str]
 
     @cached_property
     def _format(self) -> str:
@@ -281,8 +281,8 @@ class FileKind(Generic[F]):
     def name(self, of: F) -> str:
         """Return the path below the root."""
         values = list(of)
-        for place, write in self._writers:
-            values[place] = write(values[place])
+        for index, write in self._writers:
+            values[index] = write(values[index])
         return self._format.format(*values)
 
     def name_of(self, record: Any) -> str:
@@ -356,7 +356,7 @@ class Records(FileKind[F], Generic[F, R]):
     record: type[R] = field(kw_only=True)
     noun: str = field(kw_only=True)
     """What a file is, in an error."""
-    mend: str = ""
+    remedy: str = ""
     """What to do about a broken file, in an error."""
     first: int | None = None
     """First number of a register: put N if absent, N + 1 is newer, no gaps. None for other rows."""
@@ -365,7 +365,7 @@ class Records(FileKind[F], Generic[F, R]):
 
     def read(self, root: "Storage", *of: Any) -> R | None:
         """Return a record; None if the file does not exist. of: the name. Raises SchemaError if it is broken."""
-        return read_record(root, self.name(self.fields._make(of)), self.record, self.noun, self.mend)
+        return read_record(root, self.name(self.fields._make(of)), self.record, self.noun, self.remedy)
 
 
 @dataclass(frozen=True)
@@ -507,7 +507,7 @@ LEASES = Records(
     "a trainer's claim of the root, renewed while it lives",
     record=Lease,
     noun="lease",
-    mend="see that no trainer runs, and delete it",
+    remedy="see that no trainer runs, and delete it",
     numbered="claims",
     first=1,
     put="once, then by its owner",
@@ -519,7 +519,7 @@ WORKERS = Records(
     "one start of a worker, or of a recorder: its claim of a slot; its code; what it lost",
     record=SlotClaim,
     noun="claim",
-    mend="stop the workers of this slot, and delete it",
+    remedy="stop the workers of this slot, and delete it",
     numbered="claims in a slot",
     first=1,
     put="once, then by its owner",
@@ -571,7 +571,7 @@ LATEST = Records(
     "the version to sample with, and the budget of open groups",
     record=LatestPolicy,
     noun="name of a policy",
-    mend="the next publish replaces it",
+    remedy="the next publish replaces it",
     put="replaced",
 )
 CHECKPOINTS = Records(
@@ -600,7 +600,7 @@ IDENTITY = Records(
     "fingerprints of the first model",
     record=ModelIdentity,
     noun="identity of a model",
-    mend="delete it, and start where the model is",
+    remedy="delete it, and start where the model is",
     completes=True,
 )
 MODEL = WeightFiles(
@@ -635,7 +635,7 @@ EVALUATIONS = Records(
     "what an evaluation samples and scores with",
     record=EvaluationRecord,
     noun="evaluation",
-    mend="delete it; the next `ludic eval` with its settings puts it back",
+    remedy="delete it; the next `ludic eval` with its settings puts it back",
     numbered="digest of the settings",
     view="evaluations",
 )
@@ -646,7 +646,7 @@ EVALUATORS = Records(
     "the blocks that a running `ludic eval` samples; deleted at its end",
     record=Evaluator,
     noun="list of an evaluation's open blocks",
-    mend="delete it",
+    remedy="delete it",
     numbered="uuid7",
     put="replaced",
     kept="while its owner lives",
@@ -681,7 +681,7 @@ IMPORTS = Records(
     "a file that is imported, and how; put first",
     record=ImportBegun,
     noun="record of an import",
-    mend="delete it, and import the file again",
+    remedy="delete it, and import the file again",
     numbered="digest of the file",
 )
 IMPORTED = Records(
@@ -691,7 +691,7 @@ IMPORTED = Records(
     "the report of an import; put last",
     record=ImportReport,
     noun="report of an import",
-    mend="delete it, and import the file again",
+    remedy="delete it, and import the file again",
     numbered="digest of the file",
 )
 QUARANTINED = FileKind(
@@ -708,7 +708,7 @@ QUARANTINE = Records(
     "why it was moved",
     record=QuarantinedFile,
     noun="note",
-    mend="move it out of the run, or delete it",
+    remedy="move it out of the run, or delete it",
     put="replaced",
     view="quarantine",
 )

@@ -43,7 +43,7 @@ from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import check_replay
 from ludic.training.publisher import Publisher
 from ludic.training.tracking import Tracking
-from ludic.troubles import Diagnostic, find_mismatch, find_training_troubles, find_truncated_support, warn_of_rows
+from ludic.troubles import Diagnostic, find_mismatch, find_training_diagnostics, find_truncated_support, warn_of_rows
 
 logger = logging.getLogger(__name__)
 
@@ -172,18 +172,18 @@ def open_ownership(
         tracking = stack.enter_context(Tracking(root, config))
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         code = source.keep_code()
-        for trouble in find_truncated_support(run, config.flat()):
-            logger.warning(trouble.text)
+        for diagnostic in find_truncated_support(run, config.flat()):
+            logger.warning(diagnostic.text)
         tokenizer = first_tokenizer(root)
         lease = claim(root, predecessor, lease_s=config.lease_s)
         publishers: list[Publisher] = []
 
-        def mend_latest() -> None:
+        def repair_latest() -> None:
             for publisher in publishers:
-                publisher.mend_latest()
+                publisher.repair_latest()
 
         # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
-        stack.enter_context(held(root, lease, on_fenced=stop.set, also=mend_latest))
+        stack.enter_context(held(root, lease, on_fenced=stop.set, also=repair_latest))
         attempt, resumed = _take(root, config, lease, found, numerics, code)
         keep, full_every = config.checkpoint.keep_policies, config.checkpoint.full_version_every
         most_steps = config.batch.max_off_policy_steps
@@ -192,7 +192,7 @@ def open_ownership(
         source.resume(resumed, publisher)
         tracking.start(resumed.step if resumed else 0)
         log = StepLog(stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id)))), attempt)
-        warn = warn_of_rows(logger, partial(_find_troubles, run, config.flat()))
+        warn = warn_of_rows(logger, partial(_find_diagnostics, run, config.flat()))
 
         def write_metrics(step: int, row: Mapping[str, Any], ledger: pa.Table) -> None:
             log.write(step, row)
@@ -245,10 +245,10 @@ class StepLog:
             self._changed.notify_all()
 
 
-def _find_troubles(
+def _find_diagnostics(
     run: RunConfig, config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
 ) -> Iterator[Diagnostic]:
-    yield from find_training_troubles(steps, config)
+    yield from find_training_diagnostics(steps, config)
     yield from find_mismatch(steps, run, config)
 
 

@@ -134,7 +134,7 @@ def _open(
 
 _MOST_WAITING = 64
 """Maximum number of steps that wait for the thread; further ones are left out."""
-_LOOK_EVERY_S = 10.0
+_POLL_EVERY_S = 10.0
 """Seconds between looks for finished evaluations."""
 _CLOSE_S = 90.0
 """Seconds that the end of training waits for what is still to be sent."""
@@ -207,13 +207,13 @@ class Tracking:
         is_over = False
         while not is_over:
             try:
-                step = self._steps.get(timeout=_LOOK_EVERY_S)
+                step = self._steps.get(timeout=_POLL_EVERY_S)
                 is_over = step is None
                 if step is not None:
                     sender.send_step(step)
             except Empty:
                 pass
-            if is_over or time.monotonic() - looked >= _LOOK_EVERY_S:
+            if is_over or time.monotonic() - looked >= _POLL_EVERY_S:
                 looked = time.monotonic()
                 sender.send_evaluations(evaluations)
 
@@ -445,7 +445,7 @@ class FinishedEvaluations:
         """Return when the trainer sent its last step, less what it had no time to look at; None before the first."""
         sql = "select max(created_at) as at from metrics where kind = 'train'"
         (row,) = ask(self._con, self._root, sql)
-        return None if row["at"] is None else row["at"] - _MARGIN - timedelta(seconds=_LOOK_EVERY_S)
+        return None if row["at"] is None else row["at"] - _MARGIN - timedelta(seconds=_POLL_EVERY_S)
 
     def _step_of(self, version: int) -> int:
         policy = read_policy(self._root, version)

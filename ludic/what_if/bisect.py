@@ -66,32 +66,32 @@ class Bisected:
     """Step at which the predicate turns true; None if it is not true of the last step."""
     before: int | None
     """Step before `found` that was looked at or follows from the search; None if `found` is the first step."""
-    looks: tuple[Probe, ...]
+    probes: tuple[Probe, ...]
 
 
 def bisect(root: Root, predicate: str, table: StepTable = "metrics") -> Bisected:
     """Return the step at which the predicate turns true of the table's rows of that step: see the module."""
     rows = open_rows(root, table)
     parsed = Predicate(predicate, table, rows.schema)
-    looks: list[Probe] = []
+    probes: list[Probe] = []
 
     def is_true(index: int) -> bool:
         read = rows.read(rows.steps[index], parsed.columns)
         hit = parsed.is_true_of(read) if read.num_rows else None
-        looks.append(Probe(step=rows.steps[index], is_true=hit, num_rows=read.num_rows))
+        probes.append(Probe(step=rows.steps[index], is_true=hit, num_rows=read.num_rows))
         return bool(hit)
 
     last = len(rows.steps) - 1
-    while not is_true(last) and not looks[-1].num_rows:
-        last = _step_back(root, table, rows, last, looks)
-    found = _first_true(last, is_true) if looks[-1].is_true else None
+    while not is_true(last) and not probes[-1].num_rows:
+        last = _step_back(root, table, rows, last, probes)
+    found = _first_true(last, is_true) if probes[-1].is_true else None
     return Bisected(
         table=table,
         predicate=predicate,
         steps=(rows.steps[0], rows.steps[last]),
         found=None if found is None else rows.steps[found],
         before=rows.steps[found - 1] if found else None,
-        looks=tuple(looks),
+        probes=tuple(probes),
     )
 
 
@@ -107,8 +107,8 @@ def _first_true(last: int, is_true: Callable[[int], bool]) -> int:
     return low
 
 
-def _step_back(root: Root, table: StepTable, rows: StepRows, last: int, looks: list[Probe]) -> int:
-    if last == 0 or len(looks) > _MOST_EMPTY_ENDS:
+def _step_back(root: Root, table: StepTable, rows: StepRows, last: int, probes: list[Probe]) -> int:
+    if last == 0 or len(probes) > _MOST_EMPTY_ENDS:
         raise ConfigError(f"{root.url}: steps {rows.steps[last]} to {rows.steps[-1]} have no rows of {table}")
     return last - 1
 

@@ -147,7 +147,7 @@ def test_what_is_no_file_beside_the_files_changes_no_command_and_is_named(
         facts, wanted = collect_stats(copy).facts, collect_stats(full).facts
         assert {**facts, "root": ""} == {**wanted, "root": ""}
         assert read_views(copy) == read_views(full)
-        seen, status = Watcher(copy.url).look(), Watcher(full.url).look()
+        seen, status = Watcher(copy.url).poll(), Watcher(full.url).poll()
         assert (seen.policy, seen.checkpoint, seen.steps) == (status.policy, status.checkpoint, status.steps)
         caplog.clear()
         found = named(copy)
@@ -174,7 +174,7 @@ def test_what_is_no_file_in_place_of_a_file_ends_no_command_and_is_named(copy: R
     with never_opened(copy.path):
         collect_stats(copy)
         read_views(copy)
-        Watcher(copy.url).look()
+        Watcher(copy.url).poll()
         assert placed.keys() <= named(copy)
 
 
@@ -227,7 +227,7 @@ def test_what_stands_in_the_place_of_a_folder_is_named_and_no_trainer_begins_wit
             assert not root.exists(f"{folder}/version=1")
         if kind in ("a file", "a named pipe"):
             collect_stats(root)
-            Watcher(root.url).look()
+            Watcher(root.url).poll()
             assert set(FOLDERS) <= named(root)
         with pytest.raises(SchemaError, match="is no folder, wanted one"):
             root.writable()
@@ -264,8 +264,8 @@ def test_a_damaged_record_is_named_and_the_rest_is_shown(full: Root, copy: Root)
     facts = collect_stats(copy).facts
     assert {names[-1] for names in shown.values()} <= {each["name"] for each in facts["unreadable"]}
     assert facts["rollouts"] == collect_stats(full).facts["rollouts"]
-    status = Watcher(copy.url).look()
-    assert status.steps == Watcher(full.url).look().steps
+    status = Watcher(copy.url).poll()
+    assert status.steps == Watcher(full.url).poll().steps
     for kind in ("attempts", "leases", "latest"):
         (name,) = (names_of(copy, row)[-1] for row in RECORDS if row.kind == kind)
         assert any(name in problem for problem in status.unreadable), name

@@ -51,10 +51,10 @@ def test_no_block_begins_while_complete_groups_stand_in_the_pump(tmp_path: Path)
     root, most_left = create_root(str(tmp_path / "run"), run), 0
     start = Scheduler.start
 
-    def watched(pump: Scheduler, *args: Any) -> BegunGroup:
+    def watched(scheduler: Scheduler, *args: Any) -> BegunGroup:
         nonlocal most_left
-        most_left = max(most_left, len(pump._finished))
-        return start(pump, *args)
+        most_left = max(most_left, len(scheduler._finished))
+        return start(scheduler, *args)
 
     no_waits = NoWaits()
 

@@ -98,7 +98,7 @@ def test_the_mean_reward_is_over_examples_everywhere(root: Root, store_samples: 
 
 def test_the_panel_shows_the_mean_over_examples(root: Root) -> None:
     store_evaluation(root, REWARDS, version=0, correct=is_correct)
-    (means,) = Watcher(root.url).look().evals
+    (means,) = Watcher(root.url).poll().evals
     assert (means.num_rollouts, means.reward_mean, means.accuracy) == (21, pytest.approx(MEAN), pytest.approx(MEAN))
 
 

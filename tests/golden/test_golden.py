@@ -302,7 +302,7 @@ def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, exp
 
 
 def test_a_run_of_an_older_schema_can_be_watched(root):
-    status = Watcher(root.url).look()
+    status = Watcher(root.url).poll()
     assert [step["step"] for step in status.steps] == [1]
     assert (status.trainer.owner, status.policy) == ("host-3", read_policy(root, 3))
     draw(status)

@@ -255,7 +255,7 @@ class Watch:
         self.told_to_end_s: float | None = None
         self.is_closed = False
         self._append, stream._store.append = stream._store.append, self.append  # type: ignore[method-assign]
-        self._follow, stream._follower.follow = stream._follower.follow, self.follow  # type: ignore[method-assign]
+        self._follow, stream._weight_sync.follow = stream._weight_sync.follow, self.follow  # type: ignore[method-assign]
         if case.end in ("give_up", "finish"):
             trainer.clock.call_at(case.end_s, self.stop)
 

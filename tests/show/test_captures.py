@@ -22,7 +22,7 @@ def root() -> Root:
 
 def printed(root: Root, rollout_id: str) -> str:
     console = Console(file=io.StringIO(), width=200)
-    look_up(root, rollout_id, "rollout", look=PrintOptions(tokens=True)).print_to(console)
+    look_up(root, rollout_id, "rollout", options=PrintOptions(tokens=True)).print_to(console)
     return console.file.getvalue()
 
 

@@ -82,7 +82,7 @@ class LegacyRows:
         state = await env.rollout(self.row(number), _Client(line), "ludic", {})
         if (error := state.get("error")) is not None:
             raise error.__cause__ or error
-        line.tell(_after_the_last_turn(state))
+        line.send(_after_the_last_turn(state))
         if env.score_rollouts:
             await env.rubric.score_rollout(state)
         else:
@@ -274,7 +274,7 @@ class _Client(vf.Client):
                 "the environment rewrote the conversation, or asked its model aside; ludic's agent sees each message "
                 "once"
             )
-        self._line.tell(prompt[len(self._seen) :])
+        self._line.send(prompt[len(self._seen) :])
         reply = await self._line.ask(tools or ())
         types = importlib.import_module("verifiers.types")
         calls = [types.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in reply.calls]

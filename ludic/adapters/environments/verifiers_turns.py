@@ -78,12 +78,12 @@ class TurnChannel:
         self.is_asked = asyncio.Event()
         self.tools: tuple[dict[str, Any], ...] | None = None
         """Schemas of the tools; None before the first question."""
-        self._told: list[Any] = []
+        self._sent: list[Any] = []
         self._reply: asyncio.Future[AgentReply] | None = None
 
-    def tell(self, messages: Sequence[Any]) -> None:
+    def send(self, messages: Sequence[Any]) -> None:
         """Note messages of verifiers that the agent has not seen yet."""
-        self._told += messages
+        self._sent += messages
 
     async def ask(self, tools: Sequence[dict[str, Any]] = ()) -> AgentReply:
         """Ask the agent to reply to what it was told. Raises RuntimeError if the tools are not those of before."""
@@ -102,10 +102,10 @@ class TurnChannel:
         self.is_asked.clear()
         self._reply.set_result(reply)
 
-    def heard(self) -> list[Any]:
+    def received(self) -> list[Any]:
         """Return what the agent was told since the last call."""
-        told, self._told = self._told, []
-        return told
+        sent, self._sent = self._sent, []
+        return sent
 
 
 class VerifiersEpisode:
@@ -125,16 +125,16 @@ class VerifiersEpisode:
         """Run until the agent is asked, and return what it sees. Raises RuntimeError if it is never asked."""
         if await self._next() is not None:
             raise RuntimeError("the environment ended before it asked its agent")
-        return plain(self._line.heard())
+        return plain(self._line.received())
 
     async def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> EnvironmentTurn:
         """Give the agent's completion, and run until the next one is wanted or the episode is over."""
         self._line.reply(AgentReply(text=text, calls=tuple(calls)))
         outcome = await self._next()
-        heard = self._line.heard()
-        results = {each.tool_call_id: text_of(each) for each in heard if each.role == "tool"}
-        said = [text_of(each) for each in heard if each.role == "user"]
-        others = [each.role for each in heard if each.role not in ("user", "tool")]
+        received = self._line.received()
+        results = {each.tool_call_id: text_of(each) for each in received if each.role == "tool"}
+        said = [text_of(each) for each in received if each.role == "user"]
+        others = [each.role for each in received if each.role not in ("user", "tool")]
         if others:
             raise ValueError(f"the environment sent a message of the role {others[0]!r}, wanted user")
         if outcome is None and not said and any(call.id not in results for call in calls):

@@ -374,10 +374,10 @@ class _Rollout:
             if not reply.calls:
                 return
             new = [await self.tools.run(call, self.trace) for call in reply.calls]
-            self.line.tell(new)
+            self.line.send(new)
 
     async def _ask(self, new: list[Any]) -> Any:
-        self.line.tell([message for message in new if not isinstance(message, vf.ToolMessage)])
+        self.line.send([message for message in new if not isinstance(message, vf.ToolMessage)])
         reply = await self.line.ask(self.tools.schemas)
         calls = [vf.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in reply.calls]
         self._add(vf.AssistantMessage(content=reply.text, tool_calls=calls or None), sampled=True)

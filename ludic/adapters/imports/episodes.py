@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ludic.agents.transcript import NO_ARRAYS, Transcript, TranscriptBuilder
-from ludic.errors import LudicError, RefusedRecordError
+from ludic.errors import LudicError, RefusedRecordError, renamed
 from ludic.messages import ReadMessages, check_text, read_messages
 from ludic.models.encoding import encode, encode_all
 from ludic.models.tokenizer import Tokenizer
@@ -346,3 +346,9 @@ def _token_spans(turn: Turn, completion: np.ndarray) -> Encoding[list[tuple[int,
 def _begins(tokens: np.ndarray, beginning: np.ndarray) -> bool:
     """Return whether tokens, (length,), begin with others."""
     return np.array_equal(tokens[: len(beginning)], beginning)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise renamed(__name__, name, {"Episode": "ImportedEpisode", "Row": "ImportedRow"})

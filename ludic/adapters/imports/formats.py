@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -39,7 +39,7 @@ from ludic.agents.transcript import CompletionSpan, RowBuilder
 from ludic.code.kinds import FORMAT, find, find_own
 from ludic.code.run import describe, describe_failure
 from ludic.data_files import is_data_file
-from ludic.errors import ConfigError, RefusedRecordError
+from ludic.errors import ConfigError, RefusedRecordError, renamed
 from ludic.messages import read_messages, read_tools, refusal
 from ludic.records import AgentStep, FinishReason, Message, Purpose, WeightSpan, add_rewards
 from ludic.user_files import UserFile, digest, python_file_of
@@ -477,3 +477,9 @@ def load_format(name: str) -> ImportFormat:
     except re.error as error:
         raise ConfigError(f"{name}: path {found.path!r} is no regular expression: {error}") from error
     return replace(found, name=name.rpartition(":")[2], user_file=own.file)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise renamed(__name__, name, {"Format": "ImportFormat"})

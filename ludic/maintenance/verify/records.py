@@ -41,7 +41,7 @@ from ludic.store.ledger import ledger_name
 from ludic.store.policies import read_delta, versions_with_weights
 from ludic.store.records import ModelIdentity, decode_json
 from ludic.store.tombstones import is_quarantined
-from ludic.store.weights import digest_file, folder_problems, kept_files, read_identity
+from ludic.store.weights import digest_file, folder_problems, read_identity, snapshot_files
 from ludic.user_files import digest
 
 # --- Records and code -----------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def check_model(root: Root) -> Iterator[Finding]:
 
 
 def _check_files(root: Root, identity: ModelIdentity) -> Iterator[Finding]:
-    kept = set(kept_files(root))
+    kept = set(snapshot_files(root))
     wanted = {**identity.config, **identity.tokenizer, **identity.weights}
     for name in sorted(kept & wanted.keys()):
         with suppress(FileNotFoundError):

@@ -38,7 +38,7 @@ from ludic.show.stats import (
     describe_trainer,
     means_frames,
 )
-from ludic.show.watch import stored_troubles
+from ludic.show.watch import stored_diagnostics
 from ludic.sql.connect import Connections
 from ludic.sql.query import ask
 from ludic.sql.reports import components_by_environment, figure, means, read_reports, steps_by_environment
@@ -98,8 +98,8 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
     """Return the values that the template shows."""
     with Connections() as connections:
         con = connections.to(root)
-        troubles = stored_troubles(root, ask(con, root, figure("newest_metrics")))
-        figures = step_figures(con, root, troubles)
+        diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
+        figures = step_figures(con, root, diagnostics)
         reports = {name: table.to_pylist() for name, table in read_reports(con, root).items()}
         found = evaluation_section(connections, root, versions, measure)
         return {
@@ -108,7 +108,7 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "ludic_version": installed_version(LUDIC),
             "facts": _facts(con, root, reports),
             "folded": OTHER_SETTINGS,
-            "troubles": list(map(str, troubles)),
+            "diagnostics": list(map(str, diagnostics)),
             "is_marked": any(it.marks for it in figures),
             "totals": reports["rollouts"][0],
             "steps": reports["steps"][0],
@@ -229,32 +229,32 @@ _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
 )
 
 
-def _marks(troubles: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
-    """Return a mark for each step at which troubles begin, with their numbers in the list of warnings.
+def _marks(diagnostics: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
+    """Return a mark for each step at which diagnostics begin, with their numbers in the list of warnings.
 
-    env_name: leaves out the troubles of other environments.
+    env_name: leaves out the diagnostics of other environments.
     """
     numbers: dict[int, list[int]] = {}
-    for index, trouble in enumerate(troubles, 1):
-        is_of_it = env_name is None or trouble.env_name in (None, env_name)
-        if is_of_it and trouble.since is not None and trouble.since.step is not None:
-            numbers.setdefault(trouble.since.step, []).append(index)
+    for index, diagnostic in enumerate(diagnostics, 1):
+        is_of_it = env_name is None or diagnostic.env_name in (None, env_name)
+        if is_of_it and diagnostic.since is not None and diagnostic.since.step is not None:
+            numbers.setdefault(diagnostic.since.step, []).append(index)
     return [
         Mark(
             x=step,
             label=", ".join(map(str, of_step)),
-            text="\n".join(str(troubles[index - 1]) for index in of_step),
+            text="\n".join(str(diagnostics[index - 1]) for index in of_step),
         )
         for step, of_step in numbers.items()
     ]
 
 
-def step_figures(con: duckdb.DuckDBPyConnection, root: Root, troubles: Sequence[Diagnostic] = ()) -> list[Figure]:
+def step_figures(con: duckdb.DuckDBPyConnection, root: Root, diagnostics: Sequence[Diagnostic] = ()) -> list[Figure]:
     """Return the plots of gradient steps, without steps that a later attempt has replaced; [] if there are none.
 
-    troubles: in the order of their numbers; plots mark the steps at which they begin.
+    diagnostics: in the order of their numbers; plots mark the steps at which they begin.
     """
-    marks = _marks(troubles)
+    marks = _marks(diagnostics)
     rows = ask(con, root, figure("steps"))
     if not rows:
         return []
@@ -271,7 +271,7 @@ def step_figures(con: duckdb.DuckDBPyConnection, root: Root, troubles: Sequence[
     ]
     by_environment = [
         *_environment_figures(steps_by_environment(con, root), marks),
-        *_component_figures(components_by_environment(con, root), troubles),
+        *_component_figures(components_by_environment(con, root), diagnostics),
         *_accuracy(con, root),
     ]
     return [*figures[:2], *by_environment, *figures[2:], _drops(_outcomes(con, root))]
@@ -302,7 +302,7 @@ def _environment_figures(rows: Sequence[Row], marks: Sequence[Mark]) -> Iterator
         yield draw(title, unit, "step", _by_environment(rows, "step", column), marks=marks)
 
 
-def _component_figures(rows: Sequence[Row], troubles: Sequence[Diagnostic]) -> Iterator[Figure]:
+def _component_figures(rows: Sequence[Row], diagnostics: Sequence[Diagnostic]) -> Iterator[Figure]:
     """Yield a plot for each environment whose rewards have components, with a line for each component."""
     for env_name in dict.fromkeys(row["env_name"] for row in rows):
         own = [row for row in rows if row["env_name"] == env_name]
@@ -312,7 +312,7 @@ def _component_figures(rows: Sequence[Row], troubles: Sequence[Diagnostic]) -> I
         ]
         unit = f"mean of a step's {POPULATIONS['reward_mean']}"
         title = f"Components of the reward in {env_name}"
-        yield draw(title, unit, "step", lines, marks=_marks(troubles, env_name))
+        yield draw(title, unit, "step", lines, marks=_marks(diagnostics, env_name))
 
 
 def _accuracy(con: duckdb.DuckDBPyConnection, root: Root) -> Iterator[Figure]:

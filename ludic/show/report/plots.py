@@ -178,13 +178,13 @@ def _means(values: Mapping[float, float], bins: Iterable[Sequence[float]]) -> di
 
 
 def _line(series: Series, values: Mapping[float, float], scale: _Scale) -> PlotLine:
-    places = [(f"{scale.x(x):.1f}", f"{scale.y(y):.1f}") for x, y in values.items()]
+    points = [(f"{scale.x(x):.1f}", f"{scale.y(y):.1f}") for x, y in values.items()]
     texts = [f"{_text(x)}: {_text(y)}" for x, y in values.items()]
     bounds = {x: bound for x, bound in (series.intervals or {}).items() if x in values and all(map(_is_finite, bound))}
     return PlotLine(
         name=series.name,
-        path=" ".join(f"{x},{y}" for x, y in places),
-        dots=[(*place, text) for place, text in zip(places, texts, strict=True)] if len(places) <= _MOST_DOTS else [],
+        path=" ".join(f"{x},{y}" for x, y in points),
+        dots=[(*place, text) for place, text in zip(points, texts, strict=True)] if len(points) <= _MOST_DOTS else [],
         bars=[
             (f"{scale.x(x):.1f}", f"{scale.y(low or 0.0):.1f}", f"{scale.y(high or 0.0):.1f}")
             for x, (low, high) in bounds.items()

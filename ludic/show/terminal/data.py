@@ -18,7 +18,7 @@ from ludic.records import WITHOUT_LOGPROBS
 from ludic.show.found import look_up
 from ludic.show.stats import FRACTIONS
 from ludic.show.transcript import Lookup, TokenReader, load_token_reader
-from ludic.show.watch import stored_troubles
+from ludic.show.watch import stored_diagnostics
 from ludic.sql.connect import connect, refresh
 from ludic.sql.library import quote
 from ludic.sql.query import ask, result_of, to_frame
@@ -265,11 +265,11 @@ class RunData:
             self._connection = connect(self.root, sealed=True)
         return self._connection
 
-    def troubles(self) -> list[str]:
+    def diagnostics(self) -> list[str]:
         """Return what is wrong with the run, and since when, as `ludic watch` words it."""
         with self._lock:
             rows = ask(self._connected(), self.root, figure("newest_metrics"))
-        return list(map(str, stored_troubles(self.root, rows)))
+        return list(map(str, stored_diagnostics(self.root, rows)))
 
     def stop(self) -> None:
         """End the query that is running; its caller gets a QueryError."""

@@ -31,7 +31,7 @@ class RolloutPane(VerticalScroll):
     def __init__(self, rollout_id: str) -> None:
         super().__init__()
         self.rollout_id = rollout_id
-        self.look = PrintOptions(to_see_all="f shows them")
+        self.options = PrintOptions(to_see_all="f shows them")
         self.found: Lookup | None = None
         self._labels: list[dict[str, Any]] = []
 
@@ -73,11 +73,11 @@ class RolloutPane(VerticalScroll):
         if is_other:
             self.scroll_home(animate=False)
 
-    def show(self, **look: Any) -> None:
+    def show(self, **options: Any) -> None:
         """Draw the rollout, after changes to how it looks."""
-        self.look = replace(self.look, **look)
+        self.options = replace(self.options, **options)
         if self.found is not None:
-            parts = rollout_parts(self.found, self.look, self._view.data.token_reader)
+            parts = rollout_parts(self.found, self.options, self._view.data.token_reader)
             self._update(Group(*parts, *_label_lines(self._labels)))
 
     def _update(self, content: RenderableType) -> None:
@@ -113,13 +113,13 @@ class _PaneScreen(Screen[None]):
     def on_mount(self) -> None:
         self.panes()[0].focus()
 
-    def _show(self, **look: Any) -> None:
+    def _show(self, **options: Any) -> None:
         for pane in self.panes():
-            pane.show(**look)
+            pane.show(**options)
 
     @property
     def _look(self) -> PrintOptions:
-        return self.panes()[0].look
+        return self.panes()[0].options
 
     def action_color(self) -> None:
         """Colour the tokens by the next of logprob, advantage, ratio, mask and nothing."""
