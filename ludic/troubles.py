@@ -34,8 +34,8 @@ _WHAT_TO_DO = {
 }
 _MOST_MISMATCH = 0.01
 """Mean k3, in nats, of rollouts that the trainer's own weights sampled, above which there is a diagnostic. It is half
-the mean square of the log ratio, so ratios are then off by a factor of about e^0.14: numerics alone bring tokens near the
-usual clip of 0.2. Rounding logits of about 10 to bfloat16 gives some 1e-4."""
+the mean square of the log ratio, so ratios are then off by a factor of about e^0.14: numerics alone bring tokens near
+the usual clip of 0.2. Rounding logits of about 10 to bfloat16 gives some 1e-4."""
 _WITHOUT_RATIO = ("sft", "dpo", "ipo", "orpo")
 """Objectives whose loss does not use the sampler's logprobs."""
 _ON_PURPOSE = ("where", "drop_not_best_of_group")

@@ -35,7 +35,7 @@ def num_lives(folder: Path, name: str) -> int:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Supervise a trainer, and a worker that another one has replaced, until a condition holds."""
-    monkeypatch.setattr("ludic.launch.supervisor._LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr("ludic.launch.supervisor._POLL_EVERY_S", 0.2)
     (tmp_path / "life.py").write_text(LIFE)
 
     def child(name: str, code: int, **options) -> ChildProcess:

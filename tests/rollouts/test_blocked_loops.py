@@ -236,7 +236,7 @@ class Trainer:
         return max(num_read for told, num_read in self.told if told == latest)
 
     def _tell(self) -> None:
-        self.told.append((self._budget.tell(), self._num_read))
+        self.told.append((self._budget.make_latest(), self._num_read))
         point_latest(self._root, self.told[-1][0])
 
 

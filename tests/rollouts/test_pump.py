@@ -119,7 +119,7 @@ def test_closing_a_group_looks_at_its_own_episodes_alone(in_flight: int) -> None
                 scheduler.start(number, group(number, size=4))
             await turns()
             episodes.end("0.1")
-            with counted_lines(ludic.rollouts.scheduler) as lines:
+            with counted_lines(ludic.rollouts.pump) as lines:
                 await turns()
             found = lines.num
             closed = [name for name, of_episode in endings.items() if of_episode and of_episode.reason]

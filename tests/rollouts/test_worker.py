@@ -19,7 +19,7 @@ from tiny_models import committed_rows, forward_logprobs, publish
 
 import ludic.environments.toys
 from ludic.errors import ConfigError, SlotTakenError, StoreError
-from ludic.rollouts import weight_sync
+from ludic.rollouts import follower
 from ludic.rollouts.worker import WorkerConfig, pauses_between_reads
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root
@@ -202,8 +202,8 @@ def test_a_broken_policy_is_not_read_again_at_every_look(
     root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, reads = [], []
-    monkeypatch.setattr(weight_sync, "latest_policy", lambda root: looks.append(1) or latest_policy(root))
-    monkeypatch.setattr(weight_sync, "fetch_policy", lambda *args: reads.append(1) or fetch_policy(*args))
+    monkeypatch.setattr(follower, "latest_policy", lambda root: looks.append(1) or latest_policy(root))
+    monkeypatch.setattr(follower, "fetch_policy", lambda *args: reads.append(1) or fetch_policy(*args))
     publish(root, folder, budget=2)
     weights = Path(root.at("policies/version=0/model.safetensors"))
     weights.write_bytes(weights.read_bytes()[:500])
@@ -215,7 +215,7 @@ def test_a_broken_policy_is_not_read_again_at_every_look(
 def test_a_policy_that_becomes_whole_after_all_is_taken(
     root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_sync, "_REFUSED_S", 0.2)
+    monkeypatch.setattr(follower, "_REFUSED_S", 0.2)
     publish(root, folder, budget=2)
     weights = Path(root.at("policies/version=0/model.safetensors"))
     data = weights.read_bytes()

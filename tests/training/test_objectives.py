@@ -209,6 +209,6 @@ def test_settings_without_an_objective_are_those_of_the_default_one():
 
 def test_troubles_know_which_objectives_use_no_ratio() -> None:
     """`ludic.troubles` is below the trainer, and so names them."""
-    from ludic import diagnostics
+    from ludic import troubles
 
-    assert {*diagnostics._WITHOUT_RATIO} == {each.name for each in get_args(Objective) if not each.needs_logprobs}
+    assert {*troubles._WITHOUT_RATIO} == {each.name for each in get_args(Objective) if not each.needs_logprobs}
