@@ -227,3 +227,12 @@ def test_what_the_list_has_is_there() -> None:
     assert [
         (module, name) for module in listed for name in listed[module] if not hasattr(import_module(module), name)
     ] == []
+
+
+def test_the_glossary_has_each_word_once_and_its_types_exist():
+    rows = re.findall(r"^\| ([a-z][^|]*) \| [^|]+ \| (.+) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    words = [word for word, _ in rows if word != "word"]
+    assert len(words) > 60
+    assert len(words) == len(set(words))
+    named = {name for _, names in rows for name in re.findall("`([A-Z][a-z][A-Za-z]+)`", names)}
+    assert named - {name for name, _ in types_of_the_package()} == set()

@@ -59,7 +59,7 @@ class TableSchema:
 
     name: str
     version: str
-    """MAJOR.MINOR; a minor version adds nullable columns, anything else is a new major version."""
+    """MAJOR.MINOR; a minor version adds nullable columns or renames one, anything else is a new major version."""
     doc: str
     columns: tuple[Column, ...]
 
