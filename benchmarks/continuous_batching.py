@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.models import make_model
-from ludic.engines.continuous import Sequences, make_rows, random_numbers, sample
+from ludic.engines.continuous import CachedSequences, make_rows, random_numbers, sample
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.flags import run_script
@@ -102,7 +102,7 @@ def _sample_batch(model: PreTrainedModel, requests: Sequence[GenerationRequest])
     steps = int(max_tokens.max())
     uniforms = torch.from_numpy(np.stack([random_numbers(request.seed).random(steps) for request in requests]))
     rows, index = make_rows(params, model.device), torch.arange(len(requests))
-    sequences = Sequences(model, [request.prompt_tokens for request in requests], max_length=32_768)
+    sequences = CachedSequences(model, [request.prompt_tokens for request in requests], max_length=32_768)
     tokens = torch.zeros(len(requests), steps, dtype=torch.int64)
     for step in range(steps):
         drawn = sample(sequences.logits, rows, uniforms[index, step]).tokens

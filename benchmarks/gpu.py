@@ -59,7 +59,7 @@ with stand_ins():
     from ludic.training.device_defaults import Gpu, with_defaults
     from ludic.training.flops import device_peak_flops, model_cost, step_flops
     from ludic.training.logprobs import linear_logprobs
-    from ludic.training.memory import Device, activations, model_sizes, rank_memory
+    from ludic.training.memory import DeviceKind, activations, model_sizes, rank_memory
     from ludic.training.model import (
         check_trainable,
         compute_dtype,
@@ -520,7 +520,7 @@ def _speed(
 def _planned(setting: Setting, sizes: dict[str, Any], config: TrainConfig, length: int) -> int:
     """Return the bytes at the peak of a step, as `ludic plan` has them, without what CUDA takes itself."""
     model = _config(sizes)
-    device: Device = "cpu" if setting.is_quick else "cuda"
+    device: DeviceKind = "cpu" if setting.is_quick else "cuda"
     tokens = config.batch.max_tokens_per_micro_batch
     assert tokens is not None
     passes = activations(model, config.model, num_tokens=tokens, length=length, device=device)

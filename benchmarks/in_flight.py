@@ -48,7 +48,7 @@ from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
 from ludic.records import Message, WeightSpan
 from ludic.rollouts.config import WorkerConfig
-from ludic.rollouts.pump import EngineCalls, Pump
+from ludic.rollouts.pump import EngineCalls, Scheduler
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
 from ludic.rollouts.worker import opened_stream
 from ludic.run_config import RunConfig
@@ -293,7 +293,7 @@ def _fill(model: str, max_batch: int, wait_s: float | None, num_requests: int, i
         sampler = GroupSampler(run=run, run_episode=episodes_of_run(run, agent), environments=environments)
 
         async def sample() -> float:
-            pump = Pump(sampler.run_episode, environments, {}, calls=None if in_calls else calls)
+            pump = Scheduler(sampler.run_episode, environments, {}, calls=None if in_calls else calls)
             fill, numbers, at_once = 0.0, iter(range(num_groups)), 64 // GROUP_SIZE if in_calls else 1
             while True:
                 while pump.num_open == 0 if in_calls else pump.has_room:

@@ -32,7 +32,7 @@ from benchmarks.padding import fill_padded
 from benchmarks.rollouts import make_batch, with_own_requests
 from ludic.batches.config import MICRO_BATCH_TOKENS
 from ludic.batches.reading import read_rank_batch
-from ludic.batches.source import Plan
+from ludic.batches.source import BatchPlan
 from ludic.flags import run_script
 from ludic.records import Rollout, RolloutBatch
 from ludic.run_config import RunConfig
@@ -121,7 +121,7 @@ def _make_batch(number: int, mean_length: int, num_groups: int = GROUPS // NUM_F
     return make_batch(num_groups, mean_length=mean_length, group_size=GROUP_SIZE, seed=number)
 
 
-def _plan(folder: Path, batches: Sequence[RolloutBatch]) -> tuple[Root, Plan]:
+def _plan(folder: Path, batches: Sequence[RolloutBatch]) -> tuple[Root, BatchPlan]:
     """Return a root with one file per batch, and the plan of a step that uses all batches."""
     root = put_run(str(folder / "run"), RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
     for number, batch in enumerate(batches):
@@ -133,10 +133,10 @@ def _plan(folder: Path, batches: Sequence[RolloutBatch]) -> tuple[Root, Plan]:
     planner.add(found)
     rows = planner.plan(step=1, attempt_id=1, trainer_version=7)
     assert rows is not None
-    return root, Plan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
+    return root, BatchPlan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
 
 
-def _plan_skewed(folder: Path, mean_length: int) -> tuple[Root, Plan]:
+def _plan_skewed(folder: Path, mean_length: int) -> tuple[Root, BatchPlan]:
     """Plan groups whose mean lengths are log-normal with sigma 1, so that files differ in size."""
     rng = np.random.default_rng(0)
     batches = []

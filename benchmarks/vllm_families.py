@@ -24,7 +24,7 @@ from ludic.engines.vllm_options import set_variables
 from ludic.flags import run_script
 from ludic.models.families import TOLERANCE, probe_sequences, shrink, spread
 from ludic.models.rope import original_length
-from ludic.models.weight_files import load_config, mended
+from ludic.models.weight_files import load_config, repaired
 from ludic.training.model import full_state_dict, load_model, packed_logprobs, save_weights
 
 SCALE = 2
@@ -94,7 +94,7 @@ def save_small(family: str, folder: str, seed: int) -> str:
     """Write a small model whose every parameter matters; returns the folder."""
     torch.manual_seed(seed)
     with torch.no_grad():
-        model = mended(AutoModelForCausalLM.from_config(small_config(family), dtype=torch.float32)).eval()
+        model = repaired(AutoModelForCausalLM.from_config(small_config(family), dtype=torch.float32)).eval()
         spread(model)
     save_weights(model, full_state_dict(model), folder)
     return folder

@@ -58,7 +58,7 @@ def shell_command(args: Sequence[str]) -> str:
     return f"{variables} exec {shlex.join(python_words(args))}"
 
 
-def protect_children_of_libraries() -> None:
+def protect_library_processes() -> None:
     """Let the processes that libraries start here, such as vLLM's, be safe too, by this process's environment."""
     os.environ.update(SAFE_ENVIRONMENT)
 

@@ -86,12 +86,12 @@ def _is_json(type_: pa.DataType) -> bool:
     return isinstance(type_, pa.JsonType)
 
 
-Columns = Callable[[Sequence[str]], Sequence[str]]
+ChooseColumns = Callable[[Sequence[str]], Sequence[str]]
 """Returns those of a table's columns that are read."""
 ToRows = Callable[[pa.RecordBatch], list[dict[str, Any]]]
 
 
-class Found(NamedTuple):
+class ReadRow(NamedTuple):
     """A row, or why one can't be read."""
 
     number: int
@@ -120,8 +120,8 @@ def is_lines(beginning: bytes, name: str) -> bool:
 
 
 def read_rows(
-    file: BinaryIO, name: str, columns: Columns | None = None, to_rows: ToRows = table_rows
-) -> Iterator[Found]:
+    file: BinaryIO, name: str, columns: ChooseColumns | None = None, to_rows: ToRows = table_rows
+) -> Iterator[ReadRow]:
     """Yield the rows of an open file, which can seek.
 
     name: path or URL, for messages and its suffix. columns: those that are read of Parquet and Arrow; None reads all.
@@ -197,7 +197,7 @@ class _Unpacked(io.RawIOBase):
 # --- Texts -----------------------------------------------------------------------------------------------------------
 
 
-def _text_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
+def _text_rows(file: io.BufferedReader, name: str) -> Iterator[ReadRow]:
     if file.peek(len(_BOM)).startswith(_BOM):
         file.read(len(_BOM))
     if _suffix(name) == ".csv":
@@ -222,8 +222,8 @@ def _lines(file: io.BufferedReader, name: str) -> Iterator[tuple[int, bytes]]:
         yield number, line
 
 
-def _line_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
-    rows = (Found(number, f"line {number}", _row(line)) for number, line in _lines(file, name) if line.strip())
+def _line_rows(file: io.BufferedReader, name: str) -> Iterator[ReadRow]:
+    rows = (ReadRow(number, f"line {number}", _row(line)) for number, line in _lines(file, name) if line.strip())
     if _suffix(name) == ".json":  # may be one object, whose lines are no rows
         wanted = "wanted an array of rows, [{...}, {...}], or lines with a row each"
         if first := next(rows, None):
@@ -271,14 +271,14 @@ def _object(value: Any, text: str) -> dict[str, Any] | str:
     return value
 
 
-def _array_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
+def _array_rows(file: io.BufferedReader, name: str) -> Iterator[ReadRow]:
     """Yield the items of a JSON array, of which one is in memory at a time."""
     text, decoder, number = _Text(file, name), json.JSONDecoder(), 0
     text.skip("[", "row 0")
     while text.next_character(where := f"row {number}") != "]":
         if number:
             text.skip(",", where)
-        yield Found(number + 1, where, _item(text, decoder, where))
+        yield ReadRow(number + 1, where, _item(text, decoder, where))
         number += 1
     text.skip("]", where)
     if rest := text.next_character(where):
@@ -347,7 +347,7 @@ class _Text:
 # --- CSV -------------------------------------------------------------------------------------------------------------
 
 
-def _csv_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
+def _csv_rows(file: io.BufferedReader, name: str) -> Iterator[ReadRow]:
     """Yield the rows of a CSV file, whose first line names the columns; all values are texts, an empty one is None.
 
     A cell that is JSON of a message, or of a list of messages, is these messages: CSV has no lists.
@@ -364,9 +364,11 @@ def _csv_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
                 if repeated := {each for each in names if names.count(each) > 1}:
                     raise ConfigError(f"{name} has the column {min(repeated)!r} twice")
             elif len(cells) == len(names):
-                yield Found(number, f"line {number}", dict(zip(names, map(_cell, cells), strict=True)))
+                yield ReadRow(number, f"line {number}", dict(zip(names, map(_cell, cells), strict=True)))
             elif cells:
-                yield Found(number, f"line {number}", f"has {len(cells)} cells, wanted {len(names)}, as the first line")
+                yield ReadRow(
+                    number, f"line {number}", f"has {len(cells)} cells, wanted {len(names)}, as the first line"
+                )
     except csv.Error as error:
         raise ConfigError(f"{name}, line {line} is not CSV: {one_line(error)}") from error
 
@@ -399,14 +401,14 @@ def _cell(text: str) -> Any:
 # --- Tables ----------------------------------------------------------------------------------------------------------
 
 
-def _table_rows(batches: Iterator[pa.RecordBatch], kind: str, name: str, to_rows: ToRows) -> Iterator[Found]:
+def _table_rows(batches: Iterator[pa.RecordBatch], kind: str, name: str, to_rows: ToRows) -> Iterator[ReadRow]:
     number = 0
     try:
         for batch in batches:
             for start in range(0, len(batch), _ROWS_AT_ONCE):
                 for row in to_rows(batch.slice(start, _ROWS_AT_ONCE)):
                     number += 1
-                    yield Found(number, f"row {number - 1}", row)
+                    yield ReadRow(number, f"row {number - 1}", row)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{name} is not {_ARTICLES[kind]} file that can be read: {one_line(error)}") from error
 
@@ -414,13 +416,13 @@ def _table_rows(batches: Iterator[pa.RecordBatch], kind: str, name: str, to_rows
 _ARTICLES = {"Parquet": "a Parquet", "Arrow": "an Arrow"}
 
 
-def _parquet_batches(file: BinaryIO, columns: Columns | None) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(file: BinaryIO, columns: ChooseColumns | None) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(file) as table:
         wanted = None if columns is None else columns(table.schema_arrow.names)
         yield from table.iter_batches(_ROWS_AT_ONCE, columns=wanted)
 
 
-def _arrow_batches(file: BinaryIO, columns: Columns | None, *, is_stream: bool) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(file: BinaryIO, columns: ChooseColumns | None, *, is_stream: bool) -> Iterator[pa.RecordBatch]:
     if is_stream:
         with pa.ipc.open_stream(file) as stream:
             wanted = None if columns is None else columns(stream.schema.names)

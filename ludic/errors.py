@@ -184,6 +184,13 @@ def one_line(error: BaseException) -> str:
         return f"its message could not be read, {type(failure).__name__} was raised"
 
 
+def renamed(module: str, name: str, now: Mapping[str, str]) -> Exception:
+    """Return the error of a module for an attribute that it lacks. now: names by former name."""
+    if name in now:
+        return ImportError(f"{module}.{name} is called {now[name]} now")
+    return AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
 def unknown_name(
     what: str,
     name: str,

@@ -49,10 +49,21 @@ _LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 # --- Results ---------------------------------------------------------------------------------------------------------
 
 
+_RENAMED = {"troubles": "diagnostics", "looks": "probes"}
+"""Attributes of results by their former name."""
+
+
 class Result:
     """Base of what operations return. A subclass is a dataclass, and writes `parts`."""
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            now = _RENAMED.get(name)
+            hint = f"; it is called {now!r} now" if now is not None and hasattr(type(self), now) else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def parts(self) -> "Iterator[Part]":
         """Yield what people see, in order."""
@@ -195,7 +206,7 @@ def _print_frame(console: "Console", frame: Frame) -> None:
         console.print(Text(f"… {len(frame.rows):,} in all", style="dim"))
 
 
-def _seen(frame: Frame) -> tuple[list[dict[str, Any]], dict[str, "Format"]]:
+def _seen(frame: Frame) -> tuple[list[dict[str, Any]], dict[str, "ColumnFormat"]]:
     """Return the rows that people see, with derived columns, and the formats of the columns that they see."""
     rows = [{**row, **{name: of(row) for name, of in frame.derived.items()}} for row in frame.rows[: frame.most]]
     formats = {name: column_format(name, (row[name] for row in rows)) for name in frame.shown}
@@ -211,15 +222,17 @@ def to_frame(rows: Sequence[Mapping[str, Any]]) -> "pl.DataFrame":
 
 # --- Formats of columns ----------------------------------------------------------------------------------------------
 
-Kind = Literal["text", "long", "count", "index", "number", "signed", "mean", "share", "bytes", "interval", "digest"]
+ColumnKind = Literal[
+    "text", "long", "count", "index", "number", "signed", "mean", "share", "bytes", "interval", "digest"
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ColumnFormat:
     """How a column is shown wherever it is."""
 
     title: str
-    kind: Kind = "text"
+    kind: ColumnKind = "text"
     """long: text of several lines; index: number of a thing, such as a step; mean: of counts, such as tokens."""
     digits: int = 4
     """Most significant digits of a number, decimal places of a share, characters of a digest."""
@@ -271,76 +284,76 @@ def _escaped(text: str) -> str:
     return escape(printable(text))
 
 
-def column_format(name: str, values: Iterable[Any] = ()) -> Format:
+def column_format(name: str, values: Iterable[Any] = ()) -> ColumnFormat:
     """Return the format of a column: that of FORMATS, or one that follows from its first value that is not None."""
     if name in FORMATS:
         return FORMATS[name]
     value = next((each for each in values if each is not None), None)
-    kind: Kind = "text"
+    kind: ColumnKind = "text"
     if isinstance(value, float):
         kind = "number"
     elif isinstance(value, int) and not isinstance(value, bool):
         kind = "count"
-    return Format(name.removeprefix("num_").replace("_", " "), kind)
+    return ColumnFormat(name.removeprefix("num_").replace("_", " "), kind)
 
 
-FORMATS: Mapping[str, Format] = {
-    "env_name": Format("env"),
-    "env": Format("env"),
-    "env_example_id": Format("example"),
-    "agent_id": Format("agent"),
-    "group_id": Format("group"),
-    "rollout_id": Format("rollout"),
-    "policy_version": Format("version", "index"),
-    "version": Format("version", "index"),
-    "last_version": Format("last version", "index"),
-    "step": Format("step", "index"),
-    "error": Format("error", "long"),
-    "ended_by": Format("end"),
-    "episode_reward": Format("reward", "number"),
-    "accuracy": Format("accuracy", "share", 1),
-    "advantage": Format("advantage", "signed"),
-    "temperature": Format("temperature", "number"),
-    "estimate": Format("mean", "number"),
-    "std_error": Format("error", "number", 3),
-    "estimate_a": Format("baseline", "number", 3),
-    "estimate_b": Format("side", "number", 3),
-    "difference": Format("diff.", "number", 3),
-    "p_value": Format("p", "number", 2),
-    "p_holm": Format("p (Holm)", "number", 2),
-    "interval": Format("interval", "interval"),
-    "num_missing": Format("left out", "count"),
-    "left_out": Format("left out", "count"),
-    "share": Format("share", "number"),
-    "reward_mean": Format("reward", "number"),
-    "reward_min": Format("lowest", "number"),
-    "reward_max": Format("highest", "number"),
-    "reward_std": Format("std", "number"),
-    "value_mean": Format("mean", "number"),
-    "response_length": Format("tokens", "count"),
-    "response_length_mean": Format("tokens", "mean"),
-    "incomplete_fraction": Format("max_tokens", "share", 1),
-    "unparsed_fraction": Format("unparsed", "share", 1),
-    "other_limit_fraction": Format("limits", "share", 1),
-    "error_fraction": Format("failed", "share", 1),
-    "dropped_fraction": Format("of all considered", "share", 1),
-    "num_incomplete_completions": Format("max_tokens", "count"),
-    "num_unparsed": Format("unparsed", "count"),
-    "num_at_other_limits": Format("limits", "count"),
-    "num_errors": Format("failed", "count"),
-    "scorer_version": Format("version", "digest", 12),
-    "num_examples": Format("examples", "count"),
-    "num_files": Format("files", "count"),
-    "num_rollouts": Format("rollouts", "count"),
-    "num_rows": Format("rows", "count"),
-    "size_bytes": Format("size", "bytes"),
-    "needed_bytes": Format("needs", "bytes"),
-    "limit_bytes": Format("has", "bytes"),
-    "seconds": Format("seconds", "number", 3),
-    "num_files_before": Format("files", "count"),
-    "num_files_after": Format("then", "count"),
-    "size_bytes_before": Format("bytes", "bytes"),
-    "size_bytes_after": Format("then", "bytes"),
+FORMATS: Mapping[str, ColumnFormat] = {
+    "env_name": ColumnFormat("env"),
+    "env": ColumnFormat("env"),
+    "env_example_id": ColumnFormat("example"),
+    "agent_id": ColumnFormat("agent"),
+    "group_id": ColumnFormat("group"),
+    "rollout_id": ColumnFormat("rollout"),
+    "policy_version": ColumnFormat("version", "index"),
+    "version": ColumnFormat("version", "index"),
+    "last_version": ColumnFormat("last version", "index"),
+    "step": ColumnFormat("step", "index"),
+    "error": ColumnFormat("error", "long"),
+    "ended_by": ColumnFormat("end"),
+    "episode_reward": ColumnFormat("reward", "number"),
+    "accuracy": ColumnFormat("accuracy", "share", 1),
+    "advantage": ColumnFormat("advantage", "signed"),
+    "temperature": ColumnFormat("temperature", "number"),
+    "estimate": ColumnFormat("mean", "number"),
+    "std_error": ColumnFormat("error", "number", 3),
+    "estimate_a": ColumnFormat("baseline", "number", 3),
+    "estimate_b": ColumnFormat("side", "number", 3),
+    "difference": ColumnFormat("diff.", "number", 3),
+    "p_value": ColumnFormat("p", "number", 2),
+    "p_holm": ColumnFormat("p (Holm)", "number", 2),
+    "interval": ColumnFormat("interval", "interval"),
+    "num_missing": ColumnFormat("left out", "count"),
+    "left_out": ColumnFormat("left out", "count"),
+    "share": ColumnFormat("share", "number"),
+    "reward_mean": ColumnFormat("reward", "number"),
+    "reward_min": ColumnFormat("lowest", "number"),
+    "reward_max": ColumnFormat("highest", "number"),
+    "reward_std": ColumnFormat("std", "number"),
+    "value_mean": ColumnFormat("mean", "number"),
+    "response_length": ColumnFormat("tokens", "count"),
+    "response_length_mean": ColumnFormat("tokens", "mean"),
+    "incomplete_fraction": ColumnFormat("max_tokens", "share", 1),
+    "unparsed_fraction": ColumnFormat("unparsed", "share", 1),
+    "other_limit_fraction": ColumnFormat("limits", "share", 1),
+    "error_fraction": ColumnFormat("failed", "share", 1),
+    "dropped_fraction": ColumnFormat("of all considered", "share", 1),
+    "num_incomplete_completions": ColumnFormat("max_tokens", "count"),
+    "num_unparsed": ColumnFormat("unparsed", "count"),
+    "num_at_other_limits": ColumnFormat("limits", "count"),
+    "num_errors": ColumnFormat("failed", "count"),
+    "scorer_version": ColumnFormat("version", "digest", 12),
+    "num_examples": ColumnFormat("examples", "count"),
+    "num_files": ColumnFormat("files", "count"),
+    "num_rollouts": ColumnFormat("rollouts", "count"),
+    "num_rows": ColumnFormat("rows", "count"),
+    "size_bytes": ColumnFormat("size", "bytes"),
+    "needed_bytes": ColumnFormat("needs", "bytes"),
+    "limit_bytes": ColumnFormat("has", "bytes"),
+    "seconds": ColumnFormat("seconds", "number", 3),
+    "num_files_before": ColumnFormat("files", "count"),
+    "num_files_after": ColumnFormat("then", "count"),
+    "size_bytes_before": ColumnFormat("bytes", "bytes"),
+    "size_bytes_after": ColumnFormat("then", "bytes"),
 }
 """Title and format of columns, by name. A column that is not here is formatted by its values."""
 

@@ -12,11 +12,11 @@ from ludic.defaults import MAX_OBSERVATION_CHARACTERS, Longrope
 from ludic.errors import ConfigError
 from ludic.extra_columns import check_extra_columns
 from ludic.settings import (
-    Count,
     FormatReward,
     GroupSize,
     GroupsPerBatch,
     MaxSteps,
+    PositiveCount,
     Processes,
     Range,
     Seed,
@@ -53,7 +53,7 @@ class RunConfig:
     less for its longest answer, and training sees fewer long answers: see the view bias_by_length."""
     groups_per_batch: GroupsPerBatch = 8
     """Groups in the batch of a gradient step, counted after filters."""
-    steps_per_version: Count = 1
+    steps_per_version: PositiveCount = 1
     """Gradient steps between two published versions."""
     batches_ahead: Annotated[int, Range(0, 10**4)] | None = None
     """Batches that workers may sample beyond those that the current version needs; 0 is nearly on-policy. None lets
@@ -65,7 +65,7 @@ class RunConfig:
     evaluations and `ludic sample` take, samples the likeliest tokens."""
     top_p: TopP = 1.0
     """Sample from the most likely tokens whose probabilities add up to this; 1 samples from all."""
-    top_k: Count | None = None
+    top_k: PositiveCount | None = None
     """Sample from this number of the most likely tokens; None samples from all."""
     max_tokens: Tokens = 256
     """Maximum tokens in one completion."""
@@ -78,7 +78,7 @@ class RunConfig:
     sweep: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings that the episodes of a group take in turn, such as {"temperature": [0.7, 1.0, 1.3]}; also
     top_p, top_k and max_tokens. Several settings are combined."""
-    curriculum: Count | None = None
+    curriculum: PositiveCount | None = None
     """Groups after which the next environment of env joins those before it, easy ones first; None begins with all."""
     accept_incomplete: bool = False
     """Pass a completion that hit max_tokens to the environment, instead of refusing it as a parse failure."""
@@ -92,7 +92,7 @@ class RunConfig:
     """Factors of a longrope model (Phi-3-128k, Phi-4-mini, PhiMoE): short, for sequences that fit into its original
     context (4096 tokens), or long. None takes long if max_sequence_tokens is larger than that; run.json records
     which."""
-    max_observation_characters: Count | None = MAX_OBSERVATION_CHARACTERS
+    max_observation_characters: PositiveCount | None = MAX_OBSERVATION_CHARACTERS
     """Maximum characters of an observation of the environment; the rest is cut, and the text and the row say so. None
     is no limit."""
     parser: str = "whole"

@@ -42,7 +42,7 @@ from ludic.renamed_settings import RENAMED
 from ludic.values import (
     SCALARS,
     MisfitError,
-    Source,
+    Origin,
     annotations,
     check_url,
     check_utf8,
@@ -90,7 +90,7 @@ class Shown:
     has_flag: bool = False
 
 
-Count = Annotated[int, Range(1, 10**9)]
+PositiveCount = Annotated[int, Range(1, 10**9)]
 CountOr0 = Annotated[int, Range(0, 10**9)]
 Index = Annotated[int, Range(0, 2**63 - 1)]
 """A step or a policy version."""
@@ -232,7 +232,7 @@ class Setting:
             return f"but there is no {self.needs}; set {self.needs}, or leave it out"
         return None
 
-    def convert(self, value: Any, what: str = "", source: "Source" = "code") -> Any:
+    def convert(self, value: Any, what: str = "", source: "Origin" = "code") -> Any:
         """Return a value in the type of the field.
 
         what: names the setting in errors; "" is its name. Raises ConfigError if the value does not fit, or is a URL
@@ -501,10 +501,10 @@ class Given:
     value: Any
     what: str
     """Names the setting in errors, such as --num-steps, or a.toml: num_steps."""
-    source: Source
+    source: Origin
 
 
-def given(values: Mapping[str, Any], where: str, source: Source = "file") -> dict[str, Given]:
+def given(values: Mapping[str, Any], where: str, source: Origin = "file") -> dict[str, Given]:
     """Return the values of one place. where: names it in errors, such as a file's name."""
     return {name: Given(value, f"{where}: {name}", source) for name, value in values.items()}
 

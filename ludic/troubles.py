@@ -1,6 +1,6 @@
-"""Find troubles of a run in its metrics, such as no learning signal, since when, and the setting to look at. Pure.
+"""Diagnostics of a run from its metrics, such as no learning signal: since when, and the setting to look at. Pure.
 
-Workers and trainers log the troubles; panel, report and viewer show them.
+Workers and trainers log the diagnostics; panel, report and viewer show them.
 """
 
 import logging
@@ -14,12 +14,10 @@ from typing import Any
 
 from ludic.records import NO_LOGPROBS, add_rewards
 from ludic.run_config import RunConfig
-
-Row = Mapping[str, Any]
-"""A row of the metrics table."""
+from ludic.schema.tables import Row
 
 _MOST = 0.5
-"""Share of bad rollouts above which there is trouble."""
+"""Share of bad rollouts above which there is a diagnostic."""
 _FEWEST_STEPS = 3
 """Minimum number of consecutive steps that are more than bad luck."""
 _RECENT_STEPS = 20
@@ -35,9 +33,9 @@ _WHAT_TO_DO = {
     **NO_LOGPROBS,
 }
 _MOST_MISMATCH = 0.01
-"""Mean k3, in nats, of rollouts that the trainer's own weights sampled, above which there is trouble. It is half the
-mean square of the log ratio, so ratios are then off by a factor of about e^0.14: numerics alone bring tokens near the
-usual clip of 0.2. Rounding logits of about 10 to bfloat16 gives some 1e-4."""
+"""Mean k3, in nats, of rollouts that the trainer's own weights sampled, above which there is a diagnostic. It is half
+the mean square of the log ratio, so ratios are then off by a factor of about e^0.14: numerics alone bring tokens near
+the usual clip of 0.2. Rounding logits of about 10 to bfloat16 gives some 1e-4."""
 _WITHOUT_RATIO = ("sft", "dpo", "ipo", "orpo")
 """Objectives whose loss does not use the sampler's logprobs."""
 _ON_PURPOSE = ("where", "drop_not_best_of_group")
@@ -45,11 +43,11 @@ _ON_PURPOSE = ("where", "drop_not_best_of_group")
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Diagnostic:
     """A problem of a run, with advice."""
 
     kind: str
-    """Identifies the trouble; does not change with its numbers."""
+    """Identifies the diagnostic; does not change with its numbers."""
     text: str
     env_name: str | None = None
     """The environment that has it; None if it is the run's."""
@@ -62,7 +60,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The beginning of a trouble that lasts."""
+    """The beginning of what a diagnostic reports."""
 
     step: int | None
     """The first gradient step that has it, or that the first weights with it took; None if not known."""
@@ -79,7 +77,7 @@ class Since:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class VersionSamples:
     """What workers sampled of one environment while a version was the newest: sums over their rows of metrics."""
 
     env_name: str
@@ -100,7 +98,7 @@ class Sampled:
     def reward_mean(self) -> float | None:
         return self.reward_sum / self.num_scored if self.num_scored else None
 
-    def plus(self, row: Row) -> "Sampled":
+    def plus(self, row: Row) -> "VersionSamples":
         """Return the sums with another row; nulls of an older ludic count as 0."""
         num_rollouts, reward = row["num_rollouts"] or 0, row["reward_mean"]
         return replace(
@@ -115,62 +113,66 @@ class Sampled:
         )
 
 
-History = Mapping[str, Sequence[Sampled]]
+History = Mapping[str, Sequence[VersionSamples]]
 """By environment, what was sampled with each version, in order of versions."""
 
 
-class TroubleLog:
-    """Logs each trouble once, and again only if it returns after it was gone."""
+class DiagnosticLog:
+    """Logs each diagnostic once, and again only if it returns after it was gone."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._known: set[str] = set()
 
-    def tell(self, troubles: Iterable[Trouble]) -> None:
-        """Log new troubles. troubles: all current troubles."""
-        now = {trouble.kind: trouble for trouble in troubles}
+    def report(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """Log new diagnostics. diagnostics: all current ones."""
+        now = {diagnostic.kind: diagnostic for diagnostic in diagnostics}
         for kind in now.keys() - self._known:
             self._logger.warning("%s", now[kind])
         self._known = set(now)
 
 
-def warn_of_rows(logger: logging.Logger, find: Callable[[Sequence[Row]], Iterable[Trouble]]) -> Callable[[Row], None]:
-    """Return a function that takes a process's metrics rows one by one, and logs troubles that `find` finds in them.
+def warn_of_rows(
+    logger: logging.Logger, find: Callable[[Sequence[Row]], Iterable[Diagnostic]]
+) -> Callable[[Row], None]:
+    """Return a function that takes a process's metrics rows one by one, and logs the diagnostics in them.
 
     find: called with the newest 64 rows.
     """
-    log, newest = TroubleLog(logger), deque[Row](maxlen=_NEWEST_ROWS)
+    log, newest = DiagnosticLog(logger), deque[Row](maxlen=_NEWEST_ROWS)
 
     def take(row: Row) -> None:
         newest.append(row)
-        log.tell(find(list(newest)))
+        log.report(find(list(newest)))
 
     return take
 
 
-def find_sampling_troubles(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Trouble]:
-    """Find at most one trouble for each environment, in the newest rows that hold a batch of groups.
+def find_sampling_diagnostics(
+    calls: Sequence[Row], run: RunConfig, history: History | None = None
+) -> Iterator[Diagnostic]:
+    """Find at most one diagnostic for each environment, in the newest rows that hold a batch of groups.
 
     calls: rows of workers, oldest first. history: says since when; None leaves it out.
     """
     for env_name in sorted({row["env_name"] for row in calls}):
         newest = _newest([row for row in calls if row["env_name"] == env_name], run.groups_per_batch)
-        trouble = _find_failures(env_name, newest) or _find_refusals(env_name, newest, run)
-        trouble = trouble or _find_equal_rewards(env_name, newest, run)
-        if trouble is not None:
-            is_bad = _IS_BAD[trouble.kind.removesuffix(f" in {env_name}")]
-            yield replace(trouble, since=_since((history or {}).get(env_name, ()), is_bad))
+        diagnostic = _find_failures(env_name, newest) or _find_refusals(env_name, newest, run)
+        diagnostic = diagnostic or _find_equal_rewards(env_name, newest, run)
+        if diagnostic is not None:
+            is_bad = _IS_BAD[diagnostic.kind.removesuffix(f" in {env_name}")]
+            yield replace(diagnostic, since=_since((history or {}).get(env_name, ()), is_bad))
 
 
-_IS_BAD: Mapping[str, Callable[[Sampled], bool]] = {
+_IS_BAD: Mapping[str, Callable[[VersionSamples], bool]] = {
     "failures": lambda it: it.num_errors > _MOST * it.num_rollouts,
     "refusals": lambda it: it.num_parse_errors > _MOST * it.num_rollouts,
     "equal rewards": lambda it: it.num_equal_groups >= it.num_groups,
 }
-"""Whether a version has a trouble, by its kind."""
+"""Whether a version has a diagnostic, by its kind."""
 
 
-def _since(versions: Sequence[Sampled], is_bad: Callable[[Sampled], bool]) -> Since | None:
+def _since(versions: Sequence[VersionSamples], is_bad: Callable[[VersionSamples], bool]) -> Since | None:
     """Return the beginning of the last versions that are all bad; None if the newest one is not."""
     num_bad = len(list(takewhile(is_bad, reversed(versions))))
     if not num_bad:
@@ -183,23 +185,23 @@ def _since(versions: Sequence[Sampled], is_bad: Callable[[Sampled], bool]) -> Si
 _VERSIONS_OF_A_LEVEL = 5
 """Versions over which rewards are averaged before they are compared."""
 _MOST_LOST = 1 / 3
-"""Share of what a reward had gained that it may lose again without trouble."""
+"""Share of what a reward had gained that it may lose again without a diagnostic."""
 _CHANGES = 3
 """A fall is above this many times the median change from one version to the next, which is mostly noise."""
 
 
-def find_falls(history: History) -> Iterator[Trouble]:
+def find_falls(history: History) -> Iterator[Diagnostic]:
     """Find environments whose reward rose and fell, or only fell: the newest level is far below the best.
 
     A level is the mean of 5 versions. If the reward has not risen since the first level, its height counts from 0.
     """
     for env_name, versions in sorted(history.items()):
         scored = [it for it in versions if it.num_scored]
-        if len(scored) >= 2 * _VERSIONS_OF_A_LEVEL and (trouble := _find_fall(env_name, scored)) is not None:
-            yield trouble
+        if len(scored) >= 2 * _VERSIONS_OF_A_LEVEL and (diagnostic := _find_fall(env_name, scored)) is not None:
+            yield diagnostic
 
 
-def _find_fall(env_name: str, scored: Sequence[Sampled]) -> Trouble | None:
+def _find_fall(env_name: str, scored: Sequence[VersionSamples]) -> Diagnostic | None:
     rewards = [it.reward_sum / it.num_scored for it in scored]
     levels = [_level(scored[: stop + 1]) for stop in range(_VERSIONS_OF_A_LEVEL - 1, len(scored))]
     noise = _CHANGES * median(abs(after - before) for before, after in pairwise(rewards))
@@ -218,17 +220,17 @@ def _find_fall(env_name: str, scored: Sequence[Sampled]) -> Trouble | None:
         f"the reward in {env_name} fell from {best:.4g} ({when}) to {levels[-1]:.4g}; look at entropy, clip fraction "
         "and sampler KL of the steps before; a lower --learning-rate may keep it"
     )
-    return Trouble(f"fall in {env_name}", text, env_name, Since(scored[first].step, scored[first].version))
+    return Diagnostic(f"fall in {env_name}", text, env_name, Since(scored[first].step, scored[first].version))
 
 
-def _level(versions: Sequence[Sampled]) -> float:
+def _level(versions: Sequence[VersionSamples]) -> float:
     """Return the mean reward of the rollouts of the last versions."""
     newest = versions[-_VERSIONS_OF_A_LEVEL:]
     return add_rewards(it.reward_sum for it in newest) / sum(it.num_scored for it in newest)
 
 
-def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Trouble]:
-    """Find the environments in which some of the newest rollouts failed; `find_sampling_troubles` tells if most did.
+def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Diagnostic]:
+    """Find the environments in which some of the newest rollouts failed; `find_sampling_diagnostics` tells if most did.
 
     calls: rows of workers, oldest first. history: says since when; None leaves it out.
     """
@@ -239,17 +241,17 @@ def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | 
         if first and num_errors <= _MOST * num_rollouts:
             text = f"{num_errors:,} of {num_rollouts:,} rollouts failed in {env_name}; the first error: "
             since = _since((history or {}).get(env_name, ()), lambda it: it.num_errors > 0)
-            yield Trouble(f"some failures in {env_name}", f"{text}{_on_one_line(first)}", env_name, since)
+            yield Diagnostic(f"some failures in {env_name}", f"{text}{_on_one_line(first)}", env_name, since)
 
 
-def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trouble]:
+def find_training_diagnostics(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Find steps that learn nothing or move the weights too far, and filters that drop most rollouts.
 
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
     """
     num_still = len(list(takewhile(lambda row: _is_still(row, config), reversed(steps))))
     if num_still >= _FEWEST_STEPS:
-        yield Trouble(
+        yield Diagnostic(
             "no gradient", _describe_stillness(steps[-num_still:]), since=_since_step(steps[-num_still:], steps)
         )
     recent = steps[-_RECENT_STEPS:]
@@ -262,10 +264,10 @@ _MOST_CLIPPED = 0.1
 _MOST_KL = 0.5
 """Mean k3 of a step, in nats; off-policy steps of a model that learns fast have about a third of it."""
 LEAPS = "leaps"
-"""Kind of the trouble of `find_leaps`."""
+"""Kind of the diagnostic of `find_leaps`."""
 
 
-def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trouble]:
+def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Find steps whose weights are far from those that sampled: much is clipped, or the sampler KL is high.
 
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
@@ -280,7 +282,7 @@ def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trou
     worst = max(far, key=lambda row: _number(row, "sampler_kl"))
     clipped, kl = _number(worst, "clip_fraction"), _number(worst, "sampler_kl")
     numbers = f"sampler KL {kl:.2g} nats" + (f", {clipped:.1%} of the tokens clipped" if clipped else "")
-    yield Trouble(
+    yield Diagnostic(
         LEAPS,
         f"{len(far):,} of {len(steps):,} steps trained far from the weights that sampled, step {worst['step']:,} most "
         f"({numbers}); lower --learning-rate, or --max-off-policy-steps",
@@ -312,7 +314,7 @@ _TRUNCATED_SUPPORT = (
 )
 
 
-def find_truncated_support(run: RunConfig, config: Mapping[str, Any]) -> Iterator[Trouble]:
+def find_truncated_support(run: RunConfig, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Find settings by which the sampler leaves tokens out, while the loss takes it to sample from all tokens.
 
     config: settings of the trainer, as in attempts/N.json.
@@ -324,10 +326,10 @@ def find_truncated_support(run: RunConfig, config: Mapping[str, Any]) -> Iterato
         cuts = [str(value) for value in values if value not in (None, 1)]
         if cuts:
             text = f"{name} is {' or '.join(dict.fromkeys(cuts))}, and the tokens that were kept are not stored"
-            yield Trouble(f"truncated by {name}", f"{text}: {_TRUNCATED_SUPPORT}")
+            yield Diagnostic(f"truncated by {name}", f"{text}: {_TRUNCATED_SUPPORT}")
 
 
-def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any]) -> Iterator[Trouble]:
+def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Find that sampler and trainer give different logprobs under the same weights.
 
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
@@ -337,11 +339,13 @@ def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any
     if any(find_truncated_support(run, config)):
         return  # which explains it
     same = [
-        row["sampler_kl"] for row in steps if row["lag_max"] == 0 and (row["step"] - 1) % run.steps_per_version == 0
+        row["sampler_kl"]
+        for row in steps
+        if row["off_policy_steps_max"] == 0 and (row["step"] - 1) % run.steps_per_version == 0
     ]
     found = [kl for kl in same if kl is not None][-_RECENT_STEPS:]
     if found and sum(found) / len(found) > _MOST_MISMATCH:
-        yield Trouble(
+        yield Diagnostic(
             "mismatch",
             f"sampler_kl is {sum(found) / len(found):.2g} nats per token in {len(found):,} steps on rollouts of the "
             "trainer's own weights, wanted about 0: sampler and trainer compute other probabilities; compare their "
@@ -357,10 +361,10 @@ _STEPS_OF_NO_BOUND = 100
 
 def find_shortage(
     steps: Sequence[Row], calls: Sequence[Row], run: RunConfig, config: Mapping[str, Any]
-) -> Iterator[Trouble]:
+) -> Iterator[Diagnostic]:
     """Find that far more groups were sampled since the newest step than a batch needs, and no batch for a minute.
 
-    steps, calls: rows in order. Calls in which every rollout failed do not count: that is another trouble.
+    steps, calls: rows in order. Calls in which every rollout failed do not count: that is another diagnostic.
     """
     since = steps[-1]["created_at"] if steps else calls[0]["created_at"] if calls else None
     sampled = [row for row in calls if not steps or row["created_at"] > since]
@@ -371,7 +375,7 @@ def find_shortage(
     if num_groups > most_open + 2 * run.groups_per_version:
         filters = ", ".join(config.get("filters") or ()) or "none"
         text = f"{num_groups:,} groups were sampled since the newest step, and they made no batch"
-        yield Trouble("no batch", f"{text}; look at the trainer's log and at its filters ({filters})")
+        yield Diagnostic("no batch", f"{text}; look at the trainer's log and at its filters ({filters})")
 
 
 def _newest(calls: Sequence[Row], num_groups: int) -> list[Row]:
@@ -384,14 +388,14 @@ def _newest(calls: Sequence[Row], num_groups: int) -> list[Row]:
     return found
 
 
-def _find_failures(env_name: str, calls: Sequence[Row]) -> Trouble | None:
+def _find_failures(env_name: str, calls: Sequence[Row]) -> Diagnostic | None:
     num_rollouts, num_errors = _sum(calls, "num_rollouts"), _sum(calls, "num_errors")
     if num_errors <= _MOST * num_rollouts:
         return None
     share = "every one" if num_errors == num_rollouts else f"{num_errors / num_rollouts:.0%}"
     first = _on_one_line(next((row["first_error"] for row in calls if row["first_error"]), "not stored in the metrics"))
     text = f"{share} of {num_rollouts:,} rollouts failed in {env_name}; the first error: {first}"
-    return Trouble(f"failures in {env_name}", text, env_name)
+    return Diagnostic(f"failures in {env_name}", text, env_name)
 
 
 def _on_one_line(text: str) -> str:
@@ -399,7 +403,7 @@ def _on_one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def _find_refusals(env_name: str, calls: Sequence[Row], run: RunConfig) -> Trouble | None:
+def _find_refusals(env_name: str, calls: Sequence[Row], run: RunConfig) -> Diagnostic | None:
     if _sum(calls, "num_groups") < run.groups_per_batch:
         return None
     num_rollouts, num_refused = _sum(calls, "num_rollouts"), _sum(calls, "num_parse_errors")
@@ -411,10 +415,10 @@ def _find_refusals(env_name: str, calls: Sequence[Row], run: RunConfig) -> Troub
         text += "; start a run with --accept-incomplete, or with a higher --max-tokens"
     else:
         text = f"{share} could not be parsed; look at some with `ludic show`"
-    return Trouble(f"refusals in {env_name}", text, env_name)
+    return Diagnostic(f"refusals in {env_name}", text, env_name)
 
 
-def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> Trouble | None:
+def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> Diagnostic | None:
     num_groups = _sum(calls, "num_groups")
     if num_groups < run.groups_per_batch or _sum(calls, "num_zero_variance_groups") < num_groups:
         return None
@@ -422,7 +426,7 @@ def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> 
     text = f"rewards are equal within each of {num_groups:,} groups in {env_name}"
     text += f" (about {fmean(rewards):.4g})" if rewards else ""
     text += ", so there is nothing to learn from; look at the environment's score, or at --temperature"
-    return Trouble(f"equal rewards in {env_name}", text, env_name)
+    return Diagnostic(f"equal rewards in {env_name}", text, env_name)
 
 
 def _is_still(row: Row, config: Mapping[str, Any]) -> bool:
@@ -446,7 +450,7 @@ def _describe_stillness(steps: Sequence[Row]) -> str:
     )
 
 
-def _find_drops(steps: Sequence[Row]) -> Iterator[Trouble]:
+def _find_drops(steps: Sequence[Row]) -> Iterator[Diagnostic]:
     drops: Counter[str] = Counter()
     for row in steps:
         drops.update(dict(row["drops"] or {}))
@@ -458,7 +462,7 @@ def _find_drops(steps: Sequence[Row]) -> Iterator[Trouble]:
     reason, most = drops.most_common(1)[0]
     what_to_do = _WHAT_TO_DO.get(reason, "look at that filter")
     share = f"{drops.total() / num_rollouts:.0%} of {num_rollouts:,} rollouts in {len(steps)} steps"
-    yield Trouble(f"drops by {reason}", f"filters dropped {share}, {reason} most ({most:,}): {what_to_do}")
+    yield Diagnostic(f"drops by {reason}", f"filters dropped {share}, {reason} most ({most:,}): {what_to_do}")
 
 
 def _sum(rows: Sequence[Row], column: str) -> int:

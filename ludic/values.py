@@ -39,7 +39,7 @@ class Range:
 
 # --- Conversion ----------------------------------------------------------------------------------------------------
 
-Source = Literal["code", "file", "flag", "stored"]
+Origin = Literal["code", "file", "flag", "stored"]
 """Where a value comes from. Flags are texts. A file says None as the text "None", and may give one value of a list.
 What a root has stored may hold a URL that is refused today."""
 
@@ -52,7 +52,7 @@ class MisfitError(Exception):
         self.wanted, self.is_number = wanted, is_number
 
 
-def fit(value: Any, kind: Any, source: Source) -> Any:
+def fit(value: Any, kind: Any, source: Origin) -> Any:
     """Return a value in a type. Raises MisfitError."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -74,11 +74,11 @@ def _misfit(wanted: str | None = None) -> Any:
     raise MisfitError(wanted)
 
 
-def _is_choice(value: Any, choice: Any, source: Source) -> bool:
+def _is_choice(value: Any, choice: Any, source: Origin) -> bool:
     return str(choice) == value if source == "flag" else type(value) is type(choice) and value == choice
 
 
-def _fit_annotated(value: Any, inner: tuple[Any, ...], source: Source) -> Any:
+def _fit_annotated(value: Any, inner: tuple[Any, ...], source: Origin) -> Any:
     found = fit(value, inner[0], source)
     for limit in inner[1:]:
         if isinstance(limit, Range):
@@ -88,7 +88,7 @@ def _fit_annotated(value: Any, inner: tuple[Any, ...], source: Source) -> Any:
     return found
 
 
-def _fit_union(value: Any, kinds: tuple[Any, ...], source: Source) -> Any:
+def _fit_union(value: Any, kinds: tuple[Any, ...], source: Origin) -> Any:
     if NoneType in kinds and (value is None or (source in ("file", "flag") and value in ("None", ["None"]))):
         return None
     wanted: MisfitError | None = None
@@ -102,7 +102,7 @@ def _fit_union(value: Any, kinds: tuple[Any, ...], source: Source) -> Any:
     raise wanted or MisfitError
 
 
-def _fit_tuple(value: Any, inner: tuple[Any, ...], source: Source) -> tuple[Any, ...]:
+def _fit_tuple(value: Any, inner: tuple[Any, ...], source: Origin) -> tuple[Any, ...]:
     if source == "file" and not isinstance(value, list | tuple):
         value = [value]
     if not isinstance(value, list | tuple):
@@ -116,7 +116,7 @@ def _fit_tuple(value: Any, inner: tuple[Any, ...], source: Source) -> tuple[Any,
         raise error if error.is_number else MisfitError from None
 
 
-def _fit_mapping(value: Any, source: Source) -> Mapping[str, Any]:
+def _fit_mapping(value: Any, source: Origin) -> Mapping[str, Any]:
     """The class checks what a mapping holds, and names the key."""
     if source == "flag":
         try:
@@ -128,17 +128,17 @@ def _fit_mapping(value: Any, source: Source) -> Mapping[str, Any]:
     return value
 
 
-def _fit_text(value: Any, source: Source) -> str:
+def _fit_text(value: Any, source: Origin) -> str:
     return value if isinstance(value, str) else _misfit()
 
 
-def _fit_bool(value: Any, source: Source) -> bool:
+def _fit_bool(value: Any, source: Origin) -> bool:
     if source == "flag":
         return str(value).lower() == "true" if str(value).lower() in _BOOLS else _misfit()
     return value if isinstance(value, bool) else _misfit()
 
 
-def _fit_int(value: Any, source: Source) -> int:
+def _fit_int(value: Any, source: Origin) -> int:
     if source == "flag":
         try:
             return int(value)
@@ -159,7 +159,7 @@ def _whole(text: str) -> int:
     return int(found)
 
 
-def _fit_float(value: Any, source: Source) -> float:
+def _fit_float(value: Any, source: Origin) -> float:
     if source == "flag" or (isinstance(value, Real) and not isinstance(value, bool)):
         try:
             return float(value)
@@ -170,13 +170,13 @@ def _fit_float(value: Any, source: Source) -> float:
     raise MisfitError
 
 
-def _fit_path(value: Any, source: Source) -> Path:
+def _fit_path(value: Any, source: Origin) -> Path:
     return Path(value) if isinstance(value, str | Path) else _misfit()
 
 
 _BOOLS = ("true", "false")
 _MOST_DIGITS = 30
-SCALARS: Mapping[Any, Callable[[Any, Source], Any]] = {
+SCALARS: Mapping[Any, Callable[[Any, Origin], Any]] = {
     str: _fit_text,
     bool: _fit_bool,
     int: _fit_int,
@@ -197,7 +197,7 @@ _WORDS = {
 }
 
 
-def describe(kind: Any, source: Source = "code") -> str:
+def describe(kind: Any, source: Origin = "code") -> str:
     """Describe a type in words: a whole number or None; one of 'a', 'b'; a list, each a text."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -214,7 +214,7 @@ def describe(kind: Any, source: Source = "code") -> str:
     return _WORDS.get(kind, "a value of its type")
 
 
-def found_text(value: Any, source: Source, *, is_number: bool) -> str:
+def found_text(value: Any, source: Origin, *, is_number: bool) -> str:
     """Describe a value for an error message; a flag's values as they were typed."""
     if source != "flag":
         return repr(value)

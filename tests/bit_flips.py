@@ -20,7 +20,7 @@ from ludic.store.parquet import decode
 from ludic.store.policies import read_delta, read_policy
 from ludic.store.tables import read_reference, read_reference_index
 from ludic.store.tombstones import list_quarantined, read_tombstones
-from ludic.store.weights import check_folder, read_identity, read_kept
+from ludic.store.weights import check_folder, read_identity, read_snapshot
 
 TOKENS = ["rollout_id", "prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "temperature"]
 UNCOVERED = re.compile(r"quarantine/(?!.*\.json$)|logs/|\.tmp/|tensorboard/")
@@ -144,7 +144,7 @@ def _checkpoint(root: Root, name: str) -> Any:
 def _model(root: Root, name: str) -> Any:
     identity = read_identity(root)
     names = {**identity.config, **identity.tokenizer} if identity else {}
-    return identity, read_kept(root, names)
+    return identity, read_snapshot(root, names)
 
 
 _READS: dict[str, Callable[[Root, str], Any]] = {

@@ -15,7 +15,7 @@ from tiny_runs import make_whole_root
 
 from ludic.schema import arrow_schema
 from ludic.store import Root
-from ludic.store.catalogue import DATA, FOREIGN, ROWS, DataName, Records, Row, Table
+from ludic.store.catalogue import DATA, FILE_KINDS, FOREIGN, DataName, FileKind, Records, Table
 from ludic.store.code import keep_files
 from ludic.store.evaluations import evaluation_of, put_evaluation
 from ludic.store.parquet import encode_plain
@@ -23,7 +23,7 @@ from ludic.store.records import encode_record
 from ludic.user_files import read_user_file
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-KINDS: tuple[Row[Any], ...] = tuple(row for row in ROWS if row not in FOREIGN)
+KINDS: tuple[FileKind[Any], ...] = tuple(row for row in FILE_KINDS if row not in FOREIGN)
 """The rows of the run's own files."""
 
 
@@ -42,14 +42,14 @@ def make_full_root(folder: Path) -> Root:
     return root
 
 
-def names_of(root: Root, row: Row[Any]) -> list[str]:
+def names_of(root: Root, row: FileKind[Any]) -> list[str]:
     """Files of a kind, sorted: those that no other row of the folder names."""
     others = [] if not row.rest else [other for other in KINDS if not other.rest and other.folder == row.folder]
     names = (name for name in root.list("") if row.parse(name) is not None)
     return sorted(name for name in names if all(other.parse(name) is None for other in others))
 
 
-def a_name(row: Row[Any], other: str = "") -> Any:
+def a_name(row: FileKind[Any], other: str = "") -> Any:
     """The fields of a name of this kind. other: a field that has another value than without it."""
     hints = get_type_hints(row.fields, include_extras=True)
     values = {}
@@ -77,7 +77,7 @@ def _two_values(hint: Any) -> tuple[Any, Any]:
     return fitting[0], fitting[1]
 
 
-def a_file(root: Root, row: Row[Any], name: str) -> bytes:
+def a_file(root: Root, row: FileKind[Any], name: str) -> bytes:
     """Content of a file of this kind and name: a row of its table, a record, or a text."""
     of = row.parse(name)
     assert of is not None, name

@@ -76,7 +76,7 @@ def draw_training() -> None:
     from ludic.show.watch import training_progress
 
     with training_progress(2) as report:
-        report(1, {"reward_mean": 0.5, "loss": 0.1, "lag_mean": 0.0, "tokens_per_s": 9.0})
+        report(1, {"reward_mean": 0.5, "loss": 0.1, "off_policy_steps_mean": 0.0, "tokens_per_s": 9.0})
 
 
 def draw_sampling() -> None:

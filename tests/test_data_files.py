@@ -13,8 +13,8 @@ import pytest
 from containers import ENCODERS, arrow_stream, write_rows
 
 from ludic import data_files
-from ludic.data_files import SUFFIXES, Found, is_data_file, is_lines, read_rows
-from ludic.environments.qa_rows import Source
+from ludic.data_files import SUFFIXES, ReadRow, is_data_file, is_lines, read_rows
+from ludic.environments.qa_rows import QuestionSource
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
 
@@ -52,7 +52,7 @@ def test_questions_of_every_container_are_the_same_examples(suffix: str, tmp_pat
     rows = [{"question": f"{n} + {n}?", "answer": str(n + n)} for n in range(20)]
     path = write_rows(tmp_path / f"sums{suffix}", rows)
     plain = write_rows(tmp_path / "plain.jsonl", rows)
-    assert Source(name=str(path)).first_row() == rows[0]
+    assert QuestionSource(name=str(path)).first_row() == rows[0]
     made, wanted = (make_environment(f"qa/{each}", {}, 0)() for each in (path, plain))
     assert [made.example(i, "train") for i in range(15)] == [wanted.example(i, "train") for i in range(15)]
 
@@ -60,18 +60,18 @@ def test_questions_of_every_container_are_the_same_examples(suffix: str, tmp_pat
 def test_where_a_row_is_and_which_columns_are_read() -> None:
     lines = b'\n{"a": 1, "b": 2}\r\n\n{"a": 3}'
     assert [*read_rows(io.BytesIO(lines), "x.jsonl")] == [
-        Found(2, "line 2", {"a": 1, "b": 2}),
-        Found(4, "line 4", {"a": 3}),
+        ReadRow(2, "line 2", {"a": 1, "b": 2}),
+        ReadRow(4, "line 4", {"a": 3}),
     ]
     text = b'a,b\n"1\n2",\n\n3,4\n'
     assert [*read_rows(io.BytesIO(text), "x.csv")] == [
-        Found(2, "line 2", {"a": "1\n2", "b": None}),
-        Found(5, "line 5", {"a": "3", "b": "4"}),
+        ReadRow(2, "line 2", {"a": "1\n2", "b": None}),
+        ReadRow(5, "line 5", {"a": "3", "b": "4"}),
     ]
     rows = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
     for suffix in (".parquet", ".arrow"):
         found = read_rows(io.BytesIO(ENCODERS[suffix](rows)), f"x{suffix}", columns=lambda names: names[1:])
-        assert [*found] == [Found(1, "row 0", {"b": 2}), Found(2, "row 1", {"b": 4})]
+        assert [*found] == [ReadRow(1, "row 0", {"b": 2}), ReadRow(2, "row 1", {"b": 4})]
     assert rows_of(arrow_stream(rows), "x.arrow", columns=lambda names: names[:1]) == [{"a": 1}, {"a": 3}]
 
 

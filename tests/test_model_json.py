@@ -11,7 +11,7 @@ import pytest
 
 import ludic
 from ludic.adapters import judge
-from ludic.agents.parsers import Json
+from ludic.agents.parsers import JsonParser
 from ludic.agents.tools.toolbox import read_arguments
 from ludic.errors import ToolError
 from ludic.model_json import find_json, read_json
@@ -73,7 +73,7 @@ def test_no_reader_takes_it(number: str) -> None:
     read: dict[str, Callable[[], Any]] = {
         "a template": lambda: _as_function_call(0, ToolCall(**call))["function"]["arguments"],
         "a transcript": lambda: transcript._task({**call, "arguments": f'{{"task": {number}}}'}) or arguments,
-        "a parser": lambda: Json().parse(arguments).action or arguments,
+        "a parser": lambda: JsonParser().parse(arguments).action or arguments,
         "a judge": lambda: judge._parse(number, None) or arguments,
         "a judge's pattern": lambda: judge._parse(f"is {number}", re.compile(r"is (\S+)")) or arguments,
     }

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
+
 import ludic
 from ludic.settings import groups_of, is_operation
 
@@ -190,9 +192,47 @@ def test_the_docs_import_only_what_the_list_has() -> None:
     assert [each for each in found if each[2] not in listed.get(each[1], ())] == []
 
 
+def test_a_former_name_gives_the_one_of_now():
+    with pytest.raises(ImportError, match=r"episodes\.Episode is called ImportedEpisode now"):
+        exec("from ludic.adapters.imports.episodes import Episode")
+    status = object.__new__(import_module("ludic.show.status").RunStatus)
+    with pytest.raises(AttributeError, match="'troubles'; it is called 'diagnostics' now"):
+        status.troubles()
+
+
+def types_of_the_package() -> Iterator[tuple[str, str]]:
+    """Each public class and type alias of a module: its name, and the file."""
+    for path in sorted(Path(ludic.__file__).parent.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            match node:
+                case ast.ClassDef(name=name):
+                    yield name, path.name
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if re.match("[A-Z].*[a-z]", name):
+                    if not (isinstance(value, ast.Call) and ast.unparse(value.func) == "TypeVar"):
+                        yield name, path.name
+
+
+def test_no_two_public_types_have_the_same_name():
+    files: dict[str, list[str]] = {}
+    for name, file in types_of_the_package():
+        if not name.startswith("_"):
+            files.setdefault(name, []).append(file)
+    assert len(files) > 400
+    assert {name: named for name, named in files.items() if len(named) > 1} == {}
+
+
 def test_what_the_list_has_is_there() -> None:
     listed = importable()
     assert len(listed) > 8
     assert [
         (module, name) for module in listed for name in listed[module] if not hasattr(import_module(module), name)
     ] == []
+
+
+def test_the_glossary_has_each_word_once_and_its_types_exist():
+    rows = re.findall(r"^\| ([a-z][^|]*) \| [^|]+ \| (.+) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    words = [word for word, _ in rows if word != "word"]
+    assert len(words) > 60
+    assert len(words) == len(set(words))
+    named = {name for _, names in rows for name in re.findall("`([A-Z][a-z][A-Za-z]+)`", names)}
+    assert named - {name for name, _ in types_of_the_package()} == set()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ludic
-from ludic.results import FORMATS, Format, Frame, cell, column_format, plural, printable, size
+from ludic.results import FORMATS, ColumnFormat, Frame, cell, column_format, plural, printable, size
 from ludic.row_files import to_plain
 
 
@@ -78,28 +78,28 @@ def test_sizes_and_counts_read_well() -> None:
 @pytest.mark.parametrize(
     ("form", "value", "shown"),
     [
-        (Format("a", "count"), 12345, "12,345"),
-        (Format("a", "index"), 12345, "12345"),
-        (Format("a", "number", 3), 0.123456, "0.123"),
-        (Format("a", "signed"), 0.5, "+0.5"),
-        (Format("a", "mean"), 1234.56, "1,234.6"),
-        (Format("a", "share", 1), 0.3333, "33.3%"),
-        (Format("a", "bytes"), 12_345_678, "12.3 MB"),
-        (Format("a", "digest", 4), "abcdefgh", "abcd"),
-        (Format("a"), None, "-"),
-        (Format("a", "number"), None, "-"),
-        (Format("a", "count"), None, ""),
+        (ColumnFormat("a", "count"), 12345, "12,345"),
+        (ColumnFormat("a", "index"), 12345, "12345"),
+        (ColumnFormat("a", "number", 3), 0.123456, "0.123"),
+        (ColumnFormat("a", "signed"), 0.5, "+0.5"),
+        (ColumnFormat("a", "mean"), 1234.56, "1,234.6"),
+        (ColumnFormat("a", "share", 1), 0.3333, "33.3%"),
+        (ColumnFormat("a", "bytes"), 12_345_678, "12.3 MB"),
+        (ColumnFormat("a", "digest", 4), "abcdefgh", "abcd"),
+        (ColumnFormat("a"), None, "-"),
+        (ColumnFormat("a", "number"), None, "-"),
+        (ColumnFormat("a", "count"), None, ""),
     ],
 )
-def test_a_format_shows_a_value(form: Format, value: object, shown: str) -> None:
+def test_a_format_shows_a_value(form: ColumnFormat, value: object, shown: str) -> None:
     assert form.text(value).plain == shown
 
 
 def test_a_column_without_a_format_has_that_of_its_first_value() -> None:
     assert column_format("reward_mean") is FORMATS["reward_mean"]
-    assert column_format("num_cats", [None, 3]) == Format("cats", "count")
-    assert column_format("cat_share", [0.5]) == Format("cat share", "number")
-    assert column_format("is_cat", [True]) == Format("is cat")
+    assert column_format("num_cats", [None, 3]) == ColumnFormat("cats", "count")
+    assert column_format("cat_share", [0.5]) == ColumnFormat("cat share", "number")
+    assert column_format("is_cat", [True]) == ColumnFormat("is cat")
 
 
 def test_a_frame_as_html_is_escaped_and_aligned_and_counts_the_rows_that_it_leaves_out() -> None:

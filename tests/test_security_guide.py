@@ -5,7 +5,7 @@ from pathlib import Path
 
 import ludic
 from ludic.cli.commands import COMMANDS
-from ludic.store.catalogue import ROWS
+from ludic.store.catalogue import FILE_KINDS
 
 PAGE = (Path(__file__).parents[1] / "docs/security.md").read_text(encoding="utf-8")
 PYTHON = {"connect", "scan", "record", "fit", "grpo", "sft", "dpo"}
@@ -35,12 +35,12 @@ def test_the_functions_of_python_are_those_of_the_package() -> None:
 def test_each_file_of_a_root_has_a_row_that_says_what_its_writers_could_do() -> None:
     named = [name.rstrip("/") for row in rows_of("files") for name in re.findall(r"`([^`]+)`", row[0])]
     # Exports are named by their own folder, which may lie below a folder of tables.
-    wanted = {"_delta_log" if "_delta_log" in row.template else row.folder or row.template for row in ROWS}
+    wanted = {"_delta_log" if "_delta_log" in row.template else row.folder or row.template for row in FILE_KINDS}
     assert sorted(named) == sorted(wanted)
 
 
 def test_each_role_is_of_known_commands_and_folders() -> None:
-    known = {row.folder or row.template for row in ROWS}
+    known = {row.folder or row.template for row in FILE_KINDS}
     for role, commands, folders in rows_of("role"):
         words = re.sub(r"`|--repair|ludic\.connect|ludic\.record", "", commands).split(",")
         assert {word.strip() for word in words} - {""} <= COMMANDS.keys() | {"fit"}, role

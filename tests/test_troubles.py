@@ -11,17 +11,17 @@ from ludic.run_config import RunConfig
 from ludic.schema import arrow_schema
 from ludic.troubles import (
     LEAPS,
-    Sampled,
+    Diagnostic,
+    DiagnosticLog,
     Since,
-    Trouble,
-    TroubleLog,
+    VersionSamples,
     find_falls,
     find_leaps,
     find_mismatch,
-    find_sampling_troubles,
+    find_sampling_diagnostics,
     find_shortage,
     find_some_failures,
-    find_training_troubles,
+    find_training_diagnostics,
     find_truncated_support,
     warn_of_rows,
 )
@@ -46,26 +46,26 @@ def step(**values: Any) -> dict[str, Any]:
     return row(kind="train", **{**numbers, "drops": {}, **values})
 
 
-def texts(troubles) -> list[str]:
-    return [trouble.text for trouble in troubles]
+def texts(diagnostics) -> list[str]:
+    return [diagnostic.text for diagnostic in diagnostics]
 
 
 def test_a_sound_run_has_no_troubles() -> None:
-    assert texts(find_sampling_troubles([call()] * 9, RUN)) == []
-    assert texts(find_training_troubles([step()] * 9, {"objective": "reinforce"})) == []
+    assert texts(find_sampling_diagnostics([call()] * 9, RUN)) == []
+    assert texts(find_training_diagnostics([step()] * 9, {"objective": "reinforce"})) == []
     assert texts(find_shortage([step()] * 9, [call()] * 9, RUN, {})) == []
 
 
 def test_failures_are_told_at_once_with_the_first_error() -> None:
     failed = call(num_errors=32, num_groups=1, reward_mean=None, first_error="ValueError: reward is nan")
-    assert texts(find_sampling_troubles([failed], RUN)) == [
+    assert texts(find_sampling_diagnostics([failed], RUN)) == [
         "every one of 32 rollouts failed in cats; the first error: ValueError: reward is nan"
     ]
 
 
 def test_an_error_is_told_on_one_line_without_what_steers_a_terminal() -> None:
     failed = call(num_errors=32, first_error="ValueError: two\nlines, \x1b[31mred and \u202eback")
-    assert texts(find_sampling_troubles([failed], RUN)) == [
+    assert texts(find_sampling_diagnostics([failed], RUN)) == [
         "every one of 32 rollouts failed in cats; the first error: ValueError: two lines,  [31mred and  back"
     ]
 
@@ -73,46 +73,47 @@ def test_an_error_is_told_on_one_line_without_what_steers_a_terminal() -> None:
 def test_failures_count_in_the_newest_batch_only() -> None:
     # 20 of 32 are more than half; a newer call without failures is a whole batch, and ends the trouble.
     calls = [call(num_errors=20, first_error="KeyError: 'x'")]
-    assert texts(find_sampling_troubles(calls, RUN)) == [
+    assert texts(find_sampling_diagnostics(calls, RUN)) == [
         "62% of 32 rollouts failed in cats; the first error: KeyError: 'x'"
     ]
-    assert texts(find_sampling_troubles([*calls, call()], RUN)) == []
+    assert texts(find_sampling_diagnostics([*calls, call()], RUN)) == []
 
 
 def test_refused_answers_name_the_settings_that_refuse_them() -> None:
     refused = call(num_parse_errors=31, num_incomplete_completions=31, num_zero_variance_groups=4, reward_mean=0.0)
-    assert texts(find_sampling_troubles([refused], RUN)) == [
+    assert texts(find_sampling_diagnostics([refused], RUN)) == [
         "97% of 32 answers in cats hit max_tokens (32) and were refused unscored; start a run with "
         "--accept-incomplete, or with a higher --max-tokens"
     ]
     unparsed = call(num_parse_errors=31, num_incomplete_completions=2)
-    assert texts(find_sampling_troubles([unparsed], RUN)) == [
+    assert texts(find_sampling_diagnostics([unparsed], RUN)) == [
         "97% of 32 answers in cats could not be parsed; look at some with `ludic show`"
     ]
 
 
 def test_equal_rewards_are_told_of_once_a_batch_has_no_others() -> None:
     equal = call(num_zero_variance_groups=4)
-    assert texts(find_sampling_troubles([equal], RUN)) == [
+    assert texts(find_sampling_diagnostics([equal], RUN)) == [
         "rewards are equal within each of 4 groups in cats (about 0.25), so there is nothing to learn from; look at "
         "the environment's score, or at --temperature"
     ]
-    assert texts(find_sampling_troubles([call(num_groups=2, num_zero_variance_groups=2)], RUN)) == []
+    assert texts(find_sampling_diagnostics([call(num_groups=2, num_zero_variance_groups=2)], RUN)) == []
 
 
 def test_each_environment_has_troubles_of_its_own() -> None:
     calls = [call(), call(env_name="dogs", num_errors=32, first_error="no dogs")]
-    assert texts(find_sampling_troubles(calls, RUN)) == [
+    assert texts(find_sampling_diagnostics(calls, RUN)) == [
         "every one of 32 rollouts failed in dogs; the first error: no dogs"
     ]
 
 
-def history(*rewards: float | None, env_name: str = "cats", **values: Any) -> dict[str, list[Sampled]]:
+def history(*rewards: float | None, env_name: str = "cats", **values: Any) -> dict[str, list[VersionSamples]]:
     """A version for each reward, which the next step took: version 0 is that of step 1."""
     rows = [call(env_name=env_name, reward_mean=reward, **values) for reward in rewards]
     return {
         env_name: [
-            Sampled(env_name=env_name, version=version, step=version + 1).plus(row) for version, row in enumerate(rows)
+            VersionSamples(env_name=env_name, version=version, step=version + 1).plus(row)
+            for version, row in enumerate(rows)
         ]
     }
 
@@ -121,20 +122,20 @@ def test_a_trouble_says_the_step_from_which_on_all_versions_have_it() -> None:
     found = history(0.5, 0.5, 0.0, 0.0)["cats"]
     found = [replace(it, num_equal_groups=number) for it, number in zip(found, (4, 3, 4, 4), strict=True)]
     equal = call(num_zero_variance_groups=4)
-    (trouble,) = find_sampling_troubles([equal], RUN, {"cats": found})
-    assert (trouble.env_name, trouble.since) == ("cats", Since(3, 2))
-    assert str(trouble).startswith("since step 3: rewards are equal within each of 4 groups in cats")
+    (diagnostic,) = find_sampling_diagnostics([equal], RUN, {"cats": found})
+    assert (diagnostic.env_name, diagnostic.since) == ("cats", Since(3, 2))
+    assert str(diagnostic).startswith("since step 3: rewards are equal within each of 4 groups in cats")
     # Of what is known, all have it: it began before, unless this is the run's first version.
-    (trouble,) = find_sampling_troubles([equal], RUN, {"cats": found[2:]})
-    assert str(trouble).startswith("since step 3 or before: ")
-    (trouble,) = find_sampling_troubles([equal], RUN, {"cats": found[:1]})
-    assert str(trouble).startswith("since step 1: ")
-    (trouble,) = find_sampling_troubles([equal], RUN, {"cats": [replace(found[2], step=None)]})
-    assert str(trouble).startswith("since version 2 or before: ")
+    (diagnostic,) = find_sampling_diagnostics([equal], RUN, {"cats": found[2:]})
+    assert str(diagnostic).startswith("since step 3 or before: ")
+    (diagnostic,) = find_sampling_diagnostics([equal], RUN, {"cats": found[:1]})
+    assert str(diagnostic).startswith("since step 1: ")
+    (diagnostic,) = find_sampling_diagnostics([equal], RUN, {"cats": [replace(found[2], step=None)]})
+    assert str(diagnostic).startswith("since version 2 or before: ")
     failed = call(num_errors=32, first_error="gone")
     versions = [replace(it, num_errors=number) for it, number in zip(found, (32, 16, 17, 32), strict=True)]
-    (trouble,) = find_sampling_troubles([failed], RUN, {"cats": versions})
-    assert trouble.since == Since(3, 2)  # 16 of 32 is not more than half
+    (diagnostic,) = find_sampling_diagnostics([failed], RUN, {"cats": versions})
+    assert diagnostic.since == Since(3, 2)  # 16 of 32 is not more than half
 
 
 def test_a_reward_that_rose_and_fell_is_told_of_with_the_step_of_the_fall() -> None:
@@ -142,9 +143,11 @@ def test_a_reward_that_rose_and_fell_is_told_of_with_the_step_of_the_fall() -> N
     # of 5: the best is (3 + 3.25 + 3.5 + 3.75 + 4) / 5. It has gained 3.5 - 0.5 = 3, so below 2.5 it has lost a third.
     rising = [version / 4 for version in range(17)]
     assert list(find_falls(history(*rising))) == []
-    (trouble,) = find_falls(history(*rising, *[1.0] * 4))  # (4 + 4 * 1) / 5 = 1.6
-    assert trouble.env_name == "cats"
-    assert str(trouble).startswith("since step 18: the reward in cats fell from 3.5 (step 17) to 1.6; look at entropy")
+    (diagnostic,) = find_falls(history(*rising, *[1.0] * 4))  # (4 + 4 * 1) / 5 = 1.6
+    assert diagnostic.env_name == "cats"
+    assert str(diagnostic).startswith(
+        "since step 18: the reward in cats fell from 3.5 (step 17) to 1.6; look at entropy"
+    )
     # One bad version is not a level: (3.25 + 3.5 + 3.75 + 4 + 1) / 5 = 3.1
     assert list(find_falls(history(*rising, 1.0))) == []
     # It rose again.
@@ -166,10 +169,10 @@ def test_rewards_that_stay_or_shake_have_not_fallen(rewards: list[float | None])
 
 
 def test_a_reward_that_only_falls_is_told_of() -> None:
-    (trouble,) = find_falls(history(*[0.9] * 8, *[0.1] * 8))
-    assert str(trouble).startswith("since step 9: the reward in cats fell from 0.9 (step 5) to 0.1")
-    (trouble,) = find_falls(history(*[-1.0] * 8, *[-5.0] * 8))
-    assert str(trouble).startswith("since step 9: the reward in cats fell from -1 (step 5) to -5")
+    (diagnostic,) = find_falls(history(*[0.9] * 8, *[0.1] * 8))
+    assert str(diagnostic).startswith("since step 9: the reward in cats fell from 0.9 (step 5) to 0.1")
+    (diagnostic,) = find_falls(history(*[-1.0] * 8, *[-5.0] * 8))
+    assert str(diagnostic).startswith("since step 9: the reward in cats fell from -1 (step 5) to -5")
 
 
 def test_a_real_collapse_is_found_where_a_reader_sees_it() -> None:
@@ -182,60 +185,60 @@ def test_a_real_collapse_is_found_where_a_reader_sees_it() -> None:
         replace(it, num_scored=8 * size, reward_sum=it.reward_sum / it.num_scored * 8 * size)
         for it, size in zip(versions, groups, strict=True)
     ]
-    (trouble,) = find_falls({"cats": versions})
-    assert trouble.since == Since(15, 14)  # 2.33, the first that is a third below and is followed by no other
+    (diagnostic,) = find_falls({"cats": versions})
+    assert diagnostic.since == Since(15, 14)  # 2.33, the first that is a third below and is followed by no other
     assert list(find_falls({"cats": versions[:13]})) == []
 
 
 def test_steps_far_from_the_weights_that_sampled_are_told_of() -> None:
     far = [step(step=45, sampler_kl=1.2, clip_fraction=0.16), step(step=46, sampler_kl=0.1, clip_fraction=0.11)]
     near = [step(step=number, sampler_kl=0.2, clip_fraction=0.05) for number in (44, 47)]
-    (trouble,) = find_leaps([near[0], *far, near[1]], {"objective": "reinforce"})
-    assert str(trouble) == (
+    (diagnostic,) = find_leaps([near[0], *far, near[1]], {"objective": "reinforce"})
+    assert str(diagnostic) == (
         "since step 45: 2 of 4 steps trained far from the weights that sampled, step 45 most (sampler KL 1.2 nats, "
         "16.0% of the tokens clipped); lower --learning-rate, or --max-off-policy-steps"
     )
     assert list(find_leaps(near, {})) == []
     assert list(find_leaps(far, {"objective": "sft"})) == []
     assert list(find_leaps(far, {"offline": True})) == []
-    assert [each.kind for each in find_training_troubles([*near, *far], {})] == [LEAPS]
+    assert [each.kind for each in find_training_diagnostics([*near, *far], {})] == [LEAPS]
 
 
 def test_workers_of_an_older_version_cause_no_false_alarm() -> None:
     old = call(num_errors=None, num_parse_errors=None, num_incomplete_completions=None, num_zero_variance_groups=None)
-    assert texts(find_sampling_troubles([old] * 3, RUN)) == []
+    assert texts(find_sampling_diagnostics([old] * 3, RUN)) == []
 
 
 @pytest.mark.parametrize("still", [{"grad_norm": 0.0}, {"advantage_mean": 0.0, "advantage_std": 0.0}])
 def test_three_steps_without_a_gradient_are_told_of(still: dict[str, float]) -> None:
     config = {"objective": "reinforce"}
-    assert texts(find_training_troubles([step(), *[step(**still)] * 2], config)) == []
-    assert texts(find_training_troubles([step(), *[step(**still)] * 3], config)) == [
+    assert texts(find_training_diagnostics([step(), *[step(**still)] * 2], config)) == []
+    assert texts(find_training_diagnostics([step(), *[step(**still)] * 3], config)) == [
         "the last 3 steps got no gradient: all advantages or gradients are 0 (mean reward 0.25); look at the "
         "environment's score, and at answers that were cut at max_tokens or not parsed"
     ]
-    assert texts(find_training_troubles([*[step(**still)] * 3, step()], config)) == []
+    assert texts(find_training_diagnostics([*[step(**still)] * 3, step()], config)) == []
 
 
 def test_supervised_steps_need_no_advantages() -> None:
-    assert texts(find_training_troubles([step(advantage_std=0.0)] * 5, {"objective": "sft"})) == []
+    assert texts(find_training_diagnostics([step(advantage_std=0.0)] * 5, {"objective": "sft"})) == []
 
 
 def test_a_filter_that_drops_most_is_named_with_what_to_do() -> None:
     # 96 used, 90 + 30 dropped: 120 of 216.
     steps = [step(drops={"drop_truncated": 30, "mine": 10})] * 3
-    assert texts(find_training_troubles(steps, {})) == [
+    assert texts(find_training_diagnostics(steps, {})) == [
         "filters dropped 56% of 216 rollouts in 3 steps, drop_truncated most (90): a limit of the environment ended "
         "them; raise it, or leave the filter out"
     ]
-    assert texts(find_training_troubles([step(drops=[("mine", 40)])] * 3, {})) == [
+    assert texts(find_training_diagnostics([step(drops=[("mine", 40)])] * 3, {})) == [
         "filters dropped 56% of 216 rollouts in 3 steps, mine most (120): look at that filter"
     ]
 
 
 @pytest.mark.parametrize("reason", ["where", "drop_not_best_of_group"])
 def test_filters_that_are_there_to_drop_most_are_no_trouble(reason: str) -> None:
-    assert texts(find_training_troubles([step(drops={reason: 300})] * 3, {})) == []
+    assert texts(find_training_diagnostics([step(drops={reason: 300})] * 3, {})) == []
 
 
 def test_much_that_was_sampled_without_a_batch_is_told_of() -> None:
@@ -259,14 +262,14 @@ def test_much_that_was_sampled_without_a_batch_is_told_of() -> None:
 
 
 def test_a_trouble_is_logged_once_and_again_after_it_was_gone(caplog: pytest.LogCaptureFixture) -> None:
-    log = TroubleLog(logging.getLogger("test"))
+    log = DiagnosticLog(logging.getLogger("test"))
     for text in ("1 of 2", "2 of 3", None, "3 of 4"):
-        log.tell([Trouble("failures", text)] if text else [])
+        log.report([Diagnostic("failures", text)] if text else [])
     assert [record.getMessage() for record in caplog.records] == ["1 of 2", "3 of 4"]
 
 
 def test_a_process_warns_of_its_own_rows(caplog: pytest.LogCaptureFixture) -> None:
-    warn = warn_of_rows(logging.getLogger("test"), lambda rows: find_sampling_troubles(rows, RUN))
+    warn = warn_of_rows(logging.getLogger("test"), lambda rows: find_sampling_diagnostics(rows, RUN))
     warn(call())
     warn(call(num_errors=32, first_error="100% wrong"))
     assert [record.getMessage() for record in caplog.records] == [
@@ -283,18 +286,18 @@ def test_a_process_warns_of_its_own_rows(caplog: pytest.LogCaptureFixture) -> No
 )
 def test_a_run_that_learns_from_something_else_than_rewards_is_not_still(config) -> None:
     distilled = step(advantage_std=0.0, grad_norm=1.0)
-    assert texts(find_training_troubles([distilled] * 9, config)) == []
+    assert texts(find_training_diagnostics([distilled] * 9, config)) == []
     without_gradient = step(advantage_std=0.0, grad_norm=0.0)
-    assert len(texts(find_training_troubles([without_gradient] * 9, config))) == 1
+    assert len(texts(find_training_diagnostics([without_gradient] * 9, config))) == 1
 
 
 def test_a_kl_penalty_in_the_loss_teaches_nothing_where_rewards_are_equal() -> None:
     config = {"objective": "ppo_clip", "advantage": "grpo", "kl_weight": 0.04, "kl_placement": "loss"}
-    assert len(texts(find_training_troubles([step(advantage_std=0.0)] * 9, config))) == 1
+    assert len(texts(find_training_diagnostics([step(advantage_std=0.0)] * 9, config))) == 1
 
 
 def test_calls_of_an_older_version_lack_counts() -> None:
-    assert texts(find_sampling_troubles([call(num_groups=None)] * 3, RUN)) == []
+    assert texts(find_sampling_diagnostics([call(num_groups=None)] * 3, RUN)) == []
 
 
 TOP_P = (
@@ -311,7 +314,7 @@ def test_a_truncated_support_is_told_with_its_setting() -> None:
     swept = RunConfig(
         model="m", env=("cats",), keep_sampling_mask=False, sweep={"top_p": [0.8, 1.0, 0.9], "top_k": [None, 5]}
     )
-    assert [trouble.kind for trouble in find_truncated_support(swept, {})] == [
+    assert [diagnostic.kind for diagnostic in find_truncated_support(swept, {})] == [
         "truncated by top_p",
         "truncated by top_k",
     ]
@@ -325,12 +328,17 @@ def test_a_loss_that_uses_no_ratio_needs_no_whole_support() -> None:
 
 
 def mismatched(**values: Any) -> dict[str, Any]:
-    return step(**{"step": 1, "lag_max": 0, "sampler_kl": 0.02, **values})
+    return step(**{"step": 1, "off_policy_steps_max": 0, "sampler_kl": 0.02, **values})
 
 
 def test_other_probabilities_under_the_same_weights_are_told() -> None:
-    # (0.02 + 0.01) / 2 = 0.015 nats; the step with a lag does not count
-    rows = [mismatched(), mismatched(step=2, sampler_kl=0.01), mismatched(step=3, sampler_kl=5.0, lag_max=1)]
+    # (0.02 + 0.01) / 2 = 0.015 nats; the off-policy step does not count
+    stale = {"off_policy_steps_max": 1}
+    rows = [
+        mismatched(),
+        mismatched(step=2, sampler_kl=0.01),
+        mismatched(step=3, sampler_kl=5.0, **stale),
+    ]
     (text,) = texts(find_mismatch(rows, RUN, {}))
     assert text.startswith("sampler_kl is 0.015 nats per token in 2 steps on rollouts of the trainer's own weights")
     assert "dtype, attention and --float32-head" in text

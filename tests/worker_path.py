@@ -1,4 +1,4 @@
-"""Episodes as a worker plays them: a sampler's groups through the pump, environments held with their time limit."""
+"""Episodes as a worker plays them: a sampler's groups through the scheduler, environments held with a time limit."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

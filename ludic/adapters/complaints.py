@@ -19,7 +19,7 @@ class Complaints:
     said_s: float = -_EVERY_S
     num_unsaid: int = 0
 
-    def say(self, what: str) -> None:
+    def warn(self, what: str) -> None:
         """Log a warning, or count it if there was one in the last minute."""
         now = time.monotonic()
         if now - self.said_s < _EVERY_S:

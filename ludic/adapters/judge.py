@@ -25,7 +25,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from ludic.answers import AnswerTooLongError, ask
 from ludic.code.run import describe
-from ludic.code.waits import SideLoop, Turns
+from ludic.code.waits import RequestLimit, SideLoop
 from ludic.errors import ConfigError, JudgeError
 from ludic.masking import keep_secret, mask, public_url
 from ludic.model_json import finite_float
@@ -68,7 +68,7 @@ class _TryAgainError(JudgeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class JudgeReply:
     """Answer of a judge."""
 
     text: str | None
@@ -84,7 +84,7 @@ class _Connection:
     """Connections to one server in one event loop."""
 
     client: httpx.AsyncClient
-    turns: Turns
+    turns: RequestLimit
 
 
 _connections: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Connection]]" = WeakKeyDictionary()
@@ -131,13 +131,13 @@ class Judge:
         """Return the number that the judge answers to a prompt. Raises JudgeError."""
         return self.number_in(await self.ask(prompt))
 
-    async def ask(self, prompt: str) -> Reply:
+    async def ask(self, prompt: str) -> JudgeReply:
         """Return the judge's answer to a user's message. Raises JudgeError."""
         answer = await self._post(
             "/chat/completions", {"messages": [{"role": "user", "content": prompt}]}, _Answer, "no chat completion"
         )
         usage, choice = answer.usage or _Usage(), answer.choices[0] if answer.choices else None
-        return Reply(
+        return JudgeReply(
             text=choice.message.content if choice else None,
             finish_reason=choice.finish_reason if choice else None,
             num_input_tokens=usage.prompt_tokens,
@@ -151,7 +151,7 @@ class Judge:
         """
         return await self._post(path, body, Any, "no JSON")
 
-    def number_in(self, reply: Reply) -> float:
+    def number_in(self, reply: JudgeReply) -> float:
         """Return the number in an answer. Raises JudgeError if there is none."""
         if reply.text is None:
             raise JudgeError("the judge's answer has no text")
@@ -219,7 +219,7 @@ class Judge:
         of_loop = _connections.setdefault(asyncio.get_running_loop(), {})
         if self.url not in of_loop:
             client = httpx.AsyncClient(limits=httpx.Limits(max_connections=self.max_in_flight))
-            of_loop[self.url] = _Connection(client, Turns(self.max_in_flight))
+            of_loop[self.url] = _Connection(client, RequestLimit(self.max_in_flight))
             task = asyncio.create_task(_close_at_the_end(client))
             _closing.add(task)
             task.add_done_callback(_closing.discard)
@@ -351,7 +351,7 @@ class JudgeScorer:
         """Close the connections."""
         self._loop.close()
 
-    def _costs(self, reply: Reply) -> dict[str, Any]:
+    def _costs(self, reply: JudgeReply) -> dict[str, Any]:
         num_input, num_output = reply.num_input_tokens, reply.num_output_tokens
         input_price, output_price = self._options.judge_input_price, self._options.judge_output_price
         cost = None

@@ -20,7 +20,7 @@ import msgspec
 
 from ludic.adapters.judge import Judge, check_url
 from ludic.code.kinds import POOLING, REWARD_MODEL
-from ludic.code.waits import SideLoop, Turns
+from ludic.code.waits import RequestLimit, SideLoop
 from ludic.environments.environment import Example, Score
 from ludic.errors import ConfigError, JudgeError, LudicError, ScorerError
 from ludic.installed import LUDIC, name_and_version
@@ -32,9 +32,9 @@ from ludic.scoring.outcome import Outcome, failed, to_outcome
 from ludic.settings import Range, SecondsOfADay, Tokens, check, convert
 
 Activation = Literal["none", "sigmoid"]
-Side = Literal["left", "right"]
+TruncationSide = Literal["left", "right"]
 
-MADE_UP = (Message(role="user", content="made up"), Message(role="assistant", content="made up"))
+SYNTHETIC_CHAT = (Message(role="user", content="made up"), Message(role="assistant", content="made up"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class ModelSettings:
     """Function of the score: none, or sigmoid, which maps it to 0 to 1."""
     max_length: Tokens | None = None
     """Maximum tokens of a conversation; None is the limit of the model."""
-    truncate: Side | None = None
+    truncate: TruncationSide | None = None
     """Cut longer conversations at the left or at the right; None refuses them."""
     device: str | None = None
     """Device of the model: cpu or cuda:N, of the GPUs that the process sees; None is its last GPU, or the CPU."""
@@ -88,7 +88,7 @@ class ServerSettings:
     """Function of the score: none, or sigmoid, which maps it to 0 to 1."""
     max_length: Tokens | None = None
     """Maximum tokens of a conversation; None is the limit of the server."""
-    truncate: Side | None = None
+    truncate: TruncationSide | None = None
     """Cut longer conversations at the left or at the right; None refuses them."""
     tries: Annotated[int, Range(1, 100)] = 5
     """Maximum requests for one score if the server can't be reached, is overloaded or fails."""
@@ -133,7 +133,7 @@ class ModelScorer:
             num_labels=len(labels),
             names=labels,
         )
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, RequestLimit] = WeakKeyDictionary()
 
     async def score(self, example: Example, answer: str) -> Score:
         """Return the score of an answer. Raises LudicError."""
@@ -151,7 +151,7 @@ class ModelScorer:
                 )
             tokens = tokens[-limit:] if side == "left" else tokens[:limit]
         # The load, and the wait for a place in one of the next batches, are no part of the call's time.
-        async with self._turns_here().turn(self._is_loaded):
+        async with self._request_limit().turn(self._is_loaded):
             logits = await asyncio.wrap_future(self._model.logits(tokens))
         return self._labels.value(logits.tolist())
 
@@ -163,8 +163,8 @@ class ModelScorer:
     async def _is_loaded(self) -> None:
         await asyncio.wrap_future(self._model.load())
 
-    def _turns_here(self) -> Turns:
-        return self._turns.setdefault(asyncio.get_running_loop(), Turns(4 * self.settings.max_batch_size))
+    def _request_limit(self) -> RequestLimit:
+        return self._turns.setdefault(asyncio.get_running_loop(), RequestLimit(4 * self.settings.max_batch_size))
 
 
 def _loading(source: str, settings: ModelSettings) -> Loading:
@@ -252,7 +252,7 @@ class ServerScorer:
 
     async def prepare(self) -> str:
         """Find out what can't heal, by a made-up conversation; return the model's name. Raises LudicError."""
-        logits, name = await self._logits(MADE_UP)
+        logits, name = await self._logits(SYNTHETIC_CHAT)
         self._score_of(logits)
         return name
 

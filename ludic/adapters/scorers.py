@@ -16,7 +16,7 @@ from ludic.code.kinds import SCORER, find_own, own_code_of, unknown
 from ludic.code.run import misfit_of_call, place_of_function
 from ludic.environments.environment import Example, GroupAnswer, Score
 from ludic.environments.qa_rows import value_in
-from ludic.environments.rewards import Part
+from ludic.environments.rewards import RewardPart
 from ludic.errors import ConfigError, ScorerError
 from ludic.user_files import Files
 
@@ -45,12 +45,12 @@ class Trl:
         self._take(f"trl:{name}", _find(f"trl:{name}", name, files), question)
 
     @classmethod
-    def part(cls, name: str, function: Callable[..., Any], weight: float, question: str) -> Part:
+    def part(cls, name: str, function: Callable[..., Any], weight: float, question: str) -> RewardPart:
         """Return a function as a reward of ludic.fit. question: column. Raises ConfigError."""
         scorer = cls.__new__(cls)
         scorer._take(name, function, question)
         what = f"reward {name}"
-        return Part(name=name, weight=weight, what=what, score=scorer.score, function=function, takes_row=True)
+        return RewardPart(name=name, weight=weight, what=what, score=scorer.score, function=function, takes_row=True)
 
     def _take(self, name: str, function: Callable[..., Any], question: str) -> None:
         self._name, self.function, self._question = name, function, question

@@ -112,23 +112,23 @@ class _Recording:
             if self._is_strict:
                 raise
             what = function.__name__.strip("_")
-            self._complaints.say(f"{what} is not recorded: {reason_of(error)}")
+            self._complaints.warn(f"{what} is not recorded: {reason_of(error)}")
 
     # --- Rollouts ------------------------------------------------------------------------------------------------
 
     def _append(self, given: Mapping[str, Any], output: Mapping[str, Any]) -> None:
         """Store the groups of one call of the generator. A group with a row that can't be stored is lost."""
         groups: dict[str, list[int]] = {}
-        for place, trajectory in enumerate(given["trajectory_ids"]):
-            groups.setdefault(trajectory.instance_id, []).append(place)
-        for places in groups.values():
+        for index, trajectory in enumerate(given["trajectory_ids"]):
+            groups.setdefault(trajectory.instance_id, []).append(index)
+        for indexes in groups.values():
             try:
-                rows = [self._row(place, given, output) for place in places]
+                rows = [self._row(index, given, output) for index in indexes]
                 rollout_ids = self._recorder.append([rows])
             except Exception as error:
                 if self._is_strict:
                     raise
-                self._recorder.lose(1, len(places), reason_of(error))
+                self._recorder.lose(1, len(indexes), reason_of(error))
                 continue
             if rows[0]["purpose"] == "train":
                 for row, rollout_id in zip(rows, rollout_ids, strict=True):
@@ -138,27 +138,27 @@ class _Recording:
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[next(iter(self._waiting))]
 
-    def _row(self, place: int, given: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, Any]:
+    def _row(self, index: int, given: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, Any]:
         """Return a row. A step begins with the weights of the step before; an evaluation follows the step's own."""
         metadata = given["batch_metadata"]
         is_train = metadata.training_phase == "train"
         version = metadata.global_step - 1 if is_train else metadata.global_step or 0
-        rewards, reasons = output["rewards"][place], output.get("stop_reasons")
+        rewards, reasons = output["rewards"][index], output.get("stop_reasons")
         params = given.get("sampling_params") or self._params
         logprobs = output.get("rollout_logprobs") if self._are_processed or is_of_the_model(params) else None
         per_token = {"token_rewards": rewards} if isinstance(rewards, list) else {}
         return {
             "purpose": "train" if is_train else "eval",
-            "env_name": given["env_classes"][place],
-            "env_example_id": str(given["trajectory_ids"][place].instance_id),
+            "env_name": given["env_classes"][index],
+            "env_example_id": str(given["trajectory_ids"][index].instance_id),
             "policy_version": version,
             "policy_version_last": max(version, self._trainer.global_step - 1) if is_train else version,
-            "prompt_tokens": output["prompt_token_ids"][place],
-            "response_tokens": output["response_ids"][place],
-            "response_logprobs": None if logprobs is None else logprobs[place],
-            "action_mask": np.asarray(output["loss_masks"][place], np.bool_),
+            "prompt_tokens": output["prompt_token_ids"][index],
+            "response_tokens": output["response_ids"][index],
+            "response_logprobs": None if logprobs is None else logprobs[index],
+            "action_mask": np.asarray(output["loss_masks"][index], np.bool_),
             "episode_reward": float(np.sum(rewards, dtype=np.float64)),
-            "finish_reason": _FINISH_REASONS.get(reasons[place] or "") if reasons else None,
+            "finish_reason": _FINISH_REASONS.get(reasons[index] or "") if reasons else None,
             **sampled_with(params),
             **per_token,
         }
@@ -179,7 +179,7 @@ class _Recording:
                 num_unknown += 1
         step = self._trainer.global_step
         if num_unknown:
-            self._complaints.say(f"step {step}: {num_unknown} of its rows are not recorded")
+            self._complaints.warn(f"step {step}: {num_unknown} of its rows are not recorded")
         self._recorder.step(step, advantages=advantages)
 
     def _log(self, data: Mapping[str, Any], step: int) -> None:

@@ -271,7 +271,7 @@ class _Ranks:
             dist.recv(received, src=rank, group=self._group)
         return received.numpy().tobytes()
 
-    def told(self, data: bytes) -> bytes:
+    def from_first_rank(self, data: bytes) -> bytes:
         """Return the data of rank 0 on all ranks."""
         size = torch.tensor([len(data)])
         dist.broadcast(size, src=0, group=self._group)
@@ -657,7 +657,7 @@ def record(
                 raise
             said["error"] = mask(f"{type(error).__name__}: {error}")
     if ranks is not None:
-        said = json.loads(ranks.told(json.dumps(said).encode()))
+        said = json.loads(ranks.from_first_rank(json.dumps(said).encode()))
     if said["error"]:
         raise ConfigError(f"rank 0 can't record into {mask(str(root))}: {said['error']}")
     if recorder is not None:

@@ -198,7 +198,7 @@ def _agent_steps(mask: np.ndarray | None, messages: Sequence[Message]) -> Iterat
         return
     ends = np.cumsum([0, *(len([*run]) for _, run in groupby(mask.tolist()))]).tolist()
     runs = [(start, end) for start, end in pairwise(ends) if mask[start]]
-    last_question = max((place for place, each in enumerate(messages) if each.role == "user"), default=-1)
+    last_question = max((index for index, each in enumerate(messages) if each.role == "user"), default=-1)
     said = [message for message in messages[last_question + 1 :] if message.role == "assistant"]
     if len(said) == len(runs):
         for turn, (message, (start, end)) in enumerate(zip(said, runs, strict=True)):

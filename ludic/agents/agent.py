@@ -15,7 +15,7 @@ from ludic.agents.delegation import SubAgent
 from ludic.agents.parsers import Parser, make_parser
 from ludic.agents.tools.formats import DEFAULT_FORMAT, ToolFormat, make_tool_format
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.waits import Turns, in_thread
+from ludic.code.waits import RequestLimit, in_thread
 from ludic.engines.engine import Completion, Engine
 from ludic.models.chat import is_markup, render_prompt, render_text
 from ludic.records import Message
@@ -62,7 +62,7 @@ class Agent:
 
 _LONG = 20_000
 """Characters of a dialogue that take so long to tokenise, 10 ms, that they do not hold up other episodes."""
-_turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, WeakKeyDictionary[Any, Turns]]" = WeakKeyDictionary()
+_turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, WeakKeyDictionary[Any, RequestLimit]]" = WeakKeyDictionary()
 """Long prompts that are made at a time, by event loop and tokenizer."""
 
 Render = Callable[[tuple[Message, ...]], np.ndarray]
@@ -118,7 +118,7 @@ class PromptBuilder:
         if sum(len(message.content) for message in messages) < _LONG:
             return self.build(messages)
         of_loop = _turns.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
-        async with of_loop.setdefault(self._tokenizer, Turns(1)).turn():
+        async with of_loop.setdefault(self._tokenizer, RequestLimit(1)).turn():
             return await in_thread(partial(self.build, messages))
 
     def complete(

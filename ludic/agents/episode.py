@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ludic.agents.requests import NO_COMPONENTS, EpisodeRequest
-from ludic.agents.transcript import RowBuilder, Span, Transcript, TranscriptBuilder
+from ludic.agents.transcript import CompletionSpan, RowBuilder, Transcript, TranscriptBuilder
 from ludic.engines.engine import Completion
 from ludic.environments.environment import Transition
 from ludic.printable import shortened
@@ -40,7 +40,7 @@ class _Row:
     rollout_id: str = field(default_factory=new_id)
     agent_steps: list[AgentStep] = field(default_factory=list)
     environment_steps: list[EnvironmentStep] = field(default_factory=list)
-    completions: list[tuple[Span, Completion]] = field(default_factory=list)
+    completions: list[tuple[CompletionSpan, Completion]] = field(default_factory=list)
     rewards: list[tuple[int, float]] = field(default_factory=list)
     """Index of a response token, and a reward at it."""
     messages: tuple[Message, ...] = ()
@@ -48,7 +48,7 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TrajectoryKey:
     """The part that an agent has in an episode; columns of its rows."""
 
     episode_id: str
@@ -59,10 +59,12 @@ class Part:
     """Number of agents above this one."""
 
 
-class Episode:
+class TrajectoryRecorder:
     """Records the part of one agent in an episode."""
 
-    def __init__(self, request: EpisodeRequest, part: Part, model: str, engine: str, policy_version: int) -> None:
+    def __init__(
+        self, request: EpisodeRequest, part: TrajectoryKey, model: str, engine: str, policy_version: int
+    ) -> None:
         """engine: its name. policy_version: of the weights in use, for a row in which nothing is sampled."""
         self._request, self.part, self._model, self._engine = request, part, model, engine
         self._policy_version = policy_version

@@ -231,7 +231,7 @@ class Think:
 
 
 @dataclass(frozen=True, slots=True)
-class Json:
+class JsonParser:
     decoder: msgspec.json.Decoder[Any] | None = None
     """Decoder that checks the value; None accepts any."""
 
@@ -307,14 +307,14 @@ def _last_object(text: str) -> str | None:
     return found
 
 
-def typed_json(name: str, files: Files = NO_FILES) -> Json:
+def typed_json(name: str, files: Files = NO_FILES) -> JsonParser:
     """Return the parser json:path/to/file.py:TypeName."""
     if python_file_of(name) is None:
         raise unknown(PARSER, f"json:{name}")
     found = find_own(PARSER, name, files).value
     try:
         msgspec.json.schema(found)  # refuses types that no JSON fits
-        return Json(msgspec.json.Decoder(found))
+        return JsonParser(msgspec.json.Decoder(found))
     except (TypeError, RuntimeError, NameError) as error:
         raise ConfigError(
             f"parser json:{name}: wanted a dataclass, a TypedDict or another type that msgspec checks JSON against; "

@@ -14,8 +14,8 @@ from typing import Any
 from ludic.agents import environment_calls as calls
 from ludic.agents.agent import Agent
 from ludic.agents.delegation import Delegate, SubAgent, SubTask, delegate_validators
-from ludic.agents.episode import Part
-from ludic.agents.player import EnvironmentTools, Player
+from ludic.agents.episode import TrajectoryKey
+from ludic.agents.player import EnvironmentTools, EpisodeAgent
 from ludic.agents.requests import (
     ENGINE_ERRORS,
     Ending,
@@ -46,7 +46,7 @@ MAX_STEPS = 32
 _NOTHING = HeldEnvironment(None, LimitedEnvironments("", lambda: None))  # type: ignore[arg-type,return-value]
 """Before the environment is made."""
 
-Protocol = Callable[["Play"], Awaitable[None]]
+Protocol = Callable[["Episode"], Awaitable[None]]
 """Plays one episode to its end."""
 
 
@@ -59,7 +59,7 @@ async def run_episode(
 ) -> list[Rollout]:
     """Run an episode and return its rows, at least one. Raises the engine's ModelError, ConfigError, EngineError."""
     limits = limits or EpisodeLimits()
-    play, early = Play(agent, request, limits), ending.get() or Ending()
+    play, early = Episode(agent, request, limits), ending.get() or Ending()
     try:
         async with asyncio.timeout(limits.timeout_s) as time_limit:
             early.watch(time_limit)
@@ -69,7 +69,7 @@ async def run_episode(
                 play.held = await calls.make(make_environment)
                 await protocol(play)
             finally:
-                await play.settle()
+                await play.stop_agents()
     except LimitReachedError as error:
         play.end(error.reason, str(error))
     except EpisodeFailedError as error:
@@ -88,7 +88,7 @@ async def run_episode(
     return play.rollouts()
 
 
-class Play:
+class Episode:
     """One episode: its request, its environment, and the agents in it."""
 
     def __init__(self, agent: Agent, request: EpisodeRequest, limits: EpisodeLimits) -> None:
@@ -102,9 +102,9 @@ class Play:
         self._traceback: str | None = None
         """Why there are no rows, should there be none, and the traceback of a user's code that is the reason."""
         self._episode_id = new_id()
-        self._players: list[Player] = []
+        self._players: list[EpisodeAgent] = []
         """Agents of the environment."""
-        self._children: list[tuple[Player, Player | None]] = []
+        self._children: list[tuple[EpisodeAgent, EpisodeAgent | None]] = []
         """Agents that work for others, each with the player whose reward counts for it, if it has none of its own."""
         self._acting: set[asyncio.Task[Any]] = set()
         """Tasks in which a player is asked."""
@@ -124,7 +124,7 @@ class Play:
         """Apply an action to the environment and return the transition, in time. Raises EpisodeFailedError."""
         return await calls.step(self.held, action)
 
-    def join(self, agent_id: str = "agent", messages: Sequence[Message] | None = None) -> Player:
+    def join(self, agent_id: str = "agent", messages: Sequence[Message] | None = None) -> EpisodeAgent:
         """Let an agent join. messages: what it sees first; None is the example's.
 
         Raises EpisodeFailedError if the id is no text or is another agent's, or the environment's own max_steps no
@@ -140,12 +140,12 @@ class Play:
         self._players.append(self._with_tools(player))
         return player
 
-    def _new_player(self, agent_id: str = "agent") -> Player:
+    def _new_player(self, agent_id: str = "agent") -> EpisodeAgent:
         request = self.request
         if self._players:
             request = replace(request, seed=derive_seed(request.seed, 0, len(self._players)))
-        part = Part(episode_id=self._episode_id, agent_id=agent_id)
-        return Player(self._agent, request, self.limits, part, acting=self._acting)
+        part = TrajectoryKey(episode_id=self._episode_id, agent_id=agent_id)
+        return EpisodeAgent(self._agent, request, self.limits, part, acting=self._acting)
 
     def end(self, reason: str, explanation: str) -> None:
         """End the episode of all agents for which it is not over, by a limit.
@@ -167,7 +167,7 @@ class Play:
             if not player.is_over:
                 player.fail(error, traceback)
 
-    async def settle(self) -> None:
+    async def stop_agents(self) -> None:
         """Stop the agents that are still asked, and wait until what they were answered is in their rows.
 
         One whose own code ignores that it is cancelled is given up after GRACE_S.
@@ -194,13 +194,13 @@ class Play:
             rows += child.rollouts()
         return rows
 
-    def _all_players(self) -> list[Player]:
+    def _all_players(self) -> list[EpisodeAgent]:
         # A child ends before the agent that waits for it.
         return [*(child for child, _ in reversed(self._children)), *self._players]
 
     # --- Delegation ------------------------------------------------------------------------------------------
 
-    def _with_tools(self, player: Player, root: Player | None = None) -> Player:
+    def _with_tools(self, player: EpisodeAgent, root: EpisodeAgent | None = None) -> EpisodeAgent:
         """Give a player the tools of the environment, if it is in it, and the tool with which it hands on tasks.
 
         root: the agent of the environment above it; None if it is itself one. Raises ConfigError if two tools have the
@@ -229,12 +229,12 @@ class Play:
             player.external = Toolbox(tools, time_limit_s=None, validators=validators)
         return player
 
-    async def _run_child(self, parent: Player, root: Player, task: str, sub_agent: SubAgent) -> str:
+    async def _run_child(self, parent: EpisodeAgent, root: EpisodeAgent, task: str, sub_agent: SubAgent) -> str:
         """Let an agent work on a task and return its answer. Raises ToolError, which the parent reads."""
         if self._num_tasks >= self.limits.max_children:
             raise ToolError(f"no more tasks can be handed on: {self._num_tasks} were, which is the limit")
         self._num_tasks += 1
-        part = Part(
+        part = TrajectoryKey(
             episode_id=self._episode_id,
             agent_id=sub_agent.name,
             parent_rollout_id=parent.last_rollout_id,
@@ -242,7 +242,7 @@ class Play:
         )
         request = replace(self.request, seed=derive_seed(parent.request.seed, self._num_tasks, part.depth))
         agent = sub_agent.equip(self._agent)
-        child = Player(agent, request, self.limits, part, acting=self._acting, budget=self._budget)
+        child = EpisodeAgent(agent, request, self.limits, part, acting=self._acting, budget=self._budget)
         child.messages, child.max_steps = sub_agent.messages(task), sub_agent.max_steps
         environment = SubTask(self.held, sub_agent.name, task)
         self._children.append((self._with_tools(child, root), None if environment.has_score else root))
@@ -253,7 +253,7 @@ class Play:
             raise
 
 
-async def _answer(child: Player, environment: SubTask) -> str:
+async def _answer(child: EpisodeAgent, environment: SubTask) -> str:
     try:
         await play_alone(child, environment.step)
     except LimitReachedError as error:
@@ -276,7 +276,7 @@ async def _answer(child: Player, environment: SubTask) -> str:
 # decides. Every failure raises ConfigError.
 
 
-async def by_environment(play: Play) -> None:
+async def by_environment(play: Episode) -> None:
     """Play the protocol that fits the environment."""
     has_several = hasattr(play.environment, "next_agents")  # isinstance of a Protocol is slow
     await (several_agents if has_several else single_agent)(play)
@@ -296,7 +296,7 @@ def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
         raise ConfigError(f"protocol {name}: wanted a function that begins with `async def`")
 
     @wraps(own)
-    async def guarded(play: Play) -> None:
+    async def guarded(play: Episode) -> None:
         with fails_the_episode(unless=ENGINE_ERRORS):
             await own(play)
 
@@ -306,12 +306,12 @@ def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
 # --- One agent in one environment: ask the agent, step the environment, until an end ---------------------
 
 
-async def single_agent(play: Play) -> None:
+async def single_agent(play: Episode) -> None:
     """Play one agent in one environment."""
     await play_alone(play.join(messages=await play.reset()), play.step)
 
 
-async def play_alone(player: Player, step: Callable[[str], Awaitable[Transition]]) -> None:
+async def play_alone(player: EpisodeAgent, step: Callable[[str], Awaitable[Transition]]) -> None:
     """Let a player act in an environment that was reset, until the episode is over.
 
     step: applies an action. An error of it ends the episode.
@@ -331,7 +331,7 @@ async def play_alone(player: Player, step: Callable[[str], Awaitable[Transition]
 # Those whose turn it is act at the same time, then the environment is stepped.
 
 
-async def several_agents(play: Play) -> None:
+async def several_agents(play: Episode) -> None:
     """Play all agents of a MultiAgentEnvironment, each with the run's model and a dialogue of its own."""
     first = await calls.reset_agents(play.held, play.request.example)
     players = {agent_id: play.join(agent_id, messages) for agent_id, messages in first.items()}
@@ -342,13 +342,13 @@ async def several_agents(play: Play) -> None:
             transitions = await calls.step_agents(play.held, dict(zip(acting, actions, strict=True)), players)
             for agent_id, transition in transitions.items():
                 player = players[agent_id]
-                (player.take if agent_id in acting else player.hear)(transition)
+                (player.take if agent_id in acting else player.observe)(transition)
         except EpisodeFailedError as error:
             return play.fail(str(error), error.traceback)
     return None
 
 
-async def _act_together(players: Sequence[Player]) -> list[str]:
+async def _act_together(players: Sequence[EpisodeAgent]) -> list[str]:
     """Ask players at the same time. If one can't act, the others are stopped."""
     tasks = [asyncio.ensure_future(_act(player)) for player in players]
     try:
@@ -358,7 +358,7 @@ async def _act_together(players: Sequence[Player]) -> list[str]:
             task.cancel()
 
 
-async def _act(player: Player) -> str:
+async def _act(player: EpisodeAgent) -> str:
     """Ask a player until it acts."""
     while (action := await player.act()) is None:
         pass

@@ -16,7 +16,7 @@ import numpy as np
 from ludic.agents.agent import Agent, PromptBuilder
 from ludic.agents.contexts import Context, text_after_thinking
 from ludic.agents.environment_calls import check_text, checked, checked_messages, finite
-from ludic.agents.episode import Episode, Part
+from ludic.agents.episode import TrajectoryKey, TrajectoryRecorder
 from ludic.agents.parsers import Parsed
 from ludic.agents.requests import (
     NO_COMPONENTS,
@@ -29,7 +29,7 @@ from ludic.agents.requests import (
     fails_the_episode,
 )
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.run import Failure
+from ludic.code.run import CodeFailure
 from ludic.engines.engine import Completion, GenerationRequest, check_completion
 from ludic.environments.environment import SpanReward, Transition
 from ludic.errors import ModelError
@@ -108,7 +108,7 @@ class EnvironmentTools:
         return tuple(schema["function"]["name"] for schema in self.schemas)
 
 
-class Player:
+class EpisodeAgent:
     """One agent in one episode."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Player:
         agent: Agent,
         request: EpisodeRequest,
         limits: EpisodeLimits,
-        part: Part,
+        part: TrajectoryKey,
         *,
         acting: set[asyncio.Task[Any]],
         budget: TokenBudget | None = None,
@@ -132,11 +132,11 @@ class Player:
         self.of_environment: EnvironmentTools | None = None
         """Tools that the environment runs as a step; None if it has none."""
         self._agent, self._acting, self._budget = agent, acting, budget
-        self._episode = Episode(request, part, agent.model, agent.engine.name, agent.engine.policy_version)
+        self._episode = TrajectoryRecorder(request, part, agent.model, agent.engine.name, agent.engine.policy_version)
         self._context: Context | None = None
         self._prompts: PromptBuilder | None = None
-        self._step: Step | None = None
-        self._told: str | None = None
+        self._step: PendingStep | None = None
+        self._observed: str | None = None
         """What came of the last step, with the results of tools that the environment has run."""
         self._early: list[Transition] = []
         """What happened before the first action."""
@@ -193,9 +193,9 @@ class Player:
         if self.max_steps is not None and self._episode.num_steps >= self.max_steps:
             raise LimitReachedError("max_steps", f"the agent has made {self.max_steps} steps")
         newest = self.messages[-1]
-        observation = None if newest.role == "assistant" else self._told or newest.content
+        observation = None if newest.role == "assistant" else self._observed or newest.content
         decision = await self._decide_with_tools()
-        self._step = Step(observation, decision.action, decision.start, transitions=self._early)
+        self._step = PendingStep(observation, decision.action, decision.start, transitions=self._early)
         self._early = []
         if decision.transition is not None:
             self.take(decision.transition)
@@ -219,7 +219,7 @@ class Player:
         )
         self._add(transition)
 
-    def hear(self, transition: Transition) -> None:
+    def observe(self, transition: Transition) -> None:
         """Take what happened while others acted; rewards count for the agent's last action, or else for its first.
 
         Raises EpisodeFailedError, as `take` does, for a transition that can't be stored.
@@ -257,7 +257,7 @@ class Player:
         self._record_step()
         return self._episode.rollouts()
 
-    def share_reward_of(self, other: "Player") -> None:
+    def share_reward_of(self, other: "EpisodeAgent") -> None:
         """Count the reward of another agent for this one too; if that one failed, it has none."""
         self._episode.add_reward(other._episode.reward)
         if self._episode.error is None and other.error is not None:
@@ -296,11 +296,11 @@ class Player:
             # The first action gets the reward.
             self._early = [replace(merged, observation=None)]
         else:
-            told = self._told = _joined(merged)
+            observed = self._observed = _joined(merged)
             self._episode.add_step(
                 self._step.observation,
                 self._step.action,
-                replace(merged, observation=told),
+                replace(merged, observation=observed),
                 self._step.token_rewards,
             )
             self._step = None
@@ -380,7 +380,7 @@ class Player:
             toolbox, also = self.external, ()
         return await toolbox.run(call, also=also, note=self._note_failed_tool)
 
-    def _note_failed_tool(self, failure: Failure) -> None:
+    def _note_failed_tool(self, failure: CodeFailure) -> None:
         """Keep the traceback of the first tool that failed; the model reads its error, and the episode goes on."""
         self._episode.traceback = self._episode.traceback or failure.traceback
 
@@ -516,7 +516,7 @@ def _as_message(call: ToolCall) -> Message:
 
 
 @dataclass(slots=True)
-class Step:
+class PendingStep:
     """A step that is not recorded yet, since more may come of it."""
 
     observation: str | None
@@ -547,8 +547,8 @@ def merge(transitions: Sequence[Transition]) -> Transition | None:
 
 def _joined(transition: Transition) -> str | None:
     """Return what the agent is told: the results of its tools, then the observation; None if there is nothing."""
-    told = [each for each in (*transition.tool_results, transition.observation) if each is not None]
-    return "\n\n".join(told) if told else None
+    observed = [each for each in (*transition.tool_results, transition.observation) if each is not None]
+    return "\n\n".join(observed) if observed else None
 
 
 # --- Rewards of parts of an action -----------------------------------------------------------------------

@@ -168,7 +168,7 @@ class EpisodeFailedError(Exception):
     def __init__(
         self, error: str, traceback: str | None = None, components: Mapping[str, float] = NO_COMPONENTS
     ) -> None:
-        """error, traceback: columns of the rows; see ludic.code.run.Failure. components: of ScorerError."""
+        """error, traceback: columns of the rows; see ludic.code.run.CodeFailure. components: of ScorerError."""
         super().__init__(error)
         self.traceback, self.components = traceback, components
 

@@ -21,7 +21,7 @@ NO_ARRAYS: Columns = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class CompletionSpan:
     """Location of one completion: tokens start to end of a row's response."""
 
     segment_index: int
@@ -50,7 +50,7 @@ class TranscriptBuilder:
         self._rows: list[RowBuilder] = []
         self._parents: list[int | None] = []
 
-    def add_call(self, prompt_tokens: np.ndarray, tokens: np.ndarray, columns: Columns = NO_ARRAYS) -> Span:
+    def add_call(self, prompt_tokens: np.ndarray, tokens: np.ndarray, columns: Columns = NO_ARRAYS) -> CompletionSpan:
         """Add a call to the newest row that its prompt extends, else to a new row; return the completion's span.
 
         prompt_tokens: (prompt_length,) int32, the whole prompt. tokens: (length,) int32, the completion. columns: of
@@ -111,7 +111,7 @@ class RowBuilder:
         self._tokens.append(tokens)
         self._length += len(tokens)
 
-    def add_completion(self, tokens: np.ndarray, columns: Columns = NO_ARRAYS) -> Span:
+    def add_completion(self, tokens: np.ndarray, columns: Columns = NO_ARRAYS) -> CompletionSpan:
         """Append sampled tokens and return their span; the response begins with the first of them.
 
         tokens: (length,) int32. columns: what the sampler set for them, by the name of the column, with all tokens of
@@ -126,7 +126,7 @@ class RowBuilder:
         self.add_context(tokens)
         end = len(self) - self._prompt_length
         self._completions.append(_Completion(start, end, columns))
-        return Span(segment_index=self._segment_index, start=start, end=end)
+        return CompletionSpan(segment_index=self._segment_index, start=start, end=end)
 
     def _reason_against(self, name: str, values: Any, num_tokens: int) -> str | None:
         """Return why the values of a completion of so many tokens can't follow those of the row; None if they can."""

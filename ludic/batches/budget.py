@@ -48,7 +48,7 @@ class Budget:
         self._lacks_groups = False
         """Whether the last look for the next step's batch found too few groups."""
         self._planned_step = self._published_step = 0
-        self.told: LatestPolicy | None = None
+        self.latest: LatestPolicy | None = None
         """What workers were told last; None before the first version of this trainer."""
         self._num_arrived = 0
         """Groups that have arrived since."""
@@ -117,14 +117,14 @@ class Budget:
 
         They know of each group that it is open until they are told otherwise, as of those that filters drop.
         """
-        if self.told is None:
+        if self.latest is None:
             return True
-        return self._budget > (self.told.budget or 0) or self._num_counted < self.told.num_ready + self._num_arrived
+        return self._budget > (self.latest.budget or 0) or self._num_counted < self.latest.num_ready + self._num_arrived
 
-    def tell(self) -> LatestPolicy:
+    def make_latest(self) -> LatestPolicy:
         """Return what to tell workers now."""
         self._num_arrived = 0
-        self.told = LatestPolicy(
+        self.latest = LatestPolicy(
             version=self.version,
             budget=self._budget,
             num_workers=self._num_workers,
@@ -134,7 +134,7 @@ class Budget:
             attempt_id=self._attempt_id,
             planned_step=self._planned_step,
         )
-        return self.told
+        return self.latest
 
     @property
     def _budget(self) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from ludic.errors import ConfigError
-from ludic.settings import Count, CountOr0, Index, Seconds, Tokens, check
+from ludic.settings import CountOr0, Index, PositiveCount, Seconds, Tokens, check
 
 OFFLINE_SETTINGS = ("offline", "sources", "epochs", "compute_logprobs", "replay_batches", "replan_from")
 """Settings that select training on stored rollouts."""
@@ -37,7 +37,7 @@ class BatchConfig:
     online and epochs offline."""
     sql_params: Mapping[str, float | int | str] = field(default_factory=dict)
     """Values of the $parameters of advantage, filters and selection; docs/algorithms.md lists them."""
-    max_uses: Count = 1
+    max_uses: PositiveCount = 1
     """Maximum number of steps that train on one group, online."""
     max_off_policy_steps: CountOr0 | None = 32
     """Drop rollouts sampled more than this many policy versions before the trainer's version; None keeps all. It also
@@ -61,7 +61,7 @@ class BatchConfig:
     """Train on the rollouts that are stored now, not on those that workers deliver."""
     sources: tuple[str, ...] = ()
     """Roots whose rollouts to train on offline; if empty, the run's own root."""
-    epochs: Count | None = None
+    epochs: PositiveCount | None = None
     """Offline passes over the stored rollouts; num_steps is computed from it. None trains until num_steps."""
     compute_logprobs: bool = False
     """Offline: compute the logprobs of rollouts whose token ids alone were kept (docs/offline.md), under the weights of
@@ -88,7 +88,7 @@ class BatchConfig:
     rollout_timeout_s: Seconds | None = 1800.0
     """Seconds without new rollouts that a step can use, since none come or filters drop them, before the trainer stops
     with an error; None waits forever."""
-    max_failed_batches: Count | None = 2
+    max_failed_batches: PositiveCount | None = 2
     """Batches' worth of groups after which the trainer, and with it `ludic run`, stops with the traceback if every
     rollout of them failed; None never stops for that. Not used offline."""
 

@@ -18,8 +18,8 @@ from ludic.batches.config import BatchConfig
 from ludic.batches.reading import Vetting
 from ludic.batches.source import (
     MORE_THAN_ANY_BATCH,
+    BatchPlan,
     Demand,
-    Plan,
     own_rules,
     recall_history,
     sampled_whole,
@@ -126,7 +126,7 @@ class StoredRollouts:
         attempt_id: int,
         trainer_version: int,
         cursor: Mapping[str, Any],
-    ) -> Plan | None:
+    ) -> BatchPlan | None:
         """Return a planner's next plan; the last one may have fewer groups than a batch. None after the last."""
         rows = planner.plan(
             step=step,
@@ -137,7 +137,7 @@ class StoredRollouts:
         )
         if rows is None:
             return None
-        return Plan(
+        return BatchPlan(
             step=step,
             rows=with_roots(rows, self.rows),
             cursor=cursor,
@@ -195,7 +195,7 @@ class OfflineSource:
             checkpoint = resumed.attempt_id, resumed.step
             recall_history(self._root, self._planner, checkpoint, baseline_over=self._rules.baseline_over)
 
-    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> BatchPlan | None:
         """Return the next plan; see PlanSource. Raises ConfigError if none of the rollouts can be trained on."""
         plan = self._stored.plan(
             self._planner,

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.reading import Vetting
-from ludic.batches.source import Demand, Plan, own_rules, recall_history
+from ludic.batches.source import BatchPlan, Demand, own_rules, recall_history
 from ludic.code.kept import keep_code
 from ludic.errors import AllDroppedError, AllFailedError, StalledError, StoreError
 from ludic.run_json import run_of
@@ -90,7 +90,7 @@ class OnlineSource:
         self._reader = RolloutReader(replace(self._root, stop=self._stop), columns, cursor)
         self._demand = demand
 
-    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> BatchPlan | None:
         """Wait until enough groups are pending; see PlanSource."""
         self._is_fresh = False
         self._num_ready_groups = self._num_pending_groups
@@ -177,7 +177,7 @@ class OnlineSource:
             find_untrainable=self._vetting.find,
         )
 
-    def _consume(self, step: int, rows: pa.Table, window: range | None) -> Plan:
+    def _consume(self, step: int, rows: pa.Table, window: range | None) -> BatchPlan:
         """Move the reader behind a plan's rows."""
         self._reader.use(rows)
         self._reader.consume(self._planner.used_up(rows), forgets=window is not None)
@@ -186,7 +186,7 @@ class OnlineSource:
             self._reader.forget_before(window.start)
         self._count_pending()
         self._demand.note_plan(step, self._num_pending_groups)
-        return Plan(
+        return BatchPlan(
             step=step,
             rows=rows,
             cursor=self._reader.cursor.to_dict(),

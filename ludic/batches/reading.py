@@ -27,7 +27,7 @@ from ludic.batches.packing import (
     imbalance,
     pack_each,
 )
-from ludic.batches.source import Plan
+from ludic.batches.source import BatchPlan
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.models import sizes
 from ludic.models.first_model import first_config, vocabulary_of
@@ -57,7 +57,7 @@ _PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages"
 class RankBatch:
     """One rank's part of a step's batch."""
 
-    plan: Plan
+    plan: BatchPlan
     """Plan of the step, for all ranks."""
     micro_batches: list[MicroBatch]
     """Micro-batches of this rank; the same number on every rank."""
@@ -106,7 +106,7 @@ def replayed_routing(root: Root, config: BatchConfig) -> Routing | None:
 def read_rank_batch(
     root: Root,
     config: BatchConfig,
-    plan: Plan,
+    plan: BatchPlan,
     rank: int,
     num_ranks: int,
     attention_tokens: int | None = None,

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from ludic.batches.config import BatchConfig
 from ludic.batches.reading import Vetting
 from ludic.batches.replanner import Replanner
-from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan, own_rules
+from ludic.batches.source import MORE_THAN_ANY_BATCH, BatchPlan, Demand, own_rules
 from ludic.code.kept import keep_code
 from ludic.errors import ConfigError
 from ludic.sql.planner import LossUnit
@@ -59,7 +59,7 @@ class ReplaySource:
                 f"{step}; replay the cut into a new root"
             )
 
-    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> BatchPlan | None:
         """Return the plan of a step; see PlanSource. Raises ConfigError if a row of it can't be trained on."""
         if step not in self._attempt_of:
             return None
@@ -77,12 +77,12 @@ class ReplaySource:
         """Do nothing, since no plan waits."""
 
 
-def plan_of_ledger(step: int, rows: pa.Table, vetting: Vetting) -> Plan:
+def plan_of_ledger(step: int, rows: pa.Table, vetting: Vetting) -> BatchPlan:
     """Return a step's plan whose ledger rows come from another run: no group waits, and the step is the position.
 
     vetting: has looked at the used rows.
     """
-    return Plan(
+    return BatchPlan(
         step=step,
         rows=rows,
         cursor=Cursor().to_dict(),
@@ -137,7 +137,7 @@ class ReplanSource:
     def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
         """Do nothing: the step alone gives the position."""
 
-    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> BatchPlan | None:
         """Return the plan of a step. Raises ConfigError if the rules leave no rollout of it."""
         there = self._before + step
         if there not in self._attempt_of:

@@ -32,7 +32,7 @@ MORE_THAN_ANY_BATCH = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BatchPlan:
     """Rollouts that one gradient step trains on or drops."""
 
     step: int
@@ -98,7 +98,7 @@ class PlanSource(Protocol):
     def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
         """Set the position to that of a checkpoint, or to the start if it is None."""
 
-    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> BatchPlan | None:
         """Return the next plan, in order of steps; None after the last, or if stopped or closed while waiting.
 
         trainer_version: version of the weights that the step starts from. Raises StalledError, StoreError, QueryError.

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ludic.batches.config import BatchConfig, OfLoss
 from ludic.batches.offline import StoredRollouts
 from ludic.batches.reading import RankBatch, Vetting, attention_tokens, read_rank_batch, replayed_routing
-from ludic.batches.source import Plan, PlanSource, batch_rules
+from ludic.batches.source import BatchPlan, PlanSource, batch_rules
 from ludic.distributed import bytes_from_main, num_ranks, rank, run_on_all, run_on_main, unlimited_group
 from ludic.errors import ConfigError
 from ludic.run_json import run_of
@@ -94,7 +94,7 @@ class PlannedStream:
         data = bytes_from_main(partial(self._plan, step, trainer_version), self._group)
         if not data:
             return None
-        plan, self._tokens = replace(Plan.from_bytes(data), tokens=self._tokens), None
+        plan, self._tokens = replace(BatchPlan.from_bytes(data), tokens=self._tokens), None
         return read_rank_batch(
             self._root, self._config, plan, rank(), num_ranks(), self._attention_tokens, self._routing, self._computed
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
-from ludic.children import protect_children_of_libraries
+from ludic.children import protect_library_processes
 from ludic.cli.commands import COMMANDS, GROUPS
 from ludic.cli.settings import JSON, exit_with_settings, parse
 from ludic.errors import DETAIL_INDENT, LASTING_EXIT_CODE, LudicError, similar_names
@@ -43,7 +43,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit."""
     if argv is None:  # this process is the command, and nobody else's
-        protect_children_of_libraries()
+        protect_library_processes()
     args = list(sys.argv[1:] if argv is None else argv)
     _log_to_stderr()
     if sys.stdout is None:

@@ -93,7 +93,7 @@ def gives_consent(root: Root, uses: Sequence[CodeUse]) -> bool:
     """Return whether the user names a file without consent that the root already holds, with the same text and path."""
     found = find_files(root, uses)
     return any(
-        file_of(use.setting) in found.kept and not _is_consented(use, found.files) and _is_named_here(use, found)
+        file_of(use.setting) in found.kept and not _is_consented(use, found.files) and _is_named_by_user(use, found)
         for use in uses
     )
 
@@ -104,7 +104,7 @@ def _is_consented(use: CodeUse, files: Files) -> bool:
 
 def _agrees(root: Root, use: CodeUse, found: FoundFiles, settings: CodeSettings) -> bool:
     """Return whether the user agrees to code that had no consent before."""
-    if settings.trust_code or _is_named_here(use, found):
+    if settings.trust_code or _is_named_by_user(use, found):
         return True
     name = file_of(use.setting)
     if name is None or not settings.update_code:
@@ -112,7 +112,7 @@ def _agrees(root: Root, use: CodeUse, found: FoundFiles, settings: CodeSettings)
     return _has_consented_copy(root, use) or not _is_inside(root, found.files[name])
 
 
-def _is_named_here(use: CodeUse, found: FoundFiles) -> bool:
+def _is_named_by_user(use: CodeUse, found: FoundFiles) -> bool:
     """Return whether the user names the code, and its text and paths are those of the file on this machine's disk."""
     name = file_of(use.setting)
     if use.named_by_root or name is None or name not in found.kept:

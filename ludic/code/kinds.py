@@ -162,7 +162,7 @@ PARSER = Kind(
         "whole": "ludic.agents.parsers:Whole",
         "tag:NAME": "ludic.agents.parsers:tag",
         "boxed": "ludic.agents.parsers:Boxed",
-        "json": "ludic.agents.parsers:Json",
+        "json": "ludic.agents.parsers:JsonParser",
         "json:path/to/file.py:TypeName": "ludic.agents.parsers:typed_json",
         "regex:PATTERN": "ludic.agents.parsers:regex",
         "think": "ludic.agents.parsers:Think",

@@ -236,7 +236,7 @@ _PLACE = re.compile(r" \([^()]+:\d+, in [^()]+\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class CodeFailure:
     """Error of a user's code, as texts that can be stored: without secrets, in UTF-8."""
 
     error: str
@@ -245,21 +245,21 @@ class Failure:
     """Traceback as Python prints it, from the first frame of the user's code on; None if there is no such frame."""
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> CodeFailure:
     """Describe an error of a user's code, with the file and the line of its innermost frame.
 
     Frames of ludic and of Python are not a user's; frames of installed packages are if there are no others. An error
     that ludic raises because of another one has the frames of that cause.
     """
     if isinstance(error, ScorerError) and error.failure_traceback is not None:
-        return Failure(error=storable(describe(error)), traceback=error.failure_traceback)
+        return CodeFailure(error=storable(describe(error)), traceback=error.failure_traceback)
     found = _traceback_of(error)
     place = _trim(found)
     if place is None:
-        return Failure(error=storable(describe(error)), traceback=None)
+        return CodeFailure(error=storable(describe(error)), traceback=None)
     where = _place(place.filename, place.lineno, place.name)
     text = mask("".join(found.format()).rstrip())
-    return Failure(error=storable(f"{describe(error)}{where}"), traceback=storable(left_out(text, _MOST_TRACEBACK)))
+    return CodeFailure(error=storable(f"{describe(error)}{where}"), traceback=storable(left_out(text, _MOST_TRACEBACK)))
 
 
 def place_of_function(function: Callable[..., Any]) -> str:

@@ -40,7 +40,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class ExtractedCode:
     """Functions as the text of a file."""
 
     source: str
@@ -52,7 +52,7 @@ class Taken:
     """Path of the file that has these lines, or "notebook"; None for functions of installed packages."""
 
 
-def take(functions: Mapping[str, Callable[..., Any]]) -> Taken:
+def extract(functions: Mapping[str, Callable[..., Any]]) -> ExtractedCode:
     """Return functions as a text that other processes can run. functions: by names that errors tell."""
     for name, function in functions.items():
         _check_function(name, function)
@@ -67,7 +67,7 @@ def take(functions: Mapping[str, Callable[..., Any]]) -> Taken:
     origin = None if base is None else _shown_path(base.path)
     if any(_is_cell(each.__code__) for each in functions.values()):
         origin = origin or "notebook"
-    return Taken(source=source, names=names, modules=modules, origin=origin)
+    return ExtractedCode(source=source, names=names, modules=modules, origin=origin)
 
 
 def _shown_path(path: Path) -> str:
@@ -343,9 +343,9 @@ class _Text:
             lines[start + 1 : start + len(texts)] = texts[1:]
         before = "; ".join(self.before.values())
         if before:
-            place = len(lines) if first is None else first
-            free = place > 0 and not lines[place - 1]
-            lines[place - 1 if free else place : place] = [before]
+            index = len(lines) if first is None else first
+            free = index > 0 and not lines[index - 1]
+            lines[index - 1 if free else index : index] = [before]
         return lines
 
 

@@ -1,7 +1,7 @@
 """Wait in an event loop for code that is not ludic's: blocking functions in threads, coroutines for a limited time.
 
-The time in which a call waits for its turn, since others have used up a number of requests (`Turns`), does not count,
-nor does the time in which a call of another one blocks the event loop (`blocking`).
+The time in which a call waits for its turn, since others have used up a number of requests (`RequestLimit`), does not
+count, nor does the time in which a call of another one blocks the event loop (`blocking`).
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class _Clock:
         self._stop: ExitStack | None = None
         self._run()
 
-    def is_here(self) -> bool:
+    def is_in_loop(self) -> bool:
         """Whether it belongs to the event loop that runs: a thread or a nested loop may inherit that of another."""
         return self._loop is asyncio.get_running_loop()
 
@@ -143,7 +143,7 @@ _clock: ContextVar[_Clock | None] = ContextVar("clock", default=None)
 """Clock of the call that runs."""
 
 
-class Turns:
+class RequestLimit:
     """A limit of requests at a time, of one event loop: the others wait for their turn, in order."""
 
     def __init__(self, most: int) -> None:
@@ -157,7 +157,7 @@ class Turns:
         prepare: awaited as part of the wait, when the turn has come.
         """
         clock = _clock.get()
-        if clock is not None and not clock.is_here():
+        if clock is not None and not clock.is_in_loop():
             clock = None
         is_suspended = clock is not None and (self._free.locked() or prepare is not None)
         if clock is not None and is_suspended:

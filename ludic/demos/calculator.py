@@ -168,11 +168,11 @@ THOUGHTS: Mapping[str, str] = {
     "*": "The same number comes again and again, so I multiply.",
 }
 
-Record = dict[str, Any]
+DemoRecord = dict[str, Any]
 """A demonstration as `ludic import --from jsonl` reads it: a conversation with its tools, and columns of rollouts."""
 
 
-def make_demonstrations(num_problems: int, per_problem: int, seed: int = 0) -> Iterator[Record]:
+def make_demonstrations(num_problems: int, per_problem: int, seed: int = 0) -> Iterator[DemoRecord]:
     """Yield demonstrations of the first train problems of the environment `word_problems`, the same for the same seed.
 
     per_problem: demonstrations of each problem, of kinds that are drawn independently.
@@ -196,7 +196,7 @@ def make_demonstrations(num_problems: int, per_problem: int, seed: int = 0) -> I
             }
 
 
-def _converse(example: Example, kind: str, random: Random) -> Sequence[Record]:
+def _converse(example: Example, kind: str, random: Random) -> Sequence[DemoRecord]:
     expression = example.data["expression"]
     left, operator, right = expression.split()
     if kind == "wrong_operation":
@@ -230,7 +230,7 @@ _SHOWN_PROBLEMS = 3
 _CLEAR = 0.05
 """Largest p-value that counts as a clear difference."""
 
-Row = Mapping[str, Any]
+DemoRow = Mapping[str, Any]
 """Mean reward of a version on held-out problems, with its interval."""
 
 CURVE = """
@@ -261,11 +261,11 @@ def teach_a_tool(url: str, num_steps: int) -> None:
     _print_next(console, root, before, after)
 
 
-def _version(row: Row) -> int:
+def _version(row: DemoRow) -> int:
     return int(row["policy_version"])
 
 
-def _print_answers(console: Console, root: Root, measured: Sequence[Row]) -> None:
+def _print_answers(console: Console, root: Root, measured: Sequence[DemoRow]) -> None:
     table = Table("problem (held out)", "before RL", "after RL", title="Answers at temperature 1", show_lines=True)
     ends = measured[0], measured[-1]
     old, new = (_answers(root, _version(row)) for row in ends)
@@ -301,7 +301,7 @@ def _as_line(message: dict[str, str]) -> str:
     return f"-> {message['content']}" if message["role"] == "tool" else message["content"]
 
 
-def _print_curve(console: Console, root: Root, measured: Sequence[Row]) -> None:
+def _print_curve(console: Console, root: Root, measured: Sequence[DemoRow]) -> None:
     versions, rewards = zip(*connect(root).execute(CURVE).fetchall(), strict=True)
     console.print(f"\nReward by policy version in training, {rewards[0]:.3f} to {rewards[-1]:.3f}:")
     console.print(f"  [green]{sparkline(rewards, 72)}[/]")

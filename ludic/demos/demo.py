@@ -1,11 +1,11 @@
 """`ludic demo`. Imports nothing slow, since `ludic --help` reads the docstring below."""
 
 from ludic.demos import NUM_WORKERS
-from ludic.settings import Count, operation
+from ludic.settings import PositiveCount, operation
 
 
 @operation(trains="ludic demo")
-def demo(*, agents: bool = False, root: str | None = None, num_steps: Count | None = None) -> None:
+def demo(*, agents: bool = False, root: str | None = None, num_steps: PositiveCount | None = None) -> None:
     """Teach a tiny model on this machine, in a minute; with --agents, to call a tool.
 
     Args:

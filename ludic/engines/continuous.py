@@ -4,8 +4,8 @@ One thread runs the model and changes its weights, so the event loops of the cal
 `ContinuousBatch` does, and works only while there are requests. transformers' own continuous batching is not used: it
 draws all tokens of a batch from one random generator, so a request's seed would not determine its tokens.
 
-Below: `Sequences`, the batch in the model's key-value cache, and `sample`, which draws its next tokens. Both are pure
-tensor code.
+Below: `CachedSequences`, the batch in the model's key-value cache, and `sample`, which draws its next tokens. Both are
+pure tensor code.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from transformers.cache_utils import (
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, nan_logits
 from ludic.errors import ModelError
 from ludic.models.experts import Routers
-from ludic.models.families import Sampled, probe_sequences
+from ludic.models.families import TokensWithLogprobs, probe_sequences
 from ludic.records import WeightSpan
 from ludic.schema.columns import Columns, Ragged
 
@@ -154,8 +154,8 @@ class ContinuousBatch:
         self._is_running = False
         self._rows: list[_Call] = []
         """Calls in the batch, in the order of the sequences, including those that are over and have not left yet."""
-        self._sequences: Sequences | None = None
-        self._params: Rows | None = None
+        self._sequences: CachedSequences | None = None
+        self._params: SamplingRows | None = None
         self._num_steps_waited = 0
 
     async def generate(self, request: GenerationRequest) -> Completion:
@@ -280,7 +280,7 @@ class ContinuousBatch:
 
     def _join(self, joining: list[_Call]) -> None:
         prompts = [np.asarray(call.request.prompt_tokens, dtype=np.int32) for call in joining]
-        sequences = Sequences(self._model, prompts, self._max_length, self._recording(joining))
+        sequences = CachedSequences(self._model, prompts, self._max_length, self._recording(joining))
         _keep_experts(joining, sequences.experts)
         if self._sequences is None:
             self._sequences = sequences
@@ -317,10 +317,10 @@ def _settle(calls: Sequence[_Call]) -> None:
         by_loop[call.future.get_loop()].append(call)
     for loop, its_calls in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed, and no task waits
-            loop.call_soon_threadsafe(_settle_here, its_calls)
+            loop.call_soon_threadsafe(_settle_calls, its_calls)
 
 
-def _settle_here(calls: Sequence[_Call]) -> None:
+def _settle_calls(calls: Sequence[_Call]) -> None:
     for call in calls:
         call.settle()
 
@@ -343,7 +343,7 @@ _JOINED = (
 """Layers of a cache whose rows are known to be independent."""
 
 
-class Sequences:
+class CachedSequences:
     """A batch of left-padded sequences in a model's key-value cache."""
 
     logits: Tensor
@@ -377,7 +377,7 @@ class Sequences:
         self._forward(tokens, positions, routers)
         experts = self._experts_of(mask)
         for run in runs[1:]:
-            others = Sequences(model, run, max_length, routers)
+            others = CachedSequences(model, run, max_length, routers)
             experts += others.experts or []
             self.join(others)
         order = {prompt.tobytes(): index for index, prompt in enumerate(chain.from_iterable(runs))}
@@ -412,7 +412,7 @@ class Sequences:
         self._forward(tokens[:, None], self._position, routers)
         self.experts = None if routers is None else self._experts_of(self._mask[:, -1:])
 
-    def join(self, others: "Sequences") -> None:
+    def join(self, others: "CachedSequences") -> None:
         """Append other sequences of the same model to the batch; `others` must not be used afterwards."""
         length = max(self._mask.shape[1], others._mask.shape[1])
         self._mask = _stack_right_aligned(self._mask[..., None], others._mask[..., None], length)[..., 0]
@@ -498,7 +498,7 @@ def _stack_right_aligned(top: Tensor, bottom: Tensor, length: int) -> Tensor:
     return stacked
 
 
-def probe_batches(model: PreTrainedModel) -> Sampled:
+def probe_batches(model: PreTrainedModel) -> TokensWithLogprobs:
     """Return the logprobs that a batch gives to the sequences of a probe, which join and leave it on the way.
 
     The first half of each is its prompt; their tokens are given, not drawn.
@@ -508,8 +508,8 @@ def probe_batches(model: PreTrainedModel) -> Sampled:
     first, second = [list(range(half)), list(range(half, len(tokens)))]
     logprobs: list[list[float]] = [[] for _ in tokens]
 
-    def begin(rows: list[int]) -> Sequences:
-        return Sequences(model, [tokens[row][: len(tokens[row]) // 2] for row in rows], longest)
+    def begin(rows: list[int]) -> CachedSequences:
+        return CachedSequences(model, [tokens[row][: len(tokens[row]) // 2] for row in rows], longest)
 
     def next_token(row: int) -> int:
         return int(tokens[row][len(tokens[row]) // 2 + len(logprobs[row])])
@@ -557,7 +557,7 @@ OFF = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class SamplingRows:
     """Parameters as tensors, one entry per row. A tensor is None if no row uses it, which skips the work."""
 
     temperature: Tensor
@@ -583,7 +583,7 @@ class Drawn(NamedTuple):
     """(B, V) bool: tokens that top_k and top_p kept, all False in rows that do not ask; None if no row asks."""
 
 
-def make_rows(params: Sequence[SamplingParams], device: torch.device) -> Rows:
+def make_rows(params: Sequence[SamplingParams], device: torch.device) -> SamplingRows:
     """Build rows from the parameters of at least one request."""
 
     def column(values: list, dtype: torch.dtype) -> Tensor:
@@ -593,7 +593,7 @@ def make_rows(params: Sequence[SamplingParams], device: torch.device) -> Rows:
     top_k = [p.top_k or OFF for p in params]
     top_p = [p.top_p if p.top_p < 1 else float("inf") for p in params]
     wants_kept = [p.wants_kept_tokens for p in params]
-    return Rows(
+    return SamplingRows(
         temperature=column([[p.temperature or 1.0] for p in params], torch.float32),
         greedy=column(greedy, torch.bool) if any(greedy) else None,
         top_k=column(top_k, torch.int64)[:, None] if min(top_k) < OFF else None,
@@ -608,7 +608,7 @@ def random_numbers(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed % 2**64))
 
 
-def sample(logits: Tensor, rows: Rows, uniforms: Tensor) -> Drawn:
+def sample(logits: Tensor, rows: SamplingRows, uniforms: Tensor) -> Drawn:
     """Sample next tokens.
 
     logits: (B, V). uniforms: (B,) float64 in [0, 1), for inverting the cumulative distribution. The distribution is

@@ -15,7 +15,7 @@ import numpy as np
 from ludic.errors import ConfigError, EngineError, ModelError
 from ludic.records import FinishReason, WeightSpan
 from ludic.schema.columns import NUM_TOKEN_IDS, Columns, reasons_against, select
-from ludic.settings import Count, Temperature, Tokens, TopP, check
+from ludic.settings import PositiveCount, Temperature, Tokens, TopP, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class SamplingParams:
     """Divisor of the logits; 0 takes the most likely token, with logprob 0."""
     top_p: TopP = 1.0
     """Nucleus sampling: keep the smallest set of tokens with at least this probability; 1 is off."""
-    top_k: Count | None = None
+    top_k: PositiveCount | None = None
     """Keep only the k most likely tokens; None keeps all."""
     max_tokens: Tokens = 256
     """Maximum tokens in one completion, including the stop token."""

@@ -36,7 +36,7 @@ from ludic.defaults import Longrope
 from ludic.engines.engine import Completion, GenerationRequest, check_keeps_experts, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import Server, check_url
-from ludic.engines.server_loading import Wanted, Weights
+from ludic.engines.server_loading import LoadedWeights, Wanted
 from ludic.engines.server_pool import ServerPool
 from ludic.errors import ConfigError, ModelError, NoServerError
 from ludic.masking import SERVER_LOGIN, keep_secret
@@ -151,7 +151,7 @@ class ServerEngine:
         await self._client.aclose()
 
     def _load(self, folder: str, version: int) -> None:
-        wanted = Wanted(Weights(self._run_id, version), str(Path(folder).resolve()), self._longrope)
+        wanted = Wanted(LoadedWeights(self._run_id, version), str(Path(folder).resolve()), self._longrope)
         self._wait_for(self._pool.want(wanted))
         self.policy_version = version
 

@@ -77,7 +77,7 @@ class _Said(msgspec.Struct):
                 setattr(self, name, mask(value))
 
 
-class Span(_Said):
+class LabelSpan(_Said):
     """Tokens that were sampled under weights of one label."""
 
     version: str
@@ -85,13 +85,13 @@ class Span(_Said):
     end: int
 
 
-class Answer(msgspec.Struct):
+class ServerCompletion(msgspec.Struct):
     """Tokens that a server sampled, checked: as many logprobs as tokens, and a known end."""
 
     tokens: list[int]
     logprobs: list[float]
     finish_reason: str
-    spans: list[Span] | None
+    spans: list[LabelSpan] | None
     """Labels of the weights; None if the server does not give them."""
     candidates: list[tuple[list[int], list[float]]] | None = None
     """Ids and logprobs of the most likely tokens at each token, if the request asks for them."""
@@ -177,7 +177,7 @@ class _Choice(_Said):
     token_ids: list[int]
     logprobs: _LogProbs
     finish_reason: str | None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[LabelSpan] | None = None
     routed_experts: bytes | None = None
     """A file of NumPy, which msgspec decodes from base64."""
 
@@ -299,7 +299,7 @@ class Server:
         body = {"method": method, "kwargs": {"weights_path": folder}}
         await self._call("POST", "/collective_rpc", json=body, timeout_s=_LOAD_S)
 
-    async def generate(self, request: GenerationRequest, params: Mapping[str, Any], salt: str) -> Answer:
+    async def generate(self, request: GenerationRequest, params: Mapping[str, Any], salt: str) -> ServerCompletion:
         """Sample by /inference/v1/generate. params: of `to_vllm_params`. salt: prompts share prefixes under equal ones.
 
         Raises MissingEndpointError if the server does not have this endpoint.
@@ -331,7 +331,9 @@ class Server:
                 f"{self.name} answered with experts that are no array of NumPy: {one_line(error)}"
             ) from error
 
-    async def complete(self, request: GenerationRequest, params: Mapping[str, Any], salt: str, model: str) -> Answer:
+    async def complete(
+        self, request: GenerationRequest, params: Mapping[str, Any], salt: str, model: str
+    ) -> ServerCompletion:
         """Sample by /v1/completions, which tells no versions of weights. Arguments: see `generate`.
 
         Raises ConfigError for a request that wants the kept tokens or experts.
@@ -371,8 +373,8 @@ class Server:
         tokens: Sequence[int],
         logprobs: Sequence[float],
         finish_reason: str | None,
-        spans: Sequence[Span] | None,
-    ) -> Answer:
+        spans: Sequence[LabelSpan] | None,
+    ) -> ServerCompletion:
         if finish_reason not in ("stop", "length"):  # abort: the server is going down, or somebody emptied it
             raise BadAnswerError(f"{self.name} ended a request with {finish_reason}; wanted stop or length")
         if not 1 <= len(tokens) <= request.params.max_tokens or len(logprobs) != len(tokens):
@@ -385,7 +387,7 @@ class Server:
             if [span.start for span in spans] != ends[:-1] or ends[-1] != len(tokens) or ends != sorted(set(ends)):
                 raise BadAnswerError(f"{self.name} answered with spans of weights that do not cover its tokens")
         found = [math.nan if logprob <= _NO_LOGPROB else logprob for logprob in logprobs]
-        return Answer(list(tokens), found, finish_reason, None if spans is None else list(spans))
+        return ServerCompletion(list(tokens), found, finish_reason, None if spans is None else list(spans))
 
     @retry(retry=retry_if_exception_type(_LostError), stop=stop_after_attempt(3), wait=wait_fixed(0.1), reraise=True)
     async def _call(

@@ -29,11 +29,11 @@ from ludic.defaults import Longrope
 from ludic.engines.engine import GenerationRequest, SamplingParams
 from ludic.engines.server_http import (
     FLAGS,
-    Answer,
     BadAnswerError,
     MissingEndpointError,
     RefusedError,
     Server,
+    ServerCompletion,
     Setup,
 )
 from ludic.engines.vllm_options import to_vllm_params
@@ -45,7 +45,7 @@ from ludic.models.weight_files import load_config, load_pretrained
 logger = logging.getLogger(__name__)
 
 _CLAIM_S = 0.1
-_LOOK_EVERY_S = 0.1
+_POLL_EVERY_S = 0.1
 _STALE_S = 10.0
 """Seconds in which a claim changes if its worker lives, who renews it. While vLLM reads weights it answers nothing, so
 those seconds do not count."""
@@ -59,7 +59,7 @@ class LoadFailedError(ModelError):
 class Wanted:
     """The weights that a worker wants on its servers."""
 
-    weights: "Weights"
+    weights: "LoadedWeights"
     folder: str
     longrope: Longrope | None = None
     """Factors of a longrope model."""
@@ -102,7 +102,7 @@ async def _settled(server: Server) -> tuple[str, bool]:
     label, since = await server.label(), time.monotonic()
     while is_claim(label) and time.monotonic() - since < _STALE_S:
         asked = time.monotonic()
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(_POLL_EVERY_S)
         before, label = label, await server.label()
         waited_s = time.monotonic() - asked
         if label != before:
@@ -219,7 +219,7 @@ _LABEL = re.compile(r"([\w-]+):(\d+)( <- .*)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class LoadedWeights:
     """Weights that ludic has loaded."""
 
     run: str
@@ -231,10 +231,10 @@ class Weights:
         return f"{self.run}:{self.version}"
 
 
-def weights_of(label: str) -> Weights | None:
+def weights_of(label: str) -> LoadedWeights | None:
     """Return the weights that a label names; None if they are unknown."""
     match = _LABEL.fullmatch(label)
-    return Weights(match[1], int(match[2])) if match else None
+    return LoadedWeights(match[1], int(match[2])) if match else None
 
 
 def is_claim(label: str) -> bool:
@@ -302,7 +302,7 @@ async def inspect(server: Server, *, vocab_size: int) -> ServerFacts:
     )
 
 
-def _check_logprobs(name: str, answer: Answer) -> None:
+def _check_logprobs(name: str, answer: ServerCompletion) -> None:
     """Raise ConfigError unless the logprob is that of the distribution sampled from: with top_k 1, it is 0.
 
     Weights that give NaN tell nothing; they fail each request.
@@ -316,7 +316,7 @@ def _check_logprobs(name: str, answer: Answer) -> None:
 
 async def _sample(
     server: Server, request: GenerationRequest, vocab_size: int, model: str, salt: str
-) -> tuple[Answer, bool]:
+) -> tuple[ServerCompletion, bool]:
     """Return an answer, and whether it came from /inference/v1/generate."""
     params = to_vllm_params(request, (), vocab_size)
     try:

@@ -23,11 +23,11 @@ from xxhash import xxh3_64_intdigest
 from ludic.engines.engine import Completion, GenerationRequest, why_no_answer
 from ludic.engines.server_http import (
     SERVE_NAME,
-    Answer,
     BadAnswerError,
+    LabelSpan,
     RefusedError,
     Server,
-    Span,
+    ServerCompletion,
     UnreachableError,
 )
 from ludic.engines.server_loading import HALF_LOADED, ServerFacts, Wanted, inspect, is_claim, load, weights_of
@@ -39,8 +39,8 @@ from ludic.schema.validation import Routing
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 2.0
-_LOOK_AGAIN_S = 0.5
+_POLL_EVERY_S = 2.0
+_POLL_AGAIN_S = 0.5
 """Seconds between two looks at a server that gets no requests."""
 _LOAD_AGAIN_S = 10.0
 """Seconds after which a load that failed is tried again."""
@@ -292,7 +292,7 @@ class ServerPool:
             raise _bad_answer(server, found)
         return completion
 
-    def _versions(self, server: Server, answer: Answer) -> list[WeightSpan]:
+    def _versions(self, server: Server, answer: ServerCompletion) -> list[WeightSpan]:
         assert self._wanted is not None
         spans: list[WeightSpan] = []
         for span in answer.spans or ():
@@ -422,7 +422,7 @@ def _pause_s(member: _Member) -> float:
     """Return the seconds until the next look at a server."""
     if isinstance(member.error, ModelError):
         return _LOAD_AGAIN_S
-    return _LOOK_EVERY_S if member.is_ready else _LOOK_AGAIN_S
+    return _POLL_EVERY_S if member.is_ready else _POLL_AGAIN_S
 
 
 def _drop_calls(member: _Member) -> None:
@@ -431,21 +431,21 @@ def _drop_calls(member: _Member) -> None:
         call.cancel()
 
 
-def _same_weights(server: Server, before: str, after: str, length: int) -> list[Span]:
+def _same_weights(server: Server, before: str, after: str, length: int) -> list[LabelSpan]:
     """Return one span, if the weights did not change. Labels that differ only in a claim name the same weights."""
     if weights_of(before) != weights_of(after):
         raise BadAnswerError(
             f"{server.name} changed its weights within a completion, and does not say at which token; start it with "
             "--enable-scale-out, and it does"
         )
-    return [Span(before, 0, length)]
+    return [LabelSpan(before, 0, length)]
 
 
 def _bad_answer(server: Server, found: str) -> BadAnswerError:
     return BadAnswerError(f"an answer of {server.name} can't be used: {found}; is it a server of another model?")
 
 
-def _why_no_candidates(answer: Answer) -> str | None:
+def _why_no_candidates(answer: ServerCompletion) -> str | None:
     """Return why the most likely tokens that a server tells are none; None if they are."""
     highest = array_columns()["response_logprobs"].highest or 0.0
     found = max((logprob for _, logprobs in answer.candidates or () for logprob in logprobs), default=0.0)

@@ -27,7 +27,7 @@ from ludic.engines.engine import Completion, GenerationRequest, check_keeps_expe
 from ludic.engines.registry import EngineSetup
 from ludic.errors import ConfigError, HalfLoadedError, ModelError
 from ludic.models.experts import Routers
-from ludic.models.families import Sampled, check_family
+from ludic.models.families import TokensWithLogprobs, check_family
 from ludic.models.folder_check import check_model_folder
 from ludic.models.lora import base_of_adapter, merge_adapter
 from ludic.models.rope import max_positions
@@ -229,7 +229,7 @@ def exact_attention(folder: str, where: str) -> tuple[str | None, bool]:
         return "eager", check_family(folder, where, _in_batches, attention="eager", what=_WHAT)
 
 
-def _in_batches(model: PreTrainedModel) -> Sampled:
+def _in_batches(model: PreTrainedModel) -> TokensWithLogprobs:
     use_decoding_attention(model)
     return probe_batches(model)
 

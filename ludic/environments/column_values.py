@@ -41,10 +41,10 @@ def read_back(value: Any) -> Any:
         return [read_back(each) for each in value]
     if not isinstance(value, dict):
         return value
-    told = value.get(MARK) if len(value) == 1 else None
-    if isinstance(told, list) and len(told) == 2 and told[0] in [*_READERS]:
+    stored = value.get(MARK) if len(value) == 1 else None
+    if isinstance(stored, list) and len(stored) == 2 and stored[0] in [*_READERS]:
         with suppress(ValueError, TypeError, ArithmeticError, AttributeError):  # an object that a person wrote
-            return _READERS[told[0]](told[1])
+            return _READERS[stored[0]](stored[1])
     return {key: read_back(each) for key, each in value.items()}
 
 
@@ -88,12 +88,12 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "float": float,
     "mapping": lambda pairs: {read_back(key): read_back(each) for key, each in pairs},
     "tuple": lambda items: tuple(map(read_back, items)),
-    "Timestamp": lambda told: _in_zone(_of_pandas("Timestamp", told[0]), told[1]),
-    "Timedelta": lambda told: _of_pandas("Timedelta", told),
-    "datetime": lambda told: _in_zone(datetime.fromisoformat(told[0]), told[1]),
+    "Timestamp": lambda stored: _in_zone(_of_pandas("Timestamp", stored[0]), stored[1]),
+    "Timedelta": lambda stored: _of_pandas("Timedelta", stored),
+    "datetime": lambda stored: _in_zone(datetime.fromisoformat(stored[0]), stored[1]),
     "date": date.fromisoformat,
     "time": time.fromisoformat,
-    "timedelta": lambda told: timedelta(*told),
+    "timedelta": lambda stored: timedelta(*stored),
     "Decimal": Decimal,
     "bytes": b64decode,
     "UUID": UUID,

@@ -74,7 +74,7 @@ class TimeLimit:
     async def wait(self, what: str, awaitable: Awaitable[T]) -> T:
         """Return the result of a coroutine, which is cancelled at the limit. Raises TimeLimitError, as `call` does.
 
-        The limit is suspended while the coroutine waits for its turn at a judge (ludic.code.waits.Turns).
+        The limit is suspended while the coroutine waits for its turn at a judge (ludic.code.waits.RequestLimit).
         """
         task = await finished(_result(awaitable), self.timeout_s, partial(self._announced, what))
         if task is None:
@@ -137,7 +137,7 @@ class LimitedEnvironments:
     def __call__(self) -> "HeldEnvironment":
         """Make an environment in this thread. Raises TimeLimitError, and what the constructor raises."""
         with self.counted(CONSTRUCTOR) as what:
-            return HeldEnvironment(self.call_here(CONSTRUCTOR, what, self._make), self)
+            return HeldEnvironment(self.call_in_this_thread(CONSTRUCTOR, what, self._make), self)
 
     async def open(self) -> "HeldEnvironment":
         """Make the environment of an episode, in a thread of its own if it runs in one; raises as `__call__`."""
@@ -154,7 +154,7 @@ class LimitedEnvironments:
             self.placement.end()
             raise
 
-    def call_here(self, method: str, what: str, function: Callable[[], T]) -> T:
+    def call_in_this_thread(self, method: str, what: str, function: Callable[[], T]) -> T:
         """Return what a function returns, in this thread and in time. method, what: its name, short and long."""
         on_alarm = self.placement.stay_for_alarms if self.placement.is_auto else None
         # Measured within the limit: what announces a call lets other threads go first, and may take longer than it.
@@ -265,7 +265,7 @@ class HeldEnvironment:
         with self._limits.counted(self.named(method), f" on example {self._example_id!r}") as what:
             lane = self._lane or self._limits.shared_lane()
             if lane is None or (method == "reset" and isinstance(self.environment, SingleTurn)):
-                result = self._limits.call_here(self.named(method), what, function)
+                result = self._limits.call_in_this_thread(self.named(method), what, function)
             else:
                 result = await self._in_thread(lane, self.named(method), what, function)
             return await self._awaited(what, result)

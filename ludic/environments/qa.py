@@ -26,8 +26,8 @@ from ludic.defaults import EXAMPLE_IDS, ExampleIds
 from ludic.environments import environment
 from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split, arguments_of
 from ludic.environments.limits import TimeLimit
-from ludic.environments.qa_rows import Columns, Rows, Source, choose_identity
-from ludic.environments.rewards import Part, Rubric, rubric_of, score_of
+from ludic.environments.qa_rows import QuestionColumns, QuestionRows, QuestionSource, choose_identity
+from ludic.environments.rewards import RewardPart, Rubric, rubric_of, score_of
 from ludic.environments.splits import is_heldout, nth
 from ludic.errors import ConfigError, ScorerError, TimeLimitError
 from ludic.installed import require
@@ -106,10 +106,10 @@ class Questions:
             self.score_group = self._scorers.score_group
         if example_ids not in EXAMPLE_IDS:
             raise ConfigError(f"example_ids is {example_ids!r}, wanted {' or '.join(map(repr, EXAMPLE_IDS))}")
-        here = Source(name=source, split=split, config=config, revision=revision, stored=stored)
+        here = QuestionSource(name=source, split=split, config=config, revision=revision, stored=stored)
         _check_digest(here, sha256)
         is_open = question is None and not self._scorers.want_rows
-        chosen = Columns(
+        chosen = QuestionColumns(
             question=here.question_column() if is_open else self._scorers.question,
             answer=self._scorers.answer,
             answer_pattern=_pattern(answer_pattern),
@@ -120,7 +120,7 @@ class Questions:
             any_answer=self._scorers.is_foreign,
             with_ids=example_ids == "row",
         )
-        self._rows: dict[Split, tuple[Rows, Sequence[int]]] = (
+        self._rows: dict[Split, tuple[QuestionRows, Sequence[int]]] = (
             _divide(here.read(chosen), heldout_share)
             if heldout is None
             else _join(here.read(chosen), _heldout_source(here, heldout, heldout_share).read(chosen))
@@ -143,7 +143,7 @@ class Questions:
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
         return self._scorers.score(example, answer)
 
-    def _numbers_of(self, split: Split) -> tuple[Rows, Sequence[int]]:
+    def _numbers_of(self, split: Split) -> tuple[QuestionRows, Sequence[int]]:
         """Return a split's source and the numbers of its rows. Raises ConfigError if there are none."""
         rows, numbers = self._rows[split]
         if not numbers:
@@ -162,7 +162,7 @@ def question_id(question: str, answer: str) -> str:
     return sha256_of(f"{question}\0{answer}".encode()).hexdigest()[:16]
 
 
-def _notes(sources: Sequence[Rows]) -> list[str]:
+def _notes(sources: Sequence[QuestionRows]) -> list[str]:
     """Set the ids of the rows of one or two sources; return what a person should know of them, as sentences."""
     notes = _identify(sources)
     for rows in sources:
@@ -172,7 +172,7 @@ def _notes(sources: Sequence[Rows]) -> list[str]:
     return notes
 
 
-def _identify(sources: Iterable[Rows]) -> list[str]:
+def _identify(sources: Iterable[QuestionRows]) -> list[str]:
     """Set the ids of the rows of one or two sources; return what a person should know, as sentences."""
     named = [(rows, rows.identities) for rows in sources if rows.identities is not None]
     column, refused = choose_identity([each for _, each in named])
@@ -189,7 +189,7 @@ def _identify(sources: Iterable[Rows]) -> list[str]:
     return notes
 
 
-def _divide(rows: Rows, share: float | None) -> dict[Split, tuple[Rows, Sequence[int]]]:
+def _divide(rows: QuestionRows, share: float | None) -> dict[Split, tuple[QuestionRows, Sequence[int]]]:
     """Divide the numbers of the rows into the two splits, by the text of the questions."""
     if share is not None and not (isinstance(share, int | float) and 0 <= share <= 1):
         raise ConfigError(f"heldout_share is {share!r}, wanted a number from 0 to 1")
@@ -199,7 +199,7 @@ def _divide(rows: Rows, share: float | None) -> dict[Split, tuple[Rows, Sequence
     return {split: (rows, found) for split, found in numbers.items()}
 
 
-def _join(train: Rows, heldout: Rows) -> dict[Split, tuple[Rows, Sequence[int]]]:
+def _join(train: QuestionRows, heldout: QuestionRows) -> dict[Split, tuple[QuestionRows, Sequence[int]]]:
     """Return all held-out rows, and those rows to train on whose question is not held out."""
     refused = set(heldout.questions())
     kept = array("q", (number for number, question in enumerate(train.questions()) if question not in refused))
@@ -211,22 +211,22 @@ def _join(train: Rows, heldout: Rows) -> dict[Split, tuple[Rows, Sequence[int]]]
     return {"train": (train, kept), "heldout": (heldout, range(len(heldout)))}
 
 
-def heldout_sha256(source: Source, options: Mapping[str, Any]) -> str | None:
+def heldout_sha256(source: QuestionSource, options: Mapping[str, Any]) -> str | None:
     """Return the SHA-256 of the file that the option `heldout` names; None if it is absent, or a split of a dataset."""
     heldout = options.get("heldout")
-    return None if heldout is None or source.has_splits else Source(name=heldout).sha256()
+    return None if heldout is None or source.has_splits else QuestionSource(name=heldout).sha256()
 
 
-def _heldout_source(here: Source, heldout: str, share: float | None) -> Source:
+def _heldout_source(here: QuestionSource, heldout: str, share: float | None) -> QuestionSource:
     """Return the source of held-out questions: another file, or another split of the same dataset."""
     if share is not None:
         raise ConfigError(f"heldout_share is {share!r} and heldout is {heldout!r}; give one of them")
     if here.has_splits:
         return replace(here, split=heldout)
-    return Source(name=heldout)
+    return QuestionSource(name=heldout)
 
 
-def _check_digest(source: Source, wanted: str | None) -> None:
+def _check_digest(source: QuestionSource, wanted: str | None) -> None:
     if wanted is None:
         return
     found = source.sha256()
@@ -256,11 +256,11 @@ def _names(columns: Iterable[Any]) -> tuple[str, ...]:
 # An answer may be any text; a useless one scores 0. The run's parser cuts the final answer out of a completion
 # (--parser boxed, tag:answer); `numeric` takes the last number of a text, and `math` looks for the answer itself.
 
-Scorer = Callable[[Example, str], Any]
+ScoreFunction = Callable[[Example, str], Any]
 """Returns the score of an answer, a Score or a number, or a coroutine that does; None leaves the answer unscored.
 example.data["answer"] is the right answer."""
 
-GroupScorer = Callable[[Example, Sequence[GroupAnswer]], Any]
+GroupScoreFunction = Callable[[Example, Sequence[GroupAnswer]], Any]
 """Returns the scores of all answers to a question, or a coroutine that does; see environment.GroupScorer."""
 
 
@@ -362,7 +362,7 @@ class QuestionScorers:
         comparing = (name for name, make in foreign.items() if make is None and not is_own(SCORER, name))
         if self.answer is None and (needing := next(comparing, None)):
             raise ConfigError(f"the scorer {needing} needs a right answer; name its column with the option answer")
-        scorers: dict[str, Scorer] = {
+        scorers: dict[str, ScoreFunction] = {
             name: make(files, self.question, self.answer).score if make else _own_scorer(name, tolerance, files)
             for name, make in foreign.items()
         }
@@ -377,7 +377,7 @@ class QuestionScorers:
         # A scorer named alone is no rubric: its Score is that of the answer.
         self.score = partial(_score_alone, scorers[scorer], scorer) if isinstance(scorer, str) else rubric.score
         if group_scorer is not None:
-            score_group: GroupScorer = (
+            score_group: GroupScoreFunction = (
                 find(GROUP_SCORER, group_scorer, files)
                 if of_group is None
                 else of_group(files, self.question, self.answer).score_group
@@ -399,7 +399,7 @@ def _check_arguments(kind: Kind, name: str, function: Callable[..., Any], protoc
         raise ConfigError(f"{kind.role} {name} {problem}")
 
 
-def _own_scorer(name: str, tolerance: float, files: Files) -> Scorer:
+def _own_scorer(name: str, tolerance: float, files: Files) -> ScoreFunction:
     """Return a scorer of ludic or of the user by its name. Raises ConfigError."""
     score: Callable[..., Any] = find(SCORER, name, files)
     _check_arguments(SCORER, name, score, environment.SingleTurnEnvironment, "score")
@@ -465,7 +465,9 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
-def _parts(scorers: Mapping[str, Scorer], weights: Mapping[str, float], named: Mapping[str, str]) -> Iterator[Part]:
+def _parts(
+    scorers: Mapping[str, ScoreFunction], weights: Mapping[str, float], named: Mapping[str, str]
+) -> Iterator[RewardPart]:
     """Yield scorers as parts of a rubric; one that is a rubric itself, as of ludic.fit, by its parts.
 
     named: components of scorers that name them themselves.
@@ -474,7 +476,7 @@ def _parts(scorers: Mapping[str, Scorer], weights: Mapping[str, float], named: M
         score = scorers[name]
         rubric = rubric_of(score)
         if rubric is None:
-            yield Part(
+            yield RewardPart(
                 name=named.get(name) or _short_name(name),
                 weight=weight,
                 what=f"scorer {name}",
@@ -490,7 +492,7 @@ def _short_name(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def _score_alone(scorer: Scorer, name: str, example: Example, answer: str) -> Score | Awaitable[Score]:
+def _score_alone(scorer: ScoreFunction, name: str, example: Example, answer: str) -> Score | Awaitable[Score]:
     found = scorer(example, answer)
     function = _function_of(scorer)
     return _awaited(found, name, function) if inspect.isawaitable(found) else _one_score(found, name, function)
@@ -509,7 +511,7 @@ def _one_score(found: Any, name: str, function: Callable[..., Any]) -> Score:
     return score_of(found, f"scorer {name}", function)
 
 
-def _function_of(scorer: Scorer) -> Callable[..., Any]:
+def _function_of(scorer: ScoreFunction) -> Callable[..., Any]:
     """Return the user's function behind a scorer, which is a method of a ForeignScorer if it has another signature."""
     function: Callable[..., Any] = getattr(getattr(scorer, "__self__", None), "function", scorer)
     return function

@@ -38,7 +38,7 @@ ID_COLUMNS = ("id", "example_id", "task_id", "uid")
 LONGEST_ID = 256
 """Most characters of a value that identifies a row."""
 
-Kind = Literal["file", "folder", "hub"]
+SourceKind = Literal["file", "folder", "hub"]
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _ROWS_PER_READ = 1000
@@ -46,7 +46,7 @@ _SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class QuestionColumns:
     """Names of the columns; a dot leads into a struct or an object, as in reward_model.ground_truth."""
 
     question: str
@@ -79,7 +79,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class QuestionRow:
     """A question with its answer."""
 
     messages: tuple[Message, ...]
@@ -171,7 +171,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-class Rows:
+class QuestionRows:
     """All rows of a source, in its order."""
 
     def __init__(
@@ -201,11 +201,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self._questions)
 
-    def __getitem__(self, number: int) -> Row:
+    def __getitem__(self, number: int) -> QuestionRow:
         messages = _decoded(self._questions[number].as_py())
         columns = {**dict.fromkeys(self._names), **read_back(msgspec.json.decode(self._columns[number].as_py()))}
         own_id = None if self.ids is None else self.ids[number].as_py()
-        return Row(messages=messages, answer=self._answers[number].as_py(), columns=columns, id=own_id)
+        return QuestionRow(messages=messages, answer=self._answers[number].as_py(), columns=columns, id=own_id)
 
     def questions(self) -> Iterator[str]:
         """Yield each row's question as one text."""
@@ -215,7 +215,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class QuestionSource:
     """Where rows come from."""
 
     name: str
@@ -235,7 +235,7 @@ class Source:
         return self.name if self.stored is None else self.stored
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SourceKind:
         """The format, from the suffix and the disk. Raises ConfigError."""
         if self.stored is not None and not Path(self.stored).is_absolute():
             raise ConfigError(f"stored is {self.stored!r}, a file in inputs/ of a root; only with its root is it found")
@@ -274,7 +274,7 @@ class Source:
             lines = [f"{file.relative_to(path).as_posix()} {_digest(file)}\n" for file in files]
         return sha256("".join(lines).encode()).hexdigest()
 
-    def read(self, columns: Columns) -> Rows:
+    def read(self, columns: QuestionColumns) -> QuestionRows:
         """Read and check all rows. Raises ConfigError, which names the row at fault."""
         self._check_options()
         texts = []
@@ -289,7 +289,7 @@ class Source:
                 present.update(dict.fromkeys(row) if columns.with_row else ())
         if not texts:
             raise ConfigError(f"{self.label} has no rows, wanted at least one question")
-        return Rows(self.label, texts, [*present], None if identities is None else identities.end(), unread)
+        return QuestionRows(self.label, texts, [*present], None if identities is None else identities.end(), unread)
 
     def first_row(self) -> Mapping[str, Any]:
         """Return the first row with all its columns. Raises ConfigError if there is none, or as `read`."""
@@ -311,7 +311,7 @@ class Source:
         if is_empty:
             raise ConfigError(f"{self.label} has no rows, wanted at least one")
 
-    def _rows(self, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows(self, columns: QuestionColumns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield each row, and where it is. columns: those to read; None reads all."""
         if self.kind == "file":
             rows = _file_rows(self.label, Path(self.path), columns)
@@ -328,7 +328,7 @@ class Source:
                     + ("it is for a dataset on the Hub" if option != "split" else "a file has no splits")
                 )
 
-    def _dataset_rows(self, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _dataset_rows(self, columns: QuestionColumns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         require("datasets", "datasets", f"questions of {self.name}")
         dataset = _choose_split(self._load_dataset(), self.split, self.name)
         present = _roots(columns, dataset.column_names, self.label)
@@ -371,7 +371,7 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _file_rows(label: str, path: Path, columns: Columns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _file_rows(label: str, path: Path, columns: QuestionColumns | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with path.open("rb") as file:
         for found in read_rows(file, str(path), columns=lambda present: _roots(columns, present, label)):
             if isinstance(found.value, str):
@@ -379,7 +379,7 @@ def _file_rows(label: str, path: Path, columns: Columns | None) -> Iterator[tupl
             yield found.where, found.value
 
 
-def _roots(columns: Columns | None, present: Sequence[str], where: str) -> list[str]:
+def _roots(columns: QuestionColumns | None, present: Sequence[str], where: str) -> list[str]:
     """Return those columns of a table that the names need, by name or by the begin of a dotted name; or all.
 
     Raises ConfigError for a name that the table lacks: its rows are read without the other columns.
@@ -411,7 +411,7 @@ def _choose_split(loaded: Any, split: str | None, name: str) -> Any:
     return loaded[wanted]
 
 
-def _texts(row: Mapping[str, Any], columns: Columns, where: str, unread: Counter[str]) -> tuple[str, str, str]:
+def _texts(row: Mapping[str, Any], columns: QuestionColumns, where: str, unread: Counter[str]) -> tuple[str, str, str]:
     """Check a row; return its messages as JSON, its answer, and its columns for a scorer as JSON.
 
     unread: counts fields of messages that are not known.
@@ -480,7 +480,7 @@ _OTHERS = ("name", "tool_calls", "reasoning", "tool_call_id")
 """Fields of a message beside role and content."""
 
 
-def _answer(value: Any, columns: Columns, where: str) -> str:
+def _answer(value: Any, columns: QuestionColumns, where: str) -> str:
     if columns.any_answer and not isinstance(value, str):
         value = _encoded(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):

@@ -27,7 +27,7 @@ from ludic.environments.environment import (
     misfit_of_methods,
 )
 from ludic.environments.qa import Questions, QuestionScorers, heldout_sha256
-from ludic.environments.qa_rows import Source
+from ludic.environments.qa_rows import QuestionSource
 from ludic.environments.single_turn import ScorerProcesses, SingleTurn
 from ludic.errors import ConfigError, LudicError, MissingPackageError
 from ludic.installed import LUDIC, missing_extra, module_file, name_and_version, package_of
@@ -218,7 +218,7 @@ def source_of(name: str, options: Mapping[str, Any]) -> tuple[str | None, str | 
     if name in ENVIRONMENT.built_in:
         return _digest(inspect.getsourcefile(find(ENVIRONMENT, name))), name_and_version(LUDIC), {}
     if name.startswith(QUESTIONS):
-        source = Source(name=name.removeprefix(QUESTIONS), stored=options.get("stored"))
+        source = QuestionSource(name=name.removeprefix(QUESTIONS), stored=options.get("stored"))
         heldout = heldout_sha256(source, options)
         others = {} if heldout is None else {"heldout": heldout}
         return source.sha256(), name_and_version(LUDIC), others

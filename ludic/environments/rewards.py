@@ -27,7 +27,7 @@ from ludic.records import LARGEST_REWARD, add_rewards
 COMPLETION, COMPLETIONS = "completion", "completions"
 """Parameter for one answer, and for all answers to a question."""
 
-Reward = Callable[..., Any]
+RewardFunction = Callable[..., Any]
 """Returns a number, a bool, a Score or None, or of a group a list of them; or a coroutine that does."""
 
 
@@ -35,7 +35,7 @@ Reward = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RewardPart:
     """One reward of a rubric. It scores single answers, or all answers to a question together."""
 
     name: str
@@ -64,7 +64,7 @@ class Rubric:
     what the first part says that says so, by True, False or a Score; parts that see the group come last.
     """
 
-    def __init__(self, rewards: Mapping[str, tuple[Reward, float]] | Iterable[Part]) -> None:
+    def __init__(self, rewards: Mapping[str, tuple[RewardFunction, float]] | Iterable[RewardPart]) -> None:
         """rewards: parts; or by name functions of columns, each of which `columns_of` has checked, and weights.
 
         Raises ConfigError if two parts have the same name.
@@ -153,11 +153,11 @@ class Rubric:
             )
 
 
-_Scored = tuple[Part, Score]
+_Scored = tuple[RewardPart, Score]
 """A part with what it says of an answer."""
 
 
-def _scored(part: Part, value: Any) -> list[_Scored]:
+def _scored(part: RewardPart, value: Any) -> list[_Scored]:
     """Return a part with its value; nothing if it has none. Raises ScorerError for what is no finite number."""
     return [] if value is None else [(part, score_of(value, part.what, part.function))]
 
@@ -220,7 +220,7 @@ def rubric_of(scorer: Any) -> Rubric | None:
 # --- Functions of columns --------------------------------------------------------------------------------------------
 
 
-def part_of(name: str, function: Reward, weight: float) -> Part:
+def part_of(name: str, function: RewardFunction, weight: float) -> RewardPart:
     """Return a function of a completion, or of completions, and of columns as a part."""
     sees_all, names, takes_all = _parameters(function)
 
@@ -238,7 +238,7 @@ def part_of(name: str, function: Reward, weight: float) -> Part:
 
     what = f"reward {name}"
     scorer: dict[str, Any] = {"score_group": score_group} if sees_all else {"score": score}
-    return Part(
+    return RewardPart(
         name=name,
         weight=weight,
         what=what,
@@ -249,7 +249,7 @@ def part_of(name: str, function: Reward, weight: float) -> Part:
     )
 
 
-def _parameters(function: Reward) -> tuple[bool, dict[str, bool], bool]:
+def _parameters(function: RewardFunction) -> tuple[bool, dict[str, bool], bool]:
     """Return whether a function sees a group, whether each other parameter is needed, and whether it takes all."""
     names: dict[str, bool] = {}
     takes_all = False
@@ -266,19 +266,19 @@ _OF_TRL = ("prompts", "completion_ids", "trainer_state", "environments", "log_me
 """Parameters that TRL gives to a reward function beside completions and columns."""
 
 
-def is_of_trl(function: Reward) -> bool:
+def is_of_trl(function: RewardFunction) -> bool:
     """Return whether a reward has TRL's signature: `completions` with **kwargs, or with another argument of TRL."""
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return (COMPLETIONS in parameters and takes_all) or any(each in parameters for each in _OF_TRL)
 
 
-def sees_group(function: Reward) -> bool:
+def sees_group(function: RewardFunction) -> bool:
     """Return whether a reward looks at all answers to a question; one of TRL gets them one by one."""
     return _parameters(function)[0] and not is_of_trl(function)
 
 
-def columns_of(name: str, function: Reward, present: Collection[str], where: str) -> list[str]:
+def columns_of(name: str, function: RewardFunction, present: Collection[str], where: str) -> list[str]:
     """Return the columns that a reward takes. present: those of the data set `where`.
 
     Raises ConfigError for a parameter that is no column, and for a function that takes no completion.

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from ludic.children import describe_end, start_python
-from ludic.code.waits import SideThread, Turns
+from ludic.code.waits import RequestLimit, SideThread
 from ludic.environments.column_values import spelled
 from ludic.environments.environment import (
     Example,
@@ -179,7 +179,7 @@ class ScorerProcesses:
         self._name = name
         self._free: list[_Process] = []
         self._all: set[_Process] = set()
-        self._turns: tuple[asyncio.AbstractEventLoop, Turns] | None = None
+        self._turns: tuple[asyncio.AbstractEventLoop, RequestLimit] | None = None
         weakref.finalize(self, _kill_all, self._all)
 
     async def score(self, example: Example, answer: str) -> Score:
@@ -203,7 +203,7 @@ class ScorerProcesses:
             nonlocal process
             process = await self._take()
 
-        async with self._turns_here().turn(start):
+        async with self._request_limit().turn(start):
             assert process is not None
             try:
                 result = msgspec.msgpack.decode(await process.ask(message), type=ScorerResult)
@@ -243,10 +243,10 @@ class ScorerProcesses:
         self._all.discard(process)
         process.kill()
 
-    def _turns_here(self) -> Turns:
+    def _request_limit(self) -> RequestLimit:
         loop = asyncio.get_running_loop()
         if self._turns is None or self._turns[0] is not loop:
-            self._turns = loop, Turns(MOST_PROCESSES)
+            self._turns = loop, RequestLimit(MOST_PROCESSES)
         return self._turns[1]
 
 

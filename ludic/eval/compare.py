@@ -19,7 +19,7 @@ from ludic.eval.config import DIFFERENCE, LATEST, MeasureConfig
 from ludic.eval.numbers import Chosen, Samples, nothing_stored, parts
 from ludic.eval.pairing import (
     Examples,
-    Sampled,
+    SampledEnvironment,
     comparable_name,
     comparable_options,
     pair_environments,
@@ -34,7 +34,7 @@ from ludic.store import Root
 from ludic.store.catalogue import EVALUATIONS
 from ludic.store.code import from_dicts
 from ludic.store.inputs import is_questions
-from ludic.store.records import Evaluation
+from ludic.store.records import EvaluationRecord
 
 _DEFAULT = ("mean_reward",)
 _EQUAL = 10.0**-REWARD_DIGITS
@@ -98,10 +98,12 @@ class _Opened:
     def label(self) -> str:
         return f"{self.root.url}@{self.version}"
 
-    def as_sampled(self, env: str, evaluation: str | None) -> Sampled:
-        return Sampled(name=env, record=None if evaluation is None else EVALUATIONS.read(self.root, evaluation))
+    def as_sampled(self, env: str, evaluation: str | None) -> SampledEnvironment:
+        return SampledEnvironment(
+            name=env, record=None if evaluation is None else EVALUATIONS.read(self.root, evaluation)
+        )
 
-    def environments(self) -> list[Sampled]:
+    def environments(self) -> list[SampledEnvironment]:
         """Its environments, each as it was sampled last."""
         return [self.as_sampled(env, evaluations[0]) for env, evaluations in self.sampled.items()]
 
@@ -329,7 +331,7 @@ def find_differences(a: Samples, b: Samples, names: tuple[str, str], how: Exampl
     return [*found, *_of_settings(of_a.settings, of_b.settings), *_of_code(of_a, of_b, names)]
 
 
-def _record(samples: Samples) -> Evaluation | None:
+def _record(samples: Samples) -> EvaluationRecord | None:
     return None if samples.evaluation is None else EVALUATIONS.read(samples.root, samples.evaluation)
 
 
@@ -342,7 +344,7 @@ def _of_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {json.dumps(of_a)} in the baseline, {json.dumps(of_b)} here"
 
 
-def _of_code(a: Evaluation, b: Evaluation, names: tuple[str, str]) -> Iterator[str]:
+def _of_code(a: EvaluationRecord, b: EvaluationRecord, names: tuple[str, str]) -> Iterator[str]:
     """Compare the code of both sides by role and name. names: of the environment, which may differ."""
     of_a, of_b = (
         {

@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 from ludic.defaults import ENV_TIMEOUT_S
 from ludic.errors import ConfigError
 from ludic.run_config import SAMPLING, RunConfig
-from ludic.settings import Count, InFlight, NumSamples, Overrides, Range, SecondsOfADay, Seed, SettingsError, check
+from ludic.settings import (
+    InFlight,
+    NumSamples,
+    Overrides,
+    PositiveCount,
+    Range,
+    SecondsOfADay,
+    Seed,
+    SettingsError,
+    check,
+)
 
 LATEST = "latest"
 DIFFERENCE = 0.05
@@ -29,10 +39,10 @@ class EvalConfig:
     versions: str = LATEST
     """Policy versions, joined by commas: numbers, latest, and ranges such as 10-20 or 10-latest, which are the versions
     in between whose weights are stored. Version 0 is the run's first model."""
-    every: Count | None = None
+    every: PositiveCount | None = None
     """Follow a run while it trains: evaluate version 0, every version whose number is a multiple of this, as it is
     published, and the last one. None evaluates `versions`."""
-    until_step: Count | None = None
+    until_step: PositiveCount | None = None
     """With `every`: end when training has reached this step and its last version is evaluated. None follows the run
     until it is stopped."""
     env: tuple[str, ...] = ()
@@ -89,7 +99,7 @@ class MeasureConfig:
         check(self)
 
 
-Interval = Literal["korn_graubard", "clustered", "bootstrap", "wilson"]
+IntervalMethod = Literal["korn_graubard", "clustered", "bootstrap", "wilson"]
 """Kinds of intervals (ludic.eval.statistics). Of measures that are no shares, the first and the last are clustered."""
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, QueryError
 from ludic.eval import statistics
-from ludic.eval.config import Interval, MeasureConfig, parse_versions
+from ludic.eval.config import IntervalMethod, MeasureConfig, parse_versions
 from ludic.sql import SqlText
 from ludic.sql.connect import Connections
 from ludic.sql.library import MEASURE_KEYS, check_measure_parameters, load_measure, run_measure
@@ -130,7 +130,7 @@ def _how_to_get_one(root: Root) -> str:
 
 # --- Numbers: means over examples ----------------------------------------------------------------------
 
-_METHODS: Mapping[Interval, Callable[..., statistics.Interval]] = {
+_METHODS: Mapping[IntervalMethod, Callable[..., statistics.Interval]] = {
     "korn_graubard": statistics.korn_graubard,
     "clustered": statistics.clustered,
     "bootstrap": statistics.bootstrap,
@@ -142,7 +142,7 @@ def numbers(
     root: Root,
     config: MeasureConfig,
     chosen: Chosen,
-    interval: Interval = "korn_graubard",
+    interval: IntervalMethod = "korn_graubard",
     connections: Connections | None = None,
 ) -> "Numbers":
     """Return the numbers of the chosen samples. connections: those to use. Raises ConfigError for none."""
@@ -152,7 +152,7 @@ def numbers(
 
 
 def numbers_of_entries(
-    root: Root, entries: Mapping[str, tuple[MeasureConfig, Chosen]], interval: Interval = "korn_graubard"
+    root: Root, entries: Mapping[str, tuple[MeasureConfig, Chosen]], interval: IntervalMethod = "korn_graubard"
 ) -> "Numbers":
     """Return the numbers of several choices of samples, with a column `entry` that names the choice."""
     with Connections() as connections:
@@ -167,7 +167,7 @@ def numbers_of_entries(
 
 
 def _numbers(
-    con: duckdb.DuckDBPyConnection, root: Root, config: MeasureConfig, chosen: Chosen, interval: Interval
+    con: duckdb.DuckDBPyConnection, root: Root, config: MeasureConfig, chosen: Chosen, interval: IntervalMethod
 ) -> "Numbers":
     samples = Samples.choose(root, con, chosen)
     counts = samples.ask(figure("counts_of_samples"))
@@ -249,13 +249,13 @@ def _load(*names: str) -> list[tuple[SqlText, Mapping[str, Any]]]:
 
 
 def _rows(
-    samples: Samples, measure: SqlText, defaults: Mapping[str, Any], interval: Interval, config: MeasureConfig
+    samples: Samples, measure: SqlText, defaults: Mapping[str, Any], interval: IntervalMethod, config: MeasureConfig
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each part of a measure; an interval for shares is replaced where others are measured."""
     params = measure.bind({**defaults, **config.params})
     for keys, part in parts(samples.measure(measure, params)):
         is_fit = part.is_share or interval not in ("korn_graubard", "wilson")
-        method: Interval = interval if is_fit else "clustered"
+        method: IntervalMethod = interval if is_fit else "clustered"
         trials = {"trials": part.trials} if method == "korn_graubard" else {}
         found = _METHODS[method](part.means, config.confidence, **trials)
         if part.is_share:
@@ -276,7 +276,7 @@ def _rows(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part:
+class MeasurePart:
     """Values of a part of a measure, by example. G = examples that have a value."""
 
     example_ids: Sequence[str]
@@ -296,7 +296,7 @@ class Part:
         return self.trials is not None and bool(np.all((self.means >= 0) & (self.means <= 1)))
 
 
-def parts(table: pa.Table) -> Iterator[tuple[dict[str, Any], Part]]:
+def parts(table: pa.Table) -> Iterator[tuple[dict[str, Any], MeasurePart]]:
     """Yield keys and values of each part of a measure's table (ludic.sql.library.run_measure)."""
     keys = list(zip(*(table[name].to_pylist() for name in MEASURE_KEYS), strict=True))
     starts = [index for index in range(len(keys)) if index == 0 or keys[index] != keys[index - 1]]
@@ -308,7 +308,7 @@ def parts(table: pa.Table) -> Iterator[tuple[dict[str, Any], Part]]:
         means = totals / counts
         yield (
             dict(zip(MEASURE_KEYS, keys[start], strict=True)),
-            Part(
+            MeasurePart(
                 example_ids=scored["env_example_id"].to_pylist(),
                 means=means,
                 num_values=int(counts.sum()),

@@ -16,7 +16,7 @@ from ludic.eval.numbers import Samples
 from ludic.sql.reports import figure
 from ludic.store.code import from_dicts
 from ludic.store.inputs import STORED, is_questions
-from ludic.store.records import Evaluation
+from ludic.store.records import EvaluationRecord
 
 _REWARDS = re.compile(r"\A(?:.*/)?inputs/(?:[0-9a-f]{16}/)?(?=reward\.py:)")
 """Folder of the rewards that ludic.fit writes, in the names of scorers; each root has its own."""
@@ -27,11 +27,11 @@ _CHOOSING = ("split", "config", "revision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class SampledEnvironment:
     """An environment as one side has sampled it."""
 
     name: str
-    record: Evaluation | None
+    record: EvaluationRecord | None
     """What it was sampled with; None if `ludic eval` did not sample it."""
 
     @property
@@ -86,7 +86,9 @@ def _without_folder(value: Any) -> Any:
     return comparable_name(value) if isinstance(value, str) else value
 
 
-def pair_environments(first: Iterable[Sampled], other: Iterable[Sampled]) -> list[tuple[str, str]]:
+def pair_environments(
+    first: Iterable[SampledEnvironment], other: Iterable[SampledEnvironment]
+) -> list[tuple[str, str]]:
     """Return the names of equal environments, each at most once, by the name that the first side has.
 
     Rows and options decide, then rows, then names: so equal names with other rows are paired last.
@@ -103,11 +105,11 @@ def pair_environments(first: Iterable[Sampled], other: Iterable[Sampled]) -> lis
     return sorted(found)
 
 
-def _has_same_rows(a: Sampled, b: Sampled) -> bool:
+def _has_same_rows(a: SampledEnvironment, b: SampledEnvironment) -> bool:
     return a.content is not None and a.content == b.content
 
 
-_WAYS: tuple[Callable[[Sampled, Sampled], bool], ...] = (
+_WAYS: tuple[Callable[[SampledEnvironment, SampledEnvironment], bool], ...] = (
     lambda a, b: a.name == b.name and (a.content is None or b.content is None or a.content == b.content),
     lambda a, b: _has_same_rows(a, b) and a.options == b.options,
     _has_same_rows,
@@ -135,7 +137,7 @@ class Examples:
                 yield each, here[key]
 
 
-def pair_examples(a: Sampled, b: Sampled, of_a: Samples, of_b: Samples) -> Examples:
+def pair_examples(a: SampledEnvironment, b: SampledEnvironment, of_a: Samples, of_b: Samples) -> Examples:
     """Return how examples are paired: by id, if both sides make ids in the same way from the same rows."""
     if a.record is None or b.record is None or not is_questions(a.name):
         return Examples()

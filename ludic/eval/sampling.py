@@ -45,7 +45,7 @@ from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_model, vocabulary_of
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts.failures import FailureLog
-from ludic.rollouts.pump import EngineCalls, Finished, Pump, RunEpisode
+from ludic.rollouts.pump import EngineCalls, Finished, RunEpisode, Scheduler
 from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.run_config import RunConfig
 from ludic.store import RolloutWriter, Root, fetch_policy
@@ -53,15 +53,15 @@ from ludic.store.evaluations import BlockClaims, SampleBlock, evaluation_of, put
 from ludic.store.files import RolloutFile
 from ludic.store.inputs import is_questions
 from ludic.store.policies import has_weights
-from ludic.store.records import Evaluation
+from ludic.store.records import EvaluationRecord
 from ludic.temporary import make_folder
 from ludic.user_files import Files
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[[RolloutBatch], None]
+BatchCallback = Callable[[RolloutBatch], None]
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 """Mean seconds between looks at blocks that others have claimed."""
 _MOST_COMPLETE = 16
 """Complete blocks that wait to be stored; no further block begins then, so that a slow filesystem fills no memory."""
@@ -74,7 +74,7 @@ class _Opened:
     """An environment that is ready to be sampled."""
 
     config: EvalConfig
-    evaluation: Evaluation
+    evaluation: EvaluationRecord
     plan: EvaluatedEnvironment
     environments: LimitedEnvironments
     files: Files
@@ -88,9 +88,9 @@ def evaluate(
     *,
     model: str | None = None,
     versions: Iterable[int] | None = None,
-    report: Report | None = None,
+    report: BatchCallback | None = None,
     announce: Announce | None = None,
-) -> "Sampled":
+) -> "EvaluationSamples":
     """Sample until everything is stored or `stop` is set; returns the evaluations' ids of each of the settings.
 
     configs: settings of the same versions, by the label that begins their errors. model: location of the run's first
@@ -117,7 +117,7 @@ def evaluate(
         else:
             _follow(sampler, versions)
     ids = {label: [each.evaluation.evaluation for each in some] for label, some in opened.items()}
-    return Sampled(versions=chosen if versions is None else None, evaluations=ids)
+    return EvaluationSamples(versions=chosen if versions is None else None, evaluations=ids)
 
 
 def _follow(sampler: "_Sampler", versions: Iterable[int]) -> None:
@@ -129,7 +129,7 @@ def _follow(sampler: "_Sampler", versions: Iterable[int]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class EvaluationSamples:
     """What `evaluate` sampled."""
 
     versions: Sequence[int] | None
@@ -196,7 +196,7 @@ class _Block:
     samples: SampleBlock
     version: int
     numbers: Sequence[int] = ()
-    """Numbers of its groups in the pump, in order."""
+    """Numbers of its groups in the scheduler, in order."""
     groups: dict[int, RolloutGroup] = field(default_factory=dict)
     """Groups that are complete, by their numbers."""
 
@@ -252,7 +252,7 @@ class _Sampler:
         stop: threading.Event,
         *,
         in_flight: int | None,
-        report: Report | None,
+        report: BatchCallback | None,
     ) -> None:
         self.root, self.claims, self.stop, self.in_flight, self.report = root, claims, stop, in_flight, report
         self._opened, self._weights = opened, weights
@@ -271,7 +271,7 @@ class _Sampler:
                     raise
                 event_loops.run(_Stream(self, left, agent, self._weights.calls).run(first))
             elif left and wait:
-                self.stop.wait(_until_next_look_s())
+                self.stop.wait(_until_next_poll_s())
             else:
                 return
 
@@ -300,13 +300,13 @@ class _Stream:
         self._complete: list[_Block] = []
         self._storing: asyncio.Task[list[RolloutBatch]] | None = None
         self._claiming_thread, self._storing_thread = SideThread(), SideThread()
-        self._look_at = 0.0
+        self._next_poll_at = 0.0
         """Time of the event loop from which on blocks are claimed, after there was none to claim."""
 
     async def run(self, first: _Block) -> None:
         """Sample this block and all that can be claimed, or until stopped; complete blocks are stored in any case."""
         columns, in_flight = self._sampler.root.extra_columns, self._sampler.in_flight
-        self._pump = Pump(self._play, {}, columns, in_flight=in_flight, calls=self._calls)
+        self._scheduler = Scheduler(self._play, {}, columns, in_flight=in_flight, calls=self._calls)
         try:
             self._begin(first)
             while not self._sampler.stop.is_set():
@@ -314,11 +314,11 @@ class _Stream:
                 has_begun = await self._begin_block()
                 if not self._open:
                     break
-                self._collect(await self._pump.wait(0.0 if has_begun else _TICK_S))
+                self._collect(await self._scheduler.wait(0.0 if has_begun else _TICK_S))
                 await self._store_complete()
-            self._say_what_is_lost()
+            self._log_what_is_lost()
         finally:
-            await self._pump.close()
+            await self._scheduler.close()
             await self._store_rest()
             self._claiming_thread.close()
             self._storing_thread.close()
@@ -326,12 +326,12 @@ class _Stream:
     async def _begin_block(self) -> bool:
         """Claim a block and begin it if there is room, and return whether one has begun."""
         clock = asyncio.get_running_loop().time
-        has_room = self._pump.has_room and len(self._complete) < _MOST_COMPLETE
-        if not has_room or not self._left or clock() < self._look_at:
+        has_room = self._scheduler.has_room and len(self._complete) < _MOST_COMPLETE
+        if not has_room or not self._left or clock() < self._next_poll_at:
             return False
         block = await self._claiming_thread.run(self._left.take)
         if block is None:
-            self._look_at = clock() + _until_next_look_s()
+            self._next_poll_at = clock() + _until_next_poll_s()
             return False
         self._begin(block)
         return True
@@ -347,7 +347,7 @@ class _Stream:
         block.numbers = tuple(groups)
         self._open |= dict.fromkeys(groups, block)
         for number, requests in groups.items():
-            self._pump.start(number, requests, opened.environments)
+            self._scheduler.start(number, requests, opened.environments)
 
     async def _play(self, environments: LimitedEnvironments, request: EpisodeRequest) -> Sequence[Rollout]:
         return await self._run_episode[environments](environments, request)
@@ -366,7 +366,7 @@ class _Stream:
         if self._complete and self._storing is None:
             blocks, self._complete = self._complete, []
             self._storing = asyncio.create_task(self._store(blocks))
-            self._storing.add_done_callback(lambda _: self._pump.wake())
+            self._storing.add_done_callback(lambda _: self._scheduler.wake())
 
     async def _store_rest(self) -> None:
         await self._end_storing()
@@ -383,18 +383,18 @@ class _Stream:
         stored = [await self._storing_thread.run(partial(self._sampler.store, block)) for block in blocks]
         return [batch for batch in stored if batch is not None]
 
-    def _say_what_is_lost(self) -> None:
+    def _log_what_is_lost(self) -> None:
         if blocks := set(self._open.values()):
             logger.info(
                 "gave up %d episodes that ran, of %d blocks; the next `ludic eval` with these settings samples them",
-                self._pump.num_running,
+                self._scheduler.num_running,
                 len(blocks),
             )
 
 
-def _until_next_look_s() -> float:
+def _until_next_poll_s() -> float:
     # Two processes that claimed the same block at the same moment, and both took it back, meet by chance only.
-    return _LOOK_S * random.uniform(0.5, 1.5)
+    return _POLL_S * random.uniform(0.5, 1.5)
 
 
 def _store(root: Root, batch: RolloutBatch) -> bool:

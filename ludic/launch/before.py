@@ -26,7 +26,7 @@ from ludic.installed import TRAIN, require
 from ludic.launch.config import Start
 from ludic.launch.local import check_launch, gpu_plan
 from ludic.launch.roots import check_option_names, uses_of
-from ludic.launch.trial import Found, Trial
+from ludic.launch.trial import Trial, TrialNote
 from ludic.models.first_model import first_small_files, local_folder
 from ludic.paths import is_url
 from ludic.records import Message
@@ -40,7 +40,7 @@ from ludic.user_files import NO_FILES, QUESTIONS, Files
 logger = logging.getLogger(__name__)
 
 
-Check = Callable[[], Found | str]
+Check = Callable[[], TrialNote | str]
 
 
 def check_start(start: Start, *, has_workers: bool = True) -> None:
@@ -79,8 +79,8 @@ def try_all(checks: Mapping[str, Check], rows: Sequence[Mapping[str, str]] = ())
             if any(row["found"] == text for row in tried):
                 text, state = "the same mistake as above", "left out"
         else:
-            text = (found.text if isinstance(found, Found) else found).removeprefix(f"{name}: ")
-            state = "look" if isinstance(found, Found) and found.is_doubtful else "ok"
+            text = (found.text if isinstance(found, TrialNote) else found).removeprefix(f"{name}: ")
+            state = "look" if isinstance(found, TrialNote) and found.is_doubtful else "ok"
         tried.append({"check": name, "state": state, "found": text})
     return tried
 
@@ -88,7 +88,7 @@ def try_all(checks: Mapping[str, Check], rows: Sequence[Mapping[str, str]] = ())
 def _run(checks: Mapping[str, Check]) -> None:
     for name, check in checks.items():
         found = check()
-        if isinstance(found, Found) and found.is_doubtful:
+        if isinstance(found, TrialNote) and found.is_doubtful:
             logger.warning("%s: %s", name, found.text)
 
 
@@ -123,7 +123,7 @@ def code_checks(start: Start, files: Files = NO_FILES) -> Mapping[str, Check]:
         f"environment {name}": partial(trial.check_environment, name) for name in dict.fromkeys(start.run.env)
     }
 
-    def check_prompts() -> Found | str:
+    def check_prompts() -> TrialNote | str:
         with ExitStack() as stack:
             return trial.check_prompts(_Model(start, stack).folder)
 
@@ -137,12 +137,12 @@ _HIGHEST_LEARNING_RATE = 1.0
 """AdamW moves a weight by up to the learning rate in a step, and the weights of language models are below 1."""
 
 
-def _check_settings(start: Start, *, has_workers: bool) -> Found | str:
+def _check_settings(start: Start, *, has_workers: bool) -> TrialNote | str:
     text = _check_processes(start) if has_workers else "a trainer on stored rollouts"
     rate = start.train.optimizer.learning_rate
     if rate <= _HIGHEST_LEARNING_RATE:
         return text
-    return Found(
+    return TrialNote(
         f"{text}; learning_rate is {rate:g}, by which AdamW moves each weight in a step, and most weights are far "
         "below 1; usual are 1e-6 to 1e-3",
         is_doubtful=True,
@@ -192,7 +192,7 @@ def _check_packages(start: Start) -> str:
     return f"{', '.join(needed)} can be imported" if needed else "none are needed beyond those of ludic"
 
 
-def _check_server(start: Start) -> Found | str:
+def _check_server(start: Start) -> TrialNote | str:
     if start.engine.chosen() != "server":
         return f"none, the engine is {start.engine.chosen()}"
     from ludic.engines.server_engine import find_silent
@@ -208,10 +208,10 @@ def _check_server(start: Start) -> Found | str:
         return f"{', '.join(urls)} answers"
     why = "; ".join(silent.values())
     if len(silent) < len(urls):
-        return Found(f"{why}; the others sample without it", is_doubtful=True)
+        return TrialNote(f"{why}; the others sample without it", is_doubtful=True)
     if start.root is not None and latest_policy(start.root) is None:
         # `ludic serve` waits for the first version, which the run publishes.
-        return Found(f"{why}; workers wait for a server, such as of `ludic serve {start.url}`", is_doubtful=True)
+        return TrialNote(f"{why}; workers wait for a server, such as of `ludic serve {start.url}`", is_doubtful=True)
     made = (
         "`ludic serve ROOT`, for a root that `ludic create` has made"
         if start.root is None
@@ -272,16 +272,16 @@ class _Model:
         render_prompt(tokenizer, [Message(role="user", content="made up")])
         return "the tokenizer has one"
 
-    def check_tool_format(self) -> Found | str:
+    def check_tool_format(self) -> TrialNote | str:
         """Say how tool calls are read, if the run's settings name tools; an environment may have others."""
         run = self._start.run
         if run.tool_format is not None or not (run.tools or run.sub_agents):
             return run.tool_format or "no tools"
-        from ludic.agents.tools.formats import told_format
+        from ludic.agents.tools.formats import likely_format
         from ludic.models.chat import load_tokenizer
 
-        name, doubt = told_format(load_tokenizer(str(self.folder)))
-        return name if doubt is None else Found(f"read as {name}: {doubt}", is_doubtful=True)
+        name, doubt = likely_format(load_tokenizer(str(self.folder)))
+        return name if doubt is None else TrialNote(f"read as {name}: {doubt}", is_doubtful=True)
 
     def check_reference(self) -> str:
         """Look for the reference model, which the trainer loads when it has begun."""
@@ -330,7 +330,7 @@ class _Model:
         stored = self.config.get("dtype") or self.config.get("torch_dtype")
         return sum(sizes) // _WORD_BYTES.get(str(stored), 4) or None
 
-    def check_disk(self) -> Found | str:
+    def check_disk(self) -> TrialNote | str:
         """Compare the free space with a checkpoint and two versions, and with all that are kept."""
         url, settings = self._start.url, self._start.train
         if is_url(url):
@@ -366,25 +366,25 @@ class _Model:
             each = f"each checkpoint takes {size(checkpoint)}, each version {size(version)}"
             return f"{size(free)} are free at {place}; {each}"
         advice = "; lower keep_checkpoints or keep_policies" if free < most else ""
-        return Found(text + advice, is_doubtful=free < most)
+        return TrialNote(text + advice, is_doubtful=free < most)
 
-    def check_memory(self) -> Found | str:
+    def check_memory(self) -> TrialNote | str:
         """Compare what each process needs with the memory of this machine's GPUs, or of the machine."""
         start = self._start
         if start.processes.launcher != "local":
             return f"not looked at on {start.processes.launcher}; `ludic plan` tells what is needed"
         if self._num_weights is not None and self._num_weights < _SMALL and not visible_gpus():
             return f"a model of {self._num_weights:,} weights is small beside this machine"
-        from ludic.launch.plan import Settings, machine_here, plan, settings_that_fit
+        from ludic.launch.plan import Settings, local_machine, plan, settings_that_fit
         from ludic.models.weight_files import load_config
 
-        config, machine = load_config(str(self.folder)), machine_here()
+        config, machine = load_config(str(self.folder)), local_machine()
         wanted = Settings(run=start.run, train=start.train, processes=start.processes, engine=start.engine)
         found = plan(config, wanted, machine)
         if found.problems:
             changes = settings_that_fit(config, wanted, machine)
             advice = f"; these settings fit: {shlex.join(to_flags(changes))}" if changes else ""
-            return Found(f"{'; '.join(found.problems)}{advice}; `ludic plan` shows the parts", is_doubtful=True)
+            return TrialNote(f"{'; '.join(found.problems)}{advice}; `ludic plan` shows the parts", is_doubtful=True)
         place = "GPU" if machine.gpus else "host"
         needs = [f"{need.process} {size(need.total)}" for need in found.needs if need.place == place]
         return f"{', '.join(needs)} of {'a GPU' if machine.gpus else 'this machine'}; `ludic plan` shows the parts"

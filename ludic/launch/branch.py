@@ -9,7 +9,7 @@ from typing import Any
 from ludic.code.consent import CodeSettings
 from ludic.errors import ConfigError
 from ludic.launch.roots import is_there
-from ludic.launch.train import train_here
+from ludic.launch.train import train_in_process
 from ludic.models.first_model import identify_at
 from ludic.models.folder_check import ADAPTER_CONFIG
 from ludic.run_json import create_root, run_of
@@ -32,7 +32,7 @@ def train_branch(root: Root, url: str, given: Mapping[str, Any], from_step: int,
     version = version_of_step(root, planned, from_step)
     config = branch_config(root, planned[from_step + 1], given, from_step, last - from_step)
     branch = start_branch(url, root, version)
-    train_here(branch, config, threading.Event(), code=CodeSettings())
+    train_in_process(branch, config, threading.Event(), code=CodeSettings())
     return compare_commands(root, planned, last, branch)
 
 

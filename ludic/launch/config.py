@@ -11,10 +11,10 @@ from ludic.eval.config import EvalConfig
 from ludic.rollouts.config import StreamConfig
 from ludic.run_config import RunConfig
 from ludic.settings import (
-    Count,
     GpuMemory,
     MaxBatch,
     Port,
+    PositiveCount,
     Processes,
     Range,
     SettingsError,
@@ -43,7 +43,7 @@ class LaunchConfig(StreamConfig):
     """GPUs of the trainer, such as 0,1, one for each rank; None takes the first ones."""
     worker_gpus: str | None = None
     """GPUs that the workers divide among them, such as 2,3; None takes those that the trainer does not use."""
-    eval_every: Count | None = None
+    eval_every: PositiveCount | None = None
     """Evaluate version 0, every version whose number is a multiple of this, and the last one, in a process of its own
     (docs/evaluation.md). The trainer never waits for it. None evaluates nothing."""
     eval_options: Mapping[str, Any] = field(default_factory=dict)

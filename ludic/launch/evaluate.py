@@ -17,7 +17,7 @@ from ludic.errors import ConfigError, LudicError, MissingRootError
 from ludic.eval.config import EvalConfig, MeasureConfig
 from ludic.eval.numbers import Chosen, numbers
 from ludic.eval.plan import describe_versions, due_versions, environment_settings, missed_versions
-from ludic.eval.sampling import Report, Sampled, evaluate
+from ludic.eval.sampling import BatchCallback, EvaluationSamples, evaluate
 from ludic.eval.suite import labelled, read_suite, settings_of_root
 from ludic.launch.guard import guarded
 from ludic.launch.roots import create_run
@@ -38,7 +38,7 @@ from ludic.training.config import TrainConfig
 logger = logging.getLogger(__name__)
 
 
-def evaluate_here(
+def evaluate_in_process(
     root: Root,
     configs: Mapping[str, EvalConfig],
     stop: threading.Event,
@@ -48,8 +48,8 @@ def evaluate_here(
     model: str | None = None,
     code: CodeSettings | None = None,
     guard: bool = False,
-    report: Report | None = None,
-) -> Sampled:
+    report: BatchCallback | None = None,
+) -> EvaluationSamples:
     """Sample what is not stored yet, until `stop` is set; returns the ids of the evaluations.
 
     configs: as in ludic.eval.sampling.evaluate; the other arguments are those of ludic.launch.work.work. Raises

@@ -75,7 +75,7 @@ class _Board:
         os.pwrite(self._file, bytes(_PAGE_BYTES), end)
         self._num_pages += 1
         page = mmap.mmap(self._file, _PAGE_BYTES, offset=end)
-        self._free.extend((page, place * _CALL_BYTES) for place in range(1, _PAGE_CALLS))
+        self._free.extend((page, slot * _CALL_BYTES) for slot in range(1, _PAGE_CALLS))
 
     def begin(self, call: str) -> Callable[[], None]:
         """Add a call of any thread; returns the function that takes it away."""
@@ -99,15 +99,15 @@ class _Board:
 def _look(file: int) -> tuple[float, list[tuple[float, str]]]:
     """Return when a call last began or ended, and the calls that go on: when each began, and its name; oldest first."""
     data = os.pread(file, os.fstat(file).st_size, 0)
-    told, calls = 0.0, list[tuple[float, str]]()
+    last_change, calls = 0.0, list[tuple[float, str]]()
     for page in range(0, len(data), _PAGE_BYTES):
-        told = max(told, *_HEAD.unpack_from(data, page))
+        last_change = max(last_change, *_HEAD.unpack_from(data, page))
         for start in range(page + _CALL_BYTES, page + _PAGE_BYTES, _CALL_BYTES):
             (began,) = _HEAD.unpack_from(data, start)
             if began:
                 name, _, _ = data[start + _HEAD.size : start + _CALL_BYTES].partition(b"\0")
                 calls.append((began, name.decode(errors="replace")))
-    return told, sorted(calls)
+    return last_change, sorted(calls)
 
 
 def watch(worker: int, limit_s: float, file: int) -> None:
@@ -116,16 +116,16 @@ def watch(worker: int, limit_s: float, file: int) -> None:
     wait_s = limit_s  # no call that begins from now on is late before
     while not late:
         ended = select.select([0], [], [], wait_s)[0]
-        told, calls = _look(file)
+        last_change, calls = _look(file)
         if ended:
             if calls:  # else it has ended by itself
                 print(f"ludic: the worker ended during a call: {calls[-1][1]}", file=sys.stderr, flush=True)
             return
         # A call that began or ended shows that Python's lock is free: what waits is ended by its own limit, if late.
         now = time.monotonic()
-        if calls and now >= max(told, calls[0][0]) + limit_s:
+        if calls and now >= max(last_change, calls[0][0]) + limit_s:
             late = [name for began, name in calls if began + limit_s <= now]
-        next_end = max(told, calls[0][0]) if calls else now
+        next_end = max(last_change, calls[0][0]) if calls else now
         wait_s = max(0.0, next_end + limit_s - now)
     names = " and ".join(dict.fromkeys(late[:_MOST_NAMES])) + (" and others" if late[_MOST_NAMES:] else "")
     print(f"ludic: {names} went on after {limit_s:g} s, so this worker ends", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from ludic.launch.gpus import GpuPlan, assign_gpus
 from ludic.launch.process import config_args
 from ludic.launch.roots import other_location
 from ludic.launch.start_server import StartServer, environment_of, forks_engine, forks_trainer
-from ludic.launch.supervisor import Child, finish, supervise
+from ludic.launch.supervisor import ChildProcess, finish, supervise
 from ludic.launch.train import last_step, train_args
 from ludic.rollouts.config import StreamConfig
 from ludic.run_json import run_of
@@ -54,7 +54,7 @@ class Launcher(Protocol):
         """Return the last step trained.
 
         model: location of the run's first model, if it is not where run.json says. code: consent to the code in the
-        root. Raises ChildError if a process dies repeatedly, ConfigError, OwnedError, KeyboardInterrupt.
+        root. Raises ProcessDiedError if a process dies repeatedly, ConfigError, OwnedError, KeyboardInterrupt.
         """
         ...
 
@@ -81,10 +81,10 @@ def launch(
     if processes.launcher in LAUNCHERS:
         launcher: Launcher = find_by_name(LAUNCHERS[processes.launcher])
         return launcher(root, config, processes, engine, model=model, code=code)
-    return launch_here(root, config, processes, engine, model=model, server=server)
+    return launch_processes(root, config, processes, engine, model=model, server=server)
 
 
-def launch_here(
+def launch_processes(
     root: Root,
     config: TrainConfig,
     processes: LaunchConfig,
@@ -97,8 +97,8 @@ def launch_here(
 
     model: location of the run's first model, if it is not where run.json says. server: forks processes (start_server).
     A run that already reached num_steps starts no process, except the one that evaluates. Raises ConfigError,
-    ChildError if a process dies repeatedly, OwnedError if another live trainer owns the run, or KeyboardInterrupt after
-    a clean stop.
+    ProcessDiedError if a process dies repeatedly, OwnedError if another live trainer owns the run, or KeyboardInterrupt
+    after a clean stop.
     """
     num_workers = run_of(root).num_workers
     check_launch(config, processes, engine, num_workers)
@@ -109,7 +109,7 @@ def launch_here(
         plan = plan_gpus(config, processes, engine, num_engines)  # the evaluator gets GPUs as one more worker
         engines = [limit_memory(engine, plan, slot) for slot in range(num_engines)]
         model = other_location(root, model)
-        evaluator = evaluator_child(root, evaluation, engines.pop(), model, plan) if evaluation else None
+        evaluator = evaluator_process(root, evaluation, engines.pop(), model, plan) if evaluation else None
         replaces = predecessor(root, take_over=processes.take_over) if is_training else None
         with open_view(Watcher(root.url)) as update_view:
             if replaces is not None:
@@ -153,7 +153,7 @@ def _supervise(
     model: str | None,
     replaces: int,
     plan: GpuPlan | None,
-    evaluator: Child | None,
+    evaluator: ChildProcess | None,
     tick: Callable[[], None],
     server: StartServer | None,
 ) -> None:
@@ -167,7 +167,7 @@ def _supervise(
         follows = predecessor(root) if trainer.num_restarts else replaces
         return train_args(root.url, config, processes.ranks, follows, model)
 
-    trainer = Child(
+    trainer = ChildProcess(
         name="trainer",
         args=trainer_args,
         log=logs / "trainer.log",
@@ -177,7 +177,7 @@ def _supervise(
     )
     shared = worker_settings(processes, model)
     workers = [
-        worker_child(
+        worker_process(
             root,
             slot,
             {**shared, **asdict(engine)},
@@ -240,11 +240,11 @@ def worker_settings(processes: LaunchConfig, model: str | None) -> dict[str, Any
     return {"model": model} | {each.name: getattr(processes, each.name) for each in fields(StreamConfig)}
 
 
-def worker_child(
+def worker_process(
     root: Root, slot: int, settings: Mapping[str, Any], environment: Mapping[str, str], *, may_fork: bool = False
-) -> Child:
+) -> ChildProcess:
     """Return a `ludic worker` to supervise; if another worker takes its slot, it waits until that one has ended."""
-    return Child(
+    return ChildProcess(
         name=f"worker {slot}",
         args=partial(_args, root, "worker", f"worker-{slot}", {"slot": slot, **settings}),
         log=log_folder(root) / f"worker-{slot}.log",
@@ -255,11 +255,11 @@ def worker_child(
     )
 
 
-def evaluator_child(
+def evaluator_process(
     root: Root, settings: Mapping[str, Any], engine: EngineConfig, model: str | None, plan: GpuPlan | None
-) -> Child:
+) -> ChildProcess:
     """Return a `ludic eval --every` to supervise. settings: fields of EvalConfig. It has the last GPUs of the plan."""
-    return Child(
+    return ChildProcess(
         name="evaluator",
         args=partial(_args, root, "eval", "evaluator", {**settings, "model": model, **asdict(engine)}),
         log=log_folder(root) / "evaluator.log",

@@ -1,7 +1,7 @@
 """What a run needs before it starts: memory of each process, disk, seconds of files, and settings that fit.
 
-From a model's configuration, a run's settings and a machine; pure, except `machine_here`. ludic.training.memory has the
-figures of a model, ludic.launch.gpus says who gets which GPU. All sizes are bytes; a GB is 10^9 of them.
+From a model's configuration, a run's settings and a machine; pure, except `local_machine`. ludic.training.memory has
+the figures of a model, ludic.launch.gpus says who gets which GPU. All sizes are bytes; a GB is 10^9 of them.
 """
 
 import json
@@ -30,7 +30,7 @@ from ludic.training.device_defaults import USABLE, Gpu, with_defaults
 from ludic.training.memory import (
     PROMPT_TOKENS,
     Activations,
-    Device,
+    DeviceKind,
     ModelSizes,
     Parts,
     activations,
@@ -74,11 +74,11 @@ class Machine:
     """Bytes a second between a process and the root, and to the temporary folder."""
 
     @property
-    def device(self) -> Device:
+    def device(self) -> DeviceKind:
         return "cuda" if self.gpus else "cpu"
 
 
-def machine_here() -> Machine:
+def local_machine() -> Machine:
     """Return this machine: its GPUs that processes may use, and the memory that they may take."""
     names = visible_gpus()
     gpu_bytes = 0
@@ -130,7 +130,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ResourcePlan:
     """What a run needs."""
 
     sizes: ModelSizes
@@ -159,7 +159,7 @@ class Plan:
         return rows
 
 
-def plan(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Plan:
+def plan(config: PreTrainedConfig, settings: Settings, machine: Machine) -> ResourcePlan:
     """Return what a run needs. config: of the model. Raises ConfigError for GPUs that can't be assigned, ModelError."""
     return _Planner(config, settings, machine).plan()
 
@@ -289,13 +289,13 @@ class _Planner:
         self._run, self._train = settings.run, settings.train
         self._processes, self._engine = settings.processes, settings.engine
         is_on_cpu = machine.gpus == 0 or settings.train.model.device == "cpu"
-        self._device: Device = "cpu" if is_on_cpu else "cuda"
+        self._device: DeviceKind = "cpu" if is_on_cpu else "cuda"
         self._ranks = settings.processes.ranks
         self._num_workers = settings.processes.workers_of(settings.run.num_workers)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ResourcePlan:
         needs = self.needs()
-        return Plan(
+        return ResourcePlan(
             sizes=self._sizes,
             needs=needs,
             disk=self._disk(),
@@ -361,7 +361,7 @@ class _Planner:
             "device": self._device,
             "reference": reference_place(self._run, self._train),
         }
-        on_device = self._told(rank_memory(self._sizes, self._passes, self._train, **place))
+        on_device = self._named_parts(rank_memory(self._sizes, self._passes, self._train, **place))
         names = ["rank 0", _OTHER_RANK][: self._ranks]
         if self._device == "cuda":
             yield Need(process="each rank", place="GPU", parts=on_device, limit=self._limit_of_trainer)
@@ -369,7 +369,7 @@ class _Planner:
             host = host_memory(self._sizes, self._train, rank=rank, **place)
             yield Need(process=name, place="host", parts={**(on_device if self._device == "cpu" else {}), **host})
 
-    def _told(self, parts: Parts) -> Parts:
+    def _named_parts(self, parts: Parts) -> Parts:
         """Return a rank's parts by names that say what they are of."""
         model = self._train.model
         kept = "inputs of the layers" if model.activation_checkpointing else "all of the layers"

@@ -23,7 +23,7 @@ from ludic.sql.planner import BatchRules, Planner
 from ludic.store import Root
 from ludic.store.filesystem import Storage
 from ludic.store.root import check_scheme
-from ludic.store.weights import copy_kept, keep_model
+from ludic.store.weights import copy_snapshot, keep_model
 from ludic.training.config import TrainConfig
 from ludic.user_files import NO_FILES, Files
 
@@ -110,7 +110,7 @@ def start_like(url: str, like: Root, model: str | None) -> Root:
     if model is not None:
         return _start(url, replace(run_of(like), model=model, longrope=None), like)
     root = create_root(url, run_of(like), like=like)
-    copy_kept(like, root)
+    copy_snapshot(like, root)
     return root
 
 

@@ -19,7 +19,7 @@ from ludic.engines.vllm_options import check_installed
 from ludic.errors import ConfigError, ModelError, NoServerError, SchemaError, StoreError
 from ludic.launch.config import ServeConfig
 from ludic.launch.local import log_folder
-from ludic.launch.supervisor import Child, stop_children
+from ludic.launch.supervisor import ChildProcess, stop_processes
 from ludic.launch.vllm_server import ServerArguments
 from ludic.run_json import run_of
 from ludic.store import Root, fetch_policy, latest_policy
@@ -27,45 +27,45 @@ from ludic.temporary import temporary_folder
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.5
+_POLL_EVERY_S = 0.5
 
 
 def serve(root: Root, config: ServeConfig, stop: threading.Event) -> None:
     """Serve the run's newest policy until `stop` is set.
 
-    Raises ConfigError if vLLM is missing, the port is in use or an option is wrong, and ChildError if vLLM dies
+    Raises ConfigError if vLLM is missing, the port is in use or an option is wrong, and ProcessDiedError if vLLM dies
     repeatedly.
     """
     check_installed()
     _check_port(config)
     with temporary_folder("serve") as cache:
-        follower = _Follower(root, cache)
-        while not follower.look() and not stop.wait(_LOOK_EVERY_S):
+        weight_sync = _WeightSync(root, cache)
+        while not weight_sync.poll() and not stop.wait(_POLL_EVERY_S):
             pass
         if not stop.is_set():
-            _serve(root, config, follower, stop)
+            _serve(root, config, weight_sync, stop)
 
 
-def _serve(root: Root, config: ServeConfig, follower: "_Follower", stop: threading.Event) -> None:
-    child = Child(
+def _serve(root: Root, config: ServeConfig, weight_sync: "_WeightSync", stop: threading.Event) -> None:
+    child = ChildProcess(
         name="vLLM",
-        args=lambda: _arguments(root, config, follower.folder).to_args(),
+        args=lambda: _arguments(root, config, weight_sync.folder).to_args(),
         log=log_folder(root) / f"serve-{config.port}.log",
     )
     with contextlib.ExitStack() as stack:
-        stack.callback(stop_children, [child], {})
+        stack.callback(stop_processes, [child], {})
         child.start({})
         logger.info("vLLM starts at http://%s:%d; its log is %s", config.host, config.port, child.log)
         server = _Server(root, config)
         stack.callback(server.close)
-        while not stop.wait(_LOOK_EVERY_S):
+        while not stop.wait(_POLL_EVERY_S):
             if child.process.poll() is not None:
                 child.restart({})
-            follower.look()
-            server.bring_to(follower.folder, follower.version)
+            weight_sync.poll()
+            server.bring_to(weight_sync.folder, weight_sync.version)
 
 
-class _Follower:
+class _WeightSync:
     """Knows the newest policy that can be read, and has its folder."""
 
     def __init__(self, root: Root, cache: Path) -> None:
@@ -73,7 +73,7 @@ class _Follower:
         self.folder, self.version = "", -1
         self._said: str | None = None
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Fetch a newer policy, if there is one; returns whether there is any."""
         try:
             latest = latest_policy(self._root)

@@ -43,15 +43,15 @@ _LASTING = (LASTING_EXIT_CODE, SettingsError.exit_code)
 _LASTING_RANK = re.compile(rf"^\s*exitcode\s*: {LASTING_EXIT_CODE}\b")
 """Line of torchrun's report, whose own exit status does not tell how its ranks ended."""
 _LETTER = re.compile(r"[^\W\d_]")
-_LOOK_EVERY_S = 2.0
+_POLL_EVERY_S = 2.0
 
 
-class ChildError(LudicError, RuntimeError):
+class ProcessDiedError(LudicError, RuntimeError):
     """A process died repeatedly, or of a mistake that a new start would meet again."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Child:
+class ChildProcess:
     """One process and its history."""
 
     name: str
@@ -120,7 +120,7 @@ class Child:
             return self.process.returncode != 0 and not is_resting and not self._is_given_up
         if not self._is_replaced():
             return True
-        if time.monotonic() - self._looked < _LOOK_EVERY_S:
+        if time.monotonic() - self._looked < _POLL_EVERY_S:
             return False
         if self._looked < self._started:
             logger.warning("%s was replaced and waits: %s", self.name, self.last_words())
@@ -135,8 +135,8 @@ class Child:
     def restart(self, environment: Mapping[str, str], server: StartServer | None = None) -> None:
         """Restart it, and log how it ended.
 
-        Raises ChildError after a mistake that a new start would meet again, and after 3 deaths in a row, soon after
-        the start or with the same last words.
+        Raises ProcessDiedError after a mistake that a new start would meet again, and after 3 deaths in a row, soon
+        after the start or with the same last words.
         """
         code = self.process.returncode
         if self._is_mistaken():
@@ -149,7 +149,7 @@ class Child:
             deaths = max(self._quick_deaths, self._deaths_alike)
             said = f"{self.name} died {deaths} times {how}: {self.last_words()}"
             if not self.is_aside:
-                raise ChildError(said)
+                raise ProcessDiedError(said)
             logger.warning("%s; it is started each %g s, and the others go on", said, _REST_S)
         words = self.last_words()
         self.kill_rest()
@@ -162,7 +162,7 @@ class Child:
 
     def _give_up(self, said: str) -> None:
         if not self.is_aside:
-            error = ChildError(said)
+            error = ProcessDiedError(said)
             error.detail = self._detail()
             raise error
         self._is_given_up = True
@@ -228,8 +228,8 @@ def make_log_folder(folder: Path) -> None:
 
 
 def supervise(
-    main: Child,
-    others: Sequence[Child],
+    main: ChildProcess,
+    others: Sequence[ChildProcess],
     *,
     environment: Mapping[str, str],
     tick: Callable[[], None],
@@ -237,26 +237,26 @@ def supervise(
 ) -> None:
     """Run all children until `main` exits with 0; restart those that end before. Then, or on an error, stop all.
 
-    `tick` is called some times a second. server: forks those that may be forked. Raises ChildError, and
+    `tick` is called some times a second. server: forks those that may be forked. Raises ProcessDiedError, and
     KeyboardInterrupt after stopping all.
     """
-    children = [main, *others]
+    processes = [main, *others]
     try:
-        for child in children:
+        for child in processes:
             child.start(environment, server)
         while main.process.poll() != 0:
-            for child in children:
+            for child in processes:
                 if child.process.poll() is not None and child.is_due():
                     child.restart(environment, server)
             tick()
             time.sleep(_POLL_S)
     finally:
-        stop_children(children, environment)
+        stop_processes(processes, environment)
     tick()
 
 
 def finish(
-    child: Child,
+    child: ChildProcess,
     *,
     environment: Mapping[str, str],
     tick: Callable[[], None],
@@ -264,19 +264,20 @@ def finish(
 ) -> None:
     """Run a child aside to its end, in a new life, after the others; does nothing if it has ended with 0.
 
-    server: forks it if that may be. Raises ChildError as `Child.restart` does, and KeyboardInterrupt after stopping it.
+    server: forks it if that may be. Raises ProcessDiedError as `ChildProcess.restart` does, and KeyboardInterrupt after
+    stopping it.
     """
     if child._process is None or child.process.returncode != 0:
         alone = replace(child, is_aside=False, _quick_deaths=0, _deaths_alike=0, _is_given_up=False)
         supervise(alone, [], environment=environment, tick=tick, server=server)
 
 
-def stop_children(children: Sequence[Child], environment: Mapping[str, str]) -> None:
+def stop_processes(processes: Sequence[ChildProcess], environment: Mapping[str, str]) -> None:
     """Send SIGTERM, so that children stop cleanly; send SIGKILL to children that do not end within their time to stop.
 
     environment: variables that the children were started with, besides those of this process.
     """
-    started = [child for child in children if child._process is not None]
+    started = [child for child in processes if child._process is not None]
     for child in started:
         child.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + stop_within_s({**os.environ, **environment}) + KILL_AFTER_S

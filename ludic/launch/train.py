@@ -23,7 +23,7 @@ from ludic.store.claims import newest_claim
 from ludic.training.config import TrainConfig
 
 
-def train_here(
+def train_in_process(
     root: Root,
     config: TrainConfig,
     stop: threading.Event,

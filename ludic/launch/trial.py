@@ -39,8 +39,8 @@ from ludic.user_files import NO_FILES, Files
 
 logger = logging.getLogger(__name__)
 
-_MADE_UP_ANSWERS = ("42", "This is a made-up answer.")
-_MADE_UP_TOOL = {
+_SYNTHETIC_ANSWERS = ("42", "This is a made-up answer.")
+_SYNTHETIC_TOOL = {
     "type": "function",
     "function": {
         "name": "made_up_tool",
@@ -55,7 +55,7 @@ _POSITIONS = re.compile("position|n_ctx|seq_len")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TrialNote:
     """What a check found that is no error."""
 
     text: str
@@ -97,9 +97,9 @@ class Trial:
 
     # --- Environments ----------------------------------------------------------------------------------------
 
-    def check_environment(self, name: str) -> Found | str:
+    def check_environment(self, name: str) -> TrialNote | str:
         """Ask for an example and the first observation, and if it is a question for the scores of made-up answers."""
-        found: list[Found | str] = []
+        found: list[TrialNote | str] = []
 
         async def look() -> None:
             found.append(await self._look(name, self._environments[name]))
@@ -107,11 +107,11 @@ class Trial:
         event_loops.run(look())
         return found[0]
 
-    async def _look(self, name: str, environments: LimitedEnvironments) -> Found | str:
-        with self._told(name, "making it"):
+    async def _look(self, name: str, environments: LimitedEnvironments) -> TrialNote | str:
+        with self._guarded(name, "making it"):
             held = await calls.make(environments)
         try:
-            with self._told(name, "example"):
+            with self._guarded(name, "example"):
                 example = calls.example(environments, 0, "train")
             self._has_agents |= isinstance(held.environment, MultiAgentEnvironment)
             self._first[name] = await self._begin(name, held, example)
@@ -125,22 +125,22 @@ class Trial:
         """Begin an episode, and return what its agents see; a protocol of the user's own may begin it otherwise."""
         prompts = {"agent": example.messages}
         if self._start.run.protocol in (None, *PROTOCOL.built_in):
-            with self._told(name, "reset"):
+            with self._guarded(name, "reset"):
                 if isinstance(held.environment, MultiAgentEnvironment):
                     prompts = await calls.reset_agents(held, example)
                 else:
                     prompts = {"agent": await calls.reset(held, example)}
-        with self._told(name, "its tools"):
+        with self._guarded(name, "its tools"):
             own, _ = environment_tools(held)
             schemas = calls.tools_of(held) if hasattr(held.environment, "run_tools") else []
         return _First(prompts=prompts, tools=[*(tool.schema for tool in own), *schemas])
 
-    async def _score(self, name: str, held: HeldEnvironment, example: Example) -> Found | str:
+    async def _score(self, name: str, held: HeldEnvironment, example: Example) -> TrialNote | str:
         errors: dict[str, str] = {}
         rewards: list[float] = []
         for answer in _answers(example):
             try:
-                with self._told(name, f"score of the made-up answer {answer!r}"):
+                with self._guarded(name, f"score of the made-up answer {answer!r}"):
                     await calls.reset(held, example)
                     rewards.append((await calls.step(held, answer)).reward)
             except _TooSlowError:
@@ -155,7 +155,7 @@ class Trial:
         said = f"gives example {example.example_id!r}, whose made-up answer scores {rewards[0]:g}"
         doubts = [f"but for the made-up answer {answer!r}: {why}" for answer, why in [*errors.items()][:1]]
         doubts += getattr(held.environment, "notes", ())
-        return Found("; ".join([said, *doubts]), is_doubtful=True) if doubts else said
+        return TrialNote("; ".join([said, *doubts]), is_doubtful=True) if doubts else said
 
     async def _score_groups(
         self, name: str, held: HeldEnvironment, example: Example, errors: dict[str, str]
@@ -166,7 +166,7 @@ class Trial:
         found: dict[str, str] = {}
         for group in [answers, *([answer] * 2 for answer in answers)]:
             try:
-                with self._told(name, "score_group of made-up answers"):
+                with self._guarded(name, "score_group of made-up answers"):
                     scored = []
                     for index, text in enumerate(group):
                         await calls.reset(held, example)
@@ -183,7 +183,7 @@ class Trial:
         return []
 
     @contextmanager
-    def _told(self, name: str, what: str) -> Iterator[None]:
+    def _guarded(self, name: str, what: str) -> Iterator[None]:
         """Raise ConfigError, with file and line of a user's mistake, for what fails an episode; say what takes long.
 
         Raises _TooSlowError for a call that did not return in time.
@@ -209,7 +209,7 @@ class Trial:
 
     # --- Prompts ---------------------------------------------------------------------------------------------
 
-    def check_prompts(self, folder: Path) -> Found | str:
+    def check_prompts(self, folder: Path) -> TrialNote | str:
         """Render what agents see first, as a worker will. folder: of the model, with config.json and the tokenizer."""
         tokenizer = read_tokenizer(str(folder))
         tokenizer.name_or_path = self._start.run.model
@@ -236,7 +236,7 @@ class Trial:
                 f"environment {name}: its first prompt ends with a message of the assistant, so the model would answer "
                 "its own answer; end it with a message of the user"
             )
-        tools = [*own, _MADE_UP_TOOL] if run.tools or run.sub_agents else own
+        tools = [*own, _SYNTHETIC_TOOL] if run.tools or run.sub_agents else own
         try:
             text = render_text(tokenizer, messages, tools=tools)
             length = len(render_prompt(tokenizer, messages, tools=tools))
@@ -253,7 +253,7 @@ class Trial:
             )
         return length
 
-    def _compare_with_positions(self, name: str, length: int, folder: Path) -> Found | str:
+    def _compare_with_positions(self, name: str, length: int, folder: Path) -> TrialNote | str:
         """Compare the longest first prompt and max_tokens with the longest row of the model."""
         run = self._start.run
         wanted = length + run.max_tokens
@@ -268,7 +268,7 @@ class Trial:
             return text
         fits = positions - length
         advice = f"lower --max-tokens to {fits}" if fits > 0 else "shorten the prompt, or take a model with more"
-        return Found(
+        return TrialNote(
             f"environment {name}: a prompt of {length:,} tokens and max_tokens {run.max_tokens:,} exceed the "
             f"{positions:,} positions of {run.model}, and such episodes fail; {advice}",
             is_doubtful=True,
@@ -334,5 +334,5 @@ def _group_answer(example: Example, text: str, index: int, transition: Transitio
 def _answers(example: Example) -> list[str]:
     """Return made-up answers, the right one first if the example has one."""
     if example.wanted:
-        return [example.wanted, *_MADE_UP_ANSWERS]
-    return list(_MADE_UP_ANSWERS)
+        return [example.wanted, *_SYNTHETIC_ANSWERS]
+    return list(_SYNTHETIC_ANSWERS)

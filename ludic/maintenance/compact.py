@@ -33,7 +33,7 @@ from ludic.store.files import (
     FOLDERS,
     SOURCES_KEY,
     AppendedFile,
-    Plan,
+    CompactionPlan,
     RequestsFile,
     SourceFile,
     list_versions,
@@ -444,7 +444,7 @@ class _Partition:
                 return
             put_plan(self._root, len(plans), outputs)
 
-    def _finish_plans(self, plans: Sequence[Plan], *, dry_run: bool) -> list[AppendedFile]:
+    def _finish_plans(self, plans: Sequence[CompactionPlan], *, dry_run: bool) -> list[AppendedFile]:
         """Finish each planned output that has a source here; return the files that no plan will replace."""
         here = self._sources()
         outputs = {output.file: output for plan in plans for output in plan.outputs}

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ludic.errors import ConfigError
-from ludic.settings import Count, Index, check
+from ludic.settings import Index, PositiveCount, check
 
 if TYPE_CHECKING:
     from ludic.store.catalogue import Table
@@ -22,7 +22,7 @@ class ExpiryRule:
     folder: str = "rollouts"
     """Folder to delete from: rollouts, evals, token_stats, scores or requests. In token_stats, a file's version is that
     of the weights its step started from; scores and requests have only an age."""
-    keep_versions: Count | None = None
+    keep_versions: PositiveCount | None = None
     """Number of newest policy versions to keep; files of older versions are deleted."""
     before: Index | None = None
     """Delete files of policy versions below this one."""
@@ -51,9 +51,12 @@ class ExpiryRule:
     @property
     def row(self) -> "Table[Any]":
         """Row of the folder in ludic.store.catalogue. Raises ConfigError if its files do not expire."""
-        from ludic.store.catalogue import ROWS, Table  # slow to import, and `ludic expire --help` needs none of it
+        from ludic.store.catalogue import (  # slow to import, and `ludic expire --help` needs none of it
+            FILE_KINDS,
+            Table,
+        )
 
-        rows = {row.folder: row for row in ROWS if isinstance(row, Table) and row.kept == "expire"}
+        rows = {row.folder: row for row in FILE_KINDS if isinstance(row, Table) and row.kept == "expire"}
         if self.folder not in rows:
             raise ConfigError(f"folder is {self.folder!r}, wanted one of {', '.join(map(repr, rows))}")
         return rows[self.folder]

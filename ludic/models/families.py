@@ -48,9 +48,9 @@ _MOST_PARAMETERS = 30_000_000
 _CODE = ("models", "training", "engines")
 """Folders of ludic whose code a verdict depends on."""
 
-Sampled = Sequence[tuple[np.ndarray, Sequence[float] | Tensor]]
+TokensWithLogprobs = Sequence[tuple[np.ndarray, Sequence[float] | Tensor]]
 """Sequences of token ids, each with the logprobs of its last tokens."""
-Run = Callable[[PreTrainedModel], Sampled]
+SampleWithModel = Callable[[PreTrainedModel], TokensWithLogprobs]
 """A way of running a model on sequences of plain tokens."""
 
 
@@ -72,7 +72,7 @@ def without_kernels() -> Iterator[None]:
         setattr(hub_kernels, name, asked)
 
 
-def check_family(folder: str, where: str, run: Run, *, attention: str | None, what: str) -> bool:
+def check_family(folder: str, where: str, run: SampleWithModel, *, attention: str | None, what: str) -> bool:
     """Raise ModelError if `run` gives other logprobs than transformers for models of a folder's config.json.
 
     Returns False if no small model could be made and judged; then `check_model` can judge the loaded one. where: the
@@ -104,7 +104,7 @@ def check_family(folder: str, where: str, run: Run, *, attention: str | None, wh
     return bool(verdict["is_known"])
 
 
-def check_model(model: PreTrainedModel, where: str, run: Run, *, what: str) -> None:
+def check_model(model: PreTrainedModel, where: str, run: SampleWithModel, *, what: str) -> None:
     """Raise ModelError if `run` gives other logprobs than this model, with its own weights and dtype, by itself."""
     tolerance = max(TOLERANCE, 16 * torch.finfo(model.dtype).eps)
     attention = model.config._attn_implementation
@@ -130,14 +130,14 @@ class _UnknownError(Exception):
     """The small model does not run even by itself, so it tells nothing."""
 
 
-def _problem_with_any_factors(small: PreTrainedConfig, run: Run, attention: str | None) -> str | None:
+def _problem_with_any_factors(small: PreTrainedConfig, run: SampleWithModel, attention: str | None) -> str | None:
     """Return `_problem` with the short or the long factors of a longrope model, whichever has one."""
     choices: Sequence[Longrope] = ("short",) if original_length(small) is None else ("short", "long")
     found = (_problem(small, run, attention, longrope) for longrope in choices)
     return next((problem for problem in found if problem), None)
 
 
-def _problem(small: PreTrainedConfig, run: Run, attention: str | None, longrope: Longrope) -> str | None:
+def _problem(small: PreTrainedConfig, run: SampleWithModel, attention: str | None, longrope: Longrope) -> str | None:
     """Return what is wrong with a way of running a small model, None if nothing is. Raises _UnknownError.
 
     Layers that run many times amplify rounding: what is wrong in float32 alone, and right in float64, is right.
@@ -205,7 +205,7 @@ def _make(
 
 
 def _difference(
-    model: PreTrainedModel, run: Run, alone: Callable[[np.ndarray], Tensor], tolerance: float
+    model: PreTrainedModel, run: SampleWithModel, alone: Callable[[np.ndarray], Tensor], tolerance: float
 ) -> str | None:
     try:
         found = run(model)

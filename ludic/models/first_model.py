@@ -31,10 +31,10 @@ from ludic.store.weights import (
     check_same,
     identify,
     keep_model,
-    kept_files,
     matching,
     read_identity,
-    read_kept,
+    read_snapshot,
+    snapshot_files,
 )
 from ludic.temporary import temporary_folder
 
@@ -211,7 +211,7 @@ def _locations(
         return {given: partial(local_folder, given)}
     kept = (
         {f"{root.url}/{MODEL.folder}": partial(_folder_of, root, MODEL.folder)}
-        if set(identity.weights) & set(kept_files(root))
+        if set(identity.weights) & set(snapshot_files(root))
         else {}
     )
     names = dict.fromkeys(name for name in (root.record.model, identity.source, identity.folder) if name)
@@ -255,7 +255,7 @@ def first_config(root: Root) -> Iterator[Path]:
             yield folder
         return
     with temporary_folder("model") as copy:
-        write_files(read_kept(root, identity.config), copy)
+        write_files(read_snapshot(root, identity.config), copy)
         yield copy
 
 
@@ -303,7 +303,7 @@ def vocabulary_of(root: Root) -> int | None:
     identity = read_identity(root)
     if identity is None:
         return None
-    files = read_kept(root, identity.config)
+    files = read_snapshot(root, identity.config)
     try:
         config = json.loads(files["config.json"])
         # As get_text_config of transformers, which takes seconds to import: a model of several kinds of input has two.
@@ -325,7 +325,7 @@ def first_tokenizer(root: Root) -> dict[str, bytes]:
     """Return the tokenizer files of a run's first model by name, with chat templates; empty if it has no tokenizer."""
     identity = read_identity(root)
     if identity is not None:
-        return read_kept(root, identity.tokenizer)
+        return read_snapshot(root, identity.tokenizer)
     with local_folder(root.record.model, with_weights=False) as folder:
         return tokenizer_files(folder)
 

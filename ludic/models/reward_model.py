@@ -34,7 +34,7 @@ from ludic.records import Message
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 _HEAD = "ForSequenceClassification"
-_MADE_UP = (Message(role="user", content="made up"), Message(role="assistant", content="made up"))
+_SYNTHETIC_CHAT = (Message(role="user", content="made up"), Message(role="assistant", content="made up"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class RewardModel:
             self._tokenizer = load_tokenizer(str(folder))
         _check_head(config, loading.source)
         self._tokenizer.name_or_path = loading.source
-        render_prompt(self._tokenizer, _MADE_UP, add_generation_prompt=False)
+        render_prompt(self._tokenizer, _SYNTHETIC_CHAT, add_generation_prompt=False)
         self.labels: Mapping[int, str] = dict(config.id2label)
         """Names of the labels, by index."""
         self.max_length = min(max_positions(config, None), self._tokenizer.model_max_length)

@@ -222,10 +222,10 @@ def read_folder(folder: str | Path) -> FolderTokenizer:
     text = file.read_text(encoding="utf-8")
     own = config.pop("tokenizer_class", None)
     classes = {own, OVERRULED.get(model.get("model_type") or "")} - {None}
-    told = {key for key, value in config.items() if value} & _UNREAD
-    told |= {"model_name"} & {*model} | ({"tokenizer_class"} & {*model} if own is None else set())
-    if told or not classes:
-        raise NeedsTransformersError(f"its class depends on {', '.join(sorted(told)) or 'the type of its model'}")
+    declared = {key for key, value in config.items() if value} & _UNREAD
+    declared |= {"model_name"} & {*model} | ({"tokenizer_class"} & {*model} if own is None else set())
+    if declared or not classes:
+        raise NeedsTransformersError(f"its class depends on {', '.join(sorted(declared)) or 'the type of its model'}")
     for name in classes:
         name = name if name in _PLAIN else name.removesuffix("Fast")
         if name not in _PLAIN and (why := _difference(name, json.loads(text), config)):
@@ -280,8 +280,8 @@ def _difference(name: str, tokenizer: Mapping[str, Any], config: Mapping[str, An
     size = len(model["vocab"])
     differs += ["added_tokens"] if added != [*range(size, size + len(added))] else []
     own = {each["id"]: {key: value for key, value in each.items() if key != "id"} for each in tokenizer["added_tokens"]}
-    told = {int(token): value for token, value in config.get("added_tokens_decoder", own).items()}
-    differs += ["added_tokens_decoder"] if told != own else []
+    declared = {int(token): value for token, value in config.get("added_tokens_decoder", own).items()}
+    differs += ["added_tokens_decoder"] if declared != own else []
     return ", ".join(differs)
 
 
@@ -349,7 +349,7 @@ def _texts_of(name: str, tokens: Any) -> Sequence[str | AddedToken]:
 
 def _add(
     backend: Backend,
-    told: Mapping[int, AddedToken],
+    declared: Mapping[int, AddedToken],
     named: Mapping[str, str | AddedToken],
     more: Sequence[str | AddedToken],
 ) -> None:
@@ -357,7 +357,7 @@ def _add(
 
     Those that it has are added again, since one with a use of its own becomes special.
     """
-    new: list[str | AddedToken] = [token for _, token in sorted(told.items())]
+    new: list[str | AddedToken] = [token for _, token in sorted(declared.items())]
     known = {token.content for token in backend.get_added_tokens_decoder().values()} | {str(token) for token in new}
     for token in (*named.values(), *more):
         if str(token) not in known and token not in new:

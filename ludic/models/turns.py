@@ -55,12 +55,12 @@ class _Ending:
     """The token that ends a turn, the last of `sampled` if that is not empty; None if the tokenizer has none."""
 
 
-_MADE_UP = "LUDICANSWER"
+_SYNTHETIC_ANSWER = "LUDICANSWER"
 """The answer of one word."""
 _NO_TOOLS: Sequence[Mapping[str, Any]] = ()
 
 
-class Turns:
+class TurnFinder:
     """Finds turns with one tokenizer; conversations share what is known of its template."""
 
     def __init__(self, tokenizer: Tokenizer, stop_tokens: Collection[int] = ()) -> None:
@@ -93,7 +93,7 @@ class Turns:
     def recorded(self) -> Recorded:
         """Return how recorded answers are prepared: tokens by which the template sets turns apart are text in them."""
         if self._recorded is None:
-            said = [("user", "question"), ("assistant", _MADE_UP), ("user", "more")]
+            said = [("user", "question"), ("assistant", _SYNTHETIC_ANSWER), ("user", "more")]
             messages = [Message(role=role, content=content) for role, content in said]
             try:
                 text = ChatRenderer(self.tokenizer, messages).text(len(messages), add_generation_prompt=False)
@@ -123,7 +123,7 @@ class Turns:
         return self._endings[key]
 
     def _ending(self, follower: str, before: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> _Ending:
-        answered = [*before, Message(role="assistant", content=_MADE_UP)]
+        answered = [*before, Message(role="assistant", content=_SYNTHETIC_ANSWER)]
         last = self._tail(answered, tools)
         try:
             followed = self._tail([*answered, Message(role=follower, content="more")], tools)
@@ -139,7 +139,7 @@ class Turns:
 
     def _tail(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         text = ChatRenderer(self.tokenizer, messages, tools=tools).text(len(messages), add_generation_prompt=False)
-        _, found, tail = text.rpartition(_MADE_UP)
+        _, found, tail = text.rpartition(_SYNTHETIC_ANSWER)
         return tail if found else ""
 
     def _end_of(self, texts: Sequence[str]) -> str | None:
@@ -170,7 +170,7 @@ _CLOSING = "</think>"
 class TurnsOfConversation:
     """The turns of one conversation."""
 
-    def __init__(self, turns: Turns, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, turns: TurnFinder, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         self._turns, self._messages, self._tools = turns, messages, tools
         self._renderer = ChatRenderer(turns.tokenizer, messages, tools=tools, recorded=turns.recorded())
 
@@ -254,8 +254,10 @@ class TurnsOfConversation:
         For a template that shows an answer otherwise than behind the prompt for it.
         """
         before = self._renderer.prepared(index)
-        made_up = self._renderer.text_of([*before, as_template_input(Message(role="assistant", content=_MADE_UP))])
-        head, found, _ = made_up.rpartition(_MADE_UP)
+        made_up = self._renderer.text_of(
+            [*before, as_template_input(Message(role="assistant", content=_SYNTHETIC_ANSWER))]
+        )
+        head, found, _ = made_up.rpartition(_SYNTHETIC_ANSWER)
         if not found:
             raise RefusedRecordError(f"the chat template leaves out the text of message {index}")
         asking = prompt[len(self._turns.common(prompt, self._renderer.text_of(before))) :]

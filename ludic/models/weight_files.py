@@ -111,7 +111,7 @@ def load_pretrained(
         weight.data = weight.data.clone()
     if model.can_generate() and (generation := load_generation_config(folder)) is not None:
         model.generation_config = generation
-    return mended(model, longrope)
+    return repaired(model, longrope)
 
 
 def make_model(
@@ -136,10 +136,10 @@ def make_model(
             trust_remote_code=False,
             **options,
         )
-    return mended(model, longrope)
+    return repaired(model, longrope)
 
 
-def mended(model: PreTrainedModel, longrope: Longrope | None = None) -> PreTrainedModel:
+def repaired(model: PreTrainedModel, longrope: Longrope | None = None) -> PreTrainedModel:
     """Return a model without what transformers 5.19 gets wrong, changed in place; every model that is made needs it.
 
     Nemotron-H takes time_step_min for the lowest time step, in a pass over many tokens only, so that tokens that are

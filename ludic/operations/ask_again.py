@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ludic.defaults import Track, untracked
 from ludic.operations.start import Algorithm
-from ludic.settings import Count, Index, SettingsError, Shown, operation
+from ludic.settings import Index, PositiveCount, SettingsError, Shown, operation
 
 if TYPE_CHECKING:
     from ludic.operations.run import Run
@@ -24,7 +24,7 @@ def what_if(
     steps: str | None = None,
     train: Annotated[str | PathLike[str] | None, Shown("OUT_ROOT")] = None,
     from_step: Index | None = None,
-    num_steps: Count | None = None,
+    num_steps: PositiveCount | None = None,
     track: Track = untracked,
 ) -> "WhatIf":
     """Plan a run's stored batches by another advantage, filters or algorithm.

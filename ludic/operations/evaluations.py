@@ -9,8 +9,8 @@ from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE, Track, untracked
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
-from ludic.eval.config import DIFFERENCE, EvalConfig, Interval, MeasureConfig
-from ludic.operations.start import Device
+from ludic.eval.config import DIFFERENCE, EvalConfig, IntervalMethod, MeasureConfig
+from ludic.operations.start import TrainerDevice
 from ludic.scoring.options import ScoreOptions
 from ludic.settings import Range, Seed, SettingsError, Shown, convert, operation, split
 
@@ -31,9 +31,9 @@ def evaluate(
     versions: int | str | Sequence[int] = "latest",
     *,
     suite: str | PathLike[str] | None = None,
-    interval: Interval = "korn_graubard",
+    interval: IntervalMethod = "korn_graubard",
     engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
-    device: Device = None,
+    device: TrainerDevice = None,
     model: str | None = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,
@@ -60,7 +60,7 @@ def evaluate(
     """
     from ludic.eval.numbers import check_measures, numbers_of_entries, try_measures
     from ludic.eval.suite import read_suite
-    from ludic.launch.evaluate import evaluate_here, open_to_evaluate
+    from ludic.launch.evaluate import evaluate_in_process, open_to_evaluate
     from ludic.launch.process import interruptible_unless, is_supervised
     from ludic.show.evaluations import Evaluation, measure_stored
 
@@ -81,7 +81,7 @@ def evaluate(
         entries = [] if suite is None else read_suite(suite, config, measure.confidence)
         configs = {each.label: each.config for each in entries} or {"": config}
         options: dict[str, Any] = {"engine": engine, "device": device, "model": model, "report": report}
-        done = evaluate_here(root, configs, stopped, code=code, guard=is_supervised(), **options)
+        done = evaluate_in_process(root, configs, stopped, code=code, guard=is_supervised(), **options)
     if suite is None:
         return measure_stored(root, measure, done.chosen(""), interval)
     chosen = {entry.name: (entry.measure, done.chosen(entry.label)) for entry in entries}
@@ -94,7 +94,7 @@ def evaluation(
     versions: int | str | Sequence[int] | None = None,
     *,
     env: str | Sequence[str] | None = None,
-    interval: Interval = "korn_graubard",
+    interval: IntervalMethod = "korn_graubard",
     **measure: Unpack["EvaluationSettings"],
 ) -> "Evaluation":
     """Return the numbers of stored evaluations, by settings, version and environment; samples nothing.

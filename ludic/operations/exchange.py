@@ -11,7 +11,7 @@ from ludic.errors import ConfigError, MissingRootError
 from ludic.settings import GroupSize, GroupsPerBatch, Seconds, SecondsOfADay, Shown, convert, operation
 
 if TYPE_CHECKING:
-    from ludic.adapters.exports.exporting import Exported, Format
+    from ludic.adapters.exports.exporting import Exported, ExportFormat
     from ludic.adapters.imports.importing import Imported
     from ludic.operations.run import Run
     from ludic.operations.typed import ExportSettings
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @operation(options=ExportOptions)
 def export(
     run: "Run",
-    format: "Format",
+    format: "ExportFormat",
     out: "str | PathLike[str] | BinaryIO | None" = None,
     *,
     track: Track = untracked,

@@ -28,7 +28,7 @@ from ludic.settings import SettingsError, convert, flat, given, operation, refus
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from ludic.operations.fit_inputs import Inputs, Questions
+    from ludic.operations.fit_inputs import Inputs, QuestionSet
     from ludic.operations.run import Run
     from ludic.operations.typed import FitSettings
     from ludic.store import Root
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ludic.run")
 
-Reward = Callable[..., Any] | str | Sequence[Callable[..., Any] | str] | Mapping[str, Any]
+RewardSetting = Callable[..., Any] | str | Sequence[Callable[..., Any] | str] | Mapping[str, Any]
 """A function, the name of a scorer, a list of these, or by name functions, pairs of function and weight, and for names
 of scorers weights."""
 
@@ -68,8 +68,8 @@ def _answering_names(algorithm: str | None = None) -> Callable[[F], F]:
                 _check_names(given, algorithm or given.get("algorithm"))
                 return function(*args, **given)
             except LudicError as error:
-                told = error
-            raise told.with_traceback(None) from None  # without frames of ludic, as `operation` does
+                reported = error
+            raise reported.with_traceback(None) from None  # without frames of ludic, as `operation` does
 
         return call  # type: ignore[return-value]
 
@@ -92,7 +92,7 @@ def fit(
     model: str | PathLike[str],
     root: RootUrl,
     dataset: Any = None,
-    reward: Reward | None = None,
+    reward: RewardSetting | None = None,
     heldout: "float | str | PathLike[str] | None" = None,
     system_prompt: str | None = None,
     dataset_options: Mapping[str, Any] | None = None,
@@ -105,7 +105,7 @@ def fit(
     from then on; changed settings of the trainer are logged, and settings that a run can't change are refused. The call
     is the consent to run the rewards. Ctrl-C stops all processes after a checkpoint and raises KeyboardInterrupt.
     settings: fields of RunConfig, TrainConfig, EngineConfig and LaunchConfig (docs/settings.md); trust_code and
-    update_code. Raises ConfigError, ModelError, ChildError if a process dies repeatedly, OwnedError if the run is
+    update_code. Raises ConfigError, ModelError, ProcessDiedError if a process dies repeatedly, OwnedError if the run is
     trained elsewhere.
 
     Args:
@@ -157,7 +157,7 @@ def grpo(
     model: str | PathLike[str],
     root: RootUrl,
     dataset: Any = None,
-    reward: Reward | None = None,
+    reward: RewardSetting | None = None,
     heldout: "float | str | PathLike[str] | None" = None,
     system_prompt: str | None = None,
     dataset_options: Mapping[str, Any] | None = None,
@@ -231,7 +231,7 @@ def _fit_sampled(
     algorithm: str,
     model: str,
     dataset: Any,
-    reward: Reward | None,
+    reward: RewardSetting | None,
     options: dict[str, Any],
     parts: Mapping[str, dict[str, Any]],
     *,
@@ -268,7 +268,7 @@ def _fit_sampled(
             check_start(start)
             root = _open(start, convert(CodeSettings, parts["code"]), inputs)
             inputs.put_data_again()
-        _tell_changes(root, train)
+        _report_changes(root, train)
         if not wait:
             settings = flat(train) | flat(processes) | asdict(engine) | {"model": model}
             _start_in_background("run", root, inputs, settings)
@@ -277,7 +277,7 @@ def _fit_sampled(
             # Nodes of a cluster have no consents of this user, who has agreed to all code of the root by now.
             agreed = CodeSettings(trust_code=True)
             launch_all(root, train, processes, engine, model=model, code=agreed, server=server)
-            _tell_results(Run(root))
+            _report_results(Run(root))
     return Run(root)
 
 
@@ -301,7 +301,7 @@ def _server_started_early(parts: Mapping[str, dict[str, Any]]) -> AbstractContex
 def _environment(
     inputs: "Inputs",
     dataset: Any,
-    reward: Reward | None,
+    reward: RewardSetting | None,
     options: dict[str, Any],
     run: Mapping[str, Any],
     existing: "Root | None",
@@ -339,7 +339,7 @@ def _environment(
 
 
 def _begun_data(
-    inputs: "Inputs", root: "Root", questions: "Questions", own_name: str | None
+    inputs: "Inputs", root: "Root", questions: "QuestionSet", own_name: str | None
 ) -> tuple[str, Mapping[str, str]]:
     """Return the name and the options that a run has for the rows that a call gives. Raises ConfigError for others."""
     from ludic.store.inputs import data_of, stored_options
@@ -432,7 +432,7 @@ def _has_heldout(run: RunConfig, inputs: "Inputs", existing: "Root | None" = Non
 
     run = located(run, existing or Storage.connect(inputs.url))
     for env in run.env:
-        make = make_environment(env, run.env_options.get(env), run.seed, _rewards_here(run, inputs))
+        make = make_environment(env, run.env_options.get(env), run.seed, _rewards_on_disk(run, inputs))
         try:
             make().example(0, "heldout")
         except ConfigError as error:
@@ -472,7 +472,7 @@ def _open(start: Start, code: CodeSettings, inputs: "Inputs") -> "Root":
     return root
 
 
-def _rewards_here(run: RunConfig, inputs: "Inputs") -> "Files":
+def _rewards_on_disk(run: RunConfig, inputs: "Inputs") -> "Files":
     """Return the rewards as the call has written them, under the name that the run has for their file; {} for none."""
     from ludic.user_files import file_of, read_user_file
 
@@ -491,7 +491,7 @@ def _renew_rewards(root: "Root", inputs: "Inputs") -> None:
     from ludic.user_files import file_of
 
     run = run_of(root)
-    files = _rewards_here(run, inputs)
+    files = _rewards_on_disk(run, inputs)
     if not files:
         return
     ((path, file),) = files.items()
@@ -507,7 +507,7 @@ def _renew_rewards(root: "Root", inputs: "Inputs") -> None:
     keep_files(root, files)
 
 
-def _tell_changes(root: "Root", train: TrainConfig) -> None:
+def _report_changes(root: "Root", train: TrainConfig) -> None:
     """Log the settings of the trainer that differ from those of the run's last trainer."""
     from ludic.store import newest_attempt_id, read_attempt
 
@@ -527,7 +527,7 @@ _MOST_ERRORS = 3
 """Kinds of errors that are told at the end."""
 
 
-def _tell_results(run: "Run") -> None:
+def _report_results(run: "Run") -> None:
     """Log the most frequent errors of rollouts, and how the last version that was evaluated compares with the first."""
     from ludic.eval.numbers import stored_versions
     from ludic.results import number
@@ -614,8 +614,8 @@ def _fit_stored(
         inputs.put_data_again()
     with progress_bar() as track:
         reports = import_files(root, [str(file)], "jsonl", env=algorithm, track=track)
-    _tell_unused(reports, rows)
-    _tell_changes(root, train)
+    _report_unused(reports, rows)
+    _report_changes(root, train)
     if not wait:
         _start_in_background("train", root, inputs, flat(train))
     else:
@@ -624,7 +624,7 @@ def _fit_stored(
     return Run(root)
 
 
-def _tell_unused(reports: "Iterable[ImportReport]", rows: Sequence[int]) -> None:
+def _report_unused(reports: "Iterable[ImportReport]", rows: Sequence[int]) -> None:
     """Log what an import did not use. rows: number of the row that each record was made of."""
     for report in reports:
         if report.refused:

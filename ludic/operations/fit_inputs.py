@@ -24,12 +24,12 @@ from typing import Any
 
 import msgspec
 
-from ludic.code.taken import take
+from ludic.code.taken import extract
 from ludic.code.uses import sampling_uses
 from ludic.data_files import LISTED as DATA_FILES
 from ludic.data_files import is_data_file, table_rows
 from ludic.environments.column_values import spelled
-from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, Source
+from ludic.environments.qa_rows import ANSWER_COLUMN, QUESTION_COLUMNS, QuestionSource
 from ludic.environments.rewards import columns_of, is_of_trl, sees_group
 from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
 from ludic.paths import cache_folder, is_url
@@ -42,7 +42,7 @@ from ludic.store.local import SCRATCH
 from ludic.store.root import check_scheme
 from ludic.user_files import ORIGIN, QUESTIONS, file_of
 
-Row = Mapping[str, Any]
+DatasetRow = Mapping[str, Any]
 Rewards = Mapping[str, tuple[Callable[..., Any] | str, float]]
 """Functions, or names of scorers such as exact, with their weights; by the names of the components."""
 
@@ -169,12 +169,12 @@ class Inputs:
     def _path(self, stored: str) -> Path:
         return Path(self.storage.path if is_url(self.storage.url) else self.storage.url, stored)
 
-    def put_rows(self, rows: Iterable[Row], what: str) -> Path:
+    def put_rows(self, rows: Iterable[DatasetRow], what: str) -> Path:
         """Write rows as JSON Lines; the name has the digest of the content. Raises ConfigError for other values."""
         data = _lines(rows, what)
         return self.put(f"rows-{sha256(data).hexdigest()[:16]}.jsonl", data)
 
-    def put_questions(self, rows: Iterable[Row], what: str) -> dict[str, str]:
+    def put_questions(self, rows: Iterable[DatasetRow], what: str) -> dict[str, str]:
         """Write questions, also into a root that is not local; return the options of the environment that name them.
 
         Raises ConfigError for values that JSON can't hold, StoreError.
@@ -203,7 +203,7 @@ def _data_name(data: bytes) -> str:
     return DATA.name(DataName(sha256(data).hexdigest()[:16]))
 
 
-def _lines(rows: Iterable[Row], what: str) -> bytes:
+def _lines(rows: Iterable[DatasetRow], what: str) -> bytes:
     lines = []
     for number, row in enumerate(rows):
         try:
@@ -234,7 +234,7 @@ def _as_table(dataset: Any) -> Any:
         raise ConfigError(f'{reason}; give a list of dicts, as of DataFrame.to_dict("records")') from error
 
 
-def rows_of(dataset: Any) -> list[Row]:
+def rows_of(dataset: Any) -> list[DatasetRow]:
     """Return the rows of a data set: a list of dicts, a table of pandas, Polars or Arrow, or a datasets.Dataset.
 
     Every row gets all columns, None where it has none.
@@ -275,17 +275,17 @@ def _listed(dataset: Any) -> list[Any]:
     )
 
 
-def read_rows(dataset: Any, options: Mapping[str, Any]) -> tuple[list[Row], str]:
+def read_rows(dataset: Any, options: Mapping[str, Any]) -> tuple[list[DatasetRow], str]:
     """Return all rows of any data set, and what to call it in errors. options: those of Source."""
     source = named_source(dataset)
     if source is None:
         return rows_of(dataset), "dataset"
-    found = Source(name=source, **options)
+    found = QuestionSource(name=source, **options)
     return [*found.all_rows()], found.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Questions:
+class QuestionSet:
     """A data set of questions, as an environment."""
 
     env: str
@@ -300,7 +300,7 @@ class Questions:
     answer: str | None
 
 
-def write_questions(inputs: Inputs, dataset: Any, options: Mapping[str, Any]) -> Questions:
+def write_questions(inputs: Inputs, dataset: Any, options: Mapping[str, Any]) -> QuestionSet:
     """Return a data set as an environment qa/SOURCE; values are written to a file first.
 
     options: those of the environment that the user gives.
@@ -324,13 +324,13 @@ def write_questions(inputs: Inputs, dataset: Any, options: Mapping[str, Any]) ->
         raise ConfigError(f"dataset_options has name, which is for rows given as values; {source} is its own name")
     else:
         of_source = {name: options[name] for name in ("split", "config", "revision") if name in options}
-        first, where = Source(name=source, **of_source).first_row(), source
+        first, where = QuestionSource(name=source, **of_source).first_row(), source
         question = _question(first, options, where)
     named = options.get(ANSWER_COLUMN, ANSWER_COLUMN)
     value = first.get(named) if named == ANSWER_COLUMN else None
     has_answer = named != ANSWER_COLUMN or (isinstance(value, str | int | float) and not isinstance(value, bool))
     answer = named if has_answer else None
-    return Questions(
+    return QuestionSet(
         env=QUESTIONS + source,
         stored=stored,
         older=older,
@@ -341,7 +341,7 @@ def write_questions(inputs: Inputs, dataset: Any, options: Mapping[str, Any]) ->
     )
 
 
-def _older_questions(dataset: Any, rows: Sequence[Row]) -> tuple[str, bytes]:
+def _older_questions(dataset: Any, rows: Sequence[DatasetRow]) -> tuple[str, bytes]:
     """Return path and content of rows as ludic wrote them before it spelled values that JSON does not have.
 
     NaN became null, a date its text, bytes Base64, a tuple a list; structs kept fields that are null. Raises
@@ -386,7 +386,7 @@ def _own_name(dataset: Any) -> str | None:
     return found if _NAME.fullmatch(found) else None
 
 
-def _question(row: Row, options: Mapping[str, Any], where: str) -> str:
+def _question(row: DatasetRow, options: Mapping[str, Any], where: str) -> str:
     if "question" in options:
         return str(options["question"])
     found = next((name for name in QUESTION_COLUMNS if name in row), None)
@@ -445,7 +445,7 @@ SCORER, GROUP_SCORER = "ludic_score", "ludic_score_group"
 """Names of the scorers in reward.py."""
 
 
-def write_rewards(inputs: Inputs, rewards: Rewards, questions: Questions) -> dict[str, Any]:
+def write_rewards(inputs: Inputs, rewards: Rewards, questions: QuestionSet) -> dict[str, Any]:
     """Write the functions to a file; return the options of the environment that name all rewards and their columns."""
     if not rewards:
         raise ConfigError("reward is empty, wanted at least one function")
@@ -466,12 +466,12 @@ def write_rewards(inputs: Inputs, rewards: Rewards, questions: Questions) -> dic
 
 
 def _write_functions(
-    inputs: Inputs, rewards: Mapping[str, tuple[Callable[..., Any], float]], questions: Questions
+    inputs: Inputs, rewards: Mapping[str, tuple[Callable[..., Any], float]], questions: QuestionSet
 ) -> dict[str, Any]:
     for name, (function, _) in rewards.items():
         if callable(function) and hasattr(function, "__code__"):
             columns_of(name, function, questions.columns, questions.where)  # refuses others
-    text = take({f"reward {name}": function for name, (function, _) in rewards.items()})
+    text = extract({f"reward {name}": function for name, (function, _) in rewards.items()})
     of_trl = {name for name, (function, _) in rewards.items() if is_of_trl(function)}
     parts = ", ".join(
         f"_Trl.part({name!r}, {text.names[f'reward {name}']}, {weight!r}, {questions.question!r})"

@@ -11,13 +11,13 @@ from ludic.settings import Index, Range, SettingsError, convert, operation
 if TYPE_CHECKING:
     from ludic.maintenance.compact import CompactionReport
     from ludic.maintenance.expire import ExpiryReport
-    from ludic.maintenance.verify import Report
+    from ludic.maintenance.verify import VerifyReport
     from ludic.operations.run import Run
     from ludic.operations.typed import ExpireSettings
 
 
 @operation()
-def verify(run: "Run", *, repair: bool = False, track: Track = untracked) -> "Report":
+def verify(run: "Run", *, repair: bool = False, track: Track = untracked) -> "VerifyReport":
     """Check a root's files and data; quarantine broken files if asked to.
 
     Returns findings (none if the run is sound), notes and repairs.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from ludic.defaults import Track, untracked
 from ludic.eval.config import MeasureConfig
 from ludic.rollouts.config import Question
-from ludic.settings import Count, Index, SecondsOfADay, SettingsError, Shown, convert, operation
+from ludic.settings import Index, PositiveCount, SecondsOfADay, SettingsError, Shown, convert, operation
 from ludic.show.terminal.options import ViewOptions
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ludic.operations.run import Run
     from ludic.operations.typed import ReportSettings, SampleSettings, ViewSettings, WriteReportSettings
     from ludic.rollouts.sample import Answers
-    from ludic.show.found import Found
+    from ludic.show.found import Lookup
     from ludic.show.report.page import Report
     from ludic.show.stats import Stats
     from ludic.show.status import RunStatus
     from ludic.sql.connect import RootLike
 
-Color = Literal["logprob", "advantage", "none"]
+ReadingColor = Literal["logprob", "advantage", "none"]
 OutputFormat = Literal["table", "json", "csv", "parquet"]
 
 
@@ -48,12 +48,12 @@ def stats(run: "Run", *, track: Track = untracked) -> "Stats":
 
 @operation()
 def status(run: "Run") -> "RunStatus":
-    """Return the current state: trainer, newest steps, rates, policy, checkpoint, troubles.
+    """Return the current state: trainer, newest steps, rates, policy, checkpoint, diagnostics.
 
     Later calls can tell if the trainer is alive, since they see whether its lease is renewed. A damaged file is named
     in `unreadable`.
     """
-    return run.watcher.look()
+    return run.watcher.poll()
 
 
 @operation()
@@ -84,10 +84,10 @@ def show(
     run: "Run",
     any_id: Annotated[str, Shown("ID", by_position=True)],
     *,
-    color: Color = "logprob",
+    color: ReadingColor = "logprob",
     tokens: bool = False,
     full: bool = False,
-) -> "Found":
+) -> "Lookup":
     """Show one rollout or group.
 
     Raises UnknownIdError.
@@ -100,13 +100,13 @@ def show(
             out, and a group has its best and its worst answer.
     """
     from ludic.show.found import look_up
-    from ludic.show.transcript import Look
+    from ludic.show.transcript import PrintOptions
 
-    return look_up(run.root, any_id, look=Look(color=color, tokens=tokens, full=full))
+    return look_up(run.root, any_id, options=PrintOptions(color=color, tokens=tokens, full=full))
 
 
 @operation()
-def rollout(run: "Run", rollout_id: str) -> "Found":
+def rollout(run: "Run", rollout_id: str) -> "Lookup":
     """Find a rollout by its id, or by a beginning or an end that no other rollout_id has.
 
     Its `record` is the rollout, `tokens()` a table of its response. Raises UnknownIdError.
@@ -117,7 +117,7 @@ def rollout(run: "Run", rollout_id: str) -> "Found":
 
 
 @operation()
-def group(run: "Run", group_id: str) -> "Found":
+def group(run: "Run", group_id: str) -> "Lookup":
     """Find a group by its id, or a beginning or an end of it.
 
     Its `records` are its rollouts. Raises UnknownIdError.
@@ -252,7 +252,7 @@ def write_sql(
     query: Annotated[str, Shown("QUERY", by_position=True)],
     format: OutputFormat | None = None,
     out: Path | None = None,
-    max_rows: Count = 40,
+    max_rows: PositiveCount = 40,
     unsafe: bool = False,
 ) -> None:
     """Query rollouts, batches and metrics in SQL.

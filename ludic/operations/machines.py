@@ -103,13 +103,13 @@ def _machine(
 ) -> "Machine":
     """Return the machine to plan for; what is None is that of this machine, or unknown. Raises ConfigError."""
     from ludic.errors import ConfigError
-    from ludic.launch.plan import Machine, machine_here
+    from ludic.launch.plan import Machine, local_machine
     from ludic.training.flops import gpu_bytes
 
     if gpu is not None and gpu_gb is not None:
         raise ConfigError(f"gpu is {gpu} and gpu_memory_gb is {gpu_gb:g}; give one of them")
     given = gpu_bytes(gpu) if gpu is not None else None if gpu_gb is None else int(gpu_gb * 1e9)
-    here = machine_here()
+    here = local_machine()
     if gpus is None:
         gpus = here.gpus or (1 if given is not None else 0)
     if gpus and given is None and not here.gpus:
@@ -130,7 +130,7 @@ def serve(run: "Run", *, stop: threading.Event | None = None, **settings: Unpack
     """Run a vLLM server on this machine that follows a run's policies.
 
     Restarts vLLM when it dies, until it is stopped. Ctrl-C stops it and raises KeyboardInterrupt. settings: fields of
-    ServeConfig. Raises ConfigError if vLLM is missing or the port is in use, ChildError if vLLM dies repeatedly.
+    ServeConfig. Raises ConfigError if vLLM is missing or the port is in use, ProcessDiedError if vLLM dies repeatedly.
 
     Args:
         stop: Ends the call when it is set, instead of Ctrl-C.

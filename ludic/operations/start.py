@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 Algorithm = Annotated[str | None, Shown(f"{{{','.join(algorithm_names())}}}")]
 """Type of a parameter for the name of a preset; settings that are given override the preset's."""
 RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
-Device = Literal["cpu", "cuda"] | None
+TrainerDevice = Literal["cpu", "cuda"] | None
 
 
 @operation(
@@ -65,7 +65,7 @@ def run(
 ) -> "Trained":
     """Start or resume a run: workers and trainer on this machine or a Ray cluster.
 
-    Restarts processes that die. Settings that are not given are those that the root holds. Raises ChildError if a
+    Restarts processes that die. Settings that are not given are those that the root holds. Raises ProcessDiedError if a
     process dies repeatedly, ConfigError, OwnedError or ConsentError.
 
     Args:
@@ -158,7 +158,7 @@ def launch(
 
     Restarts processes that die. Ctrl-C stops all of them and raises KeyboardInterrupt; another call continues.
     settings: fields of TrainConfig and of LaunchConfig, such as local_workers, ranks, launcher and eval_every;
-    trust_code and update_code. Raises ChildError if a process dies repeatedly, ConfigError, OwnedError or
+    trust_code and update_code. Raises ProcessDiedError if a process dies repeatedly, ConfigError, OwnedError or
     ConsentError.
 
     Args:
@@ -230,7 +230,7 @@ def train_config(
 def worker(
     run: "Run",
     *,
-    device: Device = None,
+    device: TrainerDevice = None,
     model: str | None = None,
     **settings: Unpack["WorkerSettings"],
 ) -> "Sampled":
@@ -279,7 +279,7 @@ def work(
     num_groups: int | None = None,
     *,
     engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
-    device: Device = None,
+    device: TrainerDevice = None,
     model: str | None = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,
@@ -358,7 +358,7 @@ def trainer(
     import os
 
     from ludic.launch.process import stop_on_signals, stop_variables
-    from ludic.launch.train import become_ranks, open_to_train, train_here
+    from ludic.launch.train import become_ranks, open_to_train, train_in_process
     from ludic.operations.outcomes import Trained
     from ludic.training.inherited_settings import next_config
 
@@ -371,7 +371,7 @@ def trainer(
     options: dict[str, Any] = {"code": code, "model": model, "resume": resume, "take_over": take_over}
     if ranks > 1 and "WORLD_SIZE" not in os.environ:
         become_ranks(root, config, ranks, replaces=replaces, json=json, **options)
-    step = train_here(root, config, stop_on_signals(), replaces=replaces, **options)
+    step = train_in_process(root, config, stop_on_signals(), replaces=replaces, **options)
     if os.environ.get("RANK", "0") != "0":
         return None
     return Trained(root=root.url, step=step, num_steps=config.steps_to_reach)
@@ -407,14 +407,14 @@ def train(
         report: Called with each step and its metrics, instead of the progress that is shown on stderr.
     """
     from ludic.launch.process import interruptible_unless
-    from ludic.launch.train import open_to_train, train_here
+    from ludic.launch.train import open_to_train, train_in_process
     from ludic.operations.outcomes import Trained
 
     parts = split(settings, train=TrainConfig, code=CodeSettings)
     config = train_config(run.root, config, algorithm, parts["train"])
     root, code = open_to_train(run.url, config, resume=resume), convert(CodeSettings, parts["code"])
     with interruptible_unless(stop) as stopped:
-        step = train_here(
+        step = train_in_process(
             root, config, stopped, code=code, model=model, resume=resume, take_over=take_over, report=report
         )
     return Trained(root=root.url, step=step, num_steps=config.steps_to_reach)

@@ -25,7 +25,7 @@ from ludic.schema.conversion import RECORDS
 
 logger = logging.getLogger(__name__)
 
-Row = Mapping[str, Any]
+GivenRow = Mapping[str, Any]
 """Columns of the rollouts table by name, as a caller gives them."""
 
 _OF_ROLLOUT = frozenset(each.name for each in fields(Rollout)) - {"columns", "extra"}
@@ -56,7 +56,7 @@ def read_groups(given: Any, defaults: Defaults) -> tuple[list[RolloutGroup], lis
         return _of_table(pa.table(given), defaults)
     if isinstance(given, Mapping | str | bytes) or not hasattr(given, "__iter__"):
         raise InvalidBatchError(f"groups is {type(given).__name__}, wanted a sequence of groups, or an Arrow table")
-    groups = [_of_group(group, f"group {place}", defaults) for place, group in enumerate(given)]
+    groups = [_of_group(group, f"group {index}", defaults) for index, group in enumerate(given)]
     return groups, [rollout.rollout_id for group in groups for rollout in group.rollouts]
 
 
@@ -68,14 +68,14 @@ def _of_table(table: pa.Table, defaults: Defaults) -> tuple[list[RolloutGroup], 
     values = {name: _column(table[name], name) for name in table.column_names}
     rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     members: dict[Any, list[int]] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         row["rollout_id"] = row.get("rollout_id") or new_id()
         if not isinstance(row["group_id"], str | int):
             raise InvalidBatchError(f"the table's column group_id is {table['group_id'].type}, wanted texts")
-        members.setdefault(row["group_id"], []).append(place)
+        members.setdefault(row["group_id"], []).append(index)
     groups = [
-        _of_group([rows[place] for place in places], f"group {group_id}", defaults)
-        for group_id, places in members.items()
+        _of_group([rows[index] for index in row_indexes], f"group {group_id}", defaults)
+        for group_id, row_indexes in members.items()
     ]
     return groups, [row["rollout_id"] for row in rows]
 
@@ -115,15 +115,15 @@ def _of_group(group: Any, where: str, defaults: Defaults) -> RolloutGroup:
 
 def _rollouts(rows: Sequence[Any], where: str, defaults: Defaults) -> Iterator[Rollout]:
     """Yield the rows of a group. An episode without an id is one row; group_index counts episodes by their place."""
-    given = [_read(row, f"{where}, row {place}", defaults.extra_columns) for place, row in enumerate(rows)]
+    given = [_read(row, f"{where}, row {index}", defaults.extra_columns) for index, row in enumerate(rows)]
     episode_ids = [row.get("episode_id") or new_id() for row in given]
     indexes = {episode_id: index for index, episode_id in enumerate(dict.fromkeys(episode_ids))}
     numbers = {episode_id: -1 - next(defaults.episode_numbers) for episode_id in indexes}
     group_id = given[0].get("group_id") or new_id()
     prompt = json.dumps(given[0]["prompt_tokens"].tolist())
-    last = {episode_id: place for place, episode_id in enumerate(episode_ids)}
+    last = {episode_id: index for index, episode_id in enumerate(episode_ids)}
     firsts: dict[tuple[str, str], tuple[str, int]] = {}
-    for place, (row, episode_id) in enumerate(zip(given, episode_ids, strict=True)):
+    for index, (row, episode_id) in enumerate(zip(given, episode_ids, strict=True)):
         rollout_id = row.get("rollout_id") or new_id()
         agent = (episode_id, row.get("agent_id") or "agent")
         first, segment = firsts.get(agent, (rollout_id, 0))
@@ -142,8 +142,8 @@ def _rollouts(rows: Sequence[Any], where: str, defaults: Defaults) -> Iterator[R
             "episode_id": episode_id,
             "rollout_id": rollout_id,
         }
-        is_last = place == last[episode_id]
-        yield _rollout(columns, is_last, f"{where}, row {place}", defaults)
+        is_last = index == last[episode_id]
+        yield _rollout(columns, is_last, f"{where}, row {index}", defaults)
 
 
 def _rollout(given: dict[str, Any], is_last: bool, where: str, defaults: Defaults) -> Rollout:
@@ -164,7 +164,7 @@ def _rollout(given: dict[str, Any], is_last: bool, where: str, defaults: Default
     return Rollout(**columns, columns=arrays, extra=extra)
 
 
-def _one_step(columns: Row, length: int) -> tuple[AgentStep, ...]:
+def _one_step(columns: GivenRow, length: int) -> tuple[AgentStep, ...]:
     """Return the step of a response that the model gave at once."""
     messages = columns.get("messages", ())
     action = messages[-1].content if messages and messages[-1].role == "assistant" else None

@@ -31,6 +31,7 @@ from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.run_json import run_of, to_json
 from ludic.schema import arrow_schema
+from ludic.schema.tables import Row
 from ludic.settings import check_urls
 from ludic.store import Attempt, Root, write_ledger
 from ludic.store.attempts import check_not_fenced, newest_attempt, read_attempt, read_cut, record_attempt
@@ -52,7 +53,7 @@ from ludic.store.ledger import attempt_of_steps, ledger_steps, step_numbers
 from ludic.store.parquet import open_parquet, read_row_groups, row_counts, row_group_bounds
 from ludic.store.policies import latest_policy
 from ludic.store.records import Lease, SlotClaim
-from ludic.store.tables import Row, metrics_row, put_table
+from ludic.store.tables import metrics_row, put_table
 from ludic.store.weights import identify, keep_model, read_identity
 from ludic.store.writer import commit, encode_rows, file_parts, stamped
 
@@ -94,7 +95,7 @@ class KnownRow:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Rows:
+class StoredRows:
     """Groups to store."""
 
     table: pa.Table
@@ -122,7 +123,7 @@ class LedgerRow:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Step:
+class LedgerStep:
     """A step whose ledger is to be stored."""
 
     step: int
@@ -136,10 +137,10 @@ class Step:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Numbers:
+class StepNumbers:
     """More numbers of a step, whose job comes before."""
 
-    of: Step
+    of: LedgerStep
     values: Row
     row: Row | None = None
     """The row of the table, once it is made: a second try stores the same."""
@@ -160,7 +161,7 @@ class Find:
     size_bytes: int = 4096
 
 
-Job = Rows | Step | Numbers | Find
+Job = StoredRows | LedgerStep | StepNumbers | Find
 
 
 def new_worker_id() -> str:
@@ -257,7 +258,7 @@ class Life:
 
     # --- Rollouts ------------------------------------------------------------------------------------------------
 
-    def put_rows(self, jobs: Sequence[Rows]) -> None:
+    def put_rows(self, jobs: Sequence[StoredRows]) -> None:
         """Store groups of one folder. Called again after a failure, it goes on where it failed."""
         root = self.open()
         if not self._prepared:
@@ -310,7 +311,7 @@ class Life:
 
     # --- Steps ---------------------------------------------------------------------------------------------------
 
-    def put_step(self, job: Step) -> None:
+    def put_step(self, job: LedgerStep) -> None:
         """Store the ledger of a step, of the rows that are stored.
 
         Raises FencedError if another recorder took the steps over, OwnedError if a trainer of ludic did.
@@ -326,7 +327,7 @@ class Life:
         job.lacks_rows = len(rows) < len(job.rows)
         job.numbers = {**_numbers(job, rows), "attempt_id": attempt.attempt_id}
 
-    def put_numbers(self, job: Numbers) -> None:
+    def put_numbers(self, job: StepNumbers) -> None:
         """Store a row of metrics. Raises FencedError if the step has no ledger."""
         root = self.open()
         if job.of.numbers is None:
@@ -430,13 +431,13 @@ def _read_known(root: Root, file: RolloutFile, wanted: Set[str]) -> dict[str, Kn
         counts = row_counts(parquet)
         where = f"{root.url}/{file.name}"
         table = read_row_groups(parquet, range(len(counts)), [*_OF_KNOWN, "group_id", "env_name"], where)
-    places = [(row_group, row) for row_group, count in enumerate(counts) for row in range(count)]
-    if len(places) > MOST_KNOWN_ROWS:
+    addresses = [(row_group, row) for row_group, count in enumerate(counts) for row in range(count)]
+    if len(addresses) > MOST_KNOWN_ROWS:
         kept = pc.indices_nonzero(pc.is_in(table["rollout_id"], pa.array(wanted, pa.string())))
-        table, places = table.take(kept), [places[row] for row in kept.to_pylist()]
+        table, addresses = table.take(kept), [addresses[row] for row in kept.to_pylist()]
     groups: dict[str, KnownGroup] = {}
     found: dict[str, KnownRow] = {}
-    for values, place in zip(table.to_pylist(), places, strict=True):
+    for values, place in zip(table.to_pylist(), addresses, strict=True):
         group_id, env_name = values.pop("group_id"), values.pop("env_name")
         group = groups.setdefault(group_id, KnownGroup(group_id, env_name))
         found[values["rollout_id"]] = KnownRow(**values, group=group, address=(file.name, *place))
@@ -540,7 +541,7 @@ def _claim(root: Root) -> Lease:
 # --- The ledger of a step ------------------------------------------------------------------------------------------
 
 
-def _ledger(job: Step, attempt_id: int) -> pa.Table:
+def _ledger(job: LedgerStep, attempt_id: int) -> pa.Table:
     """Return the rows of a step's ledger: used rows first, in the order in which they were given, then dropped ones."""
     stored = [each for each in job.rows if each.row.address is not None]
     rows = [_ledger_row(each, job) for each in sorted(stored, key=lambda each: each.reason is not None)]
@@ -550,7 +551,7 @@ def _ledger(job: Step, attempt_id: int) -> pa.Table:
     )
 
 
-def _ledger_row(each: LedgerRow, job: Step) -> dict[str, Any]:
+def _ledger_row(each: LedgerRow, job: LedgerStep) -> dict[str, Any]:
     row, used = each.row, each.reason is None
     assert row.address is not None
     file, row_group, place = row.address
@@ -579,7 +580,7 @@ def _ledger_row(each: LedgerRow, job: Step) -> dict[str, Any]:
     }
 
 
-def _numbers(job: Step, rows: pa.Table) -> dict[str, Any]:
+def _numbers(job: LedgerStep, rows: pa.Table) -> dict[str, Any]:
     """Return the numbers of a step that follow from its ledger."""
     used = rows.filter(rows["used"])
     num_tokens = pc.sum(used["prompt_length"]).as_py() or 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ludic.errors import ConfigError, LudicError, ReplacedRootError, StoreError, one_line
-from ludic.recording.life import Find, Job, Life, Numbers, Rows, Step
+from ludic.recording.life import Find, Job, LedgerStep, Life, StepNumbers, StoredRows
 from ludic.recording.losses import Losses, Lost, Waiting
 from ludic.store.filesystem import back_off
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS
@@ -69,11 +69,11 @@ class Queue:
         """What is not stored so far."""
         with self._changed:
             jobs = [job for _, job in self._jobs]
-            rows = [job for job in jobs if isinstance(job, Rows)]
+            rows = [job for job in jobs if isinstance(job, StoredRows)]
             return Waiting(
                 num_rollouts=sum(job.table.num_rows for job in rows),
                 num_groups=sum(len(job.group_ids) for job in rows),
-                num_steps=sum(isinstance(job, Step) for job in jobs),
+                num_steps=sum(isinstance(job, LedgerStep) for job in jobs),
                 reason=one_line(self.failure) if self.failure is not None else None,
             )
 
@@ -171,11 +171,11 @@ class Queue:
 
     def _lose(self, job: Job, reason: str) -> None:
         why = f"{reason}, after {one_line(self.failure)}" if self.failure is not None else reason
-        if isinstance(job, Rows):
+        if isinstance(job, StoredRows):
             self._losses.add_groups(job.group_ids, job.table.num_rows, why)
-        elif isinstance(job, Step):
+        elif isinstance(job, LedgerStep):
             self._losses.add_step(job.step, why)
-        elif isinstance(job, Numbers):
+        elif isinstance(job, StepNumbers):
             self._losses.add_numbers(job.of.step, why)
         self._warn()
 
@@ -243,21 +243,21 @@ class Queue:
         if not self._jobs:
             return False
         number, first = self._jobs[0]
-        if self._in_hand or self._is_closing or number <= self._flushed or not isinstance(first, Rows):
+        if self._in_hand or self._is_closing or number <= self._flushed or not isinstance(first, StoredRows):
             return True
-        num_groups = sum(len(job.group_ids) for _, job in self._jobs if isinstance(job, Rows))
+        num_groups = sum(len(job.group_ids) for _, job in self._jobs if isinstance(job, StoredRows))
         is_old = time.monotonic() - self._since >= FLUSH_AGE_S
         return is_old or num_groups >= FLUSH_GROUPS or self._size_bytes >= _FILE_BYTES
 
     def _head(self) -> list[Job]:
         """Return the first job; of rows, all that make a file together."""
         first = self._jobs[0][1]
-        if not isinstance(first, Rows):
+        if not isinstance(first, StoredRows):
             return [first]
         size_bytes, found = 0, list[Job]()
         for _, job in self._jobs:
             size_bytes += job.size_bytes
-            if not isinstance(job, Rows) or job.folder != first.folder or (found and size_bytes > _FILE_BYTES):
+            if not isinstance(job, StoredRows) or job.folder != first.folder or (found and size_bytes > _FILE_BYTES):
                 break
             found.append(job)
         return found
@@ -285,7 +285,7 @@ class Queue:
                 self._jobs.popleft()
                 if reason is not None:
                     self._lose(job, reason)
-                elif isinstance(job, Step) and job.lacks_rows:
+                elif isinstance(job, LedgerStep) and job.lacks_rows:
                     self._losses.add_step(job.step, "rows that it names were lost")
             self._in_hand = []
             self._since = self._moved_at = time.monotonic()
@@ -296,14 +296,14 @@ class Queue:
         first = jobs[0] if jobs else None
         if first is None:
             self._life.open()
-        elif isinstance(first, Step):
+        elif isinstance(first, LedgerStep):
             self._life.put_step(first)
-        elif isinstance(first, Numbers):
+        elif isinstance(first, StepNumbers):
             self._life.put_numbers(first)
         elif isinstance(first, Find):
             self._life.find(first)
         else:
-            self._life.put_rows([job for job in jobs if isinstance(job, Rows)])
+            self._life.put_rows([job for job in jobs if isinstance(job, StoredRows)])
         with suppress(LudicError):  # the next job says it
             self._life.say_lost(self.lost)
 

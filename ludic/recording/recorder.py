@@ -31,10 +31,10 @@ from ludic.recording.life import (
     KnownGroup,
     KnownRow,
     LedgerRow,
+    LedgerStep,
     Life,
-    Numbers,
-    Rows,
-    Step,
+    StepNumbers,
+    StoredRows,
 )
 from ludic.recording.losses import Lost, Waiting
 from ludic.recording.queue import Queue
@@ -161,7 +161,7 @@ class Recorder:
         """The newest rows that were appended since the last step."""
         self._num_fresh = 0
         """Number of all of them."""
-        self._step: Step | None = None
+        self._step: LedgerStep | None = None
         """The newest step, whose numbers are not stored yet."""
         self._numbers: dict[int, dict[str, Any]] = {}
         self._version: int | None = None
@@ -286,7 +286,7 @@ class Recorder:
             for row in rows:
                 row.num_uses = row.row.group.num_uses
             size = sum(512 + (4 * len(row.token_advantages) if row.token_advantages is not None else 0) for row in rows)
-            job = Step(step=n, version=version, rows=rows, size_bytes=size)
+            job = LedgerStep(step=n, version=version, rows=rows, size_bytes=size)
             number = self._queue.add(job, patience_s=_left(since + STEP_S))
             self._put_numbers()
             self._step, self._version = job, version + 1
@@ -423,7 +423,7 @@ class Recorder:
                 raise InvalidBatchError(f"a column can't hold a value of its rows: {one_line(error)}") from error
             known = [row for group in of_folder for row in _known_rows(group)]
             group_ids = [group.rollouts[0].group_id for group in of_folder]
-            jobs.append(Rows(table=table, known=known, group_ids=group_ids, folder=folder))
+            jobs.append(StoredRows(table=table, known=known, group_ids=group_ids, folder=folder))
         for job in jobs:  # all fit by now, or none is added
             self._queue.add(job, patience_s=_left(until))
             if job.folder == "rollouts":
@@ -487,7 +487,9 @@ class Recorder:
         """Store the numbers of the newest step, to which no others are added."""
         if self._step is not None:
             values = self._numbers.pop(self._step.step)
-            self._queue.add(Numbers(of=self._step, values={**values, "other": values["other"] or None}), patience_s=0)
+            self._queue.add(
+                StepNumbers(of=self._step, values={**values, "other": values["other"] or None}), patience_s=0
+            )
             self._step = None
 
     def _lose_numbers(self, n: int, reason: str = "no such step was recorded") -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from ludic.defaults import ENV_TIMEOUT_S
 from ludic.run_config import SAMPLING, RunConfig
-from ludic.settings import Count, CountOr0, InFlight, NumSamples, Overrides, SecondsOfADay, Seed, check
+from ludic.settings import CountOr0, InFlight, NumSamples, Overrides, PositiveCount, SecondsOfADay, Seed, check
 
 _NOT_GIVEN = "None is the run's, or for a model the default of a run."
 
@@ -37,7 +37,7 @@ class WorkerConfig(StreamConfig):
     slot: CountOr0 | None = None
     """Number of the part of the run's schedule that this worker samples; a restarted worker keeps its slot. None takes
     a random new slot."""
-    num_groups: Count | None = None
+    num_groups: PositiveCount | None = None
     """Number of groups after which the worker stops; None samples until it is stopped."""
     follow_budget: bool = True
     """Start a group only within the trainer's budget of open groups. If off, sample with the newest version without

@@ -32,10 +32,10 @@ class FailureLog:
                 first.setdefault(kind, rollout)
         for kind, num in found.items():
             if kind in self._counts or len(self._counts) < _MOST_KINDS:
-                self._tell(first[kind], self._counts[kind], self._counts[kind] + num)
+                self._log_failures(first[kind], self._counts[kind], self._counts[kind] + num)
                 self._counts[kind] += num
 
-    def _tell(self, rollout: Rollout, before: int, now: int) -> None:
+    def _log_failures(self, rollout: Rollout, before: int, now: int) -> None:
         what = "a rollout" if rollout.error else "a tool of a rollout"
         if not before:
             text = f"{what} of {rollout.env_name} failed: {_line(rollout)}"

@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 _REFUSED_S = 10.0
 """Seconds until a broken policy is read again."""
-_LOOK_S = 10.0
+_POLL_S = 10.0
 """Seconds between looks at run.json while there is no LATEST, which else says that the root is still the same run."""
 
 
-class PolicyFollower:
+class WeightSync:
     """Keeps an engine at the newest policy that can be loaded; never returns to a lower version."""
 
     def __init__(
@@ -52,7 +52,7 @@ class PolicyFollower:
         self._complained: str | None = None
         self._refused: tuple[int | None, float] = None, 0.0
         """A version that is broken, if any, and the time (monotonic, in seconds) from which on it is read again."""
-        self._look_at = time.monotonic() + _LOOK_S
+        self._next_poll_at = time.monotonic() + _POLL_S
 
     @property
     def sampler(self) -> GroupSampler:
@@ -81,8 +81,8 @@ class PolicyFollower:
         latest = None
         try:
             latest = latest_policy(self._root)
-            if latest is None and time.monotonic() >= self._look_at:
-                self._look_at = time.monotonic() + _LOOK_S
+            if latest is None and time.monotonic() >= self._next_poll_at:
+                self._next_poll_at = time.monotonic() + _POLL_S
                 self._root.check_same_run()
             if latest is not None and (self._sampler is None or latest.version > self.version):
                 refused, until = self._refused

@@ -46,7 +46,7 @@ _MOST_WAITING = 8
 for their environments."""
 _SETTLED_S = 0.02
 """Seconds after its start in which an episode counts as one that is about to ask the engine."""
-_LOOK_S = 0.05
+_POLL_S = 0.05
 """Seconds between looks for weights, after others have failed to load half-way."""
 
 _start: ContextVar["_Start"] = ContextVar("start")
@@ -121,7 +121,7 @@ class Finished:
     """Time of the event loop when it was complete."""
 
 
-class Pump:
+class Scheduler:
     """Groups that have begun and are not complete. All methods belong to one event loop."""
 
     def __init__(
@@ -382,7 +382,7 @@ class EngineCalls(Engine):
                 self.num_stuck += 1
                 try:
                     while self._num_loads == num_loads:
-                        await asyncio.sleep(_LOOK_S)
+                        await asyncio.sleep(_POLL_S)
                 finally:
                     self.num_stuck -= 1
 
@@ -407,16 +407,16 @@ def sample_groups(
 ) -> tuple[RolloutGroup, ...]:
     """Sample all episodes at the same time, and return a group for each sequence of requests.
 
-    extra_columns: as of a Pump.
+    extra_columns: as of a Scheduler.
     """
     groups: dict[int, RolloutGroup] = {}
 
     async def sample() -> None:  # returns nothing, since asyncio.run makes the repr of a result (Python 3.11)
-        pump = Pump(run_episode, environments, extra_columns)
+        scheduler = Scheduler(run_episode, environments, extra_columns)
         for number, of_group in enumerate(requests):
-            pump.start(number, of_group)
-        while pump.num_open:
-            groups.update((finished.begun.number, finished.group) for finished in await pump.wait())
+            scheduler.start(number, of_group)
+        while scheduler.num_open:
+            groups.update((finished.begun.number, finished.group) for finished in await scheduler.wait())
 
     event_loops.run(sample())
     return tuple(groups[number] for number in range(len(requests)))

@@ -18,7 +18,7 @@ from ludic.agents.delegation import DELEGATE, make_sub_agents
 from ludic.agents.parsers import make_parser
 from ludic.agents.play import make_protocol, run_episode
 from ludic.agents.requests import EpisodeFailedError, EpisodeLimits, EpisodeRequest, derive_seed, repeat, sweep
-from ludic.agents.tools.formats import DEFAULT_FORMAT, make_tool_format, told_format
+from ludic.agents.tools.formats import DEFAULT_FORMAT, likely_format, make_tool_format
 from ludic.agents.tools.registry import check_tools, make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.code.kept import keep_code, trusted_files
@@ -257,7 +257,7 @@ def equip(agent: Agent, run: RunConfig, files: Files = NO_FILES) -> Agent:
         raise ConfigError(f"a tool is named {DELEGATE!r}, as is the tool of sub_agents; rename it")
     parts = _make_parts(run, files)
     if run.tool_format is None:
-        name, doubt = told_format(agent.tokenizer)
+        name, doubt = likely_format(agent.tokenizer)
         parts["tool_format"] = make_tool_format(name)
         if run.tools or run.sub_agents:
             logger.info("tool calls are read as %s: %s", name, doubt or "the chat template writes them so")

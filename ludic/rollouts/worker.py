@@ -27,9 +27,9 @@ from ludic.printable import storable
 from ludic.records import GroupEvent, GroupEventKind, RolloutBatch, RolloutMetadata
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.failures import FailureLog
-from ludic.rollouts.follower import PolicyFollower, SwapTimes
+from ludic.rollouts.follower import SwapTimes, WeightSync
 from ludic.rollouts.metrics import stream_metrics
-from ludic.rollouts.pump import BegunGroup, Finished, Pump
+from ludic.rollouts.pump import BegunGroup, Finished, Scheduler
 from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.run_json import run_of
@@ -40,7 +40,7 @@ from ludic.store.code import to_dicts, warn_of_other_code
 from ludic.store.filesystem import back_off
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile
 from ludic.temporary import temporary_folder
-from ludic.troubles import find_sampling_troubles, warn_of_rows
+from ludic.troubles import find_sampling_diagnostics, warn_of_rows
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def opened_stream(
         stream = Stream(
             root,
             config,
-            PolicyFollower(root, cache, make_engine, environments, episodes),
+            WeightSync(root, cache, make_engine, environments, episodes),
             environments=environments,
             numbers=schedule.missing(lives.positions),
             store=_Store(root, writer, log, partial(check_holds_slot, root, claim), stop, lives.files),
@@ -158,7 +158,7 @@ class _Store:
         self.stop, self.writer = stop, writer
         self._log, self._check_slot = log, check_slot
         self._failures = FailureLog(logger)
-        self._warn = warn_of_rows(logger, partial(find_sampling_troubles, run=run_of(root)))
+        self._warn = warn_of_rows(logger, partial(find_sampling_diagnostics, run=run_of(root)))
         self._num_unread = 0
         """Groups that have begun, and are in no file that counts as read: being sampled, complete, or appended."""
         self._known: LatestPolicy | None = None
@@ -217,7 +217,7 @@ class Stream:
         self,
         root: Root,
         config: WorkerConfig,
-        follower: PolicyFollower,
+        weight_sync: WeightSync,
         *,
         environments: Mapping[str, LimitedEnvironments],
         numbers: Iterator[int],
@@ -225,7 +225,7 @@ class Stream:
         report: Callable[[RolloutBatch], None] | None,
     ) -> None:
         """numbers: of the groups to sample, in order."""
-        self._root, self._config, self._follower = root, config, follower
+        self._root, self._config, self._weight_sync = root, config, weight_sync
         self._environments, self._numbers = environments, numbers
         self._store, self._stop, self._report = store, store.stop, report
         self._latest: LatestPolicy | None = None
@@ -239,7 +239,7 @@ class Stream:
         """Wait until there are weights to sample with; returns False if stopped before."""
         began, said = time.monotonic(), False
         for wait_s in pauses_between_reads(self._root):
-            self._latest = self._follower.follow()
+            self._latest = self._weight_sync.follow()
             if self._latest is not None:
                 return True
             if not said and time.monotonic() - began >= _IDLE_S:
@@ -251,9 +251,9 @@ class Stream:
 
     async def run(self) -> None:
         """Sample until stopped, or until num_groups are committed. Needs a policy; see `wait_for_policy`."""
-        self._calls = self._follower.calls
-        self._pump = Pump(
-            self._follower.sampler.run_episode,
+        self._calls = self._weight_sync.calls
+        self._scheduler = Scheduler(
+            self._weight_sync.sampler.run_episode,
             self._environments,
             self._root.extra_columns,
             in_flight=self._config.in_flight,
@@ -270,10 +270,10 @@ class Stream:
         except (EngineError, ConfigError) as error:  # the engine or the environment fails; the store does not
             lost = error
         finally:
-            self._take(self._pump.take())
+            self._take(self._scheduler.take())
             self._give_up()
             following.cancel()
-            await self._pump.close()
+            await self._scheduler.close()
         await self._commit_all()
         if lost is not None:
             raise lost
@@ -283,11 +283,11 @@ class Stream:
         while not self._is_over():
             # One group a round: the rest of the round is never put off, however long the code of users blocks the loop.
             has_begun = self._begin_group()
-            began, is_idle = clock(), self._pump.is_idle
-            self._take(await self._pump.wait(0.0 if has_begun else self._next_look_s()))
+            began, is_idle = clock(), self._scheduler.is_idle
+            self._take(await self._scheduler.wait(0.0 if has_begun else self._next_poll_s()))
             if is_idle:
                 self._idle_s += clock() - began
-                self._waited_for = "weights" if self._pump.is_paused else "budget"
+                self._waited_for = "weights" if self._scheduler.is_paused else "budget"
             idle_since = (began if idle_since is None else idle_since) if is_idle else None
             if not said and idle_since is not None and clock() - idle_since >= _IDLE_S:
                 said = True
@@ -302,15 +302,15 @@ class Stream:
 
     def _is_over(self) -> bool:
         if self._stop.is_set():
-            return self._config.on_stop == "give_up" or self._pump.num_open == 0
-        return self._num_started == self._config.num_groups and self._pump.num_open == 0
+            return self._config.on_stop == "give_up" or self._scheduler.num_open == 0
+        return self._num_started == self._config.num_groups and self._scheduler.num_open == 0
 
     def _begin_group(self) -> bool:
         """Begin the next group if there is room for it, and return whether it has begun."""
-        if not self._pump.has_room or self._num_allowed() <= 0:
+        if not self._scheduler.has_room or self._num_allowed() <= 0:
             return False
         number = next(self._numbers)
-        begun = self._pump.start(number, self._follower.sampler.episodes(number))
+        begun = self._scheduler.start(number, self._weight_sync.sampler.episodes(number))
         self._store.begin()
         self._events.append(self._event("started", begun))
         self._num_started += 1
@@ -334,42 +334,44 @@ class Stream:
         def quiet() -> None:
             asyncio.run_coroutine_threadsafe(self._quiet(), loop).result()
 
-        follow = self._follower.follow if self._config.swap == "token" else partial(self._follower.follow, quiet)
+        follow = self._weight_sync.follow if self._config.swap == "token" else partial(self._weight_sync.follow, quiet)
         waits = pauses_between_reads(self._root)
         try:
             while True:
                 latest = await thread.run(follow)
                 self._calls.release()
-                self._pump.is_paused = False
+                self._scheduler.is_paused = False
                 if latest is not None and latest != self._latest:
                     self._latest, waits = latest, pauses_between_reads(self._root)
-                    self._pump.wake()
-                await asyncio.sleep(next(waits) if self._pump.is_idle else max(next(waits), _BUSY_WAIT_S))
+                    self._scheduler.wake()
+                await asyncio.sleep(next(waits) if self._scheduler.is_idle else max(next(waits), _BUSY_WAIT_S))
         finally:
             thread.close()
-            self._pump.wake()
+            self._scheduler.wake()
 
     async def _quiet(self) -> None:
         """Wait until no completion, or no episode, runs on; the weights change then."""
         if self._config.swap == "completion":
             self._calls.hold()
         else:
-            self._pump.is_paused = True
+            self._scheduler.is_paused = True
         while not self._calls.num_stuck and (
-            self._calls.num_running if self._config.swap == "completion" else self._pump.num_running
+            self._calls.num_running if self._config.swap == "completion" else self._scheduler.num_running
         ):
             await asyncio.sleep(_SHORTEST_WAIT_S)
 
     # --- Complete groups -------------------------------------------------------------------------------------
 
-    def _next_look_s(self) -> float:
+    def _next_poll_s(self) -> float:
         if not self._events or self._committing is not None:
             return _TICK_S
         return max(0.001, min(_TICK_S, self._due_s() - asyncio.get_running_loop().time()))
 
     def _due_s(self) -> float:
         """Return the time at which the complete groups, or what became of others, are to be appended."""
-        if self._finished and self._pump.num_open == 0:  # nothing to wait for, and perhaps the trainer waits for these
+        if (
+            self._finished and self._scheduler.num_open == 0
+        ):  # nothing to wait for, and perhaps the trainer waits for these
             return 0.0
         of_groups = [each.ended_s + _longest_wait_s(each.sampled_s) for each in self._finished]
         return min([self._appended_at + FLUSH_AGE_S, *of_groups])
@@ -383,7 +385,7 @@ class Stream:
         is_full = len(self._finished) >= FLUSH_GROUPS
         if is_full or asyncio.get_running_loop().time() >= self._due_s():
             self._committing = asyncio.create_task(self._commit())
-            self._committing.add_done_callback(lambda _: self._pump.wake())
+            self._committing.add_done_callback(lambda _: self._scheduler.wake())
 
     async def _commit_all(self) -> None:
         if self._committing is not None:
@@ -403,7 +405,7 @@ class Stream:
             groups = tuple(each.group for each in finished)
             batch = RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=self._store.writer.worker_id))
             metrics = self._measure()
-        await self._storing.run(partial(self._store.append, batch, events, self._follower.times, metrics))
+        await self._storing.run(partial(self._store.append, batch, events, self._weight_sync.times, metrics))
         if batch is None:
             return
         self.num_committed += len(finished)
@@ -420,8 +422,8 @@ class Stream:
         return {
             "wait_s": idle_s,
             "step_s": step_s,
-            "policy_version": self._follower.version,
-            "num_running": self._pump.num_running,
+            "policy_version": self._weight_sync.version,
+            "num_running": self._scheduler.num_running,
             "waited_for": self._waited_for if idle_s > 0 else None,
         }
 
@@ -434,18 +436,18 @@ class Stream:
             env_name=request.env_name,
             env_example_id=storable(request.example.example_id),
             group_size=len(begun.requests),
-            policy_version=self._follower.version,
+            policy_version=self._weight_sync.version,
             created_at=datetime.now(UTC),
             episodes=None if event == "started" else begun.ends,
         )
 
     def _give_up(self) -> None:
-        self._events += [self._event("given_up", begun) for begun in self._pump.open_groups]
-        if self._pump.num_open:
+        self._events += [self._event("given_up", begun) for begun in self._scheduler.open_groups]
+        if self._scheduler.num_open:
             logger.info(
                 "gave up %d episodes that ran, of %d groups; the next life of the slot samples these groups first",
-                self._pump.num_running,
-                self._pump.num_open,
+                self._scheduler.num_running,
+                self._scheduler.num_open,
             )
 
     def _why_idle(self) -> str:

@@ -18,7 +18,7 @@ from ludic.schema.tables import Column, load_table
 
 Along = Literal["row", "prompt", "response", "read"]
 SetBy = Literal["transcript", "sampler", "episode"]
-Trained = Literal["always", "on request"]
+WhenTrained = Literal["always", "on request"]
 
 Columns = Mapping[str, Any]
 """Arrays of one row or completion by the name of their column; a column that is left out is absent.
@@ -135,7 +135,7 @@ class ArrayColumn:
     """Whether numbers are from 0 to the model's vocabulary."""
     set_by: SetBy
     """Who gives the values: the transcript, as it is assembled; the sampler, with each completion; the episode."""
-    trained: Trained | None = None
+    trained: WhenTrained | None = None
     """Whether training reads it: always, or when a trainer asks for it; None is never."""
     encoding: str | None = None
     """Of its numbers in Parquet files; None is Parquet's own choice."""

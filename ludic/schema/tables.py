@@ -59,9 +59,13 @@ class TableSchema:
 
     name: str
     version: str
-    """MAJOR.MINOR; a minor version adds nullable columns, anything else is a new major version."""
+    """MAJOR.MINOR; a minor version adds nullable columns or renames one, anything else is a new major version."""
     doc: str
     columns: tuple[Column, ...]
+
+
+Row = Mapping[str, Any]
+"""One row of a table, by column; columns that are left out are null."""
 
 
 @cache
@@ -81,6 +85,25 @@ def load_table(name: str) -> TableSchema:
     assert spec["table"] == name, f"{newest} describes {spec['table']}"
     columns = tuple(_parse_column(column) for column in spec["columns"])
     return TableSchema(name=name, version=spec["version"], doc=spec["doc"], columns=columns)
+
+
+@cache
+def former_names(name: str) -> Mapping[str, str]:
+    """Return what files of older minor versions call a column, by its name now; readers take both."""
+    return {each.name: each.catalogue["formerly"] for each in load_table(name).columns if "formerly" in each.catalogue}
+
+
+@cache
+def shown_names(name: str) -> Mapping[str, str]:
+    """Return the name in SQL of each column that is stored under another: a minor version can't rename it."""
+    return {each.name: each.catalogue["called"] for each in load_table(name).columns if "called" in each.catalogue}
+
+
+@cache
+def names_not_in_sql() -> Mapping[str, str]:
+    """Return the name that SQL has for a column, by a stored name that SQL does not have."""
+    former = {old: new for table in table_names() for new, old in former_names(table).items()}
+    return former | {stored: shown for table in table_names() for stored, shown in shown_names(table).items()}
 
 
 @cache
@@ -125,9 +148,13 @@ def check_schema(file_schema: pa.Schema, name: str, where: str) -> None:
 def conform(table: pa.Table, name: str) -> pa.Table:
     """Return the same rows in exactly arrow_schema(name): columns in its order, without unknown columns.
 
-    Missing nullable columns and struct fields are null. Buffers are shared if the types agree.
-    Raises SchemaError if a required column is missing, a type is wrong, or a column has nulls that it may not have.
+    Missing nullable columns and struct fields are null; a column's former name counts. Buffers are shared if the types
+    agree. Raises SchemaError if a required column is missing, a type is wrong, or a column has nulls that it may not
+    have.
     """
+    former = {old: new for new, old in former_names(name).items() if new not in table.column_names}
+    if not former.keys().isdisjoint(table.column_names):
+        table = table.rename_columns([former.get(each, each) for each in table.column_names])
     problems = _column_problems(table.schema, name)
     if problems:
         raise SchemaError(f"table: {'; '.join(problems)} ({name} schema {load_table(name).version})")

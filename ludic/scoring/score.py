@@ -29,12 +29,13 @@ from ludic.errors import ConfigError, TimeLimitError
 from ludic.records import Rollout
 from ludic.results import Part, Result, number, plural
 from ludic.schema import from_table
+from ludic.schema.tables import Row
 from ludic.scoring.options import ScoreOptions
 from ludic.scoring.outcome import SCORE, Outcome, failed, to_outcome
 from ludic.sql.query import open_result
 from ludic.store import Root
 from ludic.store.files import whole_rows
-from ludic.store.tables import Row, ScoreLog, check_scorer_name
+from ludic.store.tables import ScoreLog, check_scorer_name
 
 # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
 _CHOSEN = """

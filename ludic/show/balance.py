@@ -1,13 +1,12 @@
 """Who waits for whom, trainer or workers, and how many workers would balance. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
-Row = Mapping[str, Any]
-"""One row of the metrics table."""
+from ludic.schema.tables import Row
 
 # A step costs the trainer b seconds of work, and the workers together s seconds of sampling, whichever groups filters
 # drop or steps use again. Without waiting the trainer takes 1/b steps a second, and n workers sample for n/s. So

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ludic.eval.compare import Compared
-from ludic.eval.config import Interval, MeasureConfig
+from ludic.eval.config import IntervalMethod, MeasureConfig
 from ludic.eval.contamination import Overlaps
 from ludic.eval.numbers import Chosen, Numbers, numbers
 from ludic.eval.statistics import ESTIMAND, FEWEST_EXAMPLES, FEWEST_FOR_POWER
@@ -78,7 +78,7 @@ class Evaluation(Result):
 
 
 def measure_stored(
-    root: Root, measure: MeasureConfig, chosen: Chosen, interval: Interval = "korn_graubard"
+    root: Root, measure: MeasureConfig, chosen: Chosen, interval: IntervalMethod = "korn_graubard"
 ) -> Evaluation:
     """Measure the chosen stored samples. Raises ConfigError if there are none, QueryError."""
     found = numbers(root, measure, chosen, interval)

@@ -15,7 +15,7 @@ from ludic.errors import LudicError, QueryError
 from ludic.maintenance.verify import TABLES, read_footers
 from ludic.records import Rollout
 from ludic.schema import from_table, resolve_row
-from ludic.show.transcript import Found, Kind, Look
+from ludic.show.transcript import Lookup, LookupKind, PrintOptions
 from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.sql.reports import figure
@@ -33,11 +33,15 @@ class UnknownIdError(LudicError, LookupError):
 
 
 def look_up(
-    root: Root, part: str, *kinds: Kind, con: duckdb.DuckDBPyConnection | None = None, look: Look | None = None
-) -> Found:
+    root: Root,
+    part: str,
+    *kinds: LookupKind,
+    con: duckdb.DuckDBPyConnection | None = None,
+    options: PrintOptions | None = None,
+) -> Lookup:
     """Find the rollout or group that `part` of an id matches; kinds: search only these. con: a connection to the root.
 
-    look: how it is printed.
+    options: how it is printed.
 
     Leaves out broken files, with a warning. Raises UnknownIdError, StoreError.
     """
@@ -57,12 +61,12 @@ def look_up(
         found = _look_up(connect(root, without=broken), root, part, addresses, kinds)
     if found.kind not in kinds:
         raise UnknownIdError(f"{part!r} is a {found.kind}, wanted a {kinds[0]}; use Run.{found.kind} for it")
-    return found if look is None else replace(found, look=look)
+    return found if options is None else replace(found, options=options)
 
 
 def _look_up(
-    con: duckdb.DuckDBPyConnection, root: Root, part: str, addresses: list[Address], kinds: tuple[Kind, ...]
-) -> Found:
+    con: duckdb.DuckDBPyConnection, root: Root, part: str, addresses: list[Address], kinds: tuple[LookupKind, ...]
+) -> Lookup:
     id_ = part
     if not addresses:
         match = _find(con, root, part, kinds)
@@ -70,12 +74,12 @@ def _look_up(
     if not addresses:  # deleted since the view of rollouts was made
         raise _unknown(root, part)
     rows, records = _read(root, addresses)
-    kind: Kind = "rollout" if rows[0]["rollout_id"] == id_ else "group"
+    kind: LookupKind = "rollout" if rows[0]["rollout_id"] == id_ else "group"
     episode = _episode_of(root, rows[0], addresses[0].file.version) if kind == "rollout" else []
     all_uses = ask(con, root, figure("uses"), {"ids": [row["rollout_id"] for row in episode or rows]})
     shown = {row["rollout_id"] for row in rows}
     uses = [use for use in all_uses if use["rollout_id"] in shown]
-    return Found(
+    return Lookup(
         root=root,
         kind=kind,
         rows=rows,
@@ -131,7 +135,7 @@ def _read(root: Root, addresses: list[Address]) -> tuple[list[dict[str, Any]], t
     )
 
 
-def _find(con: duckdb.DuckDBPyConnection, root: Root, part: str, kinds: tuple[Kind, ...]) -> dict[str, Any]:
+def _find(con: duckdb.DuckDBPyConnection, root: Root, part: str, kinds: tuple[LookupKind, ...]) -> dict[str, Any]:
     """Find the one id that equals, begins with or ends with `part`; returns its id, kind and version."""
     found = ask(con, root, figure("ids"), {"id": part, "kinds": list(kinds)}) if part else []
     if not found:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ludic.defaults import Track, untracked
 from ludic.errors import SchemaError
-from ludic.maintenance.verify import TABLES, Footer, read_footers
+from ludic.maintenance.verify import TABLES, FileFooter, read_footers
 from ludic.recording.losses import Lost
 from ludic.results import Frame, Part, Result, Sentence, cell, number, plural, sparkline
 from ludic.run_config import SAMPLING, RunConfig
@@ -171,7 +171,7 @@ def _other_trainer(root: Root) -> str | None:
     return None if other is None else other.name
 
 
-def _count(footers: list[Footer]) -> dict[str, int]:
+def _count(footers: list[FileFooter]) -> dict[str, int]:
     return {
         "num_files": len(footers),
         "size_bytes": sum(footer.size_bytes for footer in footers),

@@ -1,4 +1,4 @@
-"""The state of a run at one moment: trainer, newest steps, rates, policy, troubles; and the panel that shows it. Pure.
+"""The state of a run at one moment: trainer, newest steps, rates, policy, diagnostics; and its panel. Pure.
 
 `ludic.show.watch` reads it. The panel is at most 120 columns wide, and no wider than the terminal.
 """
@@ -23,20 +23,21 @@ from ludic.defaults import RECORDED_ENV
 from ludic.results import Result, age, number, plural, printable, size, sparkline
 from ludic.run_config import RunConfig
 from ludic.run_json import is_recorded_run, run_of
-from ludic.show.balance import MOST_WAITING, Balance, Row, find_balance
+from ludic.schema.tables import Row
+from ludic.show.balance import MOST_WAITING, Balance, find_balance
 from ludic.store import Root
 from ludic.store.claims import LeaseState
 from ludic.store.records import CheckpointId, OtherTrainer, Policy, other_trainer
 from ludic.training.config import describe_computing
 from ludic.troubles import (
+    Diagnostic,
     History,
-    Trouble,
     find_falls,
     find_mismatch,
-    find_sampling_troubles,
+    find_sampling_diagnostics,
     find_shortage,
     find_some_failures,
-    find_training_troubles,
+    find_training_diagnostics,
     find_truncated_support,
 )
 
@@ -114,7 +115,7 @@ class RunStatus(Result):
             "history": {name: list(map(asdict, versions)) for name, versions in self.history.items()},
             "evals": list(map(asdict, self.evals)),
             "balance": self.balance and asdict(self.balance),
-            "troubles": list(map(str, self.troubles())),
+            "diagnostics": list(map(str, self.diagnostics())),
         }
 
     def print_to(self, console: Console) -> None:
@@ -127,16 +128,16 @@ class RunStatus(Result):
         calls = self.calls if len(self.calls) > len(self.newest_calls) else self.newest_calls
         return find_balance(self.steps[-_BALANCE_STEPS:], calls)
 
-    def troubles(self) -> Iterator[Trouble]:
-        """Yield the troubles of the run that its newest metrics show."""
+    def diagnostics(self) -> Iterator[Diagnostic]:
+        """Yield the diagnostics of the run that its newest metrics show."""
         run, config = run_of(self.root), self.trainer.config if self.trainer else {}
-        yield from find_sampling_troubles(self.newest_calls, run, self.history)
+        yield from find_sampling_diagnostics(self.newest_calls, run, self.history)
         yield from find_falls(self.history)
         yield from find_some_failures(self.newest_calls, run, self.history)
         # Steps of earlier trainers had other settings: sft, say, learns without advantages.
         own_steps = [row for row in self.steps if self.trainer and row["attempt_id"] == self.trainer.attempt_id]
         yield from find_truncated_support(run, config)
-        yield from find_training_troubles(own_steps, config)
+        yield from find_training_diagnostics(own_steps, config)
         yield from find_mismatch(own_steps, run, config)
         yield from find_shortage(self.steps, self.newest_calls, run, config)
 
@@ -204,8 +205,8 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
     """Yield names and their values. width: columns that a value may take."""
     run = run_of(status.root)
     is_other = status.trainer is not None and status.trainer.other is not None
-    for trouble in status.troubles():  # first, since a low terminal shows only the first lines
-        yield "warning", Text(printable(str(trouble)), style="bold red")
+    for diagnostic in status.diagnostics():  # first, since a low terminal shows only the first lines
+        yield "warning", Text(printable(str(diagnostic)), style="bold red")
     for problem in status.unreadable:
         yield "unreadable", Text(printable(problem), style="bold red")
     yield "model", Text(printable(f"{run.model}{_batch(status, run)}"))
@@ -254,7 +255,7 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
         yield "checkpoint", Text(checkpoint)
     if steps and (not is_other or any(row["drops"] is not None for row in recent)):
         yield "dropped", Text(_drops(recent, of=len(steps)))
-    yield from _troubles(steps)
+    yield from _diagnostics(steps)
 
 
 def _batch(status: RunStatus, run: RunConfig) -> str:
@@ -456,9 +457,9 @@ def _policy(status: RunStatus) -> str:
         return "none published"
     age_s = (status.at - datetime.fromisoformat(status.policy.created_at)).total_seconds()
     text = f"version {status.policy.version}, {age(max(0.0, age_s))} old"
-    if not status.steps or status.steps[-1]["lag_mean"] is None:
+    if not status.steps or status.steps[-1]["off_policy_steps_mean"] is None:
         return text
-    mean, largest = (status.steps[-1][name] for name in ("lag_mean", "lag_max"))  # stored names
+    mean, largest = (status.steps[-1][f"off_policy_steps_{of}"] for of in ("mean", "max"))
     return f"{text}; off-policy steps {mean:.1f}, at most {largest}"
 
 
@@ -505,7 +506,7 @@ def _drops(recent: Sequence[Row], of: int) -> str:
     return f"{what}, in {newest}{plural(len(recent), 'step')}"
 
 
-def _troubles(steps: Sequence[Row]) -> Iterator[tuple[str, Text]]:
+def _diagnostics(steps: Sequence[Row]) -> Iterator[tuple[str, Text]]:
     if steps and steps[-1]["num_unreadable_files"]:
         yield "unreadable", Text(f"{plural(steps[-1]['num_unreadable_files'], 'file')} quarantined", style="bold red")
     if steps and steps[-1]["num_seq_len_truncated"]:

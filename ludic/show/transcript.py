@@ -23,20 +23,19 @@ from ludic.records import MAX_TOKENS, WITHOUT_LOGPROBS, Rollout, ended_by
 from ludic.results import Result, cell, number, pairs, plain_table, plural, printable
 from ludic.run_json import is_recorded_run
 from ludic.schema import extra_names
+from ludic.schema.tables import Row
 from ludic.show.stats import describe_sampling
 from ludic.store import Root
 from ludic.store.catalogue import WEIGHT_FILES
-from ludic.store.weights import read_identity, read_kept
+from ludic.store.weights import read_identity, read_snapshot
 
 if TYPE_CHECKING:
     import polars as pl
 
-Kind = Literal["rollout", "group"]
+LookupKind = Literal["rollout", "group"]
 Color = Literal["logprob", "advantage", "ratio", "mask", "none"]
 TokenReader = Callable[[Sequence[int]], list[str]]
 """Returns the text that each token adds."""
-Row = Mapping[str, Any]
-"""One row of the rollouts table."""
 
 _TOKENIZER = "tokenizer.json"
 _EMPTY = "(empty)"
@@ -50,7 +49,7 @@ _SHOWN_CHARACTERS = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class PrintOptions:
     """How a rollout is printed."""
 
     color: Color = "logprob"
@@ -64,11 +63,11 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Found(Result):
+class Lookup(Result):
     """A rollout or a group found by its id. Prints as a readable conversation, or as a table of the group."""
 
     root: Root
-    kind: Kind
+    kind: LookupKind
     rows: list[dict[str, Any]]
     """Rows of the rollouts table, with their address: the rollout, or the rollouts of the group."""
     records: tuple[Rollout, ...]
@@ -82,7 +81,7 @@ class Found(Result):
     code: list[dict[str, Any]]
     """Rows of the view `code`: the environment and users' scorers that scored it, then the advantages of the attempts
     that considered it."""
-    look: Look = field(default_factory=Look)
+    options: PrintOptions = field(default_factory=PrintOptions)
     """How it is printed."""
 
     @property
@@ -116,7 +115,7 @@ class Found(Result):
 
     def print_to(self, console: Console) -> None:
         """Print for people."""
-        print_found(console, self, self.look)
+        print_found(console, self, self.options)
 
 
 _TOKEN_COLUMNS = ["rollout_id", "index", "token_id", "text", "logprob", "reward", "sampled"]
@@ -125,33 +124,35 @@ _TOKEN_COLUMNS = ["rollout_id", "index", "token_id", "text", "logprob", "reward"
 # --- A rollout, from top to bottom -----------------------------------------------------------------------------------
 
 
-def print_found(console: Console, found: Found, look: Look) -> None:
+def print_found(console: Console, found: Lookup, options: PrintOptions) -> None:
     """Print a rollout, or a table of a group's rollouts."""
     is_coloured = bool(console.color_system) and not console.no_color
     if found.kind == "rollout":
-        for part in rollout_parts(found, look, load_token_reader(found.root), legend=is_coloured):
+        for part in rollout_parts(found, options, load_token_reader(found.root), legend=is_coloured):
             console.print(part)
     else:
         reader = None if all(row["messages"] for row in found.rows) else load_token_reader(found.root)
-        _print_group(console, [_with_messages(row, reader) for row in found.rows], found.uses, look)
+        _print_group(console, [_with_messages(row, reader) for row in found.rows], found.uses, options)
 
 
-def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool = True) -> Iterator[RenderableType]:
+def rollout_parts(
+    found: Lookup, options: PrintOptions, reader: TokenReader, *, legend: bool = True
+) -> Iterator[RenderableType]:
     """Yield all that is known of a rollout, from top to bottom. legend: explain the colours of its tokens."""
     row, uses = _with_messages(found.rows[0], reader), found.uses
-    yield pairs({name: _shorten(value, look) for name, value in _summary(row, uses).items()})
+    yield pairs({name: _shorten(value, options) for name, value in _summary(row, uses).items()})
     if len(found.episode) > 1:
         yield _rule("episode")
         yield episode_tree(found.episode, row["rollout_id"], found.advantages)
     yield _rule("conversation")
-    yield from _conversation(row["messages"], look)
-    yield from _response(row, reader, uses[0]["advantage"] if uses else None, look, legend=legend)
+    yield from _conversation(row["messages"], options)
+    yield from _response(row, reader, uses[0]["advantage"] if uses else None, options, legend=legend)
     if row["traceback"]:
         yield _rule("traceback" if row["error"] else "traceback of a tool")
         yield Text(printable(row["traceback"]), style="red")
     if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
-        yield _agent_steps(row["agent_steps"], look)
-        yield _environment_steps(row, look)
+        yield _agent_steps(row["agent_steps"], options)
+        yield _environment_steps(row, options)
     yield _rule("training")
     if not uses:
         yield Text("no gradient step has considered it yet")
@@ -162,7 +163,10 @@ def rollout_parts(found: Found, look: Look, reader: TokenReader, *, legend: bool
         yield pairs(_code_lines(found.code))
     yield _rule("origin")
     yield pairs(
-        {name: _shorten(value, look) for name, value in _origin(row, is_recorded=is_recorded_run(found.root)).items()}
+        {
+            name: _shorten(value, options)
+            for name, value in _origin(row, is_recorded=is_recorded_run(found.root)).items()
+        }
     )
 
 
@@ -181,22 +185,22 @@ def _rule(title: str) -> Rule:
 
 
 def _response(
-    row: dict[str, Any], reader: TokenReader, advantage: float | None, look: Look, *, legend: bool
+    row: dict[str, Any], reader: TokenReader, advantage: float | None, options: PrintOptions, *, legend: bool
 ) -> Iterator[RenderableType]:
     """Yield the tokens in colours, then one line per token with --tokens; leave out the middle of a long response."""
     length = row["response_length"]
     yield _rule(f"response, {length} tokens")
-    kept = length if look.full else min(length, _SHOWN_TOKENS)
+    kept = length if options.full else min(length, _SHOWN_TOKENS)
     first = length if kept == length else kept - kept // 2  # a second part would lose the space before its first word
     head = token_rows(row, reader, 0, first)
     tail = token_rows(row, reader, length - (kept - first), length)
-    text = coloured(head, look.color, advantage)
+    text = coloured(head, options.color, advantage)
     if kept < length:
-        text.append(f"\n… {length - kept:,} tokens left out; {look.to_see_all} …\n", style="dim")
-    yield text.append(coloured(tail, look.color, advantage))
+        text.append(f"\n… {length - kept:,} tokens left out; {options.to_see_all} …\n", style="dim")
+    yield text.append(coloured(tail, options.color, advantage))
     if legend and head:
-        yield colour_legend(look.color, advantage)
-    if look.tokens:
+        yield colour_legend(options.color, advantage)
+    if options.tokens:
         yield token_table([*head, *tail])
 
 
@@ -278,30 +282,30 @@ def _segment(row: dict[str, Any]) -> str | None:
     return f"{row['segment_index']}" + ("" if parent is None else f", rewritten from {parent}")
 
 
-def _shorten(text: str, look: Look) -> str:
+def _shorten(text: str, options: PrintOptions) -> str:
     """Replace the middle of a long text by the number of characters that are left out."""
-    left_out = 0 if look.full else len(text) - _SHOWN_CHARACTERS
+    left_out = 0 if options.full else len(text) - _SHOWN_CHARACTERS
     if left_out <= 0:
         return text
     half = _SHOWN_CHARACTERS // 2
-    return f"{text[:half]}\n… {left_out:,} characters left out; {look.to_see_all} …\n{text[-half:]}"
+    return f"{text[:half]}\n… {left_out:,} characters left out; {options.to_see_all} …\n{text[-half:]}"
 
 
-def _conversation(messages: list[dict[str, Any]], look: Look) -> Iterator[Text]:
+def _conversation(messages: list[dict[str, Any]], options: PrintOptions) -> Iterator[Text]:
     for message in messages:
         name = f" {printable(message['name'])}" if message["name"] else ""
         text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
         if reasoning := message.get("reasoning"):
-            text.append(f"{printable(_shorten(reasoning, look))}\n", style="not bold dim italic")
+            text.append(f"{printable(_shorten(reasoning, options))}\n", style="not bold dim italic")
         is_empty = not (message["content"].strip() or message["tool_calls"] or reasoning)
-        content = _EMPTY if is_empty else printable(_shorten(message["content"], look))
+        content = _EMPTY if is_empty else printable(_shorten(message["content"], options))
         yield text.append(content, style="not bold dim" if is_empty else "not bold default")
         for call in message["tool_calls"]:
-            yield Text(f"  {_call_text(call, look)}", style="magenta")
+            yield Text(f"  {_call_text(call, options)}", style="magenta")
 
 
-def _call_text(call: Row, look: Look) -> str:
-    return _with_answer(call, lambda text: _shorten(text, look))
+def _call_text(call: Row, options: PrintOptions) -> str:
+    return _with_answer(call, lambda text: _shorten(text, options))
 
 
 def _with_answer(call: Row, shorten: Callable[[str], str]) -> str:
@@ -311,30 +315,30 @@ def _with_answer(call: Row, shorten: Callable[[str], str]) -> str:
     return printable(f"{call['name']}({shorten(call['arguments'])}){shown}")
 
 
-def _agent_steps(steps: list[dict[str, Any]], look: Look) -> Table:
+def _agent_steps(steps: list[dict[str, Any]], options: PrintOptions) -> Table:
     table = plain_table("turn", "target", "tokens", "finish", "action")
     for step in steps:
         problem = f"cut at {MAX_TOKENS}" if step["finish_reason"] == "length" else "parse error"
         action = f"{problem}: {step['parse_feedback'] or ''}" if step["parse_error"] else step["action"] or ""
-        calls = "".join(f"\n{_call_text(call, look)}" for call in step["tool_calls"])
+        calls = "".join(f"\n{_call_text(call, options)}" for call in step["tool_calls"])
         table.add_row(
             str(step["turn"]),
             step["action_target"],
             f"{step['start']}-{step['end']}",
             cell(ended_by(None, step["finish_reason"], step["parse_error"])),
-            Text(printable(f"{_shorten(action, look)}{calls}".strip())),
+            Text(printable(f"{_shorten(action, options)}{calls}".strip())),
         )
     return table
 
 
-def _environment_steps(row: Row, look: Look) -> Table:
+def _environment_steps(row: Row, options: PrintOptions) -> Table:
     table = plain_table("step", "agent turns", ">reward", "next observation", "end")
     for step in row["environment_steps"]:
         table.add_row(
             str(step["turn"]),
             " ".join(map(str, step["agent_steps"])),
             "-" if step["reward"] is None else number(step["reward"]),
-            Text(printable(_shorten(step["next_observation"] or "", look))),
+            Text(printable(_shorten(step["next_observation"] or "", options))),
             _end_of_step(step, row["agent_steps"]),
         )
     return table
@@ -376,7 +380,9 @@ def _use_text(use: dict[str, Any]) -> str:
 # --- A group ---------------------------------------------------------------------------------------------------------
 
 
-def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[str, Any]], look: Look) -> None:
+def _print_group(
+    console: Console, rows: list[dict[str, Any]], uses: list[dict[str, Any]], options: PrintOptions
+) -> None:
     first = rows[0]
     console.print(
         pairs(
@@ -384,20 +390,20 @@ def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[s
                 "group": first["group_id"],
                 "example": f"{first['env_name']} {first['env_example_id']} ({first['purpose']})",
                 "policy": f"version {first['policy_version']} of {first['model']}",
-                **({"wanted": _shorten(first["wanted"], look)} if first["wanted"] else {}),
+                **({"wanted": _shorten(first["wanted"], options)} if first["wanted"] else {}),
             }
         )
     )
-    for part in _conversation(_prompt_of(first["messages"]), look):
+    for part in _conversation(_prompt_of(first["messages"]), options):
         console.print(part)
     use_of = {use["rollout_id"]: use for use in reversed(uses)}
     titles = ("", "agent", "rollout (its end)", ">reward", "correct", ">advantage", ">tokens", "finish", "training")
-    is_told = {
+    is_shown = {
         "agent": len({row["agent_id"] for row in rows}) > 1,
         "correct": any(row["correct"] is not None for row in rows),
         ">advantage": bool(uses),
     }
-    kept = [title for title in titles if is_told.get(title, True)]
+    kept = [title for title in titles if is_shown.get(title, True)]
     table = plain_table(*kept)
     table.collapse_padding = True  # else all columns need more than 80 characters
     table.columns[kept.index("rollout (its end)")].no_wrap = True  # ids are copied
@@ -405,18 +411,18 @@ def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[s
         line = dict(zip(titles, _group_line(row, use_of.get(row["rollout_id"])), strict=True))
         table.add_row(*(line[title] for title in kept))
     console.print(table)
-    for title, row in _shown_answers(rows, look):
+    for title, row in _shown_answers(rows, options):
         reward = "not scored" if row["episode_reward"] is None else number(row["episode_reward"])
         console.rule(f"{title}, {reward}", align="left", style="dim")
         text = row["messages"][-1]["content"] if row["messages"] else ""
-        most = len(text) if look.full else _EXCERPT
+        most = len(text) if options.full else _EXCERPT
         shown = printable(text[:most]) + ("…" if len(text) > most else "")
         console.print(Text(shown) if text.strip() else Text(_EMPTY, style="dim"))
 
 
-def _shown_answers(rows: list[dict[str, Any]], look: Look) -> Iterator[tuple[str, dict[str, Any]]]:
+def _shown_answers(rows: list[dict[str, Any]], options: PrintOptions) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the best and the worst scored row of a group with a title; with `full` all rows, by group_index."""
-    if look.full:
+    if options.full:
         yield from ((f"answer {row['group_index']}", row) for row in rows)
         return
     scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
@@ -581,7 +587,7 @@ def _newest_tokenizer(root: Root) -> bytes | None:
         return root.read(WEIGHT_FILES.name(max(published)))
     identity = read_identity(root)  # a run whose weights are elsewhere: imported, or recorded of another trainer
     kept = {} if identity is None else identity.tokenizer
-    return read_kept(root, {_TOKENIZER: kept[_TOKENIZER]})[_TOKENIZER] if _TOKENIZER in kept else None
+    return read_snapshot(root, {_TOKENIZER: kept[_TOKENIZER]})[_TOKENIZER] if _TOKENIZER in kept else None
 
 
 def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) -> list[str]:

@@ -29,7 +29,7 @@ from ludic.records import RolloutBatch
 from ludic.results import NOTEBOOK_COLUMNS, can_draw, open_console, printable, to_html
 from ludic.rollouts.metrics import mean_reward
 from ludic.schema import SCALAR_COLUMNS
-from ludic.show.balance import Row
+from ludic.schema.tables import Row
 from ludic.show.status import WINDOW, EvalMeans, RunStatus, Trainer, draw
 from ludic.store import Attempt, MetricsTail, Root, latest_policy, list_files, read_attempt, read_columns
 from ludic.store.attempts import checkpoint_ids, newest_attempt_id
@@ -37,7 +37,7 @@ from ludic.store.claims import LeaseWatch, newest_claim, read_lease
 from ludic.store.files import list_versions
 from ludic.store.policies import read_policy
 from ludic.store.records import CheckpointId
-from ludic.troubles import LEAPS, History, Sampled, Trouble, TroubleLog, find_leaps
+from ludic.troubles import LEAPS, Diagnostic, DiagnosticLog, History, VersionSamples, find_leaps
 
 logger = logging.getLogger("ludic.run")
 
@@ -45,7 +45,7 @@ Found = TypeVar("Found")
 
 _MOST_STEPS = 1000
 _NEWEST_CALLS = 256
-"""Number of engine calls, of any age, that are searched for troubles."""
+"""Number of engine calls, of any age, that are searched for diagnostics."""
 _NEWEST_FILES = 64
 """Number of files of each writer that the first look reads."""
 _EVALS_EVERY_S = 10.0
@@ -66,10 +66,10 @@ class Watcher:
         self._steps: dict[CheckpointId, Row] = {}
         self._calls: deque[Row] = deque()
         self._newest_calls: deque[Row] = deque(maxlen=_NEWEST_CALLS)
-        self._sampled: dict[tuple[str, int], Sampled] = {}
+        self._sampled: dict[tuple[str, int], VersionSamples] = {}
         self._evals = _EvalTail()
 
-    def look(self) -> RunStatus:
+    def poll(self) -> RunStatus:
         root = Root.open(self._url)  # raises if the run is gone
         now = datetime.now(UTC)
         self._take(self._poll(), now)
@@ -85,7 +85,7 @@ class Watcher:
             policy=_if_sound(lambda: read_policy(root, latest.version), unreadable) if latest else None,
             checkpoint=max(checkpoint_ids(root), default=None),
             history=_history(self._sampled.values(), steps),
-            evals=self._evals.look(root),
+            evals=self._evals.poll(root),
             unreadable=unreadable,
         )
 
@@ -95,7 +95,7 @@ class Watcher:
                 self._calls.append(row)
                 self._newest_calls.append(row)
                 key = row["env_name"], row["policy_version"]
-                self._sampled[key] = self._sampled.get(key, Sampled(env_name=key[0], version=key[1])).plus(row)
+                self._sampled[key] = self._sampled.get(key, VersionSamples(env_name=key[0], version=key[1])).plus(row)
             elif row["kind"] == "train" and None not in (row["attempt_id"], row["step"]):  # other writers may add kinds
                 self._steps[row["attempt_id"], row["step"]] = row
         while self._calls and self._calls[0]["created_at"] < now - WINDOW:
@@ -118,7 +118,7 @@ class Watcher:
         return Trainer(
             attempt_id=attempt_id,
             owner=known.owner,
-            lease_state=self._lease_watch.look(lease) if lease else None,
+            lease_state=self._lease_watch.poll(lease) if lease else None,
             config=attempt.config if attempt else {},
         )
 
@@ -141,19 +141,19 @@ def _if_sound(read: Callable[[], Found | None], unreadable: list[str]) -> Found 
         return None
 
 
-def stored_troubles(root: Root, rows: Iterable[Row]) -> list[Trouble]:
-    """Return the troubles of a run, those of far steps over all steps. rows: of its metrics."""
-    status = Watcher(root.url, lambda: rows).look()
+def stored_diagnostics(root: Root, rows: Iterable[Row]) -> list[Diagnostic]:
+    """Return the diagnostics of a run, those of far steps over all steps. rows: of its metrics."""
+    status = Watcher(root.url, lambda: rows).poll()
     config = status.trainer.config if status.trainer else {}
-    newest = [trouble for trouble in status.troubles() if trouble.kind != LEAPS]
+    newest = [diagnostic for diagnostic in status.diagnostics() if diagnostic.kind != LEAPS]
     return [*newest, *find_leaps(status.steps, config)]
 
 
-def _history(sampled: Iterable[Sampled], steps: Sequence[Row]) -> History:
+def _history(sampled: Iterable[VersionSamples], steps: Sequence[Row]) -> History:
     """Return what was sampled by environment, in order of versions, with the step that each version took."""
     versions = [row["policy_version"] for row in steps]
     reached = list(itertools.accumulate(versions, max))  # a later attempt may begin with an earlier version
-    history: dict[str, list[Sampled]] = {}
+    history: dict[str, list[VersionSamples]] = {}
     for it in sorted(sampled, key=lambda it: (it.env_name, it.version)):
         index = bisect_left(reached, it.version)
         is_known = index < len(steps) and (index > 0 or it.version == versions[0] or steps[0]["step"] == 1)
@@ -170,7 +170,7 @@ class _EvalTail:
         """Rows of each file."""
         self._means: list[EvalMeans] = []
 
-    def look(self, root: Root) -> list[EvalMeans]:
+    def poll(self, root: Root) -> list[EvalMeans]:
         """Return means by environment; [] without evaluations. Files that can't be read are left out."""
         if time.monotonic() - self._looked >= _EVALS_EVERY_S:
             version = max(list_versions(root, "evals"), default=None)
@@ -218,7 +218,7 @@ def describe_step(row: Mapping[str, Any]) -> str:
     """Return a step's main metrics as one line."""
     reward = row.get("reward_mean")
     shown = "unscored" if reward is None else f"{reward:.3f}"
-    mean = row.get("lag_mean")  # the stored name
+    mean = row.get("off_policy_steps_mean")
     off_policy = "" if mean is None else f"off-policy steps {mean:.1f}  "
     loss = "" if row["loss"] is None else f"loss {row['loss']:.4f}  "
     speed = "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f} tokens/s"
@@ -251,10 +251,10 @@ def open_view(watcher: Watcher) -> AbstractContextManager[Update]:
 def live_panel(watcher: Watcher, console: Console, interval_s: float = _INTERVAL_S) -> Iterator[Update]:
     """Show a panel that follows a run; StoreError and SchemaError are shown below the last frame."""
     with Live(console=console, refresh_per_second=4) as live:
-        look = _look_and_draw(watcher, lambda: console.width, live.update)
-        look()
-        yield _at_most_every(interval_s, look)
-        look()
+        poll = _look_and_draw(watcher, lambda: console.width, live.update)
+        poll()
+        yield _at_most_every(interval_s, poll)
+        poll()
 
 
 @contextmanager
@@ -267,26 +267,26 @@ def notebook_panel(watcher: Watcher, interval_s: float = _NOTEBOOK_INTERVAL_S) -
     def show(frame: RenderableType) -> None:
         output.update(HTML(to_html(lambda console: console.print(frame))))
 
-    look = _look_and_draw(watcher, lambda: NOTEBOOK_COLUMNS, show)
-    look()
-    yield _at_most_every(interval_s, look)
-    look()
+    poll = _look_and_draw(watcher, lambda: NOTEBOOK_COLUMNS, show)
+    poll()
+    yield _at_most_every(interval_s, poll)
+    poll()
 
 
 def _look_and_draw(watcher: Watcher, width: Callable[[], int], show: Callable[[RenderableType], None]) -> Update:
     """Return a function that looks at the run and shows its panel."""
     last: RunStatus | None = None
 
-    def look() -> None:
+    def poll() -> None:
         nonlocal last
         try:
-            last = watcher.look()
+            last = watcher.poll()
             show(draw(last, width()))
         except (StoreError, SchemaError) as error:
             shown = draw(last, width()) if last else Text("nothing seen yet")
             show(Group(shown, Text(f"looking again: {printable(str(error))}", style="bold red")))
 
-    return look
+    return poll
 
 
 @contextmanager
@@ -308,20 +308,20 @@ def log_shown() -> Iterator[None]:
 
 @contextmanager
 def step_log(watcher: Watcher, interval_s: float = _INTERVAL_S) -> Iterator[Update]:
-    """Log one line per new gradient step, each trouble of the run when it begins, what can't be read, StoreError."""
-    known = set(map(_checkpoint_id, watcher.look().steps))
-    told: set[str] = set()
-    troubles = TroubleLog(logger)
+    """Log one line per new gradient step, each diagnostic of the run when it begins, what can't be read, StoreError."""
+    known = set(map(_checkpoint_id, watcher.poll().steps))
+    logged: set[str] = set()
+    diagnostics = DiagnosticLog(logger)
 
-    def look() -> None:
+    def poll() -> None:
         try:
-            status = watcher.look()
+            status = watcher.poll()
         except (StoreError, SchemaError) as error:
             logger.warning("looking again: %s", error)
             return
         for problem in status.unreadable:
-            if problem not in told:
-                told.add(problem)
+            if problem not in logged:
+                logged.add(problem)
                 logger.warning("%s", problem)
         num_steps = status.trainer.num_steps if status.trainer else None
         of_all = "" if num_steps is None else f" of {num_steps}"
@@ -329,10 +329,10 @@ def step_log(watcher: Watcher, interval_s: float = _INTERVAL_S) -> Iterator[Upda
             if _checkpoint_id(row) not in known:
                 known.add(_checkpoint_id(row))
                 logger.info("step %d%s  %s%s", row["step"], of_all, describe_step(row), _incomplete(status))
-        troubles.tell(status.troubles())
+        diagnostics.report(status.diagnostics())
 
-    yield _at_most_every(interval_s, look)
-    look()
+    yield _at_most_every(interval_s, poll)
+    poll()
 
 
 def watch(watcher: Watcher, console: Console, interval_s: float) -> None:
@@ -347,18 +347,18 @@ def watch(watcher: Watcher, console: Console, interval_s: float) -> None:
                     update()
                     time.sleep(_TICK_S)
         while True:  # stdout is a file or a pipe
-            console.print(draw(watcher.look(), console.width))
+            console.print(draw(watcher.poll(), console.width))
             time.sleep(interval_s)
 
 
-def _at_most_every(interval_s: float, look: Callable[[], None]) -> Update:
-    """Return a function that calls `look` unless its last call ended less than `interval_s` ago."""
+def _at_most_every(interval_s: float, poll: Callable[[], None]) -> Update:
+    """Return a function that calls `poll` unless its last call ended less than `interval_s` ago."""
     looked = time.monotonic() - interval_s
 
     def update() -> None:
         nonlocal looked
         if time.monotonic() - looked >= interval_s:
-            look()
+            poll()
             looked = time.monotonic()
 
     return update

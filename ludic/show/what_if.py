@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ludic.results import Frame, Part, Result, plural, size
-from ludic.what_if.bisect import Bisected, Look
+from ludic.what_if.bisect import Bisected, Probe
 from ludic.what_if.cut import Cut
 from ludic.what_if.rerun import Rerun
 
@@ -119,9 +119,9 @@ class Bisection(Result):
         return self.found.found
 
     @property
-    def looks(self) -> tuple[Look, ...]:
+    def probes(self) -> tuple[Probe, ...]:
         """Steps that the search looked at, in order."""
-        return self.found.looks
+        return self.found.probes
 
     def to_dict(self) -> dict[str, Any]:
         return {"root": self.url, **asdict(self.found)}
@@ -131,9 +131,9 @@ class Bisection(Result):
         yield self._answer()
         yield Frame(
             "looks",
-            [asdict(look) for look in self.looks],
+            [asdict(probe) for probe in self.probes],
             ("step", "predicate", "num_rows"),
-            most=len(self.looks),
+            most=len(self.probes),
             titles={"num_rows": f"rows of {self.found.table}"},
             derived={"predicate": _state},
         )
@@ -145,9 +145,9 @@ class Bisection(Result):
         if self.found.before is None:
             return f"({self.found.predicate}) is true from the start, step {first}."
         answer = f"({self.found.predicate}) turns true at step {self.step}; it is not at step {self.found.before}."
-        num_looks = len({look.step for look in self.looks if look.step < self.step})
-        is_whole = num_looks >= self.step - first
-        looked = f"The search takes it to turn true once, and looked at {num_looks} of the steps before."
+        num_probed = len({probe.step for probe in self.probes if probe.step < self.step})
+        is_whole = num_probed >= self.step - first
+        looked = f"The search takes it to turn true once, and looked at {num_probed} of the steps before."
         return answer if is_whole else f"{answer} {looked}"
 
 
@@ -180,10 +180,10 @@ class CutOut(Result):
             yield f"SHA-256 of {name} after the step: {digest}"
 
 
-def _state(look: Mapping[str, Any]) -> str:
-    if not look["num_rows"]:
+def _state(probe: Mapping[str, Any]) -> str:
+    if not probe["num_rows"]:
         return "no rows"
-    return "NULL" if look["is_true"] is None else str(look["is_true"]).lower()
+    return "NULL" if probe["is_true"] is None else str(probe["is_true"]).lower()
 
 
 def _frame(name: str, frame: "pl.DataFrame", *shown: str) -> Frame:

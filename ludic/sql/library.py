@@ -30,6 +30,7 @@ from ludic.code.run import describe_failure, only_exceptions
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.schema import SCALAR_COLUMNS
 from ludic.schema.columns import NUM_TOKEN_IDS, ArrayColumn, select
+from ludic.schema.tables import names_not_in_sql
 from ludic.user_files import NO_FILES, Files, file_of, python_file_of
 
 _COMMENT = re.compile(r"--[^\n]*")
@@ -190,7 +191,12 @@ def reason_of(error: Exception) -> str:
     text = " ".join(str(error).split("\n\nLINE ")[0].split())
     for letter, escaped in _ESCAPED.items():
         text = text.replace(escaped, letter)
-    return text
+    unknown = {name for pair in _UNKNOWN_COLUMN.findall(text) for name in pair}
+    renamed = [f"SQL calls {old} {new}" for old, new in names_not_in_sql().items() if old in unknown]
+    return "; ".join([text, *renamed])
+
+
+_UNKNOWN_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
 
 
 _MOST_OF_A_PATH = 4096

@@ -494,8 +494,8 @@ class Planner:
         if "token_advantages" in table.column_names:
             with self._registered("estimated_tokens", table):
                 means = run_query(self._con, read_packaged("plan", "mean_advantages"))
-            places = pc.index_in(table["rollout_id"], means["rollout_id"])
-            table = table.append_column("advantage", means["advantage"].take(places))
+            indexes = pc.index_in(table["rollout_id"], means["rollout_id"])
+            table = table.append_column("advantage", means["advantage"].take(indexes))
         missing = _ADVANTAGE_COLUMNS.keys() - set(table.column_names)
         for name in missing:
             table = table.append_column(name, pa.nulls(table.num_rows, _ADVANTAGE_COLUMNS[name]))

@@ -30,13 +30,14 @@ from fsspec.utils import glob_translate
 from ludic.by_name import read_packaged
 from ludic.errors import QueryError, SchemaError, one_line
 from ludic.schema import arrow_schema, rollouts_schema
+from ludic.schema.tables import former_names
 from ludic.sql.library import escape_glob, quote, quote_list
 from ludic.sql.snapshot import ARGUMENTS, ListReader, Snapshot, segment_schema
 from ludic.store import Root
-from ludic.store.catalogue import ROWS, Records, Row, Table
-from ludic.store.code import read_kept_text
+from ludic.store.catalogue import FILE_KINDS, FileKind, Records, Table
+from ludic.store.code import read_snapshot_text
 from ludic.store.files import Folder
-from ludic.store.records import AttemptId, Count, Time
+from ludic.store.records import AttemptId, StoredCount, Time
 from ludic.temporary import folder_of_object
 
 logger = logging.getLogger(__name__)
@@ -56,8 +57,8 @@ _WITH_SQL = (
     *("inspect_samples", "inspect_evals", "quarantine", "expirations", "compactions", "gone"),
 )
 """Views of ludic/sql/views/ in order of their dependencies."""
-_ROWS = {row.kind: row for row in ROWS}
-_STORED = {row.view: row for row in ROWS if row.view is not None}
+_ROWS = {row.kind: row for row in FILE_KINDS}
+_STORED = {row.view: row for row in FILE_KINDS if row.view is not None}
 """The row whose files a view shows, by view."""
 _VIEWS = (*(view for view in _STORED if view not in _WITH_SQL), *_WITH_SQL)
 """All views; those without SQL of their own are the stored rows as they are."""
@@ -215,7 +216,7 @@ def _create_functions(
     """Create the functions that views call: the files to read, at bind time; lists and texts of code, at run time."""
     sound: set[str] = set()
     """Files with a record that could be read; they never change."""
-    told: set[str] = set()
+    warned: set[str] = set()
     """Problems that the log has."""
 
     def segments_of(folder: Folder) -> list[str]:
@@ -235,14 +236,14 @@ def _create_functions(
         names = [name for name in row.names(root) if name not in without]
         if isinstance(row, Records):
             problems = record_problems(root, row, [name for name in names if name not in sound])
-            for problem in set(map(str, problems.values())) - told:
+            for problem in set(map(str, problems.values())) - warned:
                 logger.warning("left out: %s", problem)
-                told.add(problem)
+                warned.add(problem)
             sound.update(names := [name for name in names if name not in problems])
         return [escape_glob(f"{url}/{name}") for name in names]
 
     def text_of_code(sha256: str | None, path: str | None) -> str | None:
-        return read_kept_text(root, sha256, path)
+        return read_snapshot_text(root, sha256, path)
 
     for function in (segments_of, compacted_of, files_of):
         name = f"{function.__name__}_{number}"
@@ -297,21 +298,26 @@ def _sql_of_root(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: s
 
 
 def _stored_rows(
-    con: duckdb.DuckDBPyConnection, tables: list[str], number: int, row: Row[Any], values: Mapping[str, str]
+    con: duckdb.DuckDBPyConnection, tables: list[str], number: int, row: FileKind[Any], values: Mapping[str, str]
 ) -> dict[str, str]:
     """Return SQL of the rows in a row's files: `stored`, a table; `columns`, their names; `types`, of records."""
     if isinstance(row, Table):
-        made = _add_empty_table(con, tables, number, row.kind, arrow_schema(row.table))
+        schema, former = arrow_schema(row.table), former_names(row.table)
+        older = [pa.field(old, schema.field(new).type) for new, old in former.items()]
+        made = _add_empty_table(con, tables, number, row.kind, pa.schema([*schema, *older]))
+        read_as = {new: f'coalesce("{new}", "{old}") as "{new}"' for new, old in former.items()}
+        made["columns"] = ", ".join(f'"{name}"' for name in schema.names)
+        selected = ", ".join(read_as.get(name, f'"{name}"') for name in schema.names)
         read, how = "read_parquet", f"schema = {made['schema']}"
     else:
         assert isinstance(row, Records), f"{row.kind} has no rows"
         made = _add_empty_table(con, tables, number, row.kind, _schema_of_record(row))
-        read, how = "read_json", f"columns = {made['types']}"
+        read, how, selected = "read_json", f"columns = {made['types']}", made["columns"]
     options = f"{how}, filename = true, hive_partitioning = false, allow_empty = true"
     files = f"{read}(files_of_{number}({quote(row.kind)}), {options})"
     without = f"where not list_contains({values['without']}, filename)"
     stored = f"from {values['empty']}.{row.kind} union all by name from {files}"
-    return made | {"stored": f"(select {made['columns']} from ({stored}) {without})"}  # noqa: S608
+    return made | {"stored": f"(select {selected} from ({stored}) {without})"}  # noqa: S608
 
 
 def unreadable_records(root: Root) -> dict[str, str]:
@@ -357,7 +363,7 @@ def _type_of(hint: Any) -> pa.DataType:
     (hint,) = (
         [each for each in get_args(hint) if each is not NoneType] if get_origin(hint) in (Union, UnionType) else [hint]
     )
-    types = {AttemptId: pa.int32(), Time: pa.timestamp("us", "UTC"), Count: pa.int64(), int: pa.int64()}
+    types = {AttemptId: pa.int32(), Time: pa.timestamp("us", "UTC"), StoredCount: pa.int64(), int: pa.int64()}
     return types.get(hint, pa.string())
 
 

@@ -23,10 +23,10 @@ from ludic.store.records import (
     Attempt,
     CheckpointInfo,
     CodeList,
-    CompactionPlan,
+    CompactionRecord,
     CutRecord,
     Delta,
-    Evaluation,
+    EvaluationRecord,
     Evaluator,
     ImportBegun,
     ImportReport,
@@ -91,11 +91,11 @@ _PARTITIONS = f"(?:rollouts|evals)/{_PARTITION}|requests".format(version=DIGITS,
 Number = Annotated[int, Spelling(DIGITS, int)]
 Int32 = Annotated[int, Spelling(DIGITS, _int32)]
 Quoted = Annotated[str, Spelling(r"[^/]+", lru_cache(maxsize=1024)(_unquote), _quoted)]
-WorkerId = Annotated[str, Spelling(WORKER)]
+WorkerIdName = Annotated[str, Spelling(WORKER)]
 Committer = Annotated[str, Spelling(COMMITTER)]
 Hex16 = Annotated[str, Spelling("[0-9a-f]{16}")]
 Hex32 = Annotated[str, Spelling("[0-9a-f]{32}")]
-Sha256 = Annotated[str, Spelling("[0-9a-f]{64}")]
+Sha256Name = Annotated[str, Spelling("[0-9a-f]{64}")]
 Uuid = Annotated[str, Spelling(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")]
 Path = Annotated[str, Spelling(PATH_BELOW, is_path=True)]
 MovedPath = Annotated[str, Spelling(rf"(?:{PATH_BELOW})(?<!\.json)", is_path=True)]
@@ -127,7 +127,7 @@ class StepName(NamedTuple):
 
 class MetricsName(NamedTuple):
     kind: MetricsKind
-    writer: WorkerId
+    writer: WorkerIdName
     sequence: Number
 
 
@@ -185,7 +185,7 @@ class MovedName(NamedTuple):
 
 
 class TextName(NamedTuple):
-    sha256: Sha256
+    sha256: Sha256Name
     suffix: Suffix
 
 
@@ -217,7 +217,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Row(Generic[F]):
+class FileKind(Generic[F]):
     """One kind of file of a root. Its subclasses say what the files hold; this one, text or anything."""
 
     kind: str
@@ -256,7 +256,7 @@ class Row(Generic[F]):
     def _writers(self) -> Sequence[tuple[int, Callable[[Any], str]]]:
         """Of the fields that are not written as they are, with their places."""
         writers = (spelling.write for spelling in self._spellings.values())
-        return [(place, write) for place, write in enumerate(writers) if write is not str]
+        return [(index, write) for index, write in enumerate(writers) if write is not str]
 
     @cached_property
     def _format(self) -> str:
@@ -281,8 +281,8 @@ class Row(Generic[F]):
     def name(self, of: F) -> str:
         """Return the path below the root."""
         values = list(of)
-        for place, write in self._writers:
-            values[place] = write(values[place])
+        for index, write in self._writers:
+            values[index] = write(values[index])
         return self._format.format(*values)
 
     def name_of(self, record: Any) -> str:
@@ -340,7 +340,7 @@ class Row(Generic[F]):
 
 
 @dataclass(frozen=True)
-class Table(Row[F]):
+class Table(FileKind[F]):
     """Parquet files with rows of a table of schemas/."""
 
     table: str = field(kw_only=True)
@@ -350,13 +350,13 @@ class Table(Row[F]):
 
 
 @dataclass(frozen=True)
-class Records(Row[F], Generic[F, R]):
+class Records(FileKind[F], Generic[F, R]):
     """JSON files with one record each."""
 
     record: type[R] = field(kw_only=True)
     noun: str = field(kw_only=True)
     """What a file is, in an error."""
-    mend: str = ""
+    remedy: str = ""
     """What to do about a broken file, in an error."""
     first: int | None = None
     """First number of a register: put N if absent, N + 1 is newer, no gaps. None for other rows."""
@@ -365,11 +365,11 @@ class Records(Row[F], Generic[F, R]):
 
     def read(self, root: "Storage", *of: Any) -> R | None:
         """Return a record; None if the file does not exist. of: the name. Raises SchemaError if it is broken."""
-        return read_record(root, self.name(self.fields._make(of)), self.record, self.noun, self.mend)
+        return read_record(root, self.name(self.fields._make(of)), self.record, self.noun, self.remedy)
 
 
 @dataclass(frozen=True)
-class Weights(Row[F]):
+class WeightFiles(FileKind[F]):
     """Files in a format of Hugging Face or torch; the folder's manifest has their digests."""
 
 
@@ -392,7 +392,7 @@ CUT = Records(
     record=CutRecord,
     noun="record of a cut",
 )
-README = Row("readme", Only, "README.txt", "in a cut: how to replay it, for people")
+README = FileKind("readme", Only, "README.txt", "in a cut: how to replay it, for people")
 
 ROLLOUTS = Table(
     "rollouts",
@@ -507,7 +507,7 @@ LEASES = Records(
     "a trainer's claim of the root, renewed while it lives",
     record=Lease,
     noun="lease",
-    mend="see that no trainer runs, and delete it",
+    remedy="see that no trainer runs, and delete it",
     numbered="claims",
     first=1,
     put="once, then by its owner",
@@ -519,7 +519,7 @@ WORKERS = Records(
     "one start of a worker, or of a recorder: its claim of a slot; its code; what it lost",
     record=SlotClaim,
     noun="claim",
-    mend="stop the workers of this slot, and delete it",
+    remedy="stop the workers of this slot, and delete it",
     numbered="claims in a slot",
     first=1,
     put="once, then by its owner",
@@ -538,7 +538,7 @@ POLICIES = Records(
     first=0,
     view="policies",
 )
-WEIGHTS = Weights(
+WEIGHTS = WeightFiles(
     "weights",
     VersionName,
     "policies/version={version}/config.json",
@@ -556,7 +556,7 @@ DELTAS = Records(
     completes=True,
     kept="pruned",
 )
-WEIGHT_FILES = Weights(
+WEIGHT_FILES = WeightFiles(
     "weight files",
     VersionFile,
     "policies/version={version}/{file}",
@@ -571,7 +571,7 @@ LATEST = Records(
     "the version to sample with, and the budget of open groups",
     record=LatestPolicy,
     noun="name of a policy",
-    mend="the next publish replaces it",
+    remedy="the next publish replaces it",
     put="replaced",
 )
 CHECKPOINTS = Records(
@@ -585,7 +585,7 @@ CHECKPOINTS = Records(
     completes=True,
     kept="pruned",
 )
-STATE_FILES = Weights(
+STATE_FILES = WeightFiles(
     "state files",
     StepFile,
     "checkpoints/attempt={attempt_id}/step={step}/{file}",
@@ -600,10 +600,10 @@ IDENTITY = Records(
     "fingerprints of the first model",
     record=ModelIdentity,
     noun="identity of a model",
-    mend="delete it, and start where the model is",
+    remedy="delete it, and start where the model is",
     completes=True,
 )
-MODEL = Weights(
+MODEL = WeightFiles(
     "model",
     FileName,
     "model/{file}",
@@ -621,7 +621,7 @@ CODE = Records(
     numbered="claims",
     first=1,
 )
-TEXTS = Row(
+TEXTS = FileKind(
     "texts",
     TextName,
     "code/{sha256}.{suffix}",
@@ -633,9 +633,9 @@ EVALUATIONS = Records(
     EvaluationName,
     "evaluations/{evaluation}.json",
     "what an evaluation samples and scores with",
-    record=Evaluation,
+    record=EvaluationRecord,
     noun="evaluation",
-    mend="delete it; the next `ludic eval` with its settings puts it back",
+    remedy="delete it; the next `ludic eval` with its settings puts it back",
     numbered="digest of the settings",
     view="evaluations",
 )
@@ -646,7 +646,7 @@ EVALUATORS = Records(
     "the blocks that a running `ludic eval` samples; deleted at its end",
     record=Evaluator,
     noun="list of an evaluation's open blocks",
-    mend="delete it",
+    remedy="delete it",
     numbered="uuid7",
     put="replaced",
     kept="while its owner lives",
@@ -657,7 +657,7 @@ COMPACTIONS = Records(
     PlanName,
     "compactions/{partition}/{number}.json",
     "which files a compaction replaces",
-    record=CompactionPlan,
+    record=CompactionRecord,
     noun="plan of a compaction",
     numbered="claims in a partition",
     first=0,
@@ -681,7 +681,7 @@ IMPORTS = Records(
     "a file that is imported, and how; put first",
     record=ImportBegun,
     noun="record of an import",
-    mend="delete it, and import the file again",
+    remedy="delete it, and import the file again",
     numbered="digest of the file",
 )
 IMPORTED = Records(
@@ -691,10 +691,10 @@ IMPORTED = Records(
     "the report of an import; put last",
     record=ImportReport,
     noun="report of an import",
-    mend="delete it, and import the file again",
+    remedy="delete it, and import the file again",
     numbered="digest of the file",
 )
-QUARANTINED = Row(
+QUARANTINED = FileKind(
     "quarantined",
     MovedName,
     "quarantine/{name}",
@@ -708,11 +708,11 @@ QUARANTINE = Records(
     "why it was moved",
     record=QuarantinedFile,
     noun="note",
-    mend="move it out of the run, or delete it",
+    remedy="move it out of the run, or delete it",
     put="replaced",
     view="quarantine",
 )
-OLD_QUARANTINED = Row(
+OLD_QUARANTINED = FileKind(
     "old quarantined", MovedName, "set_aside/{name}", "a broken file, of an older ludic", put="replaced"
 )
 OLD_QUARANTINE = Records(
@@ -725,7 +725,7 @@ OLD_QUARANTINE = Records(
     put="replaced",
 )
 
-DATA = Row(
+DATA = FileKind(
     "data",
     DataName,
     "inputs/questions-{digest}.jsonl",
@@ -734,8 +734,8 @@ DATA = Row(
 )
 
 
-def _foreign(folder: str, about: str) -> Row[FileName]:
-    return Row(folder, FileName, f"{folder}/{{file}}", about, put="replaced", kept="not the run's", rest=True)
+def _foreign(folder: str, about: str) -> FileKind[FileName]:
+    return FileKind(folder, FileName, f"{folder}/{{file}}", about, put="replaced", kept="not the run's", rest=True)
 
 
 UNFINISHED = _foreign(SCRATCH, "files that are not complete yet, of a local root")
@@ -746,13 +746,13 @@ DELTA_LOGS = {
     folder: _foreign(f"{folder}/_delta_log", "log of a Delta export") for folder in (ROLLOUTS.folder, EVALS.folder)
 }
 ICEBERG = _foreign("iceberg", "catalogue of an Iceberg export")
-PICTURE = Row(
+PICTURE = FileKind(
     "picture", Only, "reward.png", "curve of the reward, drawn by a demo", put="replaced", kept="not the run's"
 )
-FOREIGN: tuple[Row[Any], ...] = (UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG, PICTURE)
+FOREIGN: tuple[FileKind[Any], ...] = (UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG, PICTURE)
 """What lies in a root and is not the run's: not checked, copied or counted."""
 
-ROWS: tuple[Row[Any], ...] = (
+FILE_KINDS: tuple[FileKind[Any], ...] = (
     *(RUN, MODEL, IDENTITY, ROLLOUTS, EVALS, BATCHES, POLICIES, WEIGHT_FILES, WEIGHTS, DELTAS, LATEST, STATE_FILES),
     *(CHECKPOINTS, ATTEMPTS, LEASES, WORKERS, CODE, TEXTS, REQUESTS, METRICS, REFERENCE, EVALUATIONS),
     *(EVALUATORS, SCORES, LABELS, TOKEN_STATS, COMPACTIONS, EXPIRED, IMPORTS, IMPORTED, DATA),
@@ -764,15 +764,15 @@ ROWS: tuple[Row[Any], ...] = (
 
 
 @lru_cache(maxsize=1)
-def _rows_by_head() -> Mapping[str, list[Row[Any]]]:
+def _rows_by_head() -> Mapping[str, list[FileKind[Any]]]:
     """Return the rows by what their names begin with; a folder's other files come after its named ones."""
-    found: dict[str, list[Row[Any]]] = {}
-    for row in sorted(ROWS, key=lambda row: row.rest):
+    found: dict[str, list[FileKind[Any]]] = {}
+    for row in sorted(FILE_KINDS, key=lambda row: row.rest):
         found.setdefault(row.template.partition("/")[0], []).append(row)
     return found
 
 
-def row_of(name: str) -> Row[Any] | None:
+def file_kind_of(name: str) -> FileKind[Any] | None:
     """Return the row that makes this name; None for a foreign name."""
     rows = _rows_by_head().get(name.partition("/")[0], [])
     return next((row for row in rows if row.parse(name) is not None), None)
@@ -781,7 +781,7 @@ def row_of(name: str) -> Row[Any] | None:
 def to_markdown() -> str:
     """Return the rows as a table of Markdown."""
     lines = ["| file | what it holds | numbered by | put | kept | SQL view |", "| --- | --- | --- | --- | --- | --- |"]
-    for row in ROWS:
+    for row in FILE_KINDS:
         last = "; completes its folder" if row.completes else ""
         view = f"`{row.view}`" if row.view else ""
         put = f"{row.put}{last}" if row.kept != "not the run's" else ""

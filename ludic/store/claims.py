@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from ludic.defaults import LEASE_S
 from ludic.errors import LudicError, OwnedError, ReplacedRootError, SchemaError, SlotTakenError
 from ludic.records import new_id
-from ludic.store.catalogue import ATTEMPTS, LEASES, WORKERS, Records, Row, parse_number
+from ludic.store.catalogue import ATTEMPTS, LEASES, WORKERS, FileKind, Records, parse_number
 from ludic.store.records import Lease, SlotClaim, encode_record
 from ludic.store.root import Root
 
@@ -41,7 +41,7 @@ R = TypeVar("R")
 class Register(Generic[R]):
     """The records of a row that has a first number."""
 
-    def __init__(self, root: "Storage", row: Records[Any, R], *key: Any, beside: Row[Any] | None = None) -> None:
+    def __init__(self, root: "Storage", row: Records[Any, R], *key: Any, beside: FileKind[Any] | None = None) -> None:
         """key: fields of the name before the number, such as a slot. beside: a row whose files take numbers, too."""
         assert row.first is not None, f"{row.kind} is no register"
         self._root, self._row, self._key, self._first = root, row, key, row.first
@@ -275,7 +275,7 @@ class LeaseWatch:
         self._since = 0.0
         self._was_renewed = False
 
-    def look(self, lease: Lease) -> LeaseState:
+    def poll(self, lease: Lease) -> LeaseState:
         """Take the lease as read now, and return its owner's state."""
         if lease != self._lease:
             known = self._lease
@@ -313,11 +313,11 @@ def describe_process(pid: int) -> str | None:
 
 def is_alive(process: str) -> bool:
     """Return whether a process is proven alive: it is on this machine, in this pid namespace, and runs."""
-    pid = _pid_here(process)
+    pid = _local_pid(process)
     return pid is not None and describe_process(pid) == process
 
 
-def _pid_here(process: str) -> int | None:
+def _local_pid(process: str) -> int | None:
     """Return the pid of a process that was started on this boot, in this pid namespace; None for any other."""
     here, there = describe_process(os.getpid()), process.split()
     is_here = here is not None and here.split()[:2] == there[:2] and len(there) == 4
@@ -326,7 +326,7 @@ def _pid_here(process: str) -> int | None:
 
 def is_dead(process: str) -> bool:
     """Return whether a process is proven dead: started on this boot, in this pid namespace, and no longer there."""
-    if (pid := _pid_here(process)) is None:
+    if (pid := _local_pid(process)) is None:
         return False
     try:
         os.kill(pid, 0)

@@ -113,7 +113,7 @@ def check_list(root: Root, number: int) -> None:
         read_copy(root, file, entry)
 
 
-def read_kept_text(root: Root, sha256: str | None, path: str | None) -> str | None:
+def read_snapshot_text(root: Root, sha256: str | None, path: str | None) -> str | None:
     """Return the text of a user's file that a record names, for people; None if it is missing or damaged."""
     name = text_name(sha256 or "", Path(path or "").suffix)
     if TEXTS.parse(name) is None:

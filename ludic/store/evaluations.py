@@ -19,7 +19,7 @@ from ludic.records import new_id
 from ludic.store.catalogue import EVALUATIONS, EVALUATORS, NUMBER, UuidName
 from ludic.store.claims import describe_process, is_dead, owner_name
 from ludic.store.files import list_files, read_sources
-from ludic.store.records import CodeRecord, Evaluation, Evaluator, encode_record
+from ludic.store.records import CodeRecord, EvaluationRecord, Evaluator, encode_record
 from ludic.store.root import Root
 
 # --- evaluations/ ---------------------------------------------------------------------------------------------
@@ -61,12 +61,12 @@ class SampleBlock:
         return cls(evaluation=match[1], examples=range(first, end), samples=range(first_sample, end_sample))
 
 
-def evaluation_of(env_name: str, settings: Mapping[str, Any], code: Sequence[CodeRecord]) -> Evaluation:
+def evaluation_of(env_name: str, settings: Mapping[str, Any], code: Sequence[CodeRecord]) -> EvaluationRecord:
     """Return the evaluation with these settings and code, as of now."""
     # Packages are left out: a new version of ludic with the same environment is the same evaluation.
     digests = [[record.role, record.name, record.digests] for record in code]
     text = json.dumps([env_name, dict(settings), digests], sort_keys=True)
-    return Evaluation(
+    return EvaluationRecord(
         evaluation=sha256(text.encode()).hexdigest()[:16],
         env_name=env_name,
         settings=settings,
@@ -75,7 +75,7 @@ def evaluation_of(env_name: str, settings: Mapping[str, Any], code: Sequence[Cod
     )
 
 
-def put_evaluation(root: Root, evaluation: Evaluation) -> None:
+def put_evaluation(root: Root, evaluation: EvaluationRecord) -> None:
     """Store an evaluation, unless it is stored."""
     root.put_if_absent(EVALUATIONS.name_of(evaluation), encode_record(evaluation))
 

@@ -70,7 +70,7 @@ _REDIRECT = "Received redirect without LOCATION"
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FilesystemFailure:
     """A filesystem's error, in terms common to all filesystems."""
 
     said: str = field(repr=False)
@@ -94,14 +94,14 @@ class Failure:
         return self.code in {"NoSuchBucket", "ContainerNotFound"}
 
 
-def diagnose(error: BaseException) -> Failure:
+def diagnose(error: BaseException) -> FilesystemFailure:
     """Describe the first error in the chain of causes with a known status or code, else the error itself."""
     for link in _chain(error):
         failure = _from_response(link) or _from_text(link) or _from_status(link)
         if failure is not None:
             return failure
     code = errno.errorcode.get(getattr(error, "errno", None) or 0, type(error).__name__)
-    return Failure(f"{type(error).__name__}: {_ERRNO.sub('', str(error))}", code)
+    return FilesystemFailure(f"{type(error).__name__}: {_ERRNO.sub('', str(error))}", code)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -200,7 +200,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _from_response(error: BaseException) -> Failure | None:
+def _from_response(error: BaseException) -> FilesystemFailure | None:
     """Parse botocore's ClientError, which is the cause of s3fs's errors."""
     response = getattr(error, "response", None)
     if not isinstance(response, Mapping) or "Error" not in response:
@@ -209,7 +209,7 @@ def _from_response(error: BaseException) -> Failure | None:
     return _failure(details.get("Code", ""), details.get("Message", ""), meta.get("HTTPStatusCode"))
 
 
-def _from_text(error: BaseException) -> Failure | None:
+def _from_text(error: BaseException) -> FilesystemFailure | None:
     """Parse obstore's errors, whose text holds the server's answer and much else."""
     text = str(error)
     if "Error performing" not in text:
@@ -224,11 +224,11 @@ def _from_text(error: BaseException) -> Failure | None:
     if request and (unanswered := _UNANSWERED.search(text, request.end())):
         reason = _REASON.search(text)
         said = reason[1] if reason else {"Timeout": "time-out"}.get(unanswered[1], "connection lost")
-        return Failure(f"no answer from {request[1]}: {said}", _UNREACHABLE)
+        return FilesystemFailure(f"no answer from {request[1]}: {said}", _UNREACHABLE)
     return None
 
 
-def _from_status(error: BaseException) -> Failure | None:
+def _from_status(error: BaseException) -> FilesystemFailure | None:
     """Parse errors of aiohttp (status), Azure (status_code, error_code) and gcsfs (code)."""
     if type(error).__module__.split(".")[0] not in _CLIENTS:
         return None
@@ -240,11 +240,11 @@ def _from_status(error: BaseException) -> Failure | None:
     return None
 
 
-def _failure(code: str, message: str, status: int | None) -> Failure:
+def _failure(code: str, message: str, status: int | None) -> FilesystemFailure:
     if code.isdecimal():  # the answer to a HEAD has no body, so botocore's code is the status
         status, code, message = int(code), "", message if message != "Forbidden" else ""
     known = f"{code} (HTTP {status})" if code and status else code or f"HTTP {status}"
-    return Failure(f"{known}: {message}" if message else known, code, status)
+    return FilesystemFailure(f"{known}: {message}" if message else known, code, status)
 
 
 def _is_lost_connection(error: BaseException) -> bool:
@@ -285,7 +285,7 @@ _ADVICE: Mapping[frozenset[str], str] = {
 }
 
 
-def _advice(failure: Failure, where: str, act: str) -> str | None:
+def _advice(failure: FilesystemFailure, where: str, act: str) -> str | None:
     bucket = where.partition("://")[2].partition("/")[0]
     for codes, advice in _ADVICE.items():
         if failure.code in codes or (not failure.code and str(failure.status) in codes):

@@ -35,7 +35,7 @@ from ludic.store.catalogue import (
     Table,
 )
 from ludic.store.parquet import group_ranges, open_parquet, read_row_groups, read_rows
-from ludic.store.records import COMPACTED, CompactionPlan, Folder, PlannedOutput, encode_record
+from ludic.store.records import COMPACTED, CompactionRecord, Folder, PlannedOutput, encode_record
 from ludic.store.root import Root
 
 # --- Names and listings ---------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CompactionPlan:
     """One compaction of a partition; compacted files are named by its number."""
 
     partition: str
@@ -287,19 +287,19 @@ def put_plan(root: Root, number: int, files: Sequence[Sequence[AppendedFile]]) -
         PlannedOutput(name=output_of(of_output[0], number, index).name, sources=[file.source for file in of_output])
         for index, of_output in enumerate(files)
     ]
-    plan = encode_record(CompactionPlan(outputs=outputs), indent=None)
+    plan = encode_record(CompactionRecord(outputs=outputs), indent=None)
     root.put_if_absent(COMPACTIONS.name(PlanName(files[0][0].partition, number)), plan)
 
 
-def read_partition_plans(root: Root, partition: str) -> list[Plan]:
+def read_partition_plans(root: Root, partition: str) -> list[CompactionPlan]:
     """Return the plans of one partition, in order; read by name, since a listing may be delayed."""
-    plans: list[Plan] = []
+    plans: list[CompactionPlan] = []
     while (plan := _read_plan(root, partition, len(plans))) is not None:
         plans.append(plan)
     return plans
 
 
-def read_plans(root: Root) -> list[Plan]:
+def read_plans(root: Root) -> list[CompactionPlan]:
     """Return the plans of all partitions."""
     partitions = dict.fromkeys(found.partition for found in COMPACTIONS.listed(root))
     return [plan for partition in partitions for plan in read_partition_plans(root, partition)]
@@ -316,14 +316,14 @@ def find_replacement(root: Root, file: RolloutFile) -> RolloutFile | None:
     return None
 
 
-def _read_plan(root: Root, partition: str, number: int) -> Plan | None:
+def _read_plan(root: Root, partition: str, number: int) -> CompactionPlan | None:
     """Return a plan; None if it does not exist. A plan that can't be read has no outputs."""
     try:
         plan = COMPACTIONS.read(root, partition, number)
         outputs = tuple(_parse_output(output, partition) for output in plan.outputs) if plan else ()
     except ValueError:  # also those of SchemaError and ConfigError
-        plan, outputs = CompactionPlan(outputs=()), ()
-    return Plan(partition, number, outputs) if plan else None
+        plan, outputs = CompactionRecord(outputs=()), ()
+    return CompactionPlan(partition, number, outputs) if plan else None
 
 
 def _parse_output(output: PlannedOutput, partition: str) -> Output:

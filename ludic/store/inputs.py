@@ -67,14 +67,14 @@ def located_options(env: Iterable[str], env_options: Mapping[str, Any], root: St
                 f"environment {name}: stored is {given['stored']!r}, wanted the name of a file in inputs/ of the root, "
                 "such as questions-0123456789abcdef.jsonl"
             )
-        path = None if data is None else _path_here(root, data, must_exist="stored" in given)
+        path = None if data is None else _local_path(root, data, must_exist="stored" in given)
         found = {} if path is None else {"stored": str(path)}
         of_root = {} if example_ids == EXAMPLE_IDS[0] else {"example_ids": example_ids}
         options[name] = {**of_root, **given, **found}
     return options
 
 
-def _path_here(root: Storage, name: str, *, must_exist: bool) -> Path | None:
+def _local_path(root: Storage, name: str, *, must_exist: bool) -> Path | None:
     """Return the path of data on this machine; None if the root does not hold it and need not."""
     if root.is_local:
         path = Path(root.at(name)).absolute()

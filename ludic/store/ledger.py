@@ -61,7 +61,8 @@ def write_ledger(root: Root, attempt: Attempt, step: int, rows: pa.Table) -> Non
 def step_numbers(rows: pa.Table) -> dict[str, Any]:
     """Return the metrics of a step that follow from its ledger alone, by column of the metrics table.
 
-    rows: of one step. A mean of no rows is None, and so are the lags of rows of other roots, whose versions differ.
+    rows: of one step. A mean of no rows is None, and so are the off-policy steps of rows of other roots, which have
+    versions of their own.
     """
     used = rows.filter(rows["used"])
     own, dropped = used.filter(pc.is_null(used["root"])), rows.filter(pc.invert(rows["used"]))
@@ -72,8 +73,8 @@ def step_numbers(rows: pa.Table) -> dict[str, Any]:
         "response_length_mean": pc.mean(used["response_length"]).as_py(),
         "advantage_mean": pc.mean(used["advantage"]).as_py(),
         "advantage_std": pc.stddev(used["advantage"]).as_py(),
-        "lag_mean": pc.mean(own["lag"]).as_py(),
-        "lag_max": pc.max(own["lag"]).as_py(),
+        "off_policy_steps_mean": pc.mean(own["lag"]).as_py(),
+        "off_policy_steps_max": pc.max(own["lag"]).as_py(),
         "drops": dict(Counter(dropped["reason"].to_pylist())),
     }
 

@@ -22,7 +22,7 @@ from xxhash import xxh3_64_intdigest
 
 from ludic.errors import LudicError, SchemaError, StoreError, one_line
 from ludic.schema import array_columns, arrow_schema, as_schema, check_schema, rollouts_schema
-from ludic.store.catalogue import ROWS, Table
+from ludic.store.catalogue import FILE_KINDS, Table
 from ludic.store.filesystem import MemoryFile
 from ludic.store.root import Root
 
@@ -637,7 +637,7 @@ MOST_ROW_GROUP_BYTES = 4 * LARGEST_GROUP_BYTES
 MOST_FILE_BYTES = 256 << 20
 """Most bytes in memory of a file that is read whole."""
 
-_MOST_ROWS = {row.table: row.most_rows for row in ROWS if isinstance(row, Table)}
+_MOST_ROWS = {row.table: row.most_rows for row in FILE_KINDS if isinstance(row, Table)}
 _types: tuple[pq.ParquetSchema, Mapping[str, Sequence[tuple[int, str]]]] | None = None
 """The last schema that _types_by_column saw, and what it returned."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}

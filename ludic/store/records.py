@@ -24,7 +24,7 @@ from ludic.paths import A_RELATIVE_PATH, RELATIVE_PATH
 if TYPE_CHECKING:
     from ludic.store.filesystem import Storage
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+StoredCount = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A number that becomes part of a file name or of an int64 column."""
 AttemptId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """A number that becomes part of an int32 column, too."""
@@ -143,7 +143,7 @@ class Attempt:
     attempt_id: AttemptId
     parent_attempt: AttemptId | None
     """Attempt of the checkpoint that this one resumed from; None if it started from the run's first weights."""
-    parent_step: Count | None
+    parent_step: StoredCount | None
     """Step of that checkpoint; later steps of the parent are superseded."""
     owner: str
     """Host and pid of the trainer as host-pid, for people."""
@@ -228,7 +228,7 @@ class SlotClaim:
 class Policy:
     """policy.json: the origin of a version's weights."""
 
-    version: Count
+    version: StoredCount
     step: int
     """Gradient steps that made these weights."""
     attempt_id: AttemptId
@@ -240,15 +240,15 @@ class Policy:
 class LatestPolicy:
     """policies/LATEST: the version to sample with, and the budget of open groups (ludic.batches.budget)."""
 
-    version: Count
-    budget: Count | None = None
+    version: StoredCount
+    budget: StoredCount | None = None
     """Groups that may be open at a time, of all workers together. None in files of older versions, whose trainers
     asked for groups by version: workers wait until a trainer of this version writes the file."""
     num_workers: int = 1
     """Workers that share the budget, at least one."""
-    num_ready: Count = 0
+    num_ready: StoredCount = 0
     """Open groups that the trainer has read, or trains on."""
-    oldest_version: Count = 0
+    oldest_version: StoredCount = 0
     """Rollouts of versions before this one are not read any more."""
     seen: Mapping[WorkerId, int] = field(default_factory=dict)
     """Sequence of the newest file that the trainer has read, by worker_id."""
@@ -274,8 +274,8 @@ class LatestPolicy:
 class Delta:
     """delta.json: what a version is a difference to, and what it must be after that."""
 
-    version: Count
-    base: Count
+    version: StoredCount
+    base: StoredCount
     """Version to whose files the differences are applied; always an earlier one."""
     files: dict[RelativeName, str]
     """Digest of each file of the whole version, by name, as in digests.json."""
@@ -342,7 +342,7 @@ class ModelIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class EvaluationRecord:
     """What an evaluation samples and scores with; neither the weights, nor the number of examples and samples."""
 
     evaluation: EvaluationId
@@ -364,7 +364,7 @@ class Evaluator:
     """The process as ludic.store.claims.describe_process identifies it; None if the system doesn't show it."""
     blocks: Sequence[RelativeName]
     """Names below the root of the files with samples that the process is going to store."""
-    num_changes: Count = 0
+    num_changes: StoredCount = 0
     """Grows with each put, so that a renewal changes the file."""
 
 
@@ -412,9 +412,9 @@ class QuarantinedFile:
 class CutRecord:
     """Content of cut.json."""
 
-    step: Count
+    step: StoredCount
     """Step that the cut is for; the last one whose batch it holds."""
-    first_step: Count
+    first_step: StoredCount
     """First step whose batch it holds; a replay begins here."""
     weights_sha256: Mapping[RelativeName, str] = field(default_factory=dict)
     """SHA-256 of the weight files after `step`, by name; empty if the run did not keep these weights in float32."""
@@ -462,12 +462,12 @@ class PlannedOutput:
 
     name: RelativeName
     """Path below the root."""
-    sources: Sequence[tuple[WorkerId, Count]]
+    sources: Sequence[tuple[WorkerId, StoredCount]]
     """worker_id and sequence of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionPlan:
+class CompactionRecord:
     """compactions/PARTITION/N.json: one compaction of a partition."""
 
     outputs: Sequence[PlannedOutput]

@@ -23,7 +23,7 @@ from ludic.masking import public_url
 from ludic.paths import is_url
 from ludic.schema import SCHEMA_VERSION
 from ludic.store import local
-from ludic.store.catalogue import ROWS, RUN
+from ludic.store.catalogue import FILE_KINDS, RUN
 from ludic.store.filesystem import Storage
 from ludic.store.records import RunRecord, convert, decode_json, encode_json
 
@@ -85,7 +85,7 @@ class Root(Storage):
         root = cls(storage.url, storage.fs, storage.path, stop, run_json=data)
         if writable:
             # A listing passes over them: a trainer would miss its checkpoints, and begin with the first weights.
-            root.refuse_lost_folders({row.folder for row in ROWS if row.folder})
+            root.refuse_lost_folders({row.folder for row in FILE_KINDS if row.folder})
             root.prove_put_if_absent(RUN.template, data)
         return root
 

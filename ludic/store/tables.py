@@ -29,6 +29,7 @@ from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.printable import storable
 from ludic.records import new_id
 from ludic.schema import arrow_schema, check_schema, conform
+from ludic.schema.tables import Row
 from ludic.schema.validation import NULL_PARTITION
 from ludic.store.catalogue import (
     LABELS,
@@ -63,8 +64,6 @@ logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound="NamedTuple")
 Item = TypeVar("Item")
-Row = Mapping[str, Any]
-"""One row of a table, by column; columns that are left out are null."""
 
 _CONCURRENT_READS = 16
 

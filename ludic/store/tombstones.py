@@ -24,7 +24,7 @@ from ludic.store.catalogue import (
     MovedName,
     NumberName,
     Records,
-    row_of,
+    file_kind_of,
 )
 from ludic.store.files import Folder, RolloutFile, SourceFile, find_sources, slot_of
 from ludic.store.local import SCRATCH
@@ -219,7 +219,7 @@ def quarantine(root: Root, name: str, reason: str) -> str | None:
     Does nothing if the file was moved before. Readers then see a gap in its worker's sequence and continue, and the
     next worker in that slot makes the requests of the file again.
     """
-    assert row_of(name) not in (QUARANTINED, OLD_QUARANTINED), f"{name} is in quarantine"
+    assert file_kind_of(name) not in (QUARANTINED, OLD_QUARANTINED), f"{name} is in quarantine"
     target = QUARANTINED.name(MovedName(name))
     assert QUARANTINED.parse(target), f"{name} would be taken for a note"
     try:

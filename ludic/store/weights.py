@@ -393,14 +393,14 @@ def _put(root: Root, file: Path, name: str, is_large: bool) -> bool:
     return root.put_file_if_absent(file, name) if is_large else root.put_if_absent(name, file.read_bytes())
 
 
-def copy_kept(source: Root, target: Root) -> None:
+def copy_snapshot(source: Root, target: Root) -> None:
     """Copy the kept model of `source` to `target`, which has the same model; does nothing if `source` keeps none."""
     identity = read_identity(source)
     if identity is None:
         return
     with target.scratch_folder() as folder:
         source.download(MODEL.folder, folder, leave_out=[IDENTITY.file])
-        keep_model(target, folder, identity, with_weights=set(identity.weights) <= set(kept_files(source)))
+        keep_model(target, folder, identity, with_weights=set(identity.weights) <= set(snapshot_files(source)))
 
 
 def check_same(root: Root, found: ModelIdentity) -> None:
@@ -415,17 +415,17 @@ def check_same(root: Root, found: ModelIdentity) -> None:
         )
 
 
-def kept_files(root: Root) -> Iterator[str]:
+def snapshot_files(root: Root) -> Iterator[str]:
     """Return the names of the files in model/ except identity.json, without the folder."""
     return (found.file for found in MODEL.listed(root) if found.file != IDENTITY.file)
 
 
-def read_kept(root: Root, names: Mapping[str, str]) -> dict[str, bytes]:
+def read_snapshot(root: Root, names: Mapping[str, str]) -> dict[str, bytes]:
     """Return the content of kept files by name. Raises ModelError if a file is damaged or missing.
 
     names: SHA-256 by name, such as `identity.tokenizer`.
     """
-    found = {name: root.read(MODEL.name(FileName(name))) for name in kept_files(root) if name in names}
+    found = {name: root.read(MODEL.name(FileName(name))) for name in snapshot_files(root) if name in names}
     for name, digest in names.items():
         if name not in found or hashlib.sha256(found[name]).hexdigest() != digest:
             problem = "damaged" if name in found else "missing"

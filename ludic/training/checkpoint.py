@@ -46,7 +46,7 @@ from ludic.training.model import detached, full_state_dict, load_model, save_wei
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class TrainerState:
     """Copy of the trainer's state that later steps do not change; complete on rank 0 only."""
 
     info: CheckpointInfo
@@ -66,7 +66,7 @@ def take_snapshot(
     policy_version: int,
     cursor: Mapping[str, Any],
     config: Mapping[str, Any],
-) -> Snapshot:
+) -> TrainerState:
     """Copy the state of a checkpoint to the CPU of rank 0; every rank must call it."""
     info = CheckpointInfo(
         attempt_id=attempt_id,
@@ -77,7 +77,7 @@ def take_snapshot(
         num_ranks=num_ranks(),
     )
     moments = to_file(_whole(split_moments(_moments(model, optimizer))))
-    return Snapshot(
+    return TrainerState(
         info=info,
         model=model,
         weights=detached(full_state_dict(model, adapters_only=has_adapters(model)), model.device),
@@ -88,7 +88,7 @@ def take_snapshot(
 
 def write_checkpoint(
     root: Root,
-    snapshot: Snapshot,
+    snapshot: TrainerState,
     *,
     max_shard_size: str = "5GB",
     check: Callable[[], None] = lambda: None,

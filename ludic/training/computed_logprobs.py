@@ -21,7 +21,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ludic.batches.reading import read_rank_batch
-from ludic.batches.source import Plan
+from ludic.batches.source import BatchPlan
 from ludic.distributed import bytes_from_main, is_main, num_ranks, path_on_main, rank, run_on_all
 from ludic.errors import StoreError
 from ludic.models.first_model import first_model
@@ -154,7 +154,7 @@ def _weights_of(source: Root, version: int, model: str | None) -> Iterator[Path]
         yield folder
 
 
-def _plan_of(rows: pa.Table) -> Plan:
+def _plan_of(rows: pa.Table) -> BatchPlan:
     """Return rows as a plan that uses them all."""
     for name, value in {
         "pair_id": pa.scalar(None, pa.string()),
@@ -164,4 +164,4 @@ def _plan_of(rows: pa.Table) -> Plan:
         "used": pa.scalar(True),
     }.items():
         rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
-    return Plan(step=0, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
+    return BatchPlan(step=0, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from ludic.batches.config import MICRO_BATCH_TOKENS, BatchConfig, OfLoss
 from ludic.defaults import LEASE_S, MOST_LEASE_S
 from ludic.errors import ConfigError
-from ludic.settings import Count, CountOr0, Needs, Range, Tokens, Weight, check, convert, flat
+from ludic.settings import CountOr0, Needs, PositiveCount, Range, Tokens, Weight, check, convert, flat
 
 # --- Objectives, each with the settings that it reads ------------------------------------------------------------
 
@@ -423,19 +423,19 @@ class ModelConfig:
 class CheckpointConfig:
     """How often checkpoints and weights are written, and how many are kept."""
 
-    checkpoint_every: Count | None = 20
+    checkpoint_every: PositiveCount | None = 20
     """Steps between checkpoints; None writes one at the end only."""
-    keep_checkpoints: Count | None = 3
+    keep_checkpoints: PositiveCount | None = 3
     """Number of newest checkpoints to keep; None keeps all."""
-    keep_checkpoints_every: Count | None = None
+    keep_checkpoints_every: PositiveCount | None = None
     """Keep checkpoints whose step is a multiple of this, in addition to the newest; None keeps only the newest."""
     async_checkpoint: bool = True
     """Write checkpoints in the background, from a copy in memory; the run waits for its last one."""
     max_shard_size: str = "5GB"
     """Maximum size of a file of saved weights, such as 500MB; larger weights are split into shards with an index."""
-    keep_policies: Count | None = 4
+    keep_policies: PositiveCount | None = 4
     """Number of newest published versions whose weights to keep; None keeps all."""
-    full_version_every: Count | None = None
+    full_version_every: PositiveCount | None = None
     """Publish one version of so many in full, the others as differences to the version before; None publishes all in
     full."""
 
@@ -492,7 +492,7 @@ class TrackerConfig:
     """Name of the run in W&B; None takes WANDB_NAME, else the last part of the root's location."""
     tracker_tags: tuple[str, ...] = ()
     """Tags of the run in W&B; if empty, those of WANDB_TAGS."""
-    tracker_samples_every: Count | None = 20
+    tracker_samples_every: PositiveCount | None = 20
     """Steps between tables of answers, the best and the worst of some groups of each environment; None sends none."""
 
     def __post_init__(self) -> None:
@@ -504,7 +504,7 @@ class TrackerConfig:
 class TrainConfig:
     """Settings of a trainer. None means off, unless the setting says otherwise."""
 
-    num_steps: Count = 100
+    num_steps: PositiveCount = 100
     """Total number of gradient steps, including those before a resume."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     loss: LossConfig = field(default_factory=LossConfig)

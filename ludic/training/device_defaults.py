@@ -74,7 +74,7 @@ def follow_device(
         return _on_cpu(config)
     free = torch.tensor(_memory_to_use())
     dist.all_reduce(free, op=dist.ReduceOp.MIN)
-    config = config.replace(**run_on_main(lambda: _chosen_here(config, run, load_model_config(), int(free))))
+    config = config.replace(**run_on_main(lambda: _chosen(config, run, load_model_config(), int(free))))
     if is_main():
         words = describe_computing(config.flat())
         logger.info("this trainer computes in %s (chosen for the GPU: %s)", words, ", ".join(missing))
@@ -175,7 +175,7 @@ class _Memory:
         return sum(parts.values())
 
 
-def _chosen_here(config: TrainConfig, run: RunConfig, model: PreTrainedConfig, free: int) -> dict[str, Any]:
+def _chosen(config: TrainConfig, run: RunConfig, model: PreTrainedConfig, free: int) -> dict[str, Any]:
     """Return values for the settings that are None, by what the GPU and the installed packages can do."""
     gpu = Gpu(
         free=free,

@@ -44,7 +44,7 @@ LOGIT = 12
 PROMPT_TOKENS = 1024
 """Tokens of a prompt, where no setting bounds a sequence. Assumed."""
 
-Device = Literal["cpu", "cuda"]
+DeviceKind = Literal["cpu", "cuda"]
 Place = Literal["none", "device", "host"]
 """Where the weights of a reference model are, if it is a model of its own."""
 Parts = dict[str, int]
@@ -246,7 +246,7 @@ def activations(
     *,
     num_tokens: int,
     length: int,
-    device: Device,
+    device: DeviceKind,
     float32_head: bool = False,
 ) -> Activations:
     """Return the bytes of a micro-batch's passes.
@@ -269,7 +269,7 @@ def activations(
 
 
 def _run_on_meta(
-    model: Any, settings: ModelConfig, *, num_tokens: int, length: int, device: Device, float32_head: bool
+    model: Any, settings: ModelConfig, *, num_tokens: int, length: int, device: DeviceKind, float32_head: bool
 ) -> Activations:
     for weight in model.parameters():
         # Gradients are counted by their number; here each lives until it would be added to the others.
@@ -509,7 +509,7 @@ def rank_memory(
     config: TrainConfig,
     *,
     ranks: int,
-    device: Device,
+    device: DeviceKind,
     reference: Place = "none",
 ) -> Parts:
     """Return the bytes by part of one rank's device at the peak of a step.
@@ -548,7 +548,7 @@ def _gathered(sizes: ModelSizes, word: int) -> int:
     return word * (sizes.root_weights + 2 * sizes.layer_weights) + (word + FLOAT32) * sizes.layer_weights
 
 
-def _adamw_temporaries(sizes: ModelSizes, optimizer: OptimizerConfig, ranks: int, device: Device) -> int:
+def _adamw_temporaries(sizes: ModelSizes, optimizer: OptimizerConfig, ranks: int, device: DeviceKind) -> int:
     """Return the bytes of AdamW's step: a square root for each weight on CUDA, where it handles all at once (foreach).
 
     One kernel (fused) has none. On the CPU, and in 8 bits, it handles one tensor after the other. Read from torch
@@ -572,7 +572,7 @@ GRAPHS = 10**9
 
 
 def sampler_memory(
-    config: PreTrainedConfig, sizes: ModelSizes, dtype: str, *, max_batch: int, tensor_parallel: int, device: Device
+    config: PreTrainedConfig, sizes: ModelSizes, dtype: str, *, max_batch: int, tensor_parallel: int, device: DeviceKind
 ) -> Parts:
     """Return the bytes by part of one device of an engine, without its key-value cache (see ModelSizes.cache_bytes).
 
@@ -609,13 +609,13 @@ def _forward_bytes(config: PreTrainedConfig, settings: ModelConfig) -> int:
 # --- Memory of the host ------------------------------------------------------------------------------------------
 
 
-PROCESS: Mapping[Device, int] = {"cpu": 7 * 10**8, "cuda": 4 * 10**9}
+PROCESS: Mapping[DeviceKind, int] = {"cpu": 7 * 10**8, "cuda": 4 * 10**9}
 """Bytes of a process of the trainer before a model is there: Python and libraries. Measured for cpu; for cuda, whose
 libraries are larger and whose staging buffers are pinned, assumed."""
 
 
 def host_memory(
-    sizes: ModelSizes, config: TrainConfig, *, ranks: int, rank: int, device: Device, reference: Place = "none"
+    sizes: ModelSizes, config: TrainConfig, *, ranks: int, rank: int, device: DeviceKind, reference: Place = "none"
 ) -> Parts:
     """Return the bytes by part of a rank's host memory, without what `rank_memory` counts if the device is the CPU.
 

@@ -30,7 +30,7 @@ from ludic.defaults import Longrope
 from ludic.distributed import from_main, is_main, run_on_main
 from ludic.errors import ModelError, one_line
 from ludic.models.families import (
-    Sampled,
+    TokensWithLogprobs,
     check_family,
     check_model,
     probe_sequences,
@@ -101,7 +101,7 @@ def check_trainable(folder: str, source: str) -> bool:
     return check_family(folder, source, _packed, attention=PACKED_ATTENTION, what=_WHAT)
 
 
-def _packed(model: PreTrainedModel) -> Sampled:
+def _packed(model: PreTrainedModel) -> TokensWithLogprobs:
     """Return the logprobs of probe sequences, packed as in training. Raises ModelError where the cause is known."""
     if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
         raise ModelError("it caps its attention scores (attn_logit_softcapping), which PyTorch's fused attention can't")

@@ -43,16 +43,16 @@ from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import check_replay
 from ludic.training.publisher import Publisher
 from ludic.training.tracking import Tracking
-from ludic.troubles import Trouble, find_mismatch, find_training_troubles, find_truncated_support, warn_of_rows
+from ludic.troubles import Diagnostic, find_mismatch, find_training_diagnostics, find_truncated_support, warn_of_rows
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[[int, Mapping[str, Any]], None]
+StepCallback = Callable[[int, Mapping[str, Any]], None]
 """Function called on rank 0 after each step, with the step and its row of the metrics table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ResumePoint:
     """The checkpoint to resume from, as it was before ownership was taken."""
 
     info: CheckpointInfo | None
@@ -66,7 +66,7 @@ def agree_on_newest(root: Root) -> CheckpointInfo | None:
     return run_on_main(lambda: last_checkpoint(root, newest_attempt(root)), CheckpointInfo | None)
 
 
-def agree_on_checkpoint(root: Root, *, required: bool = False) -> Found:
+def agree_on_checkpoint(root: Root, *, required: bool = False) -> ResumePoint:
     """Find the checkpoint to resume from. Raises ConfigError, on every rank, if one is required and none is sound."""
     verdicts: dict[str, bool] = {}
 
@@ -77,7 +77,7 @@ def agree_on_checkpoint(root: Root, *, required: bool = False) -> Found:
             raise ConfigError(_explain_none(root, last_checkpoint(root, attempt)))
         return found
 
-    return Found(info=run_on_main(find, CheckpointInfo | None), verdicts=verdicts)
+    return ResumePoint(info=run_on_main(find, CheckpointInfo | None), verdicts=verdicts)
 
 
 def _explain_none(root: Root, damaged: CheckpointInfo | None) -> str:
@@ -156,10 +156,10 @@ def open_ownership(
     config: TrainConfig,
     source: PlanSource | None,
     predecessor: int,
-    found: Found,
+    found: ResumePoint,
     numerics: Mapping[str, Any],
     stop: threading.Event,
-    report: Report | None,
+    report: StepCallback | None,
 ) -> Iterator[Ownership]:
     """Take ownership of the root and hold it until the end of the block; on rank 0.
 
@@ -172,18 +172,18 @@ def open_ownership(
         tracking = stack.enter_context(Tracking(root, config))
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         code = source.keep_code()
-        for trouble in find_truncated_support(run, config.flat()):
-            logger.warning(trouble.text)
+        for diagnostic in find_truncated_support(run, config.flat()):
+            logger.warning(diagnostic.text)
         tokenizer = first_tokenizer(root)
         lease = claim(root, predecessor, lease_s=config.lease_s)
         publishers: list[Publisher] = []
 
-        def mend_latest() -> None:
+        def repair_latest() -> None:
             for publisher in publishers:
-                publisher.mend_latest()
+                publisher.repair_latest()
 
         # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
-        stack.enter_context(held(root, lease, on_fenced=stop.set, also=mend_latest))
+        stack.enter_context(held(root, lease, on_fenced=stop.set, also=repair_latest))
         attempt, resumed = _take(root, config, lease, found, numerics, code)
         keep, full_every = config.checkpoint.keep_policies, config.checkpoint.full_version_every
         most_steps = config.batch.max_off_policy_steps
@@ -192,7 +192,7 @@ def open_ownership(
         source.resume(resumed, publisher)
         tracking.start(resumed.step if resumed else 0)
         log = StepLog(stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id)))), attempt)
-        warn = warn_of_rows(logger, partial(_find_troubles, run, config.flat()))
+        warn = warn_of_rows(logger, partial(_find_diagnostics, run, config.flat()))
 
         def write_metrics(step: int, row: Mapping[str, Any], ledger: pa.Table) -> None:
             log.write(step, row)
@@ -245,8 +245,10 @@ class StepLog:
             self._changed.notify_all()
 
 
-def _find_troubles(run: RunConfig, config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:
-    yield from find_training_troubles(steps, config)
+def _find_diagnostics(
+    run: RunConfig, config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
+) -> Iterator[Diagnostic]:
+    yield from find_training_diagnostics(steps, config)
     yield from find_mismatch(steps, run, config)
 
 
@@ -254,7 +256,7 @@ def _take(
     root: Root,
     config: TrainConfig,
     lease: Lease,
-    found: Found,
+    found: ResumePoint,
     numerics: Mapping[str, Any],
     code: Sequence[CodeRecord],
 ) -> tuple[Attempt, CheckpointInfo | None]:

@@ -87,7 +87,7 @@ class Publisher:
         with self._lock:
             check_not_fenced(self._root, self._attempt)
             self._budget.on_publish(latest.version, step)
-            self._tell()
+            self._point_latest()
         return latest.version
 
     def start(self, save: Callable[[Path], None], *, step: int) -> int:
@@ -121,7 +121,7 @@ class Publisher:
             costs, self._costs = self._costs, {}
         return costs
 
-    def mend_latest(self) -> None:
+    def repair_latest(self) -> None:
         """Write LATEST again if another trainer replaced it; skipped while this trainer writes it anyway.
 
         Raises FencedError if a newer attempt owns the root.
@@ -129,10 +129,10 @@ class Publisher:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            told = self._budget.told
-            if told is not None and self._latest() != told:
+            latest = self._budget.latest
+            if latest is not None and self._latest() != latest:
                 check_not_fenced(self._root, self._attempt)
-                point_latest(self._root, told)
+                point_latest(self._root, latest)
         finally:
             self._lock.release()
 
@@ -159,7 +159,7 @@ class Publisher:
             self._budget.on_wait(num_ready_groups, num_missing_groups, idle_s if is_published else 0.0)
             if is_published and self._budget.has_room:
                 check_not_fenced(self._root, self._attempt)
-                self._tell()
+                self._point_latest()
 
     def _write(self, save: Callable[[Path], None], version: int, step: int) -> None:
         """Write the files, then LATEST, in the thread.
@@ -178,15 +178,15 @@ class Publisher:
         with self._lock:
             check_not_fenced(self._root, self._attempt)
             self._budget.on_publish(version, step)
-            self._tell()
+            self._point_latest()
             self.version = version
             self._costs = {"publish_bytes": num_bytes, "publish_write_s": write_s}
         if self._keep is not None:
             prune_policies(self._root, self._keep, version)
 
-    def _tell(self) -> None:
+    def _point_latest(self) -> None:
         """Write LATEST. The caller holds the lock, and knows that this trainer owns the root."""
-        point_latest(self._root, self._budget.tell())
+        point_latest(self._root, self._budget.make_latest())
 
     def _latest(self) -> LatestPolicy | None:
         """Return LATEST; None if there is none, or if it is broken."""

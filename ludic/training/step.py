@@ -40,7 +40,7 @@ from ludic.training.losses import KL_ESTIMATORS, MAX_LOG_RATIO, bounded, clipped
 from ludic.training.router_losses import EXPERT_TOKENS, count_tokens, expert_imbalance, router_losses
 
 if TYPE_CHECKING:
-    from ludic.batches.source import Plan
+    from ludic.batches.source import BatchPlan
     from ludic.training.reference import Reference
 
 _HISTOGRAM = "log_ratio_histogram"
@@ -494,7 +494,9 @@ def _join(tensors: list[Tensor], dtype: type[np.generic]) -> np.ndarray:
 # --- Metrics of the step and its data ----------------------------------------------------------------------------
 
 
-def step_metrics(plan: "Plan", metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int) -> dict[str, Any]:
+def step_metrics(
+    plan: "BatchPlan", metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int
+) -> dict[str, Any]:
     """Return the metrics of a training step together with those of its used and dropped rollouts."""
     return {
         **metrics,
@@ -507,7 +509,7 @@ def step_metrics(plan: "Plan", metrics: Mapping[str, float], *, num_tokens: int,
     }
 
 
-def trained_lengths(plan: "Plan", max_seq_len: int | None) -> tuple[np.ndarray, np.ndarray]:
+def trained_lengths(plan: "BatchPlan", max_seq_len: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return prompt and response lengths, in tokens, of a step's used rollouts; max_seq_len may cut a response to 0."""
     used = plan.rows.filter(plan.rows.column("used"))
     prompts, responses = (used.column(name).to_numpy() for name in ("prompt_length", "response_length"))

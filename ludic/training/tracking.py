@@ -24,6 +24,7 @@ from ludic.errors import LudicError
 from ludic.installed import require
 from ludic.masking import mask, public_values
 from ludic.run_json import run_of
+from ludic.schema.tables import Row
 from ludic.sql.connect import connect, open_duckdb, refresh
 from ludic.sql.query import ask, ask_table
 from ludic.sql.reports import components_by_environment, figure, steps_by_environment
@@ -37,8 +38,6 @@ from ludic.store.tables import POPULATIONS
 from ludic.training.config import TrackerConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
-
-Row = Mapping[str, Any]
 
 # --- Trackers ------------------------------------------------------------------------------------------
 
@@ -135,7 +134,7 @@ def _open(
 
 _MOST_WAITING = 64
 """Maximum number of steps that wait for the thread; further ones are left out."""
-_LOOK_EVERY_S = 10.0
+_POLL_EVERY_S = 10.0
 """Seconds between looks for finished evaluations."""
 _CLOSE_S = 90.0
 """Seconds that the end of training waits for what is still to be sent."""
@@ -208,13 +207,13 @@ class Tracking:
         is_over = False
         while not is_over:
             try:
-                step = self._steps.get(timeout=_LOOK_EVERY_S)
+                step = self._steps.get(timeout=_POLL_EVERY_S)
                 is_over = step is None
                 if step is not None:
                     sender.send_step(step)
             except Empty:
                 pass
-            if is_over or time.monotonic() - looked >= _LOOK_EVERY_S:
+            if is_over or time.monotonic() - looked >= _POLL_EVERY_S:
                 looked = time.monotonic()
                 sender.send_evaluations(evaluations)
 
@@ -446,7 +445,7 @@ class FinishedEvaluations:
         """Return when the trainer sent its last step, less what it had no time to look at; None before the first."""
         sql = "select max(created_at) as at from metrics where kind = 'train'"
         (row,) = ask(self._con, self._root, sql)
-        return None if row["at"] is None else row["at"] - _MARGIN - timedelta(seconds=_LOOK_EVERY_S)
+        return None if row["at"] is None else row["at"] - _MARGIN - timedelta(seconds=_POLL_EVERY_S)
 
     def _step_of(self, version: int) -> int:
         policy = read_policy(self._root, version)

@@ -37,7 +37,7 @@ from ludic.store import Root, check_not_fenced
 from ludic.store.attempts import check_not_replaced, folder_of, prune_checkpoints
 from ludic.store.records import CheckpointInfo
 from ludic.store.tables import ReferenceIndex, TokenStatsLog
-from ludic.training.checkpoint import Snapshot, load_checkpoint, take_snapshot, write_checkpoint
+from ludic.training.checkpoint import TrainerState, load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.computed_logprobs import compute_logprobs
 from ludic.training.config import TrainConfig
 from ludic.training.device_defaults import follow_device
@@ -46,7 +46,7 @@ from ludic.training.model import compute_dtype, detached, full_state_dict, load_
 from ludic.training.numerics import agree_on_numerics
 from ludic.training.ownership import (
     Ownership,
-    Report,
+    StepCallback,
     agree_on_checkpoint,
     agree_on_newest,
     agree_on_predecessor,
@@ -73,7 +73,7 @@ def train(
     root: Root,
     config: TrainConfig,
     stop: threading.Event,
-    report: Report | None = None,
+    report: StepCallback | None = None,
     *,
     replaces: int | None = None,
     model: str | None = None,
@@ -383,7 +383,7 @@ class _Trainer:
         if self._main is not None:
             self._writing = self._writer.submit(self._write, self._main, snapshot)
 
-    def _write(self, main: Ownership, snapshot: Snapshot) -> None:
+    def _write(self, main: Ownership, snapshot: TrainerState) -> None:
         """Write and prune, in the writing thread: `prune_checkpoints` must read the claims after the marker is put.
 
         Waits for the version that the checkpoint names.

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ludic.errors import ConfigError
 from ludic.schema import arrow_schema, conform, rollouts_schema
+from ludic.schema.tables import shown_names
 from ludic.sql.query import Predicate
 from ludic.store import Root
 from ludic.store.files import RolloutFile, current_files
@@ -44,7 +45,7 @@ class StepRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Probe:
     """One step that the search looked at."""
 
     step: int
@@ -65,32 +66,32 @@ class Bisected:
     """Step at which the predicate turns true; None if it is not true of the last step."""
     before: int | None
     """Step before `found` that was looked at or follows from the search; None if `found` is the first step."""
-    looks: tuple[Look, ...]
+    probes: tuple[Probe, ...]
 
 
 def bisect(root: Root, predicate: str, table: StepTable = "metrics") -> Bisected:
     """Return the step at which the predicate turns true of the table's rows of that step: see the module."""
     rows = open_rows(root, table)
     parsed = Predicate(predicate, table, rows.schema)
-    looks: list[Look] = []
+    probes: list[Probe] = []
 
     def is_true(index: int) -> bool:
         read = rows.read(rows.steps[index], parsed.columns)
         hit = parsed.is_true_of(read) if read.num_rows else None
-        looks.append(Look(step=rows.steps[index], is_true=hit, num_rows=read.num_rows))
+        probes.append(Probe(step=rows.steps[index], is_true=hit, num_rows=read.num_rows))
         return bool(hit)
 
     last = len(rows.steps) - 1
-    while not is_true(last) and not looks[-1].num_rows:
-        last = _step_back(root, table, rows, last, looks)
-    found = _first_true(last, is_true) if looks[-1].is_true else None
+    while not is_true(last) and not probes[-1].num_rows:
+        last = _step_back(root, table, rows, last, probes)
+    found = _first_true(last, is_true) if probes[-1].is_true else None
     return Bisected(
         table=table,
         predicate=predicate,
         steps=(rows.steps[0], rows.steps[last]),
         found=None if found is None else rows.steps[found],
         before=rows.steps[found - 1] if found else None,
-        looks=tuple(looks),
+        probes=tuple(probes),
     )
 
 
@@ -106,8 +107,8 @@ def _first_true(last: int, is_true: Callable[[int], bool]) -> int:
     return low
 
 
-def _step_back(root: Root, table: StepTable, rows: StepRows, last: int, looks: list[Look]) -> int:
-    if last == 0 or len(looks) > _MOST_EMPTY_ENDS:
+def _step_back(root: Root, table: StepTable, rows: StepRows, last: int, probes: list[Probe]) -> int:
+    if last == 0 or len(probes) > _MOST_EMPTY_ENDS:
         raise ConfigError(f"{root.url}: steps {rows.steps[last]} to {rows.steps[-1]} have no rows of {table}")
     return last - 1
 
@@ -151,17 +152,22 @@ class _Metrics:
         return conform(decode(self._root.read(name), f"{self._root.url}/{name}", "metrics"), "metrics")
 
 
-class _Batches:
-    """The ledger rows of a step: used rollouts, then dropped ones."""
+_LEDGER = pa.schema(
+    [each.with_name(shown_names("batches").get(each.name, each.name)) for each in arrow_schema("batches")]
+)
 
-    schema = arrow_schema("batches")
+
+class _Batches:
+    """The ledger rows of a step, used rollouts, then dropped ones; columns have the names of SQL."""
+
+    schema = _LEDGER
 
     def __init__(self, root: Root) -> None:
         self._root, self._planned = root, planned_steps(root)
         self.steps = list(self._planned)
 
     def read(self, step: int, columns: list[str]) -> pa.Table:
-        return read_step(self._root, self._planned, step).select(columns)
+        return read_step(self._root, self._planned, step).rename_columns(self.schema.names).select(columns)
 
 
 class _Rollouts:

@@ -48,7 +48,7 @@ from ludic.store.parquet import encode_plain, open_writer
 from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
 from ludic.store.records import CUT_ATTEMPT, CheckpointId, CutRecord, decode_json, encode_json, encode_record
 from ludic.store.tables import read_reference_index
-from ludic.store.weights import copy_kept, keep_model, read_identity
+from ludic.store.weights import copy_snapshot, keep_model, read_identity
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.what_if.rerun import check_planned, planned_steps, read_considered, read_step
@@ -199,7 +199,7 @@ def _copy_model(root: Root, target: Root, attempt: Attempt, start: CheckpointId 
     """Copy the model's configuration and tokenizer, and the first weights if a replay needs them."""
     needs_weights = start is None or attempt.config.get("lora_rank") is not None
     if not (needs_weights or attempt.config.get("reference") == root.record.model):
-        copy_kept(root, target)
+        copy_snapshot(root, target)
         return
     identity = read_identity(root)
     if identity is None:

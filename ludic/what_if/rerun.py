@@ -107,8 +107,8 @@ def _as_recorded(root: Root, trainer: str, ledger: pa.Table, plan: pa.Table, *, 
         for rollout_id, is_used in zip(plan["rollout_id"].to_pylist(), plan["used"].to_pylist(), strict=True)
     ]
     for name, values in zip(("advantage", "token_advantages"), zip(*rows, strict=True), strict=True):
-        place = plan.schema.get_field_index(name)
-        plan = plan.set_column(place, plan.schema.field(name), pa.array(values, plan.schema.field(name).type))
+        index = plan.schema.get_field_index(name)
+        plan = plan.set_column(index, plan.schema.field(name), pa.array(values, plan.schema.field(name).type))
     return plan
 
 

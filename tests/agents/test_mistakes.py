@@ -10,7 +10,7 @@ from episodes import EXAMPLE, Script, end, run_episode, without_place
 
 from ludic.agents.delegation import SubAgent
 from ludic.agents.parsers import Parsed
-from ludic.agents.play import Play
+from ludic.agents.play import Episode
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import Example, Transition
 from ludic.errors import ConfigError, ModelError, StopNowInterrupt
@@ -239,7 +239,7 @@ def test_a_second_ctrl_c_ends_the_worker(where: str) -> None:
 
 
 def test_an_agent_can_not_join_twice_under_one_id() -> None:
-    async def twice(play: Play) -> None:
+    async def twice(play: Episode) -> None:
         play.join("a", EXAMPLE.messages)
         play.join("a", EXAMPLE.messages)
 

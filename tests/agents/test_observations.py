@@ -10,7 +10,7 @@ from chat_models import chat_tokenizer, scripted_agent
 from episodes import Script, end, go_on, run_episode
 
 from ludic.agents.agent import PromptBuilder, make_render
-from ludic.agents.play import Play
+from ludic.agents.play import Episode
 from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.engines.engine import Completion, SamplingParams
 from ludic.environments.environment import Example
@@ -144,7 +144,7 @@ def test_prompts_are_the_same_as_in_the_event_loop(text: str) -> None:
 
 
 def test_a_protocol_that_lets_an_agent_join_with_no_text_fails_its_episode() -> None:
-    async def wrong(play: Play) -> None:
+    async def wrong(play: Episode) -> None:
         await play.join(messages=[Message(role="user", content=None)]).act()  # type: ignore[arg-type]
 
     (row,) = run_episode(scripted_agent(["1"]), Script([end()]), wrong)

@@ -118,7 +118,7 @@ def test_parser_context_and_protocol_that_raise_are_found_by_file_and_line() -> 
     assert [row.error for row in (parsed, viewed, played)] == [
         "KeyError: 'a' (own.py:38, in parse)",
         "OSError: no memory (own.py:43, in view)",
-        "AttributeError: 'Play' object has no attribute 'oh_no' (own.py:57, in play)",
+        "AttributeError: 'Episode' object has no attribute 'oh_no' (own.py:57, in play)",
     ]
     assert all('  File "/nowhere/own.py", line ' in (row.traceback or "") for row in (parsed, viewed, played))
 

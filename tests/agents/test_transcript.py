@@ -13,7 +13,7 @@ from oracles import transcript_before as old_transcript
 from strategies import as_plain
 
 from ludic.agents import transcript
-from ludic.agents.transcript import RowBuilder, Span, TranscriptBuilder
+from ludic.agents.transcript import CompletionSpan, RowBuilder, TranscriptBuilder
 from ludic.schema.columns import ArrayColumn, Ragged
 
 
@@ -37,7 +37,9 @@ def experts(*numbers: int) -> dict[str, Any]:
 def test_one_call_is_a_row_without_a_mask() -> None:
     builder = TranscriptBuilder()
     assert builder.transcripts() == ()
-    assert builder.add_call(ids(1, 2), ids(3, 4, 5), nats(-1, -2, -3)) == Span(segment_index=0, start=0, end=3)
+    assert builder.add_call(ids(1, 2), ids(3, 4, 5), nats(-1, -2, -3)) == CompletionSpan(
+        segment_index=0, start=0, end=3
+    )
     (row,) = builder.transcripts()
     assert (row.prompt_tokens.tolist(), row.response_tokens.tolist()) == ([1, 2], [3, 4, 5])
     assert (row.columns["response_logprobs"].tolist(), row.action_mask) == ([-1, -2, -3], None)
@@ -50,7 +52,9 @@ def test_a_later_call_adds_what_its_prompt_adds_and_its_completion() -> None:
     builder = TranscriptBuilder()
     builder.add_call(ids(1, 2), ids(3, 4), nats(-1, -2))
     # The prompt is 1 2, the completion 3 4, and a tool's result 5 6 7.
-    assert builder.add_call(ids(1, 2, 3, 4, 5, 6, 7), ids(8), nats(-4)) == Span(segment_index=0, start=5, end=6)
+    assert builder.add_call(ids(1, 2, 3, 4, 5, 6, 7), ids(8), nats(-4)) == CompletionSpan(
+        segment_index=0, start=5, end=6
+    )
     (row,) = builder.transcripts()
     assert row.prompt_tokens.tolist() == [1, 2]
     assert row.response_tokens.tolist() == [3, 4, 5, 6, 7, 8]
@@ -70,7 +74,7 @@ def test_a_later_call_adds_what_its_prompt_adds_and_its_completion() -> None:
 def test_a_prompt_that_does_not_extend_the_row_starts_a_new_one(prompt: np.ndarray) -> None:
     builder = TranscriptBuilder()
     builder.add_call(ids(1, 2), ids(3, 4), nats(-1, -2))
-    assert builder.add_call(prompt, ids(8), nats(-4)) == Span(segment_index=1, start=0, end=1)
+    assert builder.add_call(prompt, ids(8), nats(-4)) == CompletionSpan(segment_index=1, start=0, end=1)
     first, second = builder.transcripts()
     assert first.response_tokens.tolist() == [3, 4]
     assert (second.prompt_tokens.tolist(), second.response_tokens.tolist()) == (prompt.tolist(), [8])
@@ -102,7 +106,7 @@ def test_tokens_of_a_known_row_are_added_in_order() -> None:
     row = RowBuilder(segment_index=3)
     row.add_context(ids(1))
     row.add_context(ids(2))
-    assert row.add_completion(ids(3, 4), nats(-1, -2)) == Span(segment_index=3, start=0, end=2)
+    assert row.add_completion(ids(3, 4), nats(-1, -2)) == CompletionSpan(segment_index=3, start=0, end=2)
     row.add_context(ids(5))
     found = row.transcript(2)
     assert (found.prompt_tokens.tolist(), found.response_tokens.tolist()) == ([1, 2], [3, 4, 5])

@@ -140,7 +140,7 @@ def test_a_metrics_file_of_half_a_megabyte_is_not_read(tmp_path: Path, run_confi
     root = put_run(str(tmp_path), run_config)
     name = put_equal_rows(root, METRICS, 100_000)
     with memory_below(1 << 20):
-        status = Watcher(root.url).look()
+        status = Watcher(root.url).poll()
     assert status.steps == status.calls == []
     (problem,) = status.unreadable
     assert (
@@ -222,9 +222,9 @@ def test_stats_and_watch_show_the_rest_and_name_the_files(tmp_path: Path) -> Non
     names = [put_equal_rows(copy, row, min(row.most_rows, _GROUP) + 1) for row in TABLES]
     with memory_below(64 << 20):
         facts = collect_stats(copy).facts
-        status = Watcher(copy.url).look()
+        status = Watcher(copy.url).poll()
     assert {each["name"] for each in facts["unreadable"]} == set(names)
     of_bytes = {"bytes_per_response_token": None}
     assert facts["rollouts"] | of_bytes == collect_stats(full).facts["rollouts"] | of_bytes
     assert any(METRICS.name(a_name(METRICS)) in problem for problem in status.unreadable)
-    assert status.steps == Watcher(full.url).look().steps
+    assert status.steps == Watcher(full.url).poll().steps

@@ -17,7 +17,7 @@ from strategies import make_batch
 from ludic.demos.words import save
 from ludic.errors import LudicError, SchemaError
 from ludic.launch.local import log_folder
-from ludic.launch.supervisor import Child, make_log_folder
+from ludic.launch.supervisor import ChildProcess, make_log_folder
 from ludic.maintenance.verify import check_root
 from ludic.row_files import open_sink
 from ludic.run_json import create_root, run_of
@@ -238,7 +238,7 @@ def test_no_log_is_written_through_a_link(started: Root, victim: Path, what: str
         logs.symlink_to(victim)
     before = state_of(victim)
     with pytest.raises(SchemaError, match="is a symbolic link, and logs are written through none; delete the link"):
-        Child(name="trainer", args=lambda: ["this"], log=logs / "a.json").start({})
+        ChildProcess(name="trainer", args=lambda: ["this"], log=logs / "a.json").start({})
     assert state_of(victim) == before
 
 

@@ -30,7 +30,7 @@ from ludic.show.watch import Watcher
 from ludic.sql import connect
 from ludic.sql.root_views import _VIEWS
 from ludic.store import Root
-from ludic.store.catalogue import ROWS, Records, Row
+from ludic.store.catalogue import FILE_KINDS, FileKind, Records
 from ludic.store.local import SCRATCH
 
 # --- What can stand at a name -------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ NO_FILES: Mapping[str, Callable[[Path], object]] = {
 }
 
 
-def may_be(kind: str, row: Row[Any]) -> bool:
+def may_be(kind: str, row: FileKind[Any]) -> bool:
     """Whether this is no file for the row; names of some rows may hold further folders."""
     return kind != "a folder" or not row.ends_with_path
 
@@ -68,7 +68,7 @@ def place(root: Root, name: str, kind: str) -> None:
     NO_FILES[kind](path)
 
 
-def new_name(row: Row[Any], number: int) -> str:
+def new_name(row: FileKind[Any], number: int) -> str:
     """The name of a file of the row that the full root lacks; another one for each number up to 9."""
     values = {}
     for field, hint in get_type_hints(row.fields, include_extras=True).items():
@@ -147,7 +147,7 @@ def test_what_is_no_file_beside_the_files_changes_no_command_and_is_named(
         facts, wanted = collect_stats(copy).facts, collect_stats(full).facts
         assert {**facts, "root": ""} == {**wanted, "root": ""}
         assert read_views(copy) == read_views(full)
-        seen, status = Watcher(copy.url).look(), Watcher(full.url).look()
+        seen, status = Watcher(copy.url).poll(), Watcher(full.url).poll()
         assert (seen.policy, seen.checkpoint, seen.steps) == (status.policy, status.checkpoint, status.steps)
         caplog.clear()
         found = named(copy)
@@ -156,7 +156,7 @@ def test_what_is_no_file_beside_the_files_changes_no_command_and_is_named(
     assert len(warnings) == len(set(warnings))
 
 
-def replace_files(root: Root, turn: int) -> dict[str, Row[Any]]:
+def replace_files(root: Root, turn: int) -> dict[str, FileKind[Any]]:
     """Put something else in place of a file of each row, another kind at each turn; returns the rows by name."""
     kinds, placed = list(NO_FILES), {}
     for number, row in enumerate(KINDS):
@@ -174,7 +174,7 @@ def test_what_is_no_file_in_place_of_a_file_ends_no_command_and_is_named(copy: R
     with never_opened(copy.path):
         collect_stats(copy)
         read_views(copy)
-        Watcher(copy.url).look()
+        Watcher(copy.url).poll()
         assert placed.keys() <= named(copy)
 
 
@@ -208,7 +208,7 @@ def test_a_run_json_that_is_no_file_is_named(tmp_path: Path, run_config: RunConf
         Root.open(root.url)
 
 
-FOLDERS = sorted({row.folder for row in ROWS if row.folder})
+FOLDERS = sorted({row.folder for row in FILE_KINDS if row.folder})
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_what_stands_in_the_place_of_a_folder_is_named_and_no_trainer_begins_wit
             assert not root.exists(f"{folder}/version=1")
         if kind in ("a file", "a named pipe"):
             collect_stats(root)
-            Watcher(root.url).look()
+            Watcher(root.url).poll()
             assert set(FOLDERS) <= named(root)
         with pytest.raises(SchemaError, match="is no folder, wanted one"):
             root.writable()
@@ -264,8 +264,8 @@ def test_a_damaged_record_is_named_and_the_rest_is_shown(full: Root, copy: Root)
     facts = collect_stats(copy).facts
     assert {names[-1] for names in shown.values()} <= {each["name"] for each in facts["unreadable"]}
     assert facts["rollouts"] == collect_stats(full).facts["rollouts"]
-    status = Watcher(copy.url).look()
-    assert status.steps == Watcher(full.url).look().steps
+    status = Watcher(copy.url).poll()
+    assert status.steps == Watcher(full.url).poll().steps
     for kind in ("attempts", "leases", "latest"):
         (name,) = (names_of(copy, row)[-1] for row in RECORDS if row.kind == kind)
         assert any(name in problem for problem in status.unreadable), name

@@ -62,7 +62,7 @@ def test_a_worker_may_start_its_share_of_what_is_not_open(
     budget = budget_of(groups_per_batch=8, steps_per_version=2, batches_ahead=1, num_workers=num_workers)
     budget.begin(num_ready)
     budget.on_publish(0, 0)
-    assert budget.tell().num_allowed(num_unread) == expected
+    assert budget.make_latest().num_allowed(num_unread) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_groups_are_open_until_the_weights_that_they_trained_are_out() -> None:
     budget.on_publish(0, 0)
     budget.note_arrivals(arrivals("w0-host-1-a", 8), 8)
     budget.on_plan(1, 0)
-    assert budget.tell().num_ready == 8
+    assert budget.make_latest().num_ready == 8
     budget.note_arrivals(arrivals("w0-host-1-a", 3, sequence=1), 3)
-    assert budget.tell().num_ready == 11
+    assert budget.make_latest().num_ready == 11
     budget.on_publish(1, 1)
-    latest = budget.tell()
+    latest = budget.make_latest()
     assert (latest.num_ready, latest.seen, latest.planned_step) == (3, {"w0-host-1-a": 1}, 1)
 
 
@@ -102,13 +102,13 @@ def test_it_grows_while_the_trainer_waits_and_shrinks_while_groups_wait_for_it()
         budget.on_plan(step, 0)
         budget.on_wait(2, 6, idle_s=0.0)
         budget.on_publish(step, step)
-        sizes.append(budget.tell().budget)
+        sizes.append(budget.make_latest().budget)
     assert sizes == [32, 64, 96, 96, 96]
     budget.on_plan(6, 0)
     for step in range(6, 18):  # the next one is planned, and enough groups are left for the one after it
         budget.on_plan(step + 1, 8)
         budget.on_publish(step, step)
-    assert budget.tell().budget == 16
+    assert budget.make_latest().budget == 16
 
 
 def test_it_shrinks_if_only_the_reader_is_late() -> None:
@@ -123,7 +123,7 @@ def test_it_shrinks_if_only_the_reader_is_late() -> None:
         budget.on_plan(step, 10)
         budget.note_arrivals(arrivals("w0-host-1-a", 8, sequence=step), 18)
         budget.on_publish(step, step)
-        sizes.append(budget.tell().budget)
+        sizes.append(budget.make_latest().budget)
     assert sizes == [88, 80, 72, 64, 56]
 
 
@@ -135,17 +135,17 @@ def test_it_stays_while_nobody_has_found_groups_missing() -> None:
         budget.on_wait(2, 6, idle_s=0.0)  # of the step that is planned next
         budget.on_plan(step, 0)
         budget.on_publish(step, step)
-    assert budget.tell().budget == 16
+    assert budget.make_latest().budget == 16
 
 
 def test_workers_are_told_at_once_of_groups_that_filters_drop() -> None:
     budget = budget_of(groups_per_batch=8, batches_ahead=0)
     budget.on_publish(0, 0)
-    assert budget.tell().num_allowed(0) == 8
+    assert budget.make_latest().num_allowed(0) == 8
     budget.note_arrivals(arrivals("w0-host-1-a", 8), 8)
     budget.on_wait(2, 6, idle_s=0.0)
     assert budget.has_room
-    assert budget.tell().num_allowed(0) == 6
+    assert budget.make_latest().num_allowed(0) == 6
     budget.note_arrivals(arrivals("w0-host-1-a", 4, sequence=1), 12)
     budget.on_wait(6, 2, idle_s=0.0)
     assert not budget.has_room
@@ -154,27 +154,27 @@ def test_workers_are_told_at_once_of_groups_that_filters_drop() -> None:
 def test_after_some_patience_each_worker_may_start_all_that_is_missing() -> None:
     budget = budget_of(groups_per_batch=8, batches_ahead=0, num_workers=4)
     budget.on_publish(0, 0)
-    budget.tell()
+    budget.make_latest()
     budget.on_wait(2, 6, idle_s=PATIENCE_S - 0.1)
-    before = budget.tell().num_allowed(2)
+    before = budget.make_latest().num_allowed(2)
     budget.on_wait(2, 6, idle_s=PATIENCE_S)
     assert budget.has_room
-    assert budget.tell().num_allowed(2) == before + 6
+    assert budget.make_latest().num_allowed(2) == before + 6
     budget.on_plan(1, 0)
     budget.on_publish(1, 1)
-    assert budget.tell().budget == 8
+    assert budget.make_latest().budget == 8
 
 
 def raised(budget: Budget, num_missing: int, idle_s: float) -> bool:
     budget.on_wait(8 - num_missing, num_missing, idle_s)
-    before = budget.told.budget
-    return budget.tell().budget > before
+    before = budget.latest.budget
+    return budget.make_latest().budget > before
 
 
 def test_workers_that_are_only_slow_get_more_a_few_times_and_not_at_every_look() -> None:
     budget = budget_of(groups_per_batch=8, batches_ahead=0)
     budget.on_publish(0, 0)
-    budget.tell()
+    budget.make_latest()
     looks = [tick * TICK_S for tick in range(int(100 * PATIENCE_S / TICK_S))]
     assert [idle_s for idle_s in looks if raised(budget, 8, idle_s)] == [PATIENCE_S * 2**k for k in range(7)]
 
@@ -182,7 +182,7 @@ def test_workers_that_are_only_slow_get_more_a_few_times_and_not_at_every_look()
 def test_an_arrival_brings_the_patience_back_to_thrice_the_slowest_answer() -> None:
     budget = budget_of(groups_per_batch=8, batches_ahead=0)
     budget.on_publish(0, 0)
-    budget.tell()
+    budget.make_latest()
     assert raised(budget, 8, PATIENCE_S)
     assert not raised(budget, 8, 1.5 * PATIENCE_S)
     # Half of PATIENCE_S after that, a worker answers.
@@ -195,10 +195,10 @@ def test_lives_of_one_slot_are_one_worker_and_those_that_deliver_are_counted_aft
     budget = budget_of(groups_per_batch=8, num_workers=8)
     for version in range(4):
         budget.on_publish(version, version)
-        assert budget.tell().num_workers == (8 if version < 3 else 2)
+        assert budget.make_latest().num_workers == (8 if version < 3 else 2)
         for worker_id in ("w3-host-1-a", "w3-host-9-b", "w70-other-5-a"):
             budget.note_arrivals(arrivals(worker_id, 1, version), 0)
-    assert set(budget.tell().seen) == {"w3-host-9-b", "w70-other-5-a"}
+    assert set(budget.make_latest().seen) == {"w3-host-9-b", "w70-other-5-a"}
 
 
 def test_workers_of_which_few_deliver_in_each_version_share_the_budget() -> None:
@@ -208,7 +208,7 @@ def test_workers_of_which_few_deliver_in_each_version_share_the_budget() -> None
         budget.note_arrivals(arrivals(f"w{version % 4}-host-1-a", 1, version), 8)
         budget.on_plan(version + 1, 8)
         budget.on_publish(version, version)
-    latest = budget.tell()
+    latest = budget.make_latest()
     assert (latest.budget, latest.num_workers) == (16, 4)
 
 
@@ -218,9 +218,9 @@ def test_a_worker_that_is_silent_for_long_is_left_out_of_latest() -> None:
     budget.note_arrivals(arrivals("w3-host-1-a", 1), 0)
     for version in range(1, 64):
         budget.on_publish(version, version)
-    assert budget.tell().seen
+    assert budget.make_latest().seen
     budget.on_publish(64, 64)
-    assert budget.tell().seen == {}
+    assert budget.make_latest().seen == {}
 
 
 # --- The simulation --------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Simulation:
         chance, budget = random.Random(self.seed), Budget(self.run, 32)
         ready = step = planned = step_ends = now = heard = began = 0
         budget.on_publish(0, 0)
-        latest = budget.tell()
+        latest = budget.make_latest()
         while step < num_steps:
             now += 1
             assert now - began < max_ticks_a_step, f"step {step + 1} has {ready} groups, and workers know {latest}"
@@ -297,7 +297,7 @@ class Simulation:
                 step, step_ends, began, heard = step + 1, 0, now, now
                 if step % self.run.steps_per_version == 0:
                     budget.on_publish(step // self.run.steps_per_version, step)
-                    latest = budget.tell()
+                    latest = budget.make_latest()
             if planned <= step:
                 if ready >= self.run.groups_per_batch:
                     ready -= self.run.groups_per_batch
@@ -306,7 +306,7 @@ class Simulation:
                     heard = now
                 else:
                     budget.on_wait(ready, self.run.groups_per_batch - ready, (now - heard) * TICK_S)
-                    latest = budget.tell() if budget.has_room else latest
+                    latest = budget.make_latest() if budget.has_room else latest
             if planned > step and not step_ends:
                 step_ends = now + self.step_ticks
 

@@ -16,7 +16,7 @@ from strategies import as_plain
 from ludic.batches.config import MICRO_BATCH_TOKENS, BatchConfig
 from ludic.batches.packing import assign_pairs, cap, cut_out, pack_each
 from ludic.batches.reading import read_rank_batch
-from ludic.batches.source import Plan
+from ludic.batches.source import BatchPlan
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
@@ -164,7 +164,7 @@ def test_many_random_packs_over_ranks_are_as_before():
 
 
 @pytest.fixture(scope="module", params=["rloo", "token_returns"])
-def stored(request, tmp_path_factory) -> tuple[Root, Plan, dict[str, dict[str, Any]]]:
+def stored(request, tmp_path_factory) -> tuple[Root, BatchPlan, dict[str, dict[str, Any]]]:
     """A root with 12 groups of 4 in two files, a plan of them all, and their arrays by rollout_id."""
     folder: Path = tmp_path_factory.mktemp("packing")
     run = RunConfig(model="tiny", env=("moar_cats",), group_size=4, keep_experts=True)
@@ -183,7 +183,7 @@ def stored(request, tmp_path_factory) -> tuple[Root, Plan, dict[str, dict[str, A
     planner = Planner(BatchRules(advantage=request.param, groups_per_batch=12))
     planner.add(RolloutReader(root, planner.columns).poll(None))
     rows = planner.plan(step=1, attempt_id=1, trainer_version=0)
-    return root, Plan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0), of_rows
+    return root, BatchPlan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0), of_rows
 
 
 def rollout(rng: np.random.Generator, rollout_id: str, of_row: dict[str, Any]) -> Any:
@@ -225,7 +225,7 @@ def parts_of(mask: np.ndarray | None, length: int, unit: str) -> list[tuple[int,
 
 
 def ranks_before(
-    plan: Plan, of_rows: dict[str, dict[str, Any]], config: BatchConfig, num_ranks: int, *, experts: bool
+    plan: BatchPlan, of_rows: dict[str, dict[str, Any]], config: BatchConfig, num_ranks: int, *, experts: bool
 ) -> list[list[before.MicroBatch]]:
     """The micro-batches of each rank, from the records: nothing of them is read from a file."""
     used, rows = plan.rows.filter(plan.rows["used"]).to_pylist(), []

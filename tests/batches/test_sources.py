@@ -6,7 +6,7 @@ import time
 import pytest
 from tiny_runs import copied, create_root, fill, final_weights, ledger, train_config, train_here, train_until_killed
 
-from ludic.batches.source import Plan
+from ludic.batches.source import BatchPlan
 from ludic.errors import FencedError, StalledError, StoreError
 from ludic.store import Cursor, ledger_steps, read_ledger, start_attempt
 from ludic.store.attempts import complete_checkpoints
@@ -99,7 +99,7 @@ def test_every_group_is_used_as_often_as_it_should_be(runs, open_stream):
 def test_a_plan_reaches_other_ranks_whole(runs, open_stream):
     make, settings = runs
     plan = open_stream(make("root"), **settings).next_batch().plan
-    received = Plan.from_bytes(plan.to_bytes())
+    received = BatchPlan.from_bytes(plan.to_bytes())
     assert received.rows.equals(plan.rows)
     assert (received.step, received.num_pending_groups, received.num_unreadable_files) == (
         1,

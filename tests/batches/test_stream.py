@@ -11,7 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 from tiny_runs import fill, train_config
 
 from ludic.batches.reading import read_rank_batch, read_sequences
-from ludic.batches.source import Plan
+from ludic.batches.source import BatchPlan
 from ludic.errors import StoreError
 from ludic.maintenance.compact import compact
 from ludic.store import Root
@@ -25,7 +25,7 @@ def plan_of(open_stream):
     return lambda root, **settings: open_stream(root, **settings).next_batch().plan
 
 
-def used_rows(plan: Plan):
+def used_rows(plan: BatchPlan):
     return plan.rows.filter(plan.rows["used"])
 
 

@@ -12,7 +12,7 @@ import pytest
 from strategies import make_batch
 from tiny_runs import fill, train_here
 
-from ludic.maintenance.verify import Finding, Report, check_root, meaning_of
+from ludic.maintenance.verify import Finding, VerifyReport, check_root, meaning_of
 from ludic.records import GroupEvent
 from ludic.schema import conform, to_table
 from ludic.sql.library import load_checks
@@ -55,7 +55,7 @@ def test_a_run_that_has_only_begun_is_sound(started: Root) -> None:
 
 def test_a_run_is_sound_on_every_filesystem(root_url: str, make_trained: Callable[[str], Root]) -> None:
     root = make_trained(root_url)
-    assert check_root(root) == Report(root=root.url, findings=[], notes=[], repaired=[])
+    assert check_root(root) == VerifyReport(root=root.url, findings=[], notes=[], repaired=[])
     torn = list_files(root)[0].name
     root.delete(torn)
     assert root.put_if_absent(torn, b"torn")

@@ -23,7 +23,7 @@ from ludic.show.watch import Watcher, steps_that_count
 from ludic.store import MetricsLog, RolloutWriter, Root
 from ludic.store.claims import LeaseState
 from ludic.store.records import Policy
-from ludic.troubles import Sampled
+from ludic.troubles import VersionSamples
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -35,7 +35,13 @@ def row(kind: str, **values: Any) -> dict[str, Any]:
 
 def train_row(step: int, **values: Any) -> dict[str, Any]:
     seconds = {"attempt_id": 1, "step": step, "wait_s": 0.5, "step_s": 1.0, "publish_s": 0.3, "num_pending_groups": 12}
-    numbers = {"reward_mean": float(step), "loss": 0.25, "lag_mean": 1.5, "lag_max": 2, "tokens_per_s": 1234.0}
+    numbers = {
+        "reward_mean": float(step),
+        "loss": 0.25,
+        "off_policy_steps_mean": 1.5,
+        "off_policy_steps_max": 2,
+        "tokens_per_s": 1234.0,
+    }
     return row("train", **{**seconds, **numbers, **values})
 
 
@@ -110,9 +116,9 @@ def test_the_time_left_follows_from_the_pace_of_the_newest_steps(status, state: 
 
 
 def test_environments_have_a_curve_each_and_the_newest_evaluation(status: RunStatus) -> None:
-    def versions(env_name: str, *rewards: float) -> list[Sampled]:
+    def versions(env_name: str, *rewards: float) -> list[VersionSamples]:
         rows = [worker_row("w0", 1, reward_mean=reward, env_name=env_name) for reward in rewards]
-        return [Sampled(env_name=env_name, version=version).plus(row) for version, row in enumerate(rows)]
+        return [VersionSamples(env_name=env_name, version=version).plus(row) for version, row in enumerate(rows)]
 
     history = {"cats": versions("cats", 0.0, 1.0, 0.5), "colours": versions("colours", 0.0, 0.0, 0.0)}
     evals = [
@@ -325,8 +331,8 @@ def test_troubles_are_seen_however_long_ago_the_last_rollout_was(started: Root) 
     log.close()
     watcher = Watcher(started.url)
     watcher._take([worker_row("w1", 10**6, num_errors=10, first_error="KeyError: 'y'")], NOON)
-    (trouble,) = watcher.look().troubles()
-    assert "every one of 8 rollouts failed in moar_cats; the first error: KeyError: 'x'" in trouble.text
+    (diagnostic,) = watcher.poll().diagnostics()
+    assert "every one of 8 rollouts failed in moar_cats; the first error: KeyError: 'x'" in diagnostic.text
 
 
 def test_the_beginning_of_a_trouble_is_told_as_the_step_that_its_version_took(started: Root) -> None:
@@ -336,9 +342,9 @@ def test_the_beginning_of_a_trouble_is_told_as_the_step_that_its_version_took(st
         row = worker_row("w0", 60 - version, policy_version=version, num_zero_variance_groups=num_equal)
         watcher._take([row | {"num_incomplete_completions": 0}], NOON)
     watcher._take([train_row(step, policy_version=step - 2) for step in range(2, 7)], NOON)
-    (trouble,) = watcher.look().troubles()
-    assert str(trouble).startswith("since step 5: rewards are equal within each of 2 groups in moar_cats")
-    assert trouble.env_name == "moar_cats"
+    (diagnostic,) = watcher.poll().diagnostics()
+    assert str(diagnostic).startswith("since step 5: rewards are equal within each of 2 groups in moar_cats")
+    assert diagnostic.env_name == "moar_cats"
 
 
 def test_the_newest_evaluated_version_is_shown_without_files_that_are_broken(ludic, breakable: Path) -> None:
@@ -364,12 +370,12 @@ def test_a_run_of_which_nothing_is_there_says_so(ludic, started: Root) -> None:
 
 def test_each_look_takes_in_what_was_written_since_the_last(started: Root) -> None:
     watcher = Watcher(started.url)
-    assert watcher.look().calls == []
+    assert watcher.poll().calls == []
     log = MetricsLog(started, "worker", "w0-test")
     log.write(worker_id="w0-test", env_name="moar_cats", policy_version=0, num_rollouts=8, num_groups=2, num_tokens=64)
     log.close()
-    assert [call["num_rollouts"] for call in watcher.look().calls] == [8]
-    assert [call["num_rollouts"] for call in watcher.look().calls] == [8]
+    assert [call["num_rollouts"] for call in watcher.poll().calls] == [8]
+    assert [call["num_rollouts"] for call in watcher.poll().calls] == [8]
 
 
 @pytest.mark.slow
@@ -405,10 +411,10 @@ def start_watch(url: str) -> subprocess.Popen[str]:
 
 def test_a_watcher_sees_that_the_run_is_gone(breakable: Path) -> None:
     watcher = Watcher(str(breakable))
-    assert watcher.look().trainer is not None
+    assert watcher.poll().trainer is not None
     (breakable / "run.json").unlink()
     with pytest.raises(MissingRootError, match="holds no run"):
-        watcher.look()
+        watcher.poll()
 
 
 def test_an_interval_of_nothing_is_wrong_usage(ludic, trained: Root) -> None:
@@ -421,12 +427,12 @@ def test_an_interval_of_nothing_is_wrong_usage(ludic, trained: Root) -> None:
 def test_a_run_looks_the_same_on_every_filesystem(root_url: str, make_trained: Callable[[str], Root]) -> None:
     root = make_trained(root_url)
     watcher = Watcher(root.url)
-    first = watcher.look()
+    first = watcher.poll()
     assert [step["step"] for step in first.steps] == [1]
     assert (first.checkpoint, first.policy.version) == ((1, 1), 1)
     assert first.trainer.lease_state.state == "ended"
     time.sleep(0.01)
-    assert watcher.look().steps == first.steps
+    assert watcher.poll().steps == first.steps
 
 
 @pytest.mark.parametrize(
@@ -451,7 +457,7 @@ def test_steps_of_an_earlier_trainer_are_not_judged_by_the_settings_of_the_newes
     warm_start = [row | {"attempt_id": 1} for row in still]
     assert status.trainer is not None
     newest = replace(status.trainer, attempt_id=2)
-    assert list(replace(status, steps=warm_start, trainer=newest).troubles()) == []
+    assert list(replace(status, steps=warm_start, trainer=newest).diagnostics()) == []
     own = [row | {"attempt_id": 2} for row in still]
-    (trouble,) = replace(status, steps=own, trainer=newest).troubles()
-    assert "got no gradient" in trouble.text
+    (diagnostic,) = replace(status, steps=own, trainer=newest).diagnostics()
+    assert "got no gradient" in diagnostic.text

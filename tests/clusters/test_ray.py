@@ -21,7 +21,7 @@ from tiny_runs import create_root, query
 
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import StalledError
-from ludic.launch.supervisor import ChildError
+from ludic.launch.supervisor import ProcessDiedError
 from ludic.models.tiny import make_tiny_model
 from ludic.settings import to_flags
 from ludic.store import Root, ledger_steps, newest_attempt_id
@@ -194,5 +194,5 @@ def test_failures_without_a_new_checkpoint_end_the_run() -> None:
     checkpoint = 2  # progress: the count begins again
     deaths.count(failed)
     deaths.count(failed)
-    with pytest.raises(ChildError, match="the trainer failed 3 times without a new checkpoint: no rollouts"):
+    with pytest.raises(ProcessDiedError, match="the trainer failed 3 times without a new checkpoint: no rollouts"):
         deaths.count(failed)

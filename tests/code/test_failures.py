@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ludic.agents.requests import EpisodeFailedError, fails_the_episode
-from ludic.code.run import Failure, describe_at, load_file
+from ludic.code.run import CodeFailure, describe_at, load_file
 from ludic.environments.limits import TimeLimit
 from ludic.user_files import UserFile
 
@@ -53,10 +53,10 @@ def own() -> Any:
     return load_file(UserFile(path=Path("/nowhere/rewards.py"), source=OWN.encode()))
 
 
-def failure(call: Callable[[], Any]) -> Failure:
+def failure(call: Callable[[], Any]) -> CodeFailure:
     with pytest.raises(EpisodeFailedError) as caught, fails_the_episode():
         call()
-    return Failure(error=str(caught.value), traceback=caught.value.traceback)
+    return CodeFailure(error=str(caught.value), traceback=caught.value.traceback)
 
 
 def test_the_line_names_the_innermost_frame_of_the_users_file(own: Any) -> None:

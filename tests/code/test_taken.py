@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from ludic.code.taken import Taken, take
+from ludic.code.taken import ExtractedCode, extract
 from ludic.errors import ConfigError
 
 TAKE = """
@@ -218,7 +218,7 @@ def make_nested(bonus: object) -> object:
     return nested
 
 
-def run_text(taken: Taken, name: str, *args: object) -> object:
+def run_text(taken: ExtractedCode, name: str, *args: object) -> object:
     names: dict = {}
     exec(taken.source, names)
     return names[taken.names[name]](*args)
@@ -227,15 +227,15 @@ def run_text(taken: Taken, name: str, *args: object) -> object:
 def test_a_function_in_a_function_is_taken_with_its_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     nested = make_nested({"a": [1, 2.5, None]})
     nested.__module__ = "__main__"
-    assert run_text(take({"r": nested}), "r", "x") == ["x", {"a": [1, 2.5, None]}]
+    assert run_text(extract({"r": nested}), "r", "x") == ["x", {"a": [1, 2.5, None]}]
     other = make_nested(object())
     other.__module__ = "__main__"
     with pytest.raises(ConfigError, match=r"'bonus', which a function uses, is of type object .* move the function"):
-        take({"r": other})
+        extract({"r": other})
 
 
 def test_functions_of_packages_are_imported() -> None:
-    taken = take({"a": json.dumps, "b": dedent})
+    taken = extract({"a": json.dumps, "b": dedent})
     assert taken.source == "from json import dumps\nfrom textwrap import dedent\n"
     assert run_text(taken, "a", [1]) == "[1]"
 
@@ -250,4 +250,4 @@ def test_functions_of_packages_are_imported() -> None:
 )
 def test_what_is_no_function_with_a_text_is_refused(function: object, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^{said}$"):
-        take({"r": function})  # type: ignore[dict-item]
+        extract({"r": function})  # type: ignore[dict-item]

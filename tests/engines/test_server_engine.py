@@ -41,8 +41,8 @@ StartEngine = Callable[..., ServerEngine]
 def start(model_folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartEngine]:
     """Starts engines on servers, with short waits, and closes them at the end."""
     monkeypatch.setattr(server_pool, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(server_pool, "_LOOK_AGAIN_S", 0.05)
-    monkeypatch.setattr(server_pool, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(server_pool, "_POLL_AGAIN_S", 0.05)
+    monkeypatch.setattr(server_pool, "_POLL_EVERY_S", 0.1)
     monkeypatch.setattr(server_pool, "_LOAD_AGAIN_S", 2.0)
     monkeypatch.setattr(server_pool, "wait_random_exponential", lambda **_: wait_fixed(0.01))
     with ExitStack() as engines:

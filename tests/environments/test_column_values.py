@@ -15,7 +15,7 @@ import pytest
 
 from ludic.data_files import table_rows
 from ludic.environments.column_values import MARK, read_back, spelled
-from ludic.environments.qa_rows import Columns, Source
+from ludic.environments.qa_rows import QuestionColumns, QuestionSource
 from ludic.operations.fit_inputs import Inputs
 
 DAY, NOON = date(2026, 2, 28), datetime(2026, 2, 28, 12, 30, 0, 123)
@@ -127,10 +127,10 @@ def test_an_object_of_a_file_that_stands_for_nothing_stays(value: Any) -> None:
 
 def rows_of(path: Path | str, *, stored: str | None = None) -> Any:
     names = tuple(name for name, _ in of_parquet())
-    columns = Columns(
+    columns = QuestionColumns(
         question="question", answer=None, answer_pattern=None, problem_of=lambda answer: None, others=names
     )
-    return Source(name=str(path), stored=stored).read(columns)[0].columns
+    return QuestionSource(name=str(path), stored=stored).read(columns)[0].columns
 
 
 def test_columns_of_a_file_and_of_a_table_in_memory_reach_a_scorer_the_same(tmp_path: Path) -> None:

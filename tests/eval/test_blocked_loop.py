@@ -16,7 +16,7 @@ from benchmarks.in_flight import Clock, NoWaits, without_threads
 from ludic.environments import event_loops
 from ludic.eval.config import EvalConfig
 from ludic.eval.sampling import evaluate
-from ludic.rollouts.pump import BegunGroup, Pump
+from ludic.rollouts.pump import BegunGroup, Scheduler
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root
 
@@ -49,12 +49,12 @@ def test_no_block_begins_while_complete_groups_stand_in_the_pump(tmp_path: Path)
         accept_incomplete=True,
     )
     root, most_left = create_root(str(tmp_path / "run"), run), 0
-    start = Pump.start
+    start = Scheduler.start
 
-    def watched(pump: Pump, *args: Any) -> BegunGroup:
+    def watched(scheduler: Scheduler, *args: Any) -> BegunGroup:
         nonlocal most_left
-        most_left = max(most_left, len(pump._finished))
-        return start(pump, *args)
+        most_left = max(most_left, len(scheduler._finished))
+        return start(scheduler, *args)
 
     no_waits = NoWaits()
 
@@ -66,7 +66,7 @@ def test_no_block_begins_while_complete_groups_stand_in_the_pump(tmp_path: Path)
         stack.enter_context(without_threads())
         stack.enter_context(mock.patch.object(event_loops, "run", clock.run_until_complete))
         stack.enter_context(mock.patch.object(time, "sleep", block))
-        stack.enter_context(mock.patch.object(Pump, "start", watched))
+        stack.enter_context(mock.patch.object(Scheduler, "start", watched))
         config = EvalConfig(num_examples=96, examples_per_call=4)
         evaluate(root, {"": config}, lambda folder, version: SimulatedEngine(16), threading.Event())  # type: ignore[arg-type]
     assert most_left == 0

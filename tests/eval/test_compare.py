@@ -16,7 +16,7 @@ from ludic.run_config import RunConfig
 from ludic.run_json import put_run
 from ludic.store import Root
 from ludic.store.evaluations import evaluation_of, put_evaluation
-from ludic.store.records import CodeRecord, Evaluation
+from ludic.store.records import CodeRecord, EvaluationRecord
 
 
 def row_of(found: Any) -> dict[str, Any]:
@@ -28,11 +28,11 @@ def samples(rewards: list[float | None]) -> dict[str, list[float | None]]:
     return {f"e{number}": [reward] for number, reward in enumerate(rewards)}
 
 
-def evaluation(settings: dict[str, Any], digest: str = "a") -> Evaluation:
+def evaluation(settings: dict[str, Any], digest: str = "a") -> EvaluationRecord:
     return evaluation_of("addition", settings, [CodeRecord(role="environment", name="addition", sha256=digest * 64)])
 
 
-def worker(each: Evaluation, root: Root) -> str:
+def worker(each: EvaluationRecord, root: Root) -> str:
     put_evaluation(root, each)
     return f"eval-{each.evaluation}-0.9-0.1"
 

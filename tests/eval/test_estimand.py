@@ -15,7 +15,7 @@ from evaluations import store_evaluation
 import ludic
 from ludic.by_name import packaged_names
 from ludic.eval.compare import Side, compare
-from ludic.eval.config import Interval, MeasureConfig
+from ludic.eval.config import IntervalMethod, MeasureConfig
 from ludic.eval.numbers import Chosen, Samples, numbers
 from ludic.show.watch import Watcher
 from ludic.sql import connect
@@ -68,7 +68,7 @@ def test_every_measure_has_one_estimand_in_eval_and_compare(root: Root, store_sa
     with Connections() as connections:
         wanted = by_hand(Samples.choose(root, connections.to(root), Chosen(versions=[0])))
         assert {measure for measure, _ in wanted} == set(packaged_names("measures"))
-        for interval in get_args(Interval):
+        for interval in get_args(IntervalMethod):
             rows = numbers(root, ALL, Chosen(versions=[0]), interval, connections).rows
             assert {(row["measure"], row["part"]): row["estimate"] for row in rows} == pytest.approx(wanted)
             for row in rows:
@@ -98,7 +98,7 @@ def test_the_mean_reward_is_over_examples_everywhere(root: Root, store_samples: 
 
 def test_the_panel_shows_the_mean_over_examples(root: Root) -> None:
     store_evaluation(root, REWARDS, version=0, correct=is_correct)
-    (means,) = Watcher(root.url).look().evals
+    (means,) = Watcher(root.url).poll().evals
     assert (means.num_rollouts, means.reward_mean, means.accuracy) == (21, pytest.approx(MEAN), pytest.approx(MEAN))
 
 

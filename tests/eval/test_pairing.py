@@ -13,7 +13,7 @@ from eval.test_measures import measured
 import ludic
 from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
-from ludic.eval.pairing import Sampled, comparable_options, pair_environments
+from ludic.eval.pairing import SampledEnvironment, comparable_options, pair_environments
 from ludic.records import Message
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
@@ -21,14 +21,14 @@ from ludic.show.report.page import comparison_section
 from ludic.sql.connect import Connections
 from ludic.store import Root
 from ludic.store.evaluations import evaluation_of, put_evaluation
-from ludic.store.records import CodeRecord, Evaluation
+from ludic.store.records import CodeRecord, EvaluationRecord
 
 REWARDS = "inputs/reward.py:ludic_score"
 
 
 def evaluated(
     env: str, rows: str | None = "a", *, example_ids: str | None = "row", reward: str = "c", **options: Any
-) -> Evaluation:
+) -> EvaluationRecord:
     """An evaluation as `ludic eval` records it. rows, reward: stand for digests."""
     code = [CodeRecord(role="environment", name=env, sha256=None if rows is None else rows * 64)]
     code += [CodeRecord(role="scorer", name=options["scorer"], sha256=reward * 64)] if "scorer" in options else []
@@ -52,15 +52,15 @@ def asked(questions: Mapping[str, str], answers: Mapping[str, str | None]) -> di
 
 
 def store(
-    store_samples: StoreSamples, to: Root, each: Evaluation, rewards: Mapping[str, float], **options: Any
+    store_samples: StoreSamples, to: Root, each: EvaluationRecord, rewards: Mapping[str, float], **options: Any
 ) -> None:
     put_evaluation(to, each)
     values = {name: [reward] for name, reward in rewards.items()}
     store_samples(values, to=to, worker_id=f"eval-{each.evaluation}-0.9-0.1", env_name=each.env_name, **options)
 
 
-def pairs(first: Sequence[Evaluation], other: Sequence[Evaluation]) -> list[tuple[str, str]]:
-    sides = [[Sampled(name=each.env_name, record=each) for each in side] for side in (first, other)]
+def pairs(first: Sequence[EvaluationRecord], other: Sequence[EvaluationRecord]) -> list[tuple[str, str]]:
+    sides = [[SampledEnvironment(name=each.env_name, record=each) for each in side] for side in (first, other)]
     return pair_environments(*sides)
 
 
@@ -90,9 +90,9 @@ def test_names_decide_where_nothing_else_is_known() -> None:
     hub = evaluated("qa/openai/gsm8k", None)
     assert pairs([hub], [hub]) == [("qa/openai/gsm8k", "qa/openai/gsm8k")]
     assert pairs([hub], [evaluated("qa/gsm8k", None)]) == []
-    assert pair_environments([Sampled(name="qa/x", record=None)], [Sampled(name="qa/x", record=hub)]) == [
-        ("qa/x", "qa/x")
-    ]
+    assert pair_environments(
+        [SampledEnvironment(name="qa/x", record=None)], [SampledEnvironment(name="qa/x", record=hub)]
+    ) == [("qa/x", "qa/x")]
 
 
 # --- Comparisons -----------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_options_that_choose_other_rows_make_other_examples(
 def test_a_name_of_a_file_of_held_out_rows_that_are_the_same_chooses_no_other_rows() -> None:
     code = [CodeRecord(role="environment", name="qa/w", sha256="a" * 64, imports={"heldout": "b" * 64})]
     one, two = (
-        Sampled(name="qa/w", record=evaluation_of("qa/w", {"env_options": {"heldout": name}}, code))
+        SampledEnvironment(name="qa/w", record=evaluation_of("qa/w", {"env_options": {"heldout": name}}, code))
         for name in ("x.jsonl", "moved/x.jsonl")
     )
     assert one.selected == two.selected

@@ -18,8 +18,8 @@ from strategies import make_batch
 
 import ludic
 from ludic.errors import ReplacedRootError, SchemaError
-from ludic.launch.local import predecessor, worker_child
-from ludic.rollouts.follower import PolicyFollower
+from ludic.launch.local import predecessor, worker_process
+from ludic.rollouts.follower import WeightSync
 from ludic.run_json import create_root, run_of
 from ludic.schema import arrow_schema
 from ludic.store import (
@@ -111,7 +111,7 @@ def writes(made: Publisher) -> None:
 
 
 def following(root: Root) -> Act:
-    return PolicyFollower(root, Path("unused"), None, {}, None).follow  # type: ignore[arg-type]
+    return WeightSync(root, Path("unused"), None, {}, None).follow  # type: ignore[arg-type]
 
 
 def appending(root: Root, open_log: Callable[[Root], object], append: Callable[[object], None]) -> Act:
@@ -134,9 +134,9 @@ def one_row_of_token_stats() -> pa.Table:
 
 
 ACTS: dict[str, Callable[[Root], Act]] = {
-    "launch.local._args": lambda root: worker_child(root, 0, {}, {}).args,
+    "launch.local._args": lambda root: worker_process(root, 0, {}, {}).args,
     "launch.local.predecessor": lambda root: partial(predecessor, root),
-    "rollouts.follower.PolicyFollower.follow": following,
+    "rollouts.follower.WeightSync.follow": following,
     "store.attempts.check_not_fenced": partial(checking, check_not_fenced),
     "store.attempts.check_not_replaced": partial(checking, check_not_replaced),
     "store.attempts.record_attempt": recording,
@@ -170,10 +170,10 @@ ACTS: dict[str, Callable[[Root], Act]] = {
     "training.publisher.Publisher.begin": lambda root: publisher(
         root, lambda made: made.begin(save, step=0, num_ready_groups=0)
     ),
-    "training.publisher.Publisher.mend_latest": lambda root: publisher(root, Publisher.mend_latest),
+    "training.publisher.Publisher.mend_latest": lambda root: publisher(root, Publisher.repair_latest),
     "training.publisher.Publisher.start": lambda root: publisher(root, lambda made: made.start(save, step=1)),
 }
-READS = {"store.policies.latest_policy", "rollouts.follower.PolicyFollower.follow"}
+READS = {"store.policies.latest_policy", "rollouts.follower.WeightSync.follow"}
 """Functions that compare only what they read; where nothing is, they find nothing."""
 ELSEWHERE = {
     "store.writer.BackgroundAppender._write": "by every class that has an appender, above",

@@ -86,9 +86,9 @@ class Trainer:
 
 
 @contextmanager
-def bad_luck(root: Root, trouble: Trouble) -> Iterator[None]:
+def bad_luck(root: Root, diagnostic: Trouble) -> Iterator[None]:
     """Faults at the next calls. The block ends at an error, or at a death: then root.fs.is_dead."""
-    root.fs.faults.extend(trouble)
+    root.fs.faults.extend(diagnostic)
     try:
         with suppress(StoreError, ProcessDied):
             yield

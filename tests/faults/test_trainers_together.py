@@ -274,7 +274,7 @@ class Trainer:
         predecessor = claims.newest_claim(root) if self.take_over else claims.await_free(root, stop)
         claimed = claims.claim(root, predecessor)
         with claims.held(
-            root, claimed, on_fenced=stop.set, also=lambda: self.publisher and self.publisher.mend_latest()
+            root, claimed, on_fenced=stop.set, also=lambda: self.publisher and self.publisher.repair_latest()
         ):
             resumed = checkpoint_to_resume(root, newest_attempt(root, before=claimed.attempt_id))
             attempt = record_attempt(root, claimed, (resumed.attempt_id, resumed.step) if resumed else None, {})

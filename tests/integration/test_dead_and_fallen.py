@@ -113,9 +113,9 @@ def test_the_viewer_says_which_and_since_when(run: ludic.Run, began: int) -> Non
             await app.workers.wait_for_complete()
             await pilot.pause()
             strips = app.screen._compositor.render_strips()
-            return "\n".join(strip.text for strip in strips), str(app.screen.query_one("#troubles", Static).content)
+            return "\n".join(strip.text for strip in strips), str(app.screen.query_one("#diagnostics", Static).content)
 
-    screen, troubles = asyncio.run(first_screen())
-    check_lines(troubles, began)
+    screen, diagnostics = asyncio.run(first_screen())
+    check_lines(diagnostics, began)
     for name in (DEAD, FALLS):  # a line on the screen, of which a narrow terminal may cut the advice
         assert re.search(rf"warning: since step \d+: .* in {name}", screen)

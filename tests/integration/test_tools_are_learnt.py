@@ -20,7 +20,7 @@ from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
 from ludic.launch.process import interruptible
-from ludic.launch.train import train_here
+from ludic.launch.train import train_in_process
 from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
 from ludic.run_config import RunConfig
@@ -105,7 +105,7 @@ def warm_start(root: Root, schemas: Sequence[Any], demonstrations: Sequence[tupl
     import_files(root, [str(file)], "jsonl", env=root.record.env[0])
     settings = {"learning_rate": 2e-3, "schedule": "cosine", "warmup_steps": 10, **SETTINGS}
     with interruptible() as stop:
-        train_here(
+        train_in_process(
             root,
             TrainConfig.of(offline=True, epochs=NUM_EPOCHS, advantage="reinforce", objective="sft", **settings),
             stop,

@@ -11,7 +11,7 @@ from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
 from ludic.launch.gpus import assign_gpus
 from ludic.launch.local import limit_memory, plan_gpus
-from ludic.launch.supervisor import Child, supervise
+from ludic.launch.supervisor import ChildProcess, supervise
 from ludic.training.config import TrainConfig
 
 # Writes what it sees; the trainer ends once both have, which ends the worker.
@@ -178,10 +178,10 @@ def test_a_child_sees_its_own_gpus_and_not_those_of_its_parent(tmp_path: Path, m
     assert plan is not None
     (tmp_path / "look.py").write_text(LOOK)
 
-    def child(name: str, gpus: tuple[str, ...]) -> Child:
+    def child(name: str, gpus: tuple[str, ...]) -> ChildProcess:
         args = ["look", str(tmp_path / name)]
         log = tmp_path / f"{name}.log"
-        return Child(name=name, args=lambda: args, log=log, environment={VARIABLE: ",".join(gpus)})
+        return ChildProcess(name=name, args=lambda: args, log=log, environment={VARIABLE: ",".join(gpus)})
 
     trainer, worker = child("trainer", plan.trainer), child("worker", plan.workers[0])
     supervise(trainer, [worker], environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)

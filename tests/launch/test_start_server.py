@@ -27,7 +27,7 @@ from ludic.launch.start_server import (
     start_server,
     started_early,
 )
-from ludic.launch.supervisor import Child, ChildError, supervise
+from ludic.launch.supervisor import ChildProcess, ProcessDiedError, supervise
 from ludic.run_config import RunConfig
 from ludic.training.config import TrainConfig
 
@@ -229,7 +229,7 @@ def test_what_is_read_by_imports_decides_what_may_be_forked(server, environment,
 
 
 def test_a_child_with_another_environment_starts_from_nothing(server, environment, tmp_path: Path) -> None:
-    child = Child(
+    child = ChildProcess(
         name="trainer",
         args=lambda: ["ends", "import os; print(os.environ['MY_NAME'])"],
         log=tmp_path / "log",
@@ -298,7 +298,7 @@ def test_the_end_of_the_server_ends_no_process_and_a_supervised_run_goes_on_with
 def check_that_a_run_goes_on_when_its_server_is_killed(server: StartServer, environment, folder: Path) -> None:
     folder.mkdir()
     lives = folder / "lives"
-    child = Child(name="trainer", args=lambda: ["waits", str(lives)], log=folder / "log", may_fork=True)
+    child = ChildProcess(name="trainer", args=lambda: ["waits", str(lives)], log=folder / "log", may_fork=True)
     kinds: list[type] = []
 
     def tick() -> None:
@@ -368,8 +368,10 @@ def test_the_server_imports_nothing_that_starts_threads_or_looks_for_gpus(enviro
 # --- Supervised ------------------------------------------------------------------------------------------------------
 
 
-def supervise_forked(server: StartServer, environment: Mapping[str, str], log: Path, code: str, **options) -> Child:
-    child = Child(name="trainer", args=lambda: ["ends", code], log=log, may_fork=True)
+def supervise_forked(
+    server: StartServer, environment: Mapping[str, str], log: Path, code: str, **options
+) -> ChildProcess:
+    child = ChildProcess(name="trainer", args=lambda: ["ends", code], log=log, may_fork=True)
     supervise(child, [], environment=environment, server=server, **{"tick": lambda: None, **options})
     assert isinstance(child.process, ForkedProcess)
     return child
@@ -377,10 +379,10 @@ def supervise_forked(server: StartServer, environment: Mapping[str, str], log: P
 
 def test_deaths_of_forked_processes_count_and_tell_their_last_words(server, environment, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with pytest.raises(ChildError) as ended:
+    with pytest.raises(ProcessDiedError) as ended:
         supervise_forked(server, environment, log, "print('12:00:00 ludic: no head'); sys.exit(1)")
     assert str(ended.value) == (f"trainer died 3 times soon after its start: 12:00:00 ludic: no head ({log} has more)")
-    with pytest.raises(ChildError, match="trainer ended with 78 and is not started again"):
+    with pytest.raises(ProcessDiedError, match="trainer ended with 78 and is not started again"):
         supervise_forked(server, environment, log, "print('ludic: no key'); sys.exit(78)")
 
 

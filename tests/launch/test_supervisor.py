@@ -11,7 +11,7 @@ import pytest
 from ludic.errors import LASTING_EXIT_CODE, SlotTakenError
 from ludic.launch.local import was_replaced
 from ludic.launch.process import ENVIRONMENT, stop_variables
-from ludic.launch.supervisor import Child, ChildError, finish, supervise
+from ludic.launch.supervisor import ChildProcess, ProcessDiedError, finish, supervise
 from ludic.store.claims import claim_slot
 
 # Each life leaves a line; the worker ends at once, the trainer when the file `over` is there.
@@ -35,12 +35,12 @@ def num_lives(folder: Path, name: str) -> int:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Supervise a trainer, and a worker that another one has replaced, until a condition holds."""
-    monkeypatch.setattr("ludic.launch.supervisor._LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr("ludic.launch.supervisor._POLL_EVERY_S", 0.2)
     (tmp_path / "life.py").write_text(LIFE)
 
-    def child(name: str, code: int, **options) -> Child:
+    def child(name: str, code: int, **options) -> ChildProcess:
         args = ["life", str(tmp_path), name, str(code)]
-        return Child(name=name, args=lambda: args, log=tmp_path / f"{name}.log", **options)
+        return ChildProcess(name=name, args=lambda: args, log=tmp_path / f"{name}.log", **options)
 
     def run(is_free, until) -> None:
         def tick() -> None:
@@ -77,7 +77,7 @@ print("done")
 @pytest.mark.slow
 def test_libraries_draw_no_progress_bar_into_a_log(tmp_path: Path) -> None:
     (tmp_path / "bars.py").write_text(BARS)
-    child = Child(name="bars", args=lambda: ["bars"], log=tmp_path / "bars.log")
+    child = ChildProcess(name="bars", args=lambda: ["bars"], log=tmp_path / "bars.log")
     environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
     finish(child, environment=environment, tick=lambda: None)
     assert child.log.read_text() == "done\n"
@@ -112,7 +112,7 @@ time.sleep(1000)
 def test_a_child_has_the_time_to_stop_that_its_variables_say(tmp_path: Path, monkeypatch, stop_within_s, is_kept):
     monkeypatch.setattr("ludic.launch.supervisor.KILL_AFTER_S", 0.0)
     (tmp_path / "slow.py").write_text(SLOW)
-    child = Child(name="trainer", args=lambda: ["slow", str(tmp_path), "3"], log=tmp_path / "log")
+    child = ChildProcess(name="trainer", args=lambda: ["slow", str(tmp_path), "3"], log=tmp_path / "log")
 
     def interrupt() -> None:
         if (tmp_path / "began").exists():
@@ -153,13 +153,13 @@ def fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def fail(words: str, most_lives: int = 5, **options) -> tuple[str, int]:
         args = ["failing", str(tmp_path / "lives"), words]
-        child = Child(name="trainer", args=lambda: args, log=tmp_path / "trainer.log", **options)
+        child = ChildProcess(name="trainer", args=lambda: args, log=tmp_path / "trainer.log", **options)
 
         def tick() -> None:
             if num_lives(tmp_path, "lives") >= most_lives:
                 raise KeyboardInterrupt
 
-        with pytest.raises((ChildError, KeyboardInterrupt)) as ended:
+        with pytest.raises((ProcessDiedError, KeyboardInterrupt)) as ended:
             supervise(child, [], environment={"PYTHONPATH": str(tmp_path)}, tick=tick)
         return str(ended.value), num_lives(tmp_path, "lives")
 
@@ -188,7 +188,7 @@ def test_deaths_with_other_words_each_time_are_no_reason_to_stop(fail) -> None:
 
 def test_torchruns_report_below_the_reason_does_not_make_deaths_alike(fail, tmp_path: Path) -> None:
     assert fail("reported")[1] >= 5
-    child = Child(name="trainer", args=list, log=tmp_path / "trainer.log")
+    child = ChildProcess(name="trainer", args=list, log=tmp_path / "trainer.log")
     assert child.last_words().startswith("ludic: step 5 failed (")
 
 
@@ -228,7 +228,7 @@ def test_each_death_is_told_with_its_last_words_without_secrets(fail, tmp_path: 
 def test_the_last_words_are_the_line_that_says_why(tmp_path: Path, log: str, words: str) -> None:
     path = tmp_path / "trainer.log"
     path.write_text(log)
-    assert Child(name="trainer", args=list, log=path).last_words() == f"{words} ({path} has more)"
+    assert ChildProcess(name="trainer", args=list, log=path).last_words() == f"{words} ({path} has more)"
 
 
 @pytest.mark.slow
@@ -269,11 +269,11 @@ def aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ludic.launch.supervisor._REST_S", 1.0)
     (tmp_path / "life.py").write_text(LIFE)
 
-    def child(name: str, code: int, **options) -> Child:
+    def child(name: str, code: int, **options) -> ChildProcess:
         args = ["life", str(tmp_path), name, str(code)]
-        return Child(name=name, args=lambda: args, log=tmp_path / f"{name}.log", **options)
+        return ChildProcess(name=name, args=lambda: args, log=tmp_path / f"{name}.log", **options)
 
-    def aside(code: int, until) -> Child:
+    def aside(code: int, until) -> ChildProcess:
         evaluator = child("evaluator", code, is_aside=True)
         end = tmp_path / "over"
         tick = lambda: until() and end.touch()  # noqa: E731
@@ -293,7 +293,9 @@ def test_a_child_aside_that_keeps_dying_never_ends_the_run(aside, tmp_path: Path
     )
     # Alone, after the others, it gets three lives, and then its failure is the run's.
     before = num_lives(tmp_path, "evaluator")
-    with pytest.raises(ChildError, match="evaluator died 3 times soon after its start: another worker took slot 0"):
+    with pytest.raises(
+        ProcessDiedError, match="evaluator died 3 times soon after its start: another worker took slot 0"
+    ):
         finish(evaluator, environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)
     assert num_lives(tmp_path, "evaluator") == before + 3
 
@@ -305,7 +307,7 @@ def test_a_child_aside_with_a_lasting_mistake_has_one_life_beside_the_others(asi
     said = f"another worker took slot 0 (evaluator ended with 78 and is not started again; {evaluator.log} has more)"
     assert [record.message for record in caplog.records] == [f"{said}; the others go on"]
     assert num_lives(tmp_path, "evaluator") == 1
-    with pytest.raises(ChildError, match="evaluator ended with 78 and is not started again"):
+    with pytest.raises(ProcessDiedError, match="evaluator ended with 78 and is not started again"):
         finish(evaluator, environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)
     assert num_lives(tmp_path, "evaluator") == 2
 
@@ -339,8 +341,8 @@ fail("step 1: each rollout failed", {LASTING_EXIT_CODE}, "Traceback (most recent
 @pytest.mark.parametrize("ranks", [(), ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")])
 def test_a_process_that_says_that_all_fails_ends_the_run_at_once_with_its_traceback(tmp_path: Path, ranks) -> None:
     (tmp_path / "hopeless.py").write_text(HOPELESS)
-    child = Child(name="trainer", args=lambda: [*ranks, "hopeless"], log=tmp_path / "trainer.log")
-    with pytest.raises(ChildError) as ended:
+    child = ChildProcess(name="trainer", args=lambda: [*ranks, "hopeless"], log=tmp_path / "trainer.log")
+    with pytest.raises(ProcessDiedError) as ended:
         supervise(child, [], environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)
     more = re.escape(f"{tmp_path / 'trainer.log'} has more")
     ending = rf"\(trainer ended with \d+ and is not started again; {more}\)"

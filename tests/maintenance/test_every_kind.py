@@ -23,7 +23,7 @@ from ludic.maintenance.verify import Finding, check_root
 from ludic.maintenance.verify.tables import check_file
 from ludic.schema import arrow_schema
 from ludic.store import Root
-from ludic.store.catalogue import ROWS, Records, Row, Table, Weights
+from ludic.store.catalogue import FILE_KINDS, FileKind, Records, Table, WeightFiles
 from ludic.store.parquet import DIGESTS_KEY
 from ludic.store.records import decode_json, encode_json
 
@@ -128,13 +128,13 @@ def test_a_missing_file_that_no_other_needs_is_not_missed(copy: Root) -> None:
 
 
 @by_kind
-def test_a_damaged_file_is_named(root: Root, changed: Callable, row: Row[Any]) -> None:
+def test_a_damaged_file_is_named(root: Root, changed: Callable, row: FileKind[Any]) -> None:
     damages = itertools.cycle(DAMAGES.items())
     for name in names_of(root, row):
         assert not is_named(root, name)
         content = Path(root.path, name).read_bytes()
         # Weights are many files, all read again for each look.
-        for damage, damaged in itertools.islice(damages, 2 if isinstance(row, Weights) else len(DAMAGES)):
+        for damage, damaged in itertools.islice(damages, 2 if isinstance(row, WeightFiles) else len(DAMAGES)):
             if damaged(content) != content:
                 changed(name, damaged(content))
                 assert is_named(root, name) == (row.kind not in UNCHECKED), (name, damage)
@@ -174,7 +174,7 @@ def test_a_record_without_its_values_is_named(root: Root, changed: Callable, row
 # --- Misnamed ----------------------------------------------------------------------------------------------------
 
 
-def fields_inside(row: Row[Any]) -> set[str]:
+def fields_inside(row: FileKind[Any]) -> set[str]:
     """Fields of the name that the file holds, too: as columns or as fields of the record."""
     if isinstance(row, Table):
         columns = set(arrow_schema(row.table).names) | ({"version"} if row.table == "rollouts" else set())
@@ -189,7 +189,9 @@ def fields_inside(row: Row[Any]) -> set[str]:
     [(row, field) for row in KINDS for field in row.fields._fields if field in fields_inside(row)],
     ids=lambda value: getattr(value, "kind", value),
 )
-def test_a_file_under_the_name_of_another_is_named(root: Root, changed: Callable, row: Row[Any], field: str) -> None:
+def test_a_file_under_the_name_of_another_is_named(
+    root: Root, changed: Callable, row: FileKind[Any], field: str
+) -> None:
     """Another value of one field of the name."""
     name = next(name for name in names_of(root, row) if "compacted." not in name)
     of = row.parse(name)
@@ -210,7 +212,7 @@ FOLDERS = sorted({row.folder for row in KINDS if row.folder and not row.rest} | 
 
 
 def test_a_foreign_file_in_any_folder_is_named(copy: Root) -> None:
-    takes_any = {row.folder for row in ROWS if row.rest and row.template == f"{row.folder}/{{file}}"}
+    takes_any = {row.folder for row in FILE_KINDS if row.rest and row.template == f"{row.folder}/{{file}}"}
     takes_any |= {row.folder for row in KINDS if row.fields._fields == ("name",)}
     names = {folder: f"{folder}/notes of mine.txt" for folder in FOLDERS}
     for name in names.values():
@@ -226,7 +228,7 @@ def test_what_lies_beside_the_runs_folders_is_nobodys_business(copy: Root) -> No
 
 
 def test_what_lies_at_the_top_and_is_no_kind_of_the_catalogue_is_noted(copy: Root) -> None:
-    for row in ROWS:
+    for row in FILE_KINDS:
         if row.folder:
             Path(copy.path, row.folder).mkdir(exist_ok=True)
     for name in ("reward.png", ".DS_Store", "notes/today.md", "notes/then.md", "run.json.bak", "LATEST"):

@@ -31,7 +31,7 @@ from ludic.operations import fit_inputs
 from ludic.operations.fit import _has_heldout, _keep_columns, _server_started_early
 from ludic.operations.fit_inputs import (
     Inputs,
-    Questions,
+    QuestionSet,
     named_rewards,
     rows_of,
     write_questions,
@@ -496,7 +496,7 @@ def short(completion: str) -> float:
     return 10 - len(completion)
 
 
-def environment_of(inputs: Inputs, questions: Questions, options: Mapping[str, Any]) -> Any:
+def environment_of(inputs: Inputs, questions: QuestionSet, options: Mapping[str, Any]) -> Any:
     """The environment as a process of the run makes it: the root says where its data is."""
     own = {**options, **questions.stored, "heldout_share": 0}
     run = ludic.RunConfig(model="x", env=(questions.env,), env_options={questions.env: own})

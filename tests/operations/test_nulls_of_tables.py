@@ -16,9 +16,9 @@ from chat_templates import FAMILIES
 from ludic.adapters.imports.episodes import rows_of
 from ludic.adapters.imports.formats import jsonl
 from ludic.adapters.imports.forms import conversations, pairs
-from ludic.adapters.imports.records import Record, read_records
+from ludic.adapters.imports.records import ImportRecord, read_records
 from ludic.data_files import SUFFIXES, table_rows
-from ludic.environments.qa_rows import Columns, Source
+from ludic.environments.qa_rows import QuestionColumns, QuestionSource
 from ludic.operations.fit_inputs import read_rows
 
 
@@ -144,7 +144,9 @@ def tokens_of(records: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], lis
     """Prompt and response of each row, in a template that shows tools, calls and thinking."""
     family = FAMILIES["qwen3 thinking"]
     tokenizer = family.tokenizer()
-    found = rows_of([jsonl(Record(record)) for record in records], lambda: tokenizer, lambda: (tokenizer.eos_token_id,))
+    found = rows_of(
+        [jsonl(ImportRecord(record)) for record in records], lambda: tokenizer, lambda: (tokenizer.eos_token_id,)
+    )
     assert all(isinstance(rows, list) for rows in found), found
     return [(row.prompt_tokens.tolist(), row.response_tokens.tolist()) for rows in found for row in rows]
 
@@ -168,10 +170,10 @@ def test_every_file_is_imported_with_the_same_tokens(suffix: str, tmp_path: Path
 def test_questions_of_every_file_are_the_same_messages(tmp_path: Path) -> None:
     asked = [{"question": _asked("beds?", _call("order", bed="wide")), "answer": "a"}]
     asked += [{"question": _asked("open", _call("open", code=17)), "answer": "b"}]
-    columns = Columns(question="question", answer="answer", answer_pattern=None, problem_of=lambda _: None)
+    columns = QuestionColumns(question="question", answer="answer", answer_pattern=None, problem_of=lambda _: None)
     found = {}
     for suffix in SUFFIXES:
-        rows = Source(name=str(_write(tmp_path / f"rows{suffix}", asked))).read(columns)
+        rows = QuestionSource(name=str(_write(tmp_path / f"rows{suffix}", asked))).read(columns)
         found[suffix] = [rows[number].messages for number in range(len(rows))]
     assert found[".jsonl"][0][1].tool_calls[0].arguments == '{"bed": "wide"}'
     assert all(each == found[".jsonl"] for each in found.values())

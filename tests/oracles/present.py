@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from oracles import packing_before, transcript_before
 
-from ludic.agents.transcript import RowBuilder, Span, Transcript, TranscriptBuilder
+from ludic.agents.transcript import CompletionSpan, RowBuilder, Transcript, TranscriptBuilder
 from ludic.batches.packing import MicroBatch, Sequences, TrainingSequence
 from ludic.records import Rollout
 from ludic.schema import Columns, Ragged
@@ -41,7 +41,7 @@ def add_completion(
     return _span(builder.add_completion(tokens, columns))
 
 
-def _span(span: Span) -> transcript_before.Span:
+def _span(span: CompletionSpan) -> transcript_before.Span:
     return transcript_before.Span(segment_index=span.segment_index, start=span.start, end=span.end)
 
 

@@ -110,7 +110,9 @@ def test_what_collect_samples_train_uses_once(run_pipeline: Callable[..., str], 
     run_pipeline("train.py", root=root)
     # 9 groups are enough for 3 steps of 3 groups of 2 episodes.
     assert ask(
-        root, "select step, count(distinct rollout_id), max(lag) from batches where used group by all order by all"
+        root,
+        "select step, count(distinct rollout_id), max(off_policy_steps) "
+        "from batches where used group by all order by all",
     ) == [
         (1, 6, 0),
         (2, 6, 1),

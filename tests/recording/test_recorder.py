@@ -76,8 +76,13 @@ def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
     one, two = metrics_of(url)
     assert (one["loss"], one["grad_norm"], one["other"]) == (0.5, None, {"kl": 3.0, "reward_mean": 9.0})
     assert (one["num_rollouts"], one["num_groups"], one["reward_mean"], one["advantage_mean"]) == (7, 2, 1.5, 3.0)
-    assert (one["num_tokens"], one["drops"], one["lag_max"]) == (7 * 5 + 3 * 6 + 4 * 9, {"too easy": 1}, 0)
-    assert (two["num_pending_groups"], two["other"], two["lag_mean"], two["policy_version"]) == (4, None, 1.0, 1)
+    assert (one["num_tokens"], one["drops"], one["off_policy_steps_max"]) == (7 * 5 + 3 * 6 + 4 * 9, {"too easy": 1}, 0)
+    assert (two["num_pending_groups"], two["other"], two["off_policy_steps_mean"], two["policy_version"]) == (
+        4,
+        None,
+        1.0,
+        1,
+    )
 
     config = ludic.Root.open(url).read("attempts/1.json").decode()
     assert '"lr": 1e-05' in config

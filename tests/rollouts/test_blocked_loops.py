@@ -29,7 +29,7 @@ from ludic.errors import EngineError
 from ludic.records import GroupEvent, RolloutBatch, RolloutGroup
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.follower import SwapTimes
-from ludic.rollouts.pump import BegunGroup, Finished, Pump
+from ludic.rollouts.pump import BegunGroup, Finished, Scheduler
 from ludic.rollouts.worker import Stream, opened_stream
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root, run_of
@@ -236,7 +236,7 @@ class Trainer:
         return max(num_read for told, num_read in self.told if told == latest)
 
     def _tell(self) -> None:
-        self.told.append((self._budget.tell(), self._num_read))
+        self.told.append((self._budget.make_latest(), self._num_read))
         point_latest(self._root, self.told[-1][0])
 
 
@@ -255,7 +255,7 @@ class Watch:
         self.told_to_end_s: float | None = None
         self.is_closed = False
         self._append, stream._store.append = stream._store.append, self.append  # type: ignore[method-assign]
-        self._follow, stream._follower.follow = stream._follower.follow, self.follow  # type: ignore[method-assign]
+        self._follow, stream._weight_sync.follow = stream._weight_sync.follow, self.follow  # type: ignore[method-assign]
         if case.end in ("give_up", "finish"):
             trainer.clock.call_at(case.end_s, self.stop)
 
@@ -307,10 +307,10 @@ class Watch:
         self._append(batch, events, times, metrics)
 
 
-def watched_pump(watches: Sequence[Watch]) -> type[Pump]:
+def watched_pump(watches: Sequence[Watch]) -> type[Scheduler]:
     """watches: the one watch, once there is a stream."""
 
-    class Watched(Pump):
+    class Watched(Scheduler):
         def start(self, number: int, *args: Any) -> BegunGroup:
             watches[0].on_start(number)
             return super().start(number, *args)
@@ -391,7 +391,7 @@ def test_whatever_blocks_the_loop_budget_age_and_stop_hold_and_no_group_is_lost(
         clock = stack.enter_context(Clock(rounds))
         stack.enter_context(without_threads())
         stack.enter_context(mock.patch.object(time, "sleep", rounds.block))
-        stack.enter_context(mock.patch("ludic.rollouts.worker.Pump", watched_pump(watches)))
+        stack.enter_context(mock.patch("ludic.rollouts.worker.Scheduler", watched_pump(watches)))
         stack.enter_context(mock.patch("ludic.rollouts.worker.RolloutWriter", Writer))
         trainer = Trainer(root, clock, case.train_s)
         stream = stack.enter_context(

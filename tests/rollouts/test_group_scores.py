@@ -17,7 +17,7 @@ from ludic.environments.environment import Example, GroupAnswer, Score, SpanRewa
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.single_turn import SingleTurn
 from ludic.records import Message, Rollout
-from ludic.rollouts.pump import Pump
+from ludic.rollouts.pump import Scheduler
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root
@@ -286,20 +286,20 @@ def test_other_groups_go_on_while_one_is_scored() -> None:
 
         waits = Waits()
         sampler = sampler_of(lambda: SingleTurn(waits), scripted_agent(["a"] * 4), group_size=2)
-        pump = Pump(sampler.run_episode, sampler.environments, {}, in_flight=2)
+        scheduler = Scheduler(sampler.run_episode, sampler.environments, {}, in_flight=2)
         for number in range(2):
-            pump.start(number, sampler.episodes(number))
+            scheduler.start(number, sampler.episodes(number))
         may_end["1"].set()
         finished = []
         while not finished:
-            finished = await pump.wait()
+            finished = await scheduler.wait()
         assert [each.begun.number for each in finished] == [1]
-        assert (scored, pump.num_open, pump.num_running) == (["1"], 1, 0)
+        assert (scored, scheduler.num_open, scheduler.num_running) == (["1"], 1, 0)
         may_end["0"].set()
         finished = []
         while not finished:
-            finished = await pump.wait()
-        assert ([each.begun.number for each in finished], pump.num_open) == ([0], 0)
+            finished = await scheduler.wait()
+        assert ([each.begun.number for each in finished], scheduler.num_open) == ([0], 0)
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -315,11 +315,11 @@ def test_a_pump_that_is_closed_gives_up_what_is_being_scored() -> None:
                 cancelled.set()
 
         sampler = sampler_of(scored_by(score_group), scripted_agent(["a"]), group_size=1)
-        pump = Pump(sampler.run_episode, sampler.environments, {})
-        pump.start(0, sampler.episodes(0))
-        while pump.num_running or not pump.num_open:
-            await pump.wait(0.01)
-        await pump.close()
+        scheduler = Scheduler(sampler.run_episode, sampler.environments, {})
+        scheduler.start(0, sampler.episodes(0))
+        while scheduler.num_running or not scheduler.num_open:
+            await scheduler.wait(0.01)
+        await scheduler.close()
         await asyncio.wait_for(cancelled.wait(), 5)
 
     asyncio.run(asyncio.wait_for(main(), 20))

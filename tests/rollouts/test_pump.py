@@ -16,7 +16,7 @@ from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import ModelError
 from ludic.records import Message, WeightSpan
-from ludic.rollouts.pump import EngineCalls, Pump
+from ludic.rollouts.pump import EngineCalls, Scheduler
 
 ENVIRONMENTS = {"own": LimitedEnvironments("own", object)}
 
@@ -114,9 +114,9 @@ def test_closing_a_group_looks_at_its_own_episodes_alone(in_flight: int) -> None
 
         async def main() -> None:
             nonlocal found
-            pump = Pump(episode, ENVIRONMENTS, {}, in_flight=in_flight, close_groups_at=1)
+            scheduler = Scheduler(episode, ENVIRONMENTS, {}, in_flight=in_flight, close_groups_at=1)
             for number in range(num_groups):
-                pump.start(number, group(number, size=4))
+                scheduler.start(number, group(number, size=4))
             await turns()
             episodes.end("0.1")
             with counted_lines(ludic.rollouts.pump) as lines:
@@ -126,7 +126,7 @@ def test_closing_a_group_looks_at_its_own_episodes_alone(in_flight: int) -> None
             assert closed == ["0.0", "0.2", "0.3"]
             assert list(episodes.running)[:2] == ["0.0", "0.2"]
             assert "0.3" in episodes.running  # one that waited begins, so that it has its row
-            await pump.close()
+            await scheduler.close()
 
         run(main)
         return found
@@ -137,32 +137,32 @@ def test_closing_a_group_looks_at_its_own_episodes_alone(in_flight: int) -> None
 def test_the_oldest_group_gets_the_free_slots() -> None:
     async def main() -> None:
         episodes = Episodes()
-        pump = Pump(episodes, ENVIRONMENTS, {}, in_flight=3)
+        scheduler = Scheduler(episodes, ENVIRONMENTS, {}, in_flight=3)
         for number in (7, 8, 9):
-            pump.start(number, group(number))
+            scheduler.start(number, group(number))
         await turns()
         assert list(episodes.running) == ["7.0", "7.1", "8.0"]
-        assert not pump.has_room
+        assert not scheduler.has_room
         episodes.end("8.0")
-        assert await pump.wait() == []
+        assert await scheduler.wait() == []
         await turns()
         assert list(episodes.running) == ["7.0", "7.1", "8.1"]
         episodes.end("7.1")
         episodes.end("7.0")
-        done = await pump.wait()
+        done = await scheduler.wait()
         await turns()
-        done += [] if done else await pump.wait()
+        done += [] if done else await scheduler.wait()
         assert [each.begun.number for each in done] == [7]
         assert list(episodes.running) == ["8.1", "9.0", "9.1"]
-        assert (pump.num_open, pump.num_running) == (2, 3)
+        assert (scheduler.num_open, scheduler.num_running) == (2, 3)
         for name in list(episodes.running):
             episodes.end(name)
         done = []
-        while pump.num_open:
-            done += await pump.wait()
-        done += await pump.wait(0)
+        while scheduler.num_open:
+            done += await scheduler.wait()
+        done += await scheduler.wait(0)
         assert [each.begun.number for each in done] == [8, 9]
-        assert pump.has_room
+        assert scheduler.has_room
 
     run(main)
 
@@ -179,30 +179,30 @@ def test_as_many_episodes_run_as_keep_the_engine_full() -> None:
             await calls.generate(ASKED)
             return []
 
-        pump = Pump(episode, ENVIRONMENTS, {}, calls=calls)
+        scheduler = Scheduler(episode, ENVIRONMENTS, {}, calls=calls)
         number = 0
         for expected in (2, 4, 6):
-            while pump.has_room:
-                pump.start(number, group(number, size=1))
+            while scheduler.has_room:
+                scheduler.start(number, group(number, size=1))
                 number += 1
                 await turns()
-            assert (pump.num_running, len(batch.calls)) == (expected, 2)
+            assert (scheduler.num_running, len(batch.calls)) == (expected, 2)
             for call in list(batch.calls):
                 call.set_result(None)
             await turns()
         # Eight times max_batch is the most, whatever they wait for.
         while len(waiting) < 16:
-            while pump.has_room:
-                pump.start(number, group(number, size=1))
+            while scheduler.has_room:
+                scheduler.start(number, group(number, size=1))
                 number += 1
                 await turns()
             for call in list(batch.calls):
                 call.set_result(None)
             await turns()
-        assert pump.num_running == 16
-        assert not pump.has_room
-        await pump.close()
-        assert pump.num_running == 0
+        assert scheduler.num_running == 16
+        assert not scheduler.has_room
+        await scheduler.close()
+        assert scheduler.num_running == 0
 
     run(main)
 
@@ -219,11 +219,11 @@ def test_an_error_of_the_engine_ends_the_wait() -> None:
         async def episode(environment: object, request: EpisodeRequest) -> list[Any]:
             raise ModelError("NaN")
 
-        pump = Pump(episode, ENVIRONMENTS, {}, in_flight=2)
-        pump.start(0, group(0))
+        scheduler = Scheduler(episode, ENVIRONMENTS, {}, in_flight=2)
+        scheduler.start(0, group(0))
         with pytest.raises(ModelError, match="NaN"):
-            await pump.wait()
-        await pump.close()
+            await scheduler.wait()
+        await scheduler.close()
 
     run(main)
 
@@ -233,10 +233,10 @@ def test_an_episode_that_is_cancelled_from_elsewhere_is_an_error_and_no_endless_
         async def episode(environment: object, request: EpisodeRequest) -> list[Any]:
             raise asyncio.CancelledError
 
-        pump = Pump(episode, ENVIRONMENTS, {}, in_flight=2)
-        pump.start(0, group(0))
+        scheduler = Scheduler(episode, ENVIRONMENTS, {}, in_flight=2)
+        scheduler.start(0, group(0))
         with pytest.raises(RuntimeError, match="an episode was cancelled"):
-            await pump.wait()
+            await scheduler.wait()
 
     run(main)
 
@@ -244,15 +244,15 @@ def test_an_episode_that_is_cancelled_from_elsewhere_is_an_error_and_no_endless_
 def test_while_it_is_paused_nothing_starts() -> None:
     async def main() -> None:
         episodes = Episodes()
-        pump = Pump(episodes, ENVIRONMENTS, {}, in_flight=4)
-        pump.is_paused = True
-        pump.start(0, group(0))
+        scheduler = Scheduler(episodes, ENVIRONMENTS, {}, in_flight=4)
+        scheduler.is_paused = True
+        scheduler.start(0, group(0))
         await turns()
         assert not episodes.running
-        pump.is_paused = False
-        assert await pump.wait(0.01) == []
+        scheduler.is_paused = False
+        assert await scheduler.wait(0.01) == []
         assert len(episodes.running) == 2
-        await pump.close()
+        await scheduler.close()
 
     run(main)
 
@@ -266,19 +266,19 @@ def test_held_requests_keep_their_slots() -> None:
             await calls.generate(ASKED)
             return []
 
-        pump = Pump(ask, ENVIRONMENTS, {}, calls=calls)
+        scheduler = Scheduler(ask, ENVIRONMENTS, {}, calls=calls)
         for number in range(4):
-            pump.start(number, group(number))
+            scheduler.start(number, group(number))
         await turns()
-        assert (pump.num_running, len(batch.calls)) == (2, 2)
+        assert (scheduler.num_running, len(batch.calls)) == (2, 2)
         calls.hold()
         for call in list(batch.calls):
             call.set_result(None)
         for _ in range(6):  # the next two begin, and wait; before, all others began too
-            await pump.wait(0.03)
-        assert (pump.num_running, calls.num_held, batch.calls) == (2, 2, [])
+            await scheduler.wait(0.03)
+        assert (scheduler.num_running, calls.num_held, batch.calls) == (2, 2, [])
         calls.release()
-        await pump.close()
+        await scheduler.close()
 
     run(main)
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ludic.show.found import look_up
 from ludic.show.stats import collect_stats
-from ludic.show.transcript import Look, coloured, token_rows, token_table
+from ludic.show.transcript import PrintOptions, coloured, token_rows, token_table
 from ludic.store import Root
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1.8"
@@ -22,7 +22,7 @@ def root() -> Root:
 
 def printed(root: Root, rollout_id: str) -> str:
     console = Console(file=io.StringIO(), width=200)
-    look_up(root, rollout_id, "rollout", look=Look(tokens=True)).print_to(console)
+    look_up(root, rollout_id, "rollout", options=PrintOptions(tokens=True)).print_to(console)
     return console.file.getvalue()
 
 

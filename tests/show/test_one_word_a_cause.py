@@ -137,7 +137,7 @@ def test_the_advice_at_the_end_of_a_warning_is_on_the_screen(tmp_path: Path, mon
     root = create_root(str(tmp_path / "run"), "tiny")
     advice = "start a run with --accept-incomplete, or with a higher --max-tokens"
     warnings = [f"{number}: {'90% of 1,024 answers hit max_tokens ' * 5}; {advice} ({number})" for number in range(9)]
-    monkeypatch.setattr(RunData, "troubles", lambda self: warnings)
+    monkeypatch.setattr(RunData, "diagnostics", lambda self: warnings)
 
     async def steps(app: Any, pilot: Any) -> None:
         seen = " ".join(shown(app).split())

@@ -16,7 +16,13 @@ from ludic.store.tables import TableTail
 def write_steps(root: Root, *steps: int) -> None:
     log = MetricsLog(root, "train", f"{steps[0]}")
     for step in steps:
-        numbers = {"reward_mean": step / 4, "loss": 0.5, "lag_mean": 1.0, "tokens_per_s": 1234.0, "grad_norm": 0.1}
+        numbers = {
+            "reward_mean": step / 4,
+            "loss": 0.5,
+            "off_policy_steps_mean": 1.0,
+            "tokens_per_s": 1234.0,
+            "grad_norm": 0.1,
+        }
         log.write(attempt_id=1, step=step, policy_version=step, num_rollouts=8, **numbers)
     log.close()
 

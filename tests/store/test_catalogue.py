@@ -13,21 +13,21 @@ from ludic.store import Root
 from ludic.store.catalogue import (
     ATTEMPTS,
     BATCHES,
+    FILE_KINDS,
     LABELS,
     POLICIES,
     QUARANTINE,
     QUARANTINED,
     ROLLOUTS,
-    ROWS,
     SCORES,
     WEIGHT_FILES,
     WEIGHTS,
     WORKERS,
+    FileKind,
     Quoted,
     RolloutsName,
-    Row,
     StepName,
-    row_of,
+    file_kind_of,
 )
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -60,19 +60,21 @@ def values_of(name: str, hint: Any) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def named(draw: st.DrawFn) -> tuple[Row[Any], Any]:
-    row = draw(st.sampled_from(ROWS))
+def named(draw: st.DrawFn) -> tuple[FileKind[Any], Any]:
+    row = draw(st.sampled_from(FILE_KINDS))
     hints = get_type_hints(row.fields, include_extras=True)
     return row, row.fields(**{name: draw(values_of(name, hint)) for name, hint in hints.items()})
 
 
 @given(named())
-def test_a_name_is_written_and_parsed_back_by_one_row(drawn: tuple[Row[Any], Any]) -> None:
+def test_a_name_is_written_and_parsed_back_by_one_row(drawn: tuple[FileKind[Any], Any]) -> None:
     row, of = drawn
     name = row.name(of)
     assert row.parse(name) == of
-    assert row_of(name) is row or row.rest
-    assert [each.kind for each in ROWS if not each.rest and each.parse(name) is not None] == [row.kind] * (not row.rest)
+    assert file_kind_of(name) is row or row.rest
+    assert [each.kind for each in FILE_KINDS if not each.rest and each.parse(name) is not None] == [row.kind] * (
+        not row.rest
+    )
     assert name.startswith(row.below())
 
 
@@ -122,22 +124,22 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_name_that_ludic_does_not_write_has_no_row(name: str) -> None:
-    assert row_of(name) is None
+    assert file_kind_of(name) is None
 
 
 def test_a_folders_named_files_come_before_its_other_files() -> None:
-    assert row_of("policies/version=1/policy.json") is POLICIES
-    assert row_of("policies/version=1/config.json") is WEIGHTS
-    assert row_of("policies/version=1/model-00001-of-00002.safetensors") is WEIGHT_FILES
-    assert row_of("quarantine/rollouts/version=1/env=a/w-0.parquet.json") is QUARANTINE
-    assert row_of("quarantine/rollouts/version=1/env=a/w-0.parquet") is QUARANTINED
+    assert file_kind_of("policies/version=1/policy.json") is POLICIES
+    assert file_kind_of("policies/version=1/config.json") is WEIGHTS
+    assert file_kind_of("policies/version=1/model-00001-of-00002.safetensors") is WEIGHT_FILES
+    assert file_kind_of("quarantine/rollouts/version=1/env=a/w-0.parquet.json") is QUARANTINE
+    assert file_kind_of("quarantine/rollouts/version=1/env=a/w-0.parquet") is QUARANTINED
 
 
 @pytest.mark.slow
 def test_each_file_of_a_whole_root_has_a_row(whole_root: Root) -> None:
     names = whole_root.list("")
-    assert [name for name in names if row_of(name) is None] == []
-    kinds = {row.kind for name in names if (row := row_of(name))}
+    assert [name for name in names if file_kind_of(name) is None] == []
+    kinds = {row.kind for name in names if (row := file_kind_of(name))}
     assert {"run", "rollouts", "batches", "leases", "workers", "checkpoints", "latest", "compactions"} <= kinds
 
 
@@ -158,7 +160,7 @@ def test_listings_have_first_fields_and_leave_out_foreign_names(root: Root) -> N
 
 
 def test_free_names_in_folders_are_those_of_environments_and_scorers() -> None:
-    hints = [get_type_hints(row.fields, include_extras=True) for row in ROWS]
+    hints = [get_type_hints(row.fields, include_extras=True) for row in FILE_KINDS]
     assert {name for each in hints for name, hint in each.items() if hint == Quoted} == {"env_name", "scorer"}
 
 

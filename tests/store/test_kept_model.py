@@ -13,7 +13,7 @@ from ludic.maintenance.verify.records import check_model
 from ludic.run_json import put_run, run_of
 from ludic.store import Root
 from ludic.store.catalogue import IDENTITY
-from ludic.store.weights import copy_kept, identify, keep_model, read_identity, read_kept
+from ludic.store.weights import copy_snapshot, identify, keep_model, read_identity, read_snapshot
 
 FILES = {
     "config.json": b'{"model_type": "qwen3"}',
@@ -82,7 +82,7 @@ def test_the_root_keeps_all_but_the_weights_and_two_starts_agree(root: Root, fol
     assert read_identity(root) == identity
     small = {*identity.config, *identity.tokenizer}
     assert root.list("model") == sorted([IDENTITY.template, *(f"model/{name}" for name in small)])
-    assert read_kept(root, identity.tokenizer) == {name: FILES[name] for name in identity.tokenizer}
+    assert read_snapshot(root, identity.tokenizer) == {name: FILES[name] for name in identity.tokenizer}
     assert len(set(root.list(""))) == len(small) + 2
 
 
@@ -105,7 +105,7 @@ def test_a_run_of_the_same_model_gets_the_same_files_weights_included(root: Root
             (scratch / name).write_bytes(FILES[name])
         keep_model(root, scratch, identify(scratch, "made"), with_weights=True)
     other = put_run(str(tmp_path / "other"), run_of(root))
-    copy_kept(root, other)
+    copy_snapshot(root, other)
     assert read_identity(other) == read_identity(root)
     assert {name: other.read(name) for name in other.list("model")} == {n: root.read(n) for n in root.list("model")}
     assert other.read("model/model-00001-of-00002.safetensors") == b"first"
@@ -116,10 +116,10 @@ def test_a_damaged_file_is_named(root: Root, folder: Path) -> None:
     keep_model(root, folder, identity)
     root.put("model/tokenizer.json", b"{!")
     with pytest.raises(ModelError, match=r"model/tokenizer.json is damaged; delete model/identity.json and that file"):
-        read_kept(root, identity.tokenizer)
+        read_snapshot(root, identity.tokenizer)
     root.delete("model/tokenizer.json")
     with pytest.raises(ModelError, match=r"model/tokenizer.json is missing"):
-        read_kept(root, identity.tokenizer)
+        read_snapshot(root, identity.tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_what_a_newer_ludic_adds_to_an_identity_is_left_out(root: Root) -> None:
 
 def test_a_name_in_an_identity_leads_nowhere(root: Root) -> None:
     with pytest.raises(ModelError, match=r"\.\./run.json is missing"):
-        read_kept(root, {"../run.json": "0" * 64})
+        read_snapshot(root, {"../run.json": "0" * 64})
 
 
 def test_the_hubs_own_digest_of_a_large_file_spares_reading_it(folder: Path, tmp_path: Path) -> None:

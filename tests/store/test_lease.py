@@ -213,21 +213,21 @@ def test_a_watched_lease_is_judged_by_its_changes(root):
     watch = LeaseWatch()
     # Of another machine, so that nothing proves what became of its process.
     lease = replace(claim(root, 0, lease_s=LEASE_S), process=None)
-    assert watch.look(lease).state == "unknown"
-    assert watch.look(replace(lease, num_renewals=1)).state == "alive"
+    assert watch.poll(lease).state == "unknown"
+    assert watch.poll(replace(lease, num_renewals=1)).state == "alive"
     time.sleep(LEASE_S)
-    lease_state = watch.look(replace(lease, num_renewals=1))
+    lease_state = watch.poll(replace(lease, num_renewals=1))
     assert lease_state.state == "silent"
     assert lease_state.unchanged_s >= LEASE_S
-    assert watch.look(replace(lease, num_renewals=2)).state == "alive"
-    assert watch.look(replace(lease, num_renewals=3, released=True)).state == "ended"
+    assert watch.poll(replace(lease, num_renewals=2)).state == "alive"
+    assert watch.poll(replace(lease, num_renewals=3, released=True)).state == "ended"
 
 
 def test_a_new_owner_has_not_renewed_anything_yet(root):
     watch = LeaseWatch()
     first = claim(root, 0, lease_s=60.0)
-    assert watch.look(first).state == "unknown"
-    assert watch.look(claim(root, 1, lease_s=60.0)).state == "unknown"
+    assert watch.poll(first).state == "unknown"
+    assert watch.poll(claim(root, 1, lease_s=60.0)).state == "unknown"
 
 
 def test_a_watched_owner_that_died_on_this_machine_is_known_to_be_dead(root):
@@ -235,4 +235,4 @@ def test_a_watched_owner_that_died_on_this_machine_is_known_to_be_dead(root):
     process = describe_process(child.pid)
     child.communicate()
     lease = replace(claim(root, 0, lease_s=60.0), process=process)
-    assert LeaseWatch().look(lease).state == "dead"
+    assert LeaseWatch().poll(lease).state == "dead"

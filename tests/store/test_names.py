@@ -11,12 +11,12 @@ import pytest
 
 from ludic.errors import SchemaError
 from ludic.store import Root
-from ludic.store.catalogue import ROWS, Records
+from ludic.store.catalogue import FILE_KINDS, Records
 from ludic.store.records import CodeRecord, Manifest, RelativeName, convert, encode_json
 from ludic.store.weights import MANIFEST, read_identity, read_manifest
 
 RECORDS = sorted(
-    {row.record for row in ROWS if isinstance(row, Records)} | {CodeRecord, Manifest},
+    {row.record for row in FILE_KINDS if isinstance(row, Records)} | {CodeRecord, Manifest},
     key=lambda record: record.__name__,
 )
 HOSTILE = (

@@ -12,7 +12,7 @@ import pytest
 
 import ludic
 from ludic.schema.tables import table_names
-from ludic.store.catalogue import ROWS, Table
+from ludic.store.catalogue import FILE_KINDS, Table
 
 PACKAGE = Path(ludic.__file__).parent
 ROW = """
@@ -97,7 +97,9 @@ def test_a_row_and_a_schema_are_all_that_a_folder_needs(tmp_path: Path) -> None:
 
 
 def test_no_other_module_or_query_spells_a_folders_names() -> None:
-    folders = "|".join(sorted({re.escape(row.folder) for row in ROWS if row.folder and row.kept != "not the run's"}))
+    folders = "|".join(
+        sorted({re.escape(row.folder) for row in FILE_KINDS if row.folder and row.kept != "not the run's"})
+    )
     # In code, not in a comment or a docstring: a name below a folder, as a pattern, an f-string or a glob; a part of a
     # name with a field; a listing of a folder.
     below = rf"""["'](?:{folders})/(?:[^"'\s]*[{{*=(\[])"""
@@ -118,8 +120,8 @@ def test_no_other_module_or_query_spells_a_folders_names() -> None:
 
 def test_the_help_of_expire_names_each_folder_that_expires() -> None:
     text = (PACKAGE / "maintenance/expiry_rule.py").read_text()
-    assert all(row.folder in text for row in ROWS if row.kept == "expire")
+    assert all(row.folder in text for row in FILE_KINDS if row.kept == "expire")
 
 
 def test_each_table_has_one_row_and_each_row_its_table() -> None:
-    assert {row.table for row in ROWS if isinstance(row, Table)} == set(table_names())
+    assert {row.table for row in FILE_KINDS if isinstance(row, Table)} == set(table_names())

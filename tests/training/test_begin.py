@@ -20,7 +20,7 @@ def test_a_first_step_trains_on_rollouts_of_the_first_version(new_root):
     fill(root, num_files=1)
     assert train_here(root, num_steps=1, max_off_policy_steps=0) == 1
     assert steps_of_versions(root) == [0, 1]
-    assert query(root, "select distinct trainer_version, lag, used from batches") == [(0, 0, True)]
+    assert query(root, "select distinct trainer_version, off_policy_steps, used from batches") == [(0, 0, True)]
 
 
 @pytest.mark.slow

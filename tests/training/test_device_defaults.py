@@ -213,6 +213,6 @@ def test_the_panel_says_what_was_chosen(new_root, mesh):
     fill(root, num_files=4)
     train_here(root, num_steps=1)
     console = Console(width=80, record=True, file=StringIO())
-    Watcher(root.url).look().print_to(console)
+    Watcher(root.url).poll().print_to(console)
     text = " ".join(console.export_text().replace("│", " ").split())
     assert "float32; micro-batches of 16,384 tokens, even in tokens" in text

@@ -168,7 +168,7 @@ def test_without_the_mask_the_first_ratios_are_biased_below_1(tmp_path: Path, fo
     assert high < 1.01
     assert "top_k is 5, and the tokens that were kept are not stored: the trainer takes its logprobs" in caplog.text
     assert query(run.root, "select count(kept_tokens) from rollouts") == [(0,)]
-    text = [trouble.text for trouble in run.status().troubles()]
+    text = [diagnostic.text for diagnostic in run.status().diagnostics()]
     assert any(text_.startswith("top_k is 5") for text_ in text)
 
 

@@ -30,27 +30,27 @@ def test_what_a_zombie_points_at_is_pointed_back(publisher):
     expected = latest_policy(root)
     assert expected.version == 1
     point_latest(root, LatestPolicy(version=0, budget=99))
-    publisher.mend_latest()
+    publisher.repair_latest()
     assert latest_policy(root) == expected
 
 
 def test_a_latest_that_is_broken_is_mended(publisher):
     root, publisher = publisher
     root.put(LATEST.template, b"{")
-    publisher.mend_latest()
+    publisher.repair_latest()
     assert latest_policy(root) == LatestPolicy(version=0, budget=4, attempt_id=1)
 
 
 def test_a_latest_that_is_right_is_not_written_again(publisher):
     root, publisher = publisher
     before = root.fs.info(root.at(LATEST.template))
-    publisher.mend_latest()
+    publisher.repair_latest()
     assert root.fs.info(root.at(LATEST.template)) == before
 
 
 def test_nothing_is_mended_before_the_first_publication(new_root):
     root = new_root()
-    Publisher(root, start_attempt(root), keep=None).mend_latest()
+    Publisher(root, start_attempt(root), keep=None).repair_latest()
     assert latest_policy(root) is None
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_seen_of_a_version_until_its_files_are_complete(publisher, sl
     save, may_end = slow_save
     assert publisher.start(save, step=1) == 1
     publisher.finish(wait=False)
-    publisher.mend_latest()
+    publisher.repair_latest()
     publisher.note_wait(0, 2, 1e9, version=1)
     assert (latest_policy(root).version, publisher.version, stored_versions(root)) == (0, 0, [])
     may_end.set()

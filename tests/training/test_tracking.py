@@ -212,7 +212,7 @@ def test_evaluations_are_sent_at_the_step_of_their_version_also_those_after_trai
     append(root, [[1.0, 0.0, 0.5, 0.5]] * 8, "moar_cats", seed=0)
     evaluate(root, range(1, 3), version=0)
     evaluate(root, range(1, 2), version=0, temperature=0.0, begun=2026)
-    monkeypatch.setattr(tracking, "_LOOK_EVERY_S", 0.0)  # after each step
+    monkeypatch.setattr(tracking, "_POLL_EVERY_S", 0.0)  # after each step
     train_here(root, num_steps=4, log_to="tensorboard")
     assert curve(root, "eval/moar_cats/reward_mean") == [(0, 3 / 8)]
     assert curve(root, "eval/moar_cats/num_samples") == [(0, 8.0)]

@@ -44,21 +44,21 @@ def long_run(tmp_path_factory):
 def test_a_predicate_that_turns_true_anywhere_in_200_steps_is_found_in_9_looks(long_run, fault_at):
     found = bisect(long_run, f"step >= {fault_at}")
     assert (found.found, found.before) == (fault_at, fault_at - 1 or None)
-    assert len(found.looks) <= 9
+    assert len(found.probes) <= 9
 
 
 @pytest.mark.slow
 def test_a_fault_planted_in_the_metrics_of_200_steps_is_found(long_run):
     found = bisect(long_run, "reward_mean > 5")
     assert (found.found, found.before, found.steps) == (137, 136, (1, STEPS))
-    assert [look.step for look in found.looks][:3] == [200, 100, 150]
-    assert len(found.looks) <= 9
+    assert [look.step for look in found.probes][:3] == [200, 100, 150]
+    assert len(found.probes) <= 9
 
 
 def test_a_predicate_that_is_never_true_takes_one_look(root):
     found = bisect(planted(root, fault_at=4, steps=4), "reward_mean > 50")
     assert found.found is None
-    assert [look.step for look in found.looks] == [4]
+    assert [look.step for look in found.probes] == [4]
 
 
 def test_a_predicate_that_is_true_from_the_start_has_no_step_before(root):
@@ -69,7 +69,7 @@ def test_a_predicate_that_is_true_from_the_start_has_no_step_before(root):
 def test_null_counts_as_not_true(root):
     found = bisect(planted(root, fault_at=2, steps=4), "case when step > 2 then true end")
     assert found.found == 3
-    assert {look.step: look.is_true for look in found.looks}[2] is None
+    assert {look.step: look.is_true for look in found.probes}[2] is None
 
 
 def test_steps_without_metrics_at_the_end_are_passed_over(root):
@@ -78,7 +78,7 @@ def test_steps_without_metrics_at_the_end_are_passed_over(root):
     write_ledger(root, attempt, 5, arrow_schema("batches").empty_table())
     found = bisect(root, "reward_mean > 5")
     assert found.found == 3
-    assert (found.looks[0].step, found.looks[0].num_rows) == (5, 0)
+    assert (found.probes[0].step, found.probes[0].num_rows) == (5, 0)
 
 
 def test_a_run_without_metrics_is_refused(root):
@@ -93,6 +93,7 @@ def test_a_run_without_metrics_is_refused(root):
     ("predicate", "message"),
     [
         ("no_such > 1", "no_such"),
+        ("lag_mean > 1", "SQL calls lag_mean off_policy_steps_mean"),
         ("reward_mean", "DOUBLE|double"),
         ("reward_mean >", "syntax error"),
         ("true; drop table metrics", "holds|syntax error|parser"),

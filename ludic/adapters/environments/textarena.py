@@ -151,11 +151,13 @@ class _Game:
 
     def _news(self, player: int) -> str:
         """Return what a player was told since the last call; its own actions are left out."""
-        told = _unwrapped(self._game).state.observations
+        observations = _unwrapped(self._game).state.observations
         texts = [
-            text if sender < 0 else f"[Player {sender}] {text}" for sender, text, _ in told[player] if sender != player
+            text if sender < 0 else f"[Player {sender}] {text}"
+            for sender, text, _ in observations[player]
+            if sender != player
         ]
-        told[player] = []
+        observations[player] = []
         return "\n".join(texts)
 
     @contextmanager

@@ -24,7 +24,7 @@ from ludic.installed import installed_version, is_installed, module_file, packag
 from ludic.records import Message, ToolCall
 
 if TYPE_CHECKING:
-    from ludic.adapters.environments.verifiers_turns import Episode, Loaded, Turn
+    from ludic.adapters.environments.verifiers_turns import EnvironmentTurn, Loaded, VerifiersEpisode
 
 PREFIX = "verifiers/"
 
@@ -139,7 +139,7 @@ class Verifiers:
         """
         self._seed = seed
         self._loaded = load(name, json.dumps(options, sort_keys=True), num_tasks)
-        self._episode: Episode | None = None
+        self._episode: VerifiersEpisode | None = None
         self.max_steps = self._loaded.max_turns
 
     def example(self, index: int, split: Split) -> Example:
@@ -151,10 +151,10 @@ class Verifiers:
         return self._loaded.example(number)
 
     async def reset(self, example: Example) -> tuple[Message, ...]:
-        from ludic.adapters.environments.verifiers_turns import Episode
+        from ludic.adapters.environments.verifiers_turns import VerifiersEpisode
 
         loaded, number = self._loaded, example.data["number"]
-        self._episode = Episode(lambda line: loaded.play(number, line))
+        self._episode = VerifiersEpisode(lambda line: loaded.play(number, line))
         # ludic may leave an episode in the middle, at a limit of its own.
         weakref.finalize(self, self._episode.cancel)
         return await self._episode.begin()
@@ -172,7 +172,7 @@ class Verifiers:
         return _transition(await self._episode.answer(text, calls))
 
 
-def _transition(turn: "Turn") -> Transition:
+def _transition(turn: "EnvironmentTurn") -> Transition:
     outcome = turn.outcome
     if outcome is None:
         return Transition(observation=turn.observation, reward=0.0, terminated=False, tool_results=turn.results)

@@ -26,7 +26,7 @@ from typing import Any
 
 import verifiers as vf
 
-from ludic.adapters.environments.verifiers_turns import Line, Outcome, plain
+from ludic.adapters.environments.verifiers_turns import TurnChannel, VerifiersOutcome, plain
 from ludic.environments.environment import Example, Split
 from ludic.environments.splits import partition
 from ludic.errors import ConfigError
@@ -47,7 +47,7 @@ _CUT = ("max_turns_reached", "max_total_completion_tokens_reached", "prompt_too_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class LegacyRows:
     """An Environment with the rows of its data sets; a `Loaded`."""
 
     env: Any
@@ -74,7 +74,7 @@ class Rows:
             wanted=str(answer) if answer not in (None, "") else None,
         )
 
-    async def play(self, number: int, line: Line) -> Outcome:
+    async def play(self, number: int, line: TurnChannel) -> VerifiersOutcome:
         """Play the example of a row as verifiers' own run_rollout does, but let errors out."""
         env = self.env
         failures: list[Exception] = []
@@ -82,7 +82,7 @@ class Rows:
         state = await env.rollout(self.row(number), _Client(line), "ludic", {})
         if (error := state.get("error")) is not None:
             raise error.__cause__ or error
-        line.tell(_after_the_last_turn(state))
+        line.send(_after_the_last_turn(state))
         if env.score_rollouts:
             await env.rubric.score_rollout(state)
         else:
@@ -91,7 +91,7 @@ class Rows:
         if failures:
             raise failures[0]
         metrics = state["metrics"] or {}
-        return Outcome(
+        return VerifiersOutcome(
             reward=state["reward"],
             components={name: value * (self.weights.get(name) or 1.0) for name, value in metrics.items()},
             stop_condition=str(state.get("stop_condition")),
@@ -99,7 +99,7 @@ class Rows:
         )
 
 
-def load(name: str, options: Mapping[str, Any], num_rows: int | None) -> Rows:
+def load(name: str, options: Mapping[str, Any], num_rows: int | None) -> LegacyRows:
     """Load an environment. options: arguments of its load_environment. num_rows: of each data set; None takes all.
 
     Raises ConfigError, and what the environment raises.
@@ -126,7 +126,7 @@ def load(name: str, options: Mapping[str, Any], num_rows: int | None) -> Rows:
         left = tuple(index for index in train if _prompt_key(env.dataset[index]) not in keys)
         numbers = {"train": left, "heldout": tuple(range(len(sets), len(sets) + size))}
         sets += [(heldout, index) for index in range(size)]
-    loaded = Rows(
+    loaded = LegacyRows(
         env=env,
         rows=sets,
         numbers=numbers,
@@ -260,7 +260,7 @@ class _Client(vf.Client):
     A question holds the whole conversation; what is new in it is what follows the last question and its answer.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: TurnChannel) -> None:
         super().__init__(line)
         self._line = line
         self._seen: list[Any] = []
@@ -274,7 +274,7 @@ class _Client(vf.Client):
                 "the environment rewrote the conversation, or asked its model aside; ludic's agent sees each message "
                 "once"
             )
-        self._line.tell(prompt[len(self._seen) :])
+        self._line.send(prompt[len(self._seen) :])
         reply = await self._line.ask(tools or ())
         types = importlib.import_module("verifiers.types")
         calls = [types.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in reply.calls]

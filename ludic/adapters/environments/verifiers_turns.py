@@ -1,7 +1,8 @@
 """One episode of the package verifiers, of either API, which ludic plays in turns. Imports nothing of verifiers.
 
 verifiers plays an episode in one coroutine, which asks a model whenever it wants. Here this coroutine is a task, and
-`Line.ask` takes the place of the model: it waits until ludic's agent has replied. `Episode` is ludic's end of the line.
+`TurnChannel.ask` answers for the model: it waits until ludic's agent has replied. `VerifiersEpisode` is ludic's end of
+the channel.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from ludic.records import ROLES, Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class VerifiersOutcome:
     """How an episode ended, and its scores."""
 
     reward: float
@@ -45,13 +46,13 @@ class Loaded(Protocol):
         """Return the example of a number. Raises ConfigError for one that needs more than text."""
         ...
 
-    async def play(self, number: int, line: "Line") -> Outcome:
+    async def play(self, number: int, line: "TurnChannel") -> VerifiersOutcome:
         """Play the example of a number, and score it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class AgentReply:
     """A completion of ludic's agent."""
 
     text: str
@@ -59,32 +60,32 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class EnvironmentTurn:
     """The environment's answer to a reply."""
 
     observation: str | None
     """Text of the user; None if there is none."""
     results: tuple[str | None, ...]
     """Result of each tool call of the reply; None if it was not run."""
-    outcome: Outcome | None
+    outcome: VerifiersOutcome | None
     """None if the episode goes on."""
 
 
-class Line:
+class TurnChannel:
     """Between the coroutine of verifiers, which asks, and ludic, which replies."""
 
     def __init__(self) -> None:
         self.is_asked = asyncio.Event()
         self.tools: tuple[dict[str, Any], ...] | None = None
         """Schemas of the tools; None before the first question."""
-        self._told: list[Any] = []
-        self._reply: asyncio.Future[Reply] | None = None
+        self._sent: list[Any] = []
+        self._reply: asyncio.Future[AgentReply] | None = None
 
-    def tell(self, messages: Sequence[Any]) -> None:
+    def send(self, messages: Sequence[Any]) -> None:
         """Note messages of verifiers that the agent has not seen yet."""
-        self._told += messages
+        self._sent += messages
 
-    async def ask(self, tools: Sequence[dict[str, Any]] = ()) -> Reply:
+    async def ask(self, tools: Sequence[dict[str, Any]] = ()) -> AgentReply:
         """Ask the agent to reply to what it was told. Raises RuntimeError if the tools are not those of before."""
         if self.tools not in (None, tuple(tools)):
             raise RuntimeError(
@@ -95,23 +96,23 @@ class Line:
         self.is_asked.set()
         return await self._reply
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: AgentReply) -> None:
         """Give the agent's reply."""
         assert self._reply is not None, "nothing was asked"
         self.is_asked.clear()
         self._reply.set_result(reply)
 
-    def heard(self) -> list[Any]:
+    def received(self) -> list[Any]:
         """Return what the agent was told since the last call."""
-        told, self._told = self._told, []
-        return told
+        sent, self._sent = self._sent, []
+        return sent
 
 
-class Episode:
+class VerifiersEpisode:
     """An episode that ludic plays in turns. Made within an event loop, which all of its methods need."""
 
-    def __init__(self, play: Callable[[Line], Coroutine[Any, Any, Outcome]]) -> None:
-        self._line = Line()
+    def __init__(self, play: Callable[[TurnChannel], Coroutine[Any, Any, VerifiersOutcome]]) -> None:
+        self._line = TurnChannel()
         self._task = asyncio.create_task(_guarded(play(self._line)))
         self._task.add_done_callback(_retrieve)
 
@@ -124,21 +125,21 @@ class Episode:
         """Run until the agent is asked, and return what it sees. Raises RuntimeError if it is never asked."""
         if await self._next() is not None:
             raise RuntimeError("the environment ended before it asked its agent")
-        return plain(self._line.heard())
+        return plain(self._line.received())
 
-    async def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> Turn:
+    async def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> EnvironmentTurn:
         """Give the agent's completion, and run until the next one is wanted or the episode is over."""
-        self._line.reply(Reply(text=text, calls=tuple(calls)))
+        self._line.reply(AgentReply(text=text, calls=tuple(calls)))
         outcome = await self._next()
-        heard = self._line.heard()
-        results = {each.tool_call_id: text_of(each) for each in heard if each.role == "tool"}
-        said = [text_of(each) for each in heard if each.role == "user"]
-        others = [each.role for each in heard if each.role not in ("user", "tool")]
+        received = self._line.received()
+        results = {each.tool_call_id: text_of(each) for each in received if each.role == "tool"}
+        said = [text_of(each) for each in received if each.role == "user"]
+        others = [each.role for each in received if each.role not in ("user", "tool")]
         if others:
             raise ValueError(f"the environment sent a message of the role {others[0]!r}, wanted user")
         if outcome is None and not said and any(call.id not in results for call in calls):
             raise ValueError("the environment sent no result of a tool call, and no message of the user instead")
-        return Turn(
+        return EnvironmentTurn(
             observation="\n\n".join(said) if said else None,
             results=tuple(results.get(call.id) for call in calls),
             outcome=outcome,
@@ -149,7 +150,7 @@ class Episode:
         with suppress(RuntimeError):  # the event loop is closed, and with it the episode is over
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
-    async def _next(self) -> Outcome | None:
+    async def _next(self) -> VerifiersOutcome | None:
         """Run until the agent is asked, and return None; or until the end. Raises what the episode raised."""
         is_asked = asyncio.ensure_future(self._line.is_asked.wait())
         try:
@@ -159,7 +160,7 @@ class Episode:
         return self._task.result() if self._task.done() else None
 
 
-async def _guarded(episode: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _guarded(episode: Coroutine[Any, Any, VerifiersOutcome]) -> VerifiersOutcome:
     # In a task, SystemExit and KeyboardInterrupt would end the whole event loop.
     with only_exceptions(in_coroutine=True):
         return await episode

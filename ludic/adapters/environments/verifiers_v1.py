@@ -30,7 +30,7 @@ from verifiers.v1.session import call_hook, hook_boundary
 from verifiers.v1.state import state_cls
 from verifiers.v1.utils.decorators import discover_decorated, invoke
 
-from ludic.adapters.environments.verifiers_turns import Line, Outcome, plain
+from ludic.adapters.environments.verifiers_turns import TurnChannel, VerifiersOutcome, plain
 from ludic.environments.environment import Example, Split
 from ludic.environments.splits import partition
 from ludic.errors import ConfigError
@@ -65,7 +65,7 @@ class Tasks:
             wanted=None if answer is None else str(answer),
         )
 
-    async def play(self, number: int, line: Line) -> Outcome:
+    async def play(self, number: int, line: TurnChannel) -> VerifiersOutcome:
         """Run the Env's hooks as its own run_episode does, but let their errors out."""
         env, task = self.env, self.tasks[number]
         traces: list[Any] = []
@@ -117,10 +117,10 @@ def first_messages(task: Any) -> list[Any]:
     return messages if system is None else [vf.SystemMessage(content=system), *messages]
 
 
-def _outcome(trace: Any) -> Outcome:
+def _outcome(trace: Any) -> VerifiersOutcome:
     weighted = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
-    return Outcome(
+    return VerifiersOutcome(
         reward=add_rewards(weighted.values()),
         components={**metrics, **weighted},
         stop_condition=str(trace.stop_condition),
@@ -303,7 +303,7 @@ class _Agent:
 
     trainable = True
 
-    def __init__(self, name: str, config: Any, line: Line, traces: list[Any], shared: _SharedTools) -> None:
+    def __init__(self, name: str, config: Any, line: TurnChannel, traces: list[Any], shared: _SharedTools) -> None:
         self.name, self.config = name, config
         self._line, self._traces, self._shared = line, traces, shared
 
@@ -344,7 +344,7 @@ class _Rollout:
     task: Any
     name: str
     config: Any
-    line: Line
+    line: TurnChannel
     closed: bool = False
     tools: _Tools = field(default_factory=_Tools)
     trace: Any = None
@@ -374,10 +374,10 @@ class _Rollout:
             if not reply.calls:
                 return
             new = [await self.tools.run(call, self.trace) for call in reply.calls]
-            self.line.tell(new)
+            self.line.send(new)
 
     async def _ask(self, new: list[Any]) -> Any:
-        self.line.tell([message for message in new if not isinstance(message, vf.ToolMessage)])
+        self.line.send([message for message in new if not isinstance(message, vf.ToolMessage)])
         reply = await self.line.ask(self.tools.schemas)
         calls = [vf.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in reply.calls]
         self._add(vf.AssistantMessage(content=reply.text, tool_calls=calls or None), sampled=True)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ludic.defaults import Track
     from ludic.store import Root
 
-Format = Literal["hf", "delta", "iceberg", "jsonl", "csv", "inspect"]
+ExportFormat = Literal["hf", "delta", "iceberg", "jsonl", "csv", "inspect"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
     """Format of an export, and its options."""
 
-    format: Format
+    format: ExportFormat
     """Output format. delta and iceberg register the existing files without copying them; run the command again to add
     new files. hf writes a folder of weights, configuration and tokenizer, for transformers and vLLM. inspect writes
     evaluations as logs of inspect_ai."""

@@ -40,7 +40,7 @@ REWARD = "reward"
 _IDS = ("rollout_id", "episode_id", "env_example_id", "agent_id", "policy_version")
 _STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
 
-Json = Mapping[str, Any]
+LogValues = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -83,7 +83,7 @@ def export_logs(root: Root, folder: Path, version: int | None = None, track: Tra
     return LogsReport(location=str(folder), files=files, num_samples=num_samples)
 
 
-def _chosen(keys: Json) -> Chosen:
+def _chosen(keys: LogValues) -> Chosen:
     return Chosen(versions=[keys["policy_version"]], envs=[keys["env_name"]], evaluations=[keys["evaluation"]])
 
 
@@ -91,7 +91,7 @@ def _rows(samples: Samples) -> list[dict[str, Any]]:
     return samples.ask(figure("samples_as_logs")).to_pylist(maps_as_pydicts="lossy")
 
 
-def _write(folder: Path, keys: Json, log: "EvalLog") -> str:
+def _write(folder: Path, keys: LogValues, log: "EvalLog") -> str:
     """Write a log; return its name, which is the same for a second export."""
     from inspect_ai.log import write_eval_log
 
@@ -114,7 +114,7 @@ def _write(folder: Path, keys: Json, log: "EvalLog") -> str:
 # --- A log -----------------------------------------------------------------------------------------------
 
 
-def _log(root: Root, keys: Json, rows: Sequence[Json], measured: Sequence[Json]) -> "EvalLog":
+def _log(root: Root, keys: LogValues, rows: Sequence[LogValues], measured: Sequence[LogValues]) -> "EvalLog":
     from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSpec, EvalStats
 
     eval_id = hashlib.sha256(json.dumps([root.run_id, *keys.values()]).encode()).hexdigest()[:22]
@@ -148,26 +148,28 @@ def _as_utc(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="seconds")
 
 
-def _generate_config(row: Json) -> "GenerateConfig":
+def _generate_config(row: LogValues) -> "GenerateConfig":
     from inspect_ai.model import GenerateConfig
 
     return GenerateConfig(**{name: row[name] for name in ("temperature", "top_p", "top_k", "max_tokens")})
 
 
-def _usage(*rows: Json) -> "ModelUsage":
+def _usage(*rows: LogValues) -> "ModelUsage":
     from inspect_ai.model import ModelUsage
 
     prompt, sampled = (int(sum(row[f"num_{name}_tokens"] for row in rows)) for name in ("prompt", "sampled"))
     return ModelUsage(input_tokens=prompt, output_tokens=sampled, total_tokens=prompt + sampled)
 
 
-def _interval(row: Json) -> dict[str, Any]:
+def _interval(row: LogValues) -> dict[str, Any]:
     if row["low"] is None:
         return {"interval": interval_text(row)}
     return {name: row[name] for name in ("interval", "low", "high")}
 
 
-def _results(rows: Sequence[Json], samples: "Sequence[EvalSample]", measured: Sequence[Json]) -> "EvalResults":
+def _results(
+    rows: Sequence[LogValues], samples: "Sequence[EvalSample]", measured: Sequence[LogValues]
+) -> "EvalResults":
     """Return ludic's measures as metrics of the reward, and the mean of each component, both over examples."""
     from inspect_ai.log import EvalMetric, EvalResults, EvalScore
 
@@ -202,7 +204,7 @@ def _results(rows: Sequence[Json], samples: "Sequence[EvalSample]", measured: Se
 # --- A sample --------------------------------------------------------------------------------------------
 
 
-def _sample(row: Json, model: str) -> "EvalSample":
+def _sample(row: LogValues, model: str) -> "EvalSample":
     from inspect_ai.log import EvalError, EvalSample
 
     messages = list(_messages(row["messages"] or ()))
@@ -226,11 +228,11 @@ def _sample(row: Json, model: str) -> "EvalSample":
     )
 
 
-def _truncation(row: Json) -> dict[str, str]:
+def _truncation(row: LogValues) -> dict[str, str]:
     return {"truncation_reason": row["truncation_reason"]} if row["truncation_reason"] else {}
 
 
-def _scores(row: Json, messages: "Sequence[ChatMessage]") -> "dict[str, Score]":
+def _scores(row: LogValues, messages: "Sequence[ChatMessage]") -> "dict[str, Score]":
     """Return the reward, which is unscored if it is null, and its components."""
     from inspect_ai.scorer import Score
 
@@ -245,7 +247,7 @@ def _scores(row: Json, messages: "Sequence[ChatMessage]") -> "dict[str, Score]":
     return {REWARD: first, **components}
 
 
-def _output(row: Json, model: str, messages: "Sequence[ChatMessage]", usage: "ModelUsage") -> "ModelOutput":
+def _output(row: LogValues, model: str, messages: "Sequence[ChatMessage]", usage: "ModelUsage") -> "ModelOutput":
     from inspect_ai.model import ChatCompletionChoice, ModelOutput
 
     last = next((message for message in reversed(messages) if message.role == "assistant"), None)
@@ -254,7 +256,7 @@ def _output(row: Json, model: str, messages: "Sequence[ChatMessage]", usage: "Mo
     return ModelOutput(model=model, choices=choices, usage=usage, error=row["error"])
 
 
-def _messages(messages: Sequence[Json]) -> "Iterator[ChatMessage]":
+def _messages(messages: Sequence[LogValues]) -> "Iterator[ChatMessage]":
     from inspect_ai.model import (
         ChatMessageAssistant,
         ChatMessageSystem,
@@ -286,7 +288,7 @@ def _messages(messages: Sequence[Json]) -> "Iterator[ChatMessage]":
                 yield ChatMessageUser(id=number_text, content=text)
 
 
-def _tool_call(call: Json) -> Any:
+def _tool_call(call: LogValues) -> Any:
     """Return inspect_ai's tool call; arguments that are no JSON object are kept as text."""
     from inspect_ai.tool import ToolCall
 

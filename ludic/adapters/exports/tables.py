@@ -43,7 +43,7 @@ _CONCURRENT_READS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footer:
+class ExportedFile:
     """A sound file, with its size and number of rows."""
 
     file: RolloutFile
@@ -80,16 +80,16 @@ class TableReport(Result):
 
 def read_footers(
     root: Root, files: Collection[RolloutFile], sizes: Mapping[str, int], track: Track = untracked
-) -> tuple[list[Footer], dict[str, str]]:
+) -> tuple[list[ExportedFile], dict[str, str]]:
     """Return the footers of the sound files, and the reason by name of each broken file.
 
     A file that vanished is in neither. sizes: bytes by name.
     """
 
-    def read(file: RolloutFile) -> Footer | str | None:
+    def read(file: RolloutFile) -> ExportedFile | str | None:
         try:
             with open_parquet(root, file.name) as parquet:
-                return Footer(file=file, size_bytes=sizes[file.name], num_rows=parquet.metadata.num_rows)
+                return ExportedFile(file=file, size_bytes=sizes[file.name], num_rows=parquet.metadata.num_rows)
         except (FileNotFoundError, KeyError):
             return None
         except SchemaError as error:
@@ -98,7 +98,7 @@ def read_footers(
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         found = list(track(pool.map(read, files), len(files), "footers"))
     left_out = {file.name: answer for file, answer in zip(files, found, strict=True) if isinstance(answer, str)}
-    return [answer for answer in found if isinstance(answer, Footer)], left_out
+    return [answer for answer in found if isinstance(answer, ExportedFile)], left_out
 
 
 # --- Delta Lake ------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def _delta_open(root: Root, folder: Folder, location: str) -> "DeltaTable | None
     return table
 
 
-def _delta_create(location: str, root: Root, footers: Sequence[Footer]) -> "DeltaTable":
+def _delta_create(location: str, root: Root, footers: Sequence[ExportedFile]) -> "DeltaTable":
     from deltalake import DeltaTable, Schema
     from deltalake.transaction import create_table_with_add_actions
 
@@ -185,7 +185,7 @@ def _delta_create(location: str, root: Root, footers: Sequence[Footer]) -> "Delt
     return DeltaTable(location, storage_options=storage_options())
 
 
-def _delta_update(table: "DeltaTable", root: Root, footers: Sequence[Footer], gone: Sequence[str]) -> None:
+def _delta_update(table: "DeltaTable", root: Root, footers: Sequence[ExportedFile], gone: Sequence[str]) -> None:
     """Add and remove files in one commit; columns that a newer schema added get an earlier commit."""
     from deltalake import Schema
     from deltalake.transaction import RemoveAction
@@ -222,7 +222,7 @@ def _delta_schema(root: Root) -> pa.Schema:
     return pa.schema([*rollouts_schema(root.extra_columns), *_PARTITION])
 
 
-def _add_action(footer: Footer) -> Any:
+def _add_action(footer: ExportedFile) -> Any:
     from deltalake.transaction import AddAction
 
     file: RolloutFile = footer.file
@@ -351,7 +351,7 @@ def _iceberg_names(table: "Table", root: Root) -> set[str]:
     return {path.removeprefix(prefix) for path in paths}
 
 
-def _iceberg_update(table: "Table", root: Root, footers: Sequence[Footer], gone: Sequence[str]) -> None:
+def _iceberg_update(table: "Table", root: Root, footers: Sequence[ExportedFile], gone: Sequence[str]) -> None:
     """Add and remove files in one commit."""
     if not footers and not gone:
         return

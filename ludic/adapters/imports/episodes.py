@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ludic.agents.transcript import NO_ARRAYS, Transcript, TranscriptBuilder
-from ludic.errors import LudicError, RefusedRecordError
+from ludic.errors import LudicError, RefusedRecordError, renamed
 from ludic.messages import ReadMessages, check_text, read_messages
 from ludic.models.encoding import encode, encode_all
 from ludic.models.tokenizer import Tokenizer
-from ludic.models.turns import Turn, Turns
+from ludic.models.turns import Turn, TurnFinder
 from ludic.records import AgentStep, FinishReason, HasTokens, Message
 from ludic.schema.columns import Columns
 
@@ -55,7 +55,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Row(HasTokens):
+class ImportedRow(HasTokens):
     """Tokens that the model saw and sampled."""
 
     columns: Columns
@@ -87,10 +87,10 @@ class Row(HasTokens):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class ImportedEpisode:
     """One episode of one agent."""
 
-    rows: Sequence[Row | Conversation | Texts]
+    rows: Sequence[ImportedRow | Conversation | Texts]
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Columns of all its rollouts, such as episode_reward and policy_version; None takes the run's setting."""
     group: Any = None
@@ -117,15 +117,15 @@ Encoding = Generator[Sequence[str], Sequence[np.ndarray], _Result]
 
 
 def rows_of(
-    episodes: Sequence[Episode], get_tokenizer: GetTokenizer, get_stop_tokens: GetStopTokens = tuple
-) -> list[list[Row] | Exception]:
+    episodes: Sequence[ImportedEpisode], get_tokenizer: GetTokenizer, get_stop_tokens: GetStopTokens = tuple
+) -> list[list[ImportedRow] | Exception]:
     """Return the rows of each episode, with tokens, messages and agent steps; or the reason why it can't be used.
 
     The texts of all episodes are encoded together, on all cores. get_stop_tokens: called once, when the first text is
     encoded. Raises LudicErrors other than RefusedRecordError.
     """
-    found: list[list[Row] | Exception] = [[] for _ in episodes]
-    get_turns = cache(lambda: Turns(get_tokenizer(), get_stop_tokens()))
+    found: list[list[ImportedRow] | Exception] = [[] for _ in episodes]
+    get_turns = cache(lambda: TurnFinder(get_tokenizer(), get_stop_tokens()))
     works = [_episode_rows(episode, get_turns) for episode in episodes]
     answers: dict[int, Any] = dict.fromkeys(range(len(works)))
     while answers:
@@ -161,8 +161,8 @@ def _encode_alone(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray
         return error
 
 
-def _episode_rows(episode: Episode, get_turns: Callable[[], Turns]) -> Encoding[list[Row]]:
-    rows: list[Row] = []
+def _episode_rows(episode: ImportedEpisode, get_turns: Callable[[], TurnFinder]) -> Encoding[list[ImportedRow]]:
+    rows: list[ImportedRow] = []
     is_cut = episode.columns.get("finish_reason") == "length"
     for part in episode.rows:
         if isinstance(part, Conversation):
@@ -183,12 +183,12 @@ def _episode_rows(episode: Episode, get_turns: Callable[[], Turns]) -> Encoding[
     return rows
 
 
-def row_of(transcript: Transcript, messages: Sequence[Message], steps: Sequence[AgentStep]) -> Row:
+def row_of(transcript: Transcript, messages: Sequence[Message], steps: Sequence[AgentStep]) -> ImportedRow:
     """Return the row of a transcript."""
-    return Row(columns=transcript.columns, messages=messages, agent_steps=steps)
+    return ImportedRow(columns=transcript.columns, messages=messages, agent_steps=steps)
 
 
-def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:
+def _texts_row(texts: Texts, turns: TurnFinder, is_open: bool) -> Encoding[ImportedRow]:
     """Return the row of two texts. The completion ends with an end token, also an empty one.
 
     is_open: whether the model did not end it: it was cut off, or the episode failed.
@@ -211,7 +211,7 @@ def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:
     if not is_open and end_token is not None and completion[-1:].tolist() != [end_token]:
         completion = np.append(completion, np.int32(end_token))
     answer = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
-    return Row(
+    return ImportedRow(
         prompt_tokens=prompt_tokens,
         response_tokens=completion,
         messages=(*messages, *answer),
@@ -221,7 +221,7 @@ def _texts_row(texts: Texts, turns: Turns, is_open: bool) -> Encoding[Row]:
     )
 
 
-def _conversation_rows(conversation: Conversation, turns: Turns, is_open: bool) -> Encoding[list[Row]]:
+def _conversation_rows(conversation: Conversation, turns: TurnFinder, is_open: bool) -> Encoding[list[ImportedRow]]:
     """Return the rows of a conversation; each of the model's messages is a call with the messages before it.
 
     is_open: whether the model did not end the last one.
@@ -289,7 +289,7 @@ class _Calls:
     encoded alone, as they are when a model is sampled.
     """
 
-    def __init__(self, turns: Turns, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, turns: TurnFinder, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         self._turns = turns.of(messages, tools)
         self.num_without_reasoning = 0
         """Number of calls so far whose thinking the template leaves out."""
@@ -346,3 +346,9 @@ def _token_spans(turn: Turn, completion: np.ndarray) -> Encoding[list[tuple[int,
 def _begins(tokens: np.ndarray, beginning: np.ndarray) -> bool:
     """Return whether tokens, (length,), begin with others."""
     return np.array_equal(tokens[: len(beginning)], beginning)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise renamed(__name__, name, {"Episode": "ImportedEpisode", "Row": "ImportedRow"})

@@ -13,8 +13,8 @@ from pathlib import Path
 from shutil import copyfileobj
 from typing import Any
 
-from ludic.adapters.imports.episodes import Conversation, Episode, Texts, wanted_text
-from ludic.adapters.imports.records import Record, Records, open_file, read_records
+from ludic.adapters.imports.episodes import Conversation, ImportedEpisode, Texts, wanted_text
+from ludic.adapters.imports.records import ImportRecord, NumberedRecords, open_file, read_records
 from ludic.errors import ConfigError, RefusedRecordError, one_line
 from ludic.installed import require
 from ludic.messages import refusal
@@ -66,7 +66,7 @@ def _scored(scores: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
 # --- inspect_ai ------------------------------------------------------------------------------------------
 
 
-def inspect(record: Record) -> Episode:
+def inspect(record: ImportRecord) -> ImportedEpisode:
     """inspect_ai: one sample of a .eval log, as `read_inspect` gives it.
 
     Source: inspect_ai/log/_log.py, EvalSample and EvalSpec (0.3.285). The samples of several epochs are a group. The
@@ -95,15 +95,15 @@ def inspect(record: Record) -> Episode:
         **{name: generate.get(name) for name in ("temperature", "top_p", "top_k", "max_tokens", "seed")},
     }
     unused = {**dict(record.get("metadata") or {}), "epoch": record.get("epoch")}
-    return Episode(rows=[_inspect_row(record, messages)], columns=columns, group=example, unused=unused)
+    return ImportedEpisode(rows=[_inspect_row(record, messages)], columns=columns, group=example, unused=unused)
 
 
-def _stop_reason(record: Record) -> str:
+def _stop_reason(record: ImportRecord) -> str:
     choices = record.get("output.choices") or [{}]
     return str(choices[0].get("stop_reason"))
 
 
-def _inspect_row(record: Record, messages: Sequence[Mapping[str, Any]]) -> Conversation | Texts:
+def _inspect_row(record: ImportRecord, messages: Sequence[Mapping[str, Any]]) -> Conversation | Texts:
     if any(message.get("role") == "assistant" for message in messages):
         return Conversation(messages=[_message(message) for message in messages])
     prompt = messages or record["input"]
@@ -126,7 +126,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "tool_calls": calls, "name": message.get("function")}
 
 
-def read_inspect(url: str) -> Records:
+def read_inspect(url: str) -> NumberedRecords:
     """Yield the samples of an inspect_ai log, each with the header of the log as `log`; inspect-ai reads the file."""
     require("inspect_ai", "inspect", "format inspect")
     from inspect_ai.log import read_eval_log, read_eval_log_sample, read_eval_log_sample_summaries
@@ -181,7 +181,7 @@ def _try(url: str, read: Callable[[], Any]) -> Any:
 # --- lm-evaluation-harness -------------------------------------------------------------------------------
 
 
-def lm_eval(record: Record) -> Episode:
+def lm_eval(record: ImportRecord) -> ImportedEpisode:
     """lm-evaluation-harness: one document of samples_{task}_{date}.jsonl, of --log_samples, as `read_lm_eval` gives it.
 
     Source: lm_eval/evaluator.py, evaluate, and loggers/evaluation_tracker.py, save_results_samples (0.4.13). The reward
@@ -190,7 +190,7 @@ def lm_eval(record: Record) -> Episode:
     """
     arguments, resps = record.need("arguments", "resps")
     reward, components = _scored(record.object("scores"))
-    return Episode(
+    return ImportedEpisode(
         rows=[Texts(prompt=_lm_eval_prompt(arguments), completion=_lm_eval_answer(arguments, resps))],
         columns={
             "purpose": "eval",
@@ -228,7 +228,7 @@ def _lm_eval_answer(arguments: Any, resps: Any) -> str:
     return answer
 
 
-def read_lm_eval(url: str) -> Records:
+def read_lm_eval(url: str) -> NumberedRecords:
     """Yield one record a document: a file holds a line for each filter of a document."""
     merged: dict[str, tuple[int, dict[str, Any]]] = {}
     for line, values in read_records(url):
@@ -249,7 +249,7 @@ def read_lm_eval(url: str) -> Records:
 # --- lighteval -------------------------------------------------------------------------------------------
 
 
-def lighteval(record: Record) -> Episode:
+def lighteval(record: ImportRecord) -> ImportedEpisode:
     """lighteval: one document of details_{task}_{date}.parquet, of --save-details.
 
     Source: lighteval/logging/info_loggers.py, DetailsLogger.Detail, and evaluation_tracker.py, save_details (0.13.0).
@@ -261,7 +261,7 @@ def lighteval(record: Record) -> Episode:
         raise RefusedRecordError("has no doc.query; details of lighteval before 0.11 are not read")
     reward, components = _scored({name: each for name, each in record.object("metric").items() if each is not None})
     example = doc.get("id")
-    return Episode(
+    return ImportedEpisode(
         rows=[Texts(prompt=response.get("input") or query, completion=_lighteval_answer(doc, response))],
         columns={
             "purpose": "eval",

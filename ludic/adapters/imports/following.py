@@ -30,7 +30,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from ludic.adapters.complaints import Complaints
-from ludic.adapters.imports.formats import Format
+from ludic.adapters.imports.formats import ImportFormat
 from ludic.adapters.imports.importing import Imported, identity, importer, said_of
 from ludic.adapters.imports.records import UNKNOWN, FileState, open_file, read_records, read_state
 from ludic.data_files import is_lines
@@ -72,7 +72,7 @@ class _File:
     state: FileState
     since_s: float
     """Since when it has rested in this state, on the follower's clock."""
-    num_looks: int = 1
+    num_polls: int = 1
     is_settled: bool = False
     """Whether nothing is to be done until the file changes: it was imported, or can't be."""
 
@@ -83,7 +83,7 @@ class Follower:
 
     root: Root
     folders: Sequence[str]
-    format: Format
+    format: ImportFormat
     import_one: Callable[[str, Track], ImportReport]
     rest_s: float
     """Seconds after which a file without change is complete, if its program may append to it."""
@@ -96,7 +96,7 @@ class Follower:
     """Folders, also below those that are followed, that were named because they could not be listed."""
     complaints: Complaints = field(default_factory=lambda: Complaints("ludic import"))
 
-    def look(self, stop: threading.Event) -> tuple[list[ImportReport], bool]:
+    def poll(self, stop: threading.Event) -> tuple[list[ImportReport], bool]:
         """Import the files that are complete; return their reports, and whether a file was new or changed."""
         reports, has_changed = [], False
         found = dict(self._list())
@@ -107,7 +107,7 @@ class Follower:
         open_files: list[tuple[str, _File]] = []
         for url, state in found.items():
             file = self._see(url, state)
-            has_changed = has_changed or (file.num_looks == 1 and not file.is_settled)
+            has_changed = has_changed or (file.num_polls == 1 and not file.is_settled)
             open_files += [] if file.is_settled else [(url, file)]
         for url, file in sorted(open_files, key=lambda each: (_step(self.format, each[0])[1], each[0])):
             if stop.is_set():
@@ -167,7 +167,7 @@ class Follower:
         """Return what is known of a file, after one more look."""
         file = self.files.get(url)
         if file is not None and file.state == state:
-            file.num_looks += 1
+            file.num_polls += 1
             return file
         stored = self.stored.get(url)
         is_stored = stored is not None and stored.is_whole and state != UNKNOWN and stored.state == state
@@ -178,7 +178,7 @@ class Follower:
         return self.files[url]
 
     def _is_due(self, url: str, file: _File, newest: Mapping[str, int]) -> bool:
-        if file.num_looks == 1:
+        if file.num_polls == 1:
             return False
         series, step = _step(self.format, url)
         rested = self.clock() - file.since_s >= self.rest_s
@@ -188,7 +188,7 @@ class Follower:
             reason = unfinished(url, self.format)
         except (ConfigError, OSError) as error:
             reason = str(error)
-        if reason is not None and file.num_looks > _PATIENCE and url not in self.left:
+        if reason is not None and file.num_polls > _PATIENCE and url not in self.left:
             self.left[url] = f"{reason}; it is imported when its program has written the rest"
             logger.warning("%s: %s", url, self.left[url])
         return reason is None
@@ -210,7 +210,7 @@ class Follower:
         except MissingRootError:
             raise
         except (StoreError, OSError) as error:
-            self.complaints.say(f"{url} is not imported: {error}; it is tried again")
+            self.complaints.warn(f"{url} is not imported: {error}; it is tried again")
             return None
         file.is_settled = True
         self.left.pop(url, None)
@@ -269,7 +269,7 @@ def follow(
     reports: list[ImportReport] = []
     changed_s = follower.clock()
     while not stop.is_set():
-        new, has_changed = follower.look(stop)
+        new, has_changed = follower.poll(stop)
         reports += new
         if has_changed:
             changed_s = follower.clock()
@@ -299,7 +299,7 @@ def _stored(root: Root) -> Iterator[tuple[str, _Stored]]:
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
-def _step(fmt: Format, url: str) -> tuple[str, int]:
+def _step(fmt: ImportFormat, url: str) -> tuple[str, int]:
     """Return a file's path with its step left out, and the step; -1 for a path without."""
     match = re.search(fmt.path, url) if fmt.path else None
     name = next((name for name in ("file_step", "step") if match and match.groupdict().get(name)), None)
@@ -308,7 +308,7 @@ def _step(fmt: Format, url: str) -> tuple[str, int]:
     return url[: match.start(name)] + url[match.end(name) :], int(match[name])
 
 
-def _newest_steps(fmt: Format, found: Mapping[str, FileState]) -> dict[str, int]:
+def _newest_steps(fmt: ImportFormat, found: Mapping[str, FileState]) -> dict[str, int]:
     """Return the step of each series of files, which differ in the step alone, that was written last.
 
     That is the newest step, unless the program has gone back to an earlier one and left the files of later ones.
@@ -334,7 +334,7 @@ def _age_s(url: str, state: FileState) -> float:
     return 0.0 if modified_s is None else max(0.0, time.time() - modified_s)
 
 
-def unfinished(url: str, fmt: Format) -> str | None:
+def unfinished(url: str, fmt: ImportFormat) -> str | None:
     """Return why a file is not whole; None if it is, or if its kind has no end that could be read alone."""
     if fmt.read is not read_records and not url.endswith(".jsonl"):
         return None

@@ -10,15 +10,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from ludic.adapters.imports.episodes import (
     Conversation,
-    Episode,
-    Row,
+    ImportedEpisode,
+    ImportedRow,
     Texts,
     agent_step,
     row_of,
@@ -28,35 +28,35 @@ from ludic.adapters.imports.evaluations import inspect as inspect_ai
 from ludic.adapters.imports.evaluations import lighteval, lm_eval, read_inspect, read_lm_eval
 from ludic.adapters.imports.forms import import_form
 from ludic.adapters.imports.records import (
-    Record,
-    Records,
+    ImportRecord,
+    NumberedRecords,
     finite_numbers,
     is_number,
     read_records,
     to_array,
 )
-from ludic.agents.transcript import RowBuilder, Span
+from ludic.agents.transcript import CompletionSpan, RowBuilder
 from ludic.code.kinds import FORMAT, find, find_own
 from ludic.code.run import describe, describe_failure
 from ludic.data_files import is_data_file
-from ludic.errors import ConfigError, RefusedRecordError
+from ludic.errors import ConfigError, RefusedRecordError, renamed
 from ludic.messages import read_messages, read_tools, refusal
 from ludic.records import AgentStep, FinishReason, Message, Purpose, WeightSpan, add_rewards
 from ludic.user_files import UserFile, digest, python_file_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class ImportFormat:
     """How to read the files of another program."""
 
-    function: Callable[[Record], Episode | Iterable[Episode]]
+    function: Callable[[ImportRecord], ImportedEpisode | Iterable[ImportedEpisode]]
     path: str = ""
     """Regular expression searched in a file's path; its named groups become fields of records that lack them."""
     files: str = ""
     """Regular expression searched in the paths of a followed folder; empty takes the data files that `path` finds."""
     grows: bool = True
     """Whether the program may append to a file that it has written, until it begins the file of its next step."""
-    read: Callable[[str], Records] = read_records
+    read: Callable[[str], NumberedRecords] = read_records
     """Yields the records of a file, each with its line or number."""
     env_field: str = ""
     """Field of a record that names its environment, unless the user names it."""
@@ -85,7 +85,7 @@ class Format:
 # --- The formats -----------------------------------------------------------------------------------------
 
 
-def jsonl(record: Record) -> Episode | list[Episode]:
+def jsonl(record: ImportRecord) -> ImportedEpisode | list[ImportedEpisode]:
     """JSON Lines under ludic's own names, one rollout a line: what `ludic export --format jsonl` writes.
 
     The simplest record to write by hand: {"prompt": "2 + 2 =", "completion": "4", "episode_reward": 1.0}. Takes tokens
@@ -95,11 +95,11 @@ def jsonl(record: Record) -> Episode | list[Episode]:
     """
     form, read, records = import_form(record.values)
     record.used.update((*_REDUNDANT, *read))
-    episodes = [_jsonl_episode(Record(values, record.used), form) for values in records]
+    episodes = [_jsonl_episode(ImportRecord(values, record.used), form) for values in records]
     return episodes[0] if len(episodes) == 1 else episodes
 
 
-def _jsonl_episode(record: Record, form: str) -> Episode:
+def _jsonl_episode(record: ImportRecord, form: str) -> ImportedEpisode:
     names = "env_name env_example_id agent_id model engine capture wanted truncation_reason error"
     integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
     components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
@@ -111,7 +111,7 @@ def _jsonl_episode(record: Record, form: str) -> Episode:
     finish_reason = record.text("finish_reason")
     if finish_reason is not None and finish_reason not in FINISH_REASONS:
         raise refusal("finish_reason", finish_reason, ", ".join(FINISH_REASONS))
-    return Episode(
+    return ImportedEpisode(
         rows=[_jsonl_row(record)],
         columns={name: record.text(name) for name in names.split()}
         | {name: record.integer(name) for name in integers}
@@ -140,7 +140,7 @@ _REDUNDANT = (
 """Columns of an exported row that an import computes itself or drops."""
 
 
-def _weight_versions(record: Record) -> tuple[WeightSpan, ...] | None:
+def _weight_versions(record: ImportRecord) -> tuple[WeightSpan, ...] | None:
     spans = record.get("weight_versions")
     try:
         return msgspec.convert(spans, tuple[WeightSpan, ...] | None)
@@ -148,10 +148,10 @@ def _weight_versions(record: Record) -> tuple[WeightSpan, ...] | None:
         raise refusal("weight_versions", spans, "a list of objects with version, start and end") from None
 
 
-def _jsonl_row(record: Record) -> Row | Conversation | Texts:
+def _jsonl_row(record: ImportRecord) -> ImportedRow | Conversation | Texts:
     columns, completion, messages = record.columns(), record.text("completion"), record.get("messages") or ()
     if {"prompt_tokens", "response_tokens"} <= columns.keys():
-        return Row(columns=columns, messages=_own_messages(messages))
+        return ImportedRow(columns=columns, messages=_own_messages(messages))
     if completion is None and messages:
         return Conversation(messages=messages, tools=read_tools(record.get("tools")))
     return Texts(prompt=record.need("prompt", "completion")[0], completion=str(completion))
@@ -169,7 +169,7 @@ def _own_messages(values: Any) -> Any:
     return values
 
 
-def verl(record: Record) -> Episode:
+def verl(record: ImportRecord) -> ImportedEpisode:
     """verl: one line per rollout, of trainer.rollout_data_dir/{global_step}.jsonl, as text without special tokens.
 
     Source: _log_rollout_data and _write_generations of verl/trainer/ppo/v1/trainer_base.py, and of
@@ -182,7 +182,7 @@ def verl(record: Record) -> Episode:
     prompt, _ = record.need("input", "output")
     uid = record.get("uid")
     key = re.fullmatch(r"(.+)_\d+_\d+", uid) if isinstance(uid, str) else None
-    return Episode(
+    return ImportedEpisode(
         rows=[Texts(prompt=prompt, completion=str(record.text("output")))],
         columns={
             "policy_version": _step(record),
@@ -194,7 +194,7 @@ def verl(record: Record) -> Episode:
     )
 
 
-def skyrl(record: Record) -> Episode:
+def skyrl(record: ImportRecord) -> ImportedEpisode:
     """SkyRL: one line a rollout of an evaluation, {export_path}/dumped_evals/global_step_{N}_evals/{data_source}.jsonl.
 
     Source: skyrl/train/utils/trainer_utils.py, dump_per_dataset_eval_results, called by skyrl/train/evaluate.py (SkyRL
@@ -205,7 +205,7 @@ def skyrl(record: Record) -> Episode:
     prompt, _, score = record.need("input_prompt", "output_response", "score")
     extras = record.get("env_extras")
     scores = record.array("score", np.float64) if isinstance(score, list) else None
-    return Episode(
+    return ImportedEpisode(
         rows=[Texts(prompt=prompt, completion=str(record.text("output_response")))],
         columns={
             "purpose": "eval",
@@ -219,7 +219,7 @@ def skyrl(record: Record) -> Episode:
     )
 
 
-def trl(record: Record) -> Episode:
+def trl(record: ImportRecord) -> ImportedEpisode:
     """TRL: one row a completion of {output_dir}/completions/completions_{step:05d}.parquet, without special tokens.
 
     Source: trl/trainer/grpo_trainer.py, log and _generate_and_score_completions (commit f2cd5771, July 2026), with
@@ -234,14 +234,14 @@ def trl(record: Record) -> Episode:
     record.used.update(numbers)
     components = finite_numbers(numbers)
     reward = add_rewards(components.values()) if components else None
-    return Episode(
+    return ImportedEpisode(
         rows=[Texts(prompt=prompt, completion=completion)],
         columns={"policy_version": version, "episode_reward": reward, "reward_components": components},
         metadata={"advantage": advantage},
     )
 
 
-def art(record: Record) -> Episode:
+def art(record: ImportRecord) -> ImportedEpisode:
     """OpenPipe ART: one row a trajectory of .../models/{model}/trajectories/{split}/{step:04d}.parquet.
 
     Source: src/art/utils/trajectory_logging.py, write_trajectory_groups_parquet; src/art/local/backend.py, _log.
@@ -250,7 +250,7 @@ def art(record: Record) -> Episode:
     message is trainable if the model sampled it. messages is null in a trajectory that holds raw exchanges.
     """
     record.used.update(("format_version", "trajectory_index", "group_json", "trajectory_json"))
-    return Episode(
+    return ImportedEpisode(
         rows=[Conversation(messages=record["messages"], tools=read_tools(record.get("tools")))],
         columns={
             "purpose": _purpose(record.text("split")),
@@ -267,7 +267,7 @@ def _purpose(text: str | None) -> Purpose:
     return "train" if text in (None, "", "train") else "eval"
 
 
-def _step(record: Record) -> int:
+def _step(record: ImportRecord) -> int:
     step = record.integer("step", "file_step")
     if step is None:
         raise RefusedRecordError("has no step, and its file's name holds none")
@@ -295,7 +295,7 @@ _KNOWN_OF_TRACE = frozenset({"agent", "nodes", "calls", "rewards", "ok", "errors
 """Fields of a trace that are read or redundant."""
 
 
-def prime_rl(record: Record) -> Iterator[Episode]:
+def prime_rl(record: ImportRecord) -> Iterator[ImportedEpisode]:
     """prime-rl: one episode of verifiers a line; also traces.jsonl of a verifiers evaluation.
 
     Files: {run_dir}/rollouts/step_{N}/{train,eval}/{all,effective}/traces.jsonl; import either `all` or `effective`,
@@ -327,7 +327,7 @@ def prime_rl(record: Record) -> Iterator[Episode]:
             for key, value in trace.items()
             if key not in _KNOWN_OF_TRACE and value not in ([], {})
         }
-        yield Episode(
+        yield ImportedEpisode(
             rows=_rows_of_trace(trace),
             columns={**shared, **_outcome(trace), "agent_id": agent_id},
             group=None if group is None else [group, agent_id],
@@ -359,13 +359,13 @@ def _reason(values: Json) -> str:
     return f": {errors[-1].get('type')}: {errors[-1].get('message')}" if errors else ""
 
 
-def _rows_of_trace(trace: Json) -> list[Row | Conversation]:
+def _rows_of_trace(trace: Json) -> list[ImportedRow | Conversation]:
     """Return a row for each path from a root to a leaf that has a new sampled node."""
     nodes, calls = trace.get("nodes") or [], trace.get("calls") or []
     parents = {node["parent"] for node in nodes if node.get("parent") is not None}
     ends = {call["node"]: call.get("finish_reason") for call in calls if call.get("node") is not None}
     said: set[int] = set()
-    rows: list[Row | Conversation] = []
+    rows: list[ImportedRow | Conversation] = []
     for leaf in (index for index in range(len(nodes)) if index not in parents):
         path = _path_to(nodes, leaf)
         new = [index for index in path if nodes[index].get("sampled") and index not in said]
@@ -392,7 +392,9 @@ def _path_to(nodes: Sequence[Json], leaf: int) -> list[int]:
     return path[::-1]
 
 
-def _branch(nodes: Sequence[Json], path: Sequence[int], new: Sequence[int], ends: Mapping[int, str | None]) -> Row:
+def _branch(
+    nodes: Sequence[Json], path: Sequence[int], new: Sequence[int], ends: Mapping[int, str | None]
+) -> ImportedRow:
     """Return the row of a path; the response begins with the first sampled token of the nodes `new`."""
     builder = RowBuilder()
     steps: list[AgentStep] = []
@@ -410,7 +412,7 @@ def _branch(nodes: Sequence[Json], path: Sequence[int], new: Sequence[int], ends
     return replace(row_of(builder.transcript(), read.messages, steps), unread=read.unread)
 
 
-def _add_sampled(builder: RowBuilder, index: int, node: Json) -> list[Span]:
+def _add_sampled(builder: RowBuilder, index: int, node: Json) -> list[CompletionSpan]:
     """Add the tokens of a node by its mask; return the spans of the sampled ones."""
     tokens, mask = to_array(node["token_ids"], np.int32), to_array(node.get("mask") or [], np.bool_)
     if len(mask) != len(tokens):
@@ -432,36 +434,36 @@ def _add_sampled(builder: RowBuilder, index: int, node: Json) -> list[Span]:
 
 # --- The formats -----------------------------------------------------------------------------------------
 
-ART = Format(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$", grows=False)
-INSPECT = Format(function=inspect_ai, read=read_inspect, env_field="log.task", files=r"\.eval$", grows=False)
-JSONL = Format(function=jsonl)
-LIGHTEVAL = Format(function=lighteval, env_field="doc.task_name", files=r"details_[^/]*\.parquet$", grows=False)
-LM_EVAL = Format(
+ART = ImportFormat(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$", grows=False)
+INSPECT = ImportFormat(function=inspect_ai, read=read_inspect, env_field="log.task", files=r"\.eval$", grows=False)
+JSONL = ImportFormat(function=jsonl)
+LIGHTEVAL = ImportFormat(function=lighteval, env_field="doc.task_name", files=r"details_[^/]*\.parquet$", grows=False)
+LM_EVAL = ImportFormat(
     function=lm_eval,
     path=r"samples_(?P<task>[^/]+)_\d{4}-\d\d-\d\dT[^/_]*\.jsonl$",
     read=read_lm_eval,
     env_field="task",
 )
-PRIME_RL = Format(
+PRIME_RL = ImportFormat(
     function=prime_rl,
     path=r"step_(?P<file_step>\d+)/(?P<file_kind>train|eval)/",
     files=r"(?<!/effective)/traces\.jsonl$",
 )
-SKYRL = Format(
+SKYRL = ImportFormat(
     function=skyrl,
     path=r"dumped_evals/(?:global_step_(?P<file_step>\d+)_evals|eval_only)/[^/]+\.jsonl$",
     files=r"dumped_evals/[^/]+/(?!aggregated_results)[^/]+\.jsonl$",
     env_field="env_class",
     grows=False,
 )
-TRL = Format(function=trl, path=r"completions_(?P<file_step>\d+)\.parquet$", grows=False)
-VERL = Format(function=verl, path=r"(?:^|/)(?P<file_step>\d+)\.jsonl$", grows=False)
+TRL = ImportFormat(function=trl, path=r"completions_(?P<file_step>\d+)\.parquet$", grows=False)
+VERL = ImportFormat(function=verl, path=r"(?:^|/)(?P<file_step>\d+)\.jsonl$", grows=False)
 
 
 # --- Loading ---------------------------------------------------------------------------------------------
 
 
-def load_format(name: str) -> Format:
+def load_format(name: str) -> ImportFormat:
     """Return a format of ludic by its name, or a user's: path/to/file.py:function, or the name of a Format in a file.
 
     Runs the user's file. Raises ConfigError.
@@ -469,9 +471,15 @@ def load_format(name: str) -> Format:
     if python_file_of(name) is None:
         return replace(find(FORMAT, name), name=name)
     own = find_own(FORMAT, name)
-    found = own.value if isinstance(own.value, Format) else Format(function=own.value)
+    found = own.value if isinstance(own.value, ImportFormat) else ImportFormat(function=own.value)
     try:
         re.compile(found.path)
     except re.error as error:
         raise ConfigError(f"{name}: path {found.path!r} is no regular expression: {error}") from error
     return replace(found, name=name.rpartition(":")[2], user_file=own.file)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise renamed(__name__, name, {"Format": "ImportFormat"})

@@ -20,7 +20,7 @@ from ludic.messages import MEDIA, marked, read_messages, read_tools, refusal
 from ludic.records import ROLES, Message
 from ludic.results import plural
 
-Row = Mapping[str, Any]
+FormRow = Mapping[str, Any]
 Messages = list[dict[str, Any]]
 
 
@@ -32,8 +32,8 @@ class Form:
     """Completes: read as ..."""
     fields: str
     """The fields that make it, for messages and docs/fit.md."""
-    fits: Callable[[Row], bool]
-    read: Callable[[Row], dict[str, Any]]
+    fits: Callable[[FormRow], bool]
+    read: Callable[[FormRow], dict[str, Any]]
     """Returns `messages`, or `prompt` and `completion`, of pairs `prompt` alone, which may be None; and other fields
     under the names of the format jsonl."""
     reads: tuple[str, ...]
@@ -54,11 +54,11 @@ _BEGINNING = ("system", "developer", "user")
 """Roles of the messages that a whole conversation begins with, and an answer does not."""
 
 
-def _chat_columns(row: Row) -> list[str]:
+def _chat_columns(row: FormRow) -> list[str]:
     return [name for name in _CHATS if row.get(name) is not None]
 
 
-def _chat(row: Row) -> tuple[str, Any]:
+def _chat(row: FormRow) -> tuple[str, Any]:
     """Return the column of the conversation and its value, which may be JSON text."""
     names = _chat_columns(row)
     if len(names) > 1:
@@ -115,7 +115,7 @@ def _messages(value: Any, name: str, role: str | None = None) -> Messages:
     return [{key: part for key, part in each.items() if part is not None} for each in listed]
 
 
-def _text(row: Row, name: str, *, may_be_absent: bool = False) -> str:
+def _text(row: FormRow, name: str, *, may_be_absent: bool = False) -> str:
     value = row.get(name)
     if value is None and may_be_absent:
         return ""
@@ -127,7 +127,7 @@ def _text(row: Row, name: str, *, may_be_absent: bool = False) -> str:
 _TOOLS = ("tools", "functions", "tool_defs")
 
 
-def _tools(row: Row) -> dict[str, Any]:
+def _tools(row: FormRow) -> dict[str, Any]:
     """Return the schemas of tools as `tools`. Raises RefusedRecordError if they can't be read."""
     names = [name for name in _TOOLS if row.get(name)]
     if len(names) > 1:
@@ -140,7 +140,7 @@ def _tools(row: Row) -> dict[str, Any]:
     return {"tools": row["tools"]}
 
 
-def _with_system(messages: Messages, row: Row) -> Messages:
+def _with_system(messages: Messages, row: FormRow) -> Messages:
     """Return messages that begin with the text of the column system, if there is one."""
     system = row.get("system")
     if isinstance(system, Sequence) and not isinstance(system, str):  # parts of text, as Anthropic has them
@@ -199,7 +199,7 @@ def _calls(text: str) -> list[dict[str, Any]]:
     return [_call(each) for each in calls]
 
 
-def _call(value: Row) -> dict[str, Any]:
+def _call(value: FormRow) -> dict[str, Any]:
     others = {key: part for key, part in value.items() if key not in ("name", *_ARGUMENTS) and part is not None}
     arguments = [key for key in _ARGUMENTS if value.get(key) is not None]
     if len(arguments) > 1:
@@ -210,14 +210,14 @@ def _call(value: Row) -> dict[str, Any]:
     return {"type": "function", **others, "function": function}
 
 
-def _is_sharegpt(row: Row) -> bool:
+def _is_sharegpt(row: FormRow) -> bool:
     names = _chat_columns(row)
     value = _parsed(row[names[0]]) if names else None
     first = value[0] if isinstance(value, Sequence) and value else None
     return isinstance(first, Mapping) and first.get("from") is not None
 
 
-def _sharegpt(row: Row) -> dict[str, Any]:
+def _sharegpt(row: FormRow) -> dict[str, Any]:
     name, value = _chat(row)
     tools = {name: read_tools(schemas) for name, schemas in _tools(row).items()}
     return {"messages": _with_system(_messages(value, name), row), **tools}
@@ -226,16 +226,16 @@ def _sharegpt(row: Row) -> dict[str, Any]:
 # --- The other forms of conversations --------------------------------------------------------------------------------
 
 
-def _openai(row: Row) -> dict[str, Any]:
+def _openai(row: FormRow) -> dict[str, Any]:
     name, value = _chat(row)
     return {"messages": _with_system(_messages(value, name), row), **_tools(row)}
 
 
-def _has_completion(row: Row) -> bool:
+def _has_completion(row: FormRow) -> bool:
     return row.get("prompt") is not None and row.get("completion") is not None
 
 
-def _refuse_label(row: Row) -> None:
+def _refuse_label(row: FormRow) -> None:
     """Raise RefusedRecordError for a label as of KTO: true and false, or 1 and 0, also as text."""
     label = row.get("label")
     if (label.strip().lower() if isinstance(label, str) else label) in _LABELS:
@@ -247,17 +247,17 @@ def _refuse_label(row: Row) -> None:
 _LABELS = (0, 1, "true", "false", "0", "1", "0.0", "1.0")
 
 
-def _prompt_completion(row: Row) -> dict[str, Any]:
+def _prompt_completion(row: FormRow) -> dict[str, Any]:
     _refuse_label(row)
     return {"prompt": row["prompt"], "completion": row["completion"], **_tools(row)}
 
 
-def _is_of_verifiers(row: Row) -> bool:
+def _is_of_verifiers(row: FormRow) -> bool:
     has_outcome = row.get("reward") is not None and (row.get("example_id") is not None or row.get("task") is not None)
     return row.get("prompt") is not None and "completion" in row and has_outcome
 
 
-def _verifiers(row: Row) -> dict[str, Any]:
+def _verifiers(row: FormRow) -> dict[str, Any]:
     """Results of an evaluation by verifiers up to 0.3, `vf-eval --save-results`.
 
     Source: verifiers/utils/save_utils.py, state_to_output, and message_utils.py, sanitize_tool_calls, which writes
@@ -284,7 +284,7 @@ def _verifiers(row: Row) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _is_truncated(row: Row) -> bool:
+def _is_truncated(row: FormRow) -> bool:
     value = row.get("is_truncated")
     for texts, meaning in ((("true", "1"), True), (("false", "0", "none", ""), False)):
         if str(value).strip().lower() in texts:
@@ -304,16 +304,16 @@ def _with_calls(value: Any) -> Any:
     ]
 
 
-def _is_alpaca(row: Row) -> bool:
+def _is_alpaca(row: FormRow) -> bool:
     return row.get("instruction") is not None and "output" in row
 
 
-def _alpaca(row: Row) -> dict[str, Any]:
+def _alpaca(row: FormRow) -> dict[str, Any]:
     answer = {"role": "assistant", "content": _text(row, "output")}
     return {"messages": [*_instruction(row), answer], **_tools(row)}
 
 
-def _instruction(row: Row) -> Messages:
+def _instruction(row: FormRow) -> Messages:
     """Return the messages before the answer: history, and the instruction, with its input in the next line."""
     history = _parsed(row.get("history")) or []
     is_list = isinstance(history, list) and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in history)
@@ -444,7 +444,7 @@ def _marked(messages: Messages, num_prompt: int) -> Messages:
     return [*marked(messages[:num_prompt], trained=False), *marked(messages[num_prompt:], trained=True)]
 
 
-def conversation_of(record: Row) -> dict[str, Any]:
+def conversation_of(record: FormRow) -> dict[str, Any]:
     """Return a record that Form.read gave with `messages` instead of `prompt` and `completion`."""
     if "messages" in record:
         return dict(record)
@@ -459,11 +459,11 @@ def conversation_of(record: Row) -> dict[str, Any]:
 # --- Pairs -----------------------------------------------------------------------------------------------------------
 
 
-def _question(row: Row) -> Any:
+def _question(row: FormRow) -> Any:
     return next((row[name] for name in ("prompt", "question") if row.get(name) is not None), None)
 
 
-def _prompt_of_pair(row: Row) -> dict[str, Any]:
+def _prompt_of_pair(row: FormRow) -> dict[str, Any]:
     if row.get("prompt") is not None and row.get("question") not in (None, row["prompt"]):
         raise RefusedRecordError("has prompt and question, wanted one of them")
     prompt = _question(row)
@@ -471,16 +471,16 @@ def _prompt_of_pair(row: Row) -> dict[str, Any]:
     return {"prompt": messages, **_tools(row)}
 
 
-def _prompt_of_chat(row: Row) -> dict[str, Any]:
+def _prompt_of_chat(row: FormRow) -> dict[str, Any]:
     found = _sharegpt(row)
     return {**found, "prompt": found["messages"]}
 
 
-def _has_pair(row: Row) -> bool:
+def _has_pair(row: FormRow) -> bool:
     return row.get("chosen") is not None and row.get("rejected") is not None
 
 
-def _is_pair_of(row: Row, name: str) -> bool:
+def _is_pair_of(row: FormRow, name: str) -> bool:
     return _has_pair(row) and _question(row) is None and row.get(name) is not None
 
 
@@ -517,14 +517,14 @@ PAIRS = (
 """Forms of pairs of answers."""
 
 
-def _scores(row: Row) -> Iterator[tuple[float, float]]:
+def _scores(row: FormRow) -> Iterator[tuple[float, float]]:
     for names in _SCORES:
         found = [_number(row.get(name)) for name in names]
         if found[0] is not None and found[1] is not None:
             yield found[0], found[1]
 
 
-def _unpaired_scores(row: Row) -> Iterator[str]:
+def _unpaired_scores(row: FormRow) -> Iterator[str]:
     """Yield the columns of scores that are not compared: the other one is absent or no number, or they are not."""
     for names in _SCORES:
         if any(_number(row.get(name)) is None for name in names):
@@ -539,7 +539,7 @@ def _number(value: Any) -> float | None:
     return number if number is not None and number == number else None
 
 
-def _pair(row: Row, prompt: Messages | None) -> tuple[Messages, Messages]:
+def _pair(row: FormRow, prompt: Messages | None) -> tuple[Messages, Messages]:
     """Return both conversations of a pair, with marks. Raises LeftOutError, RefusedRecordError."""
     sides = [_messages(row[side], side, "assistant") for side in ("chosen", "rejected")]
     for side, messages in zip(("chosen", "rejected"), sides, strict=True):
@@ -575,7 +575,7 @@ def _pair(row: Row, prompt: Messages | None) -> tuple[Messages, Messages]:
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
-def form_of(row: Row, forms: Sequence[Form] = CONVERSATIONS) -> Form:
+def form_of(row: FormRow, forms: Sequence[Form] = CONVERSATIONS) -> Form:
     """Return the one form that a row fits. Raises RefusedRecordError if it fits none or two, or has what none reads."""
     for name in MEDIA:  # a text may be the image of a container
         value = row.get(name)
@@ -599,7 +599,7 @@ class Read:
 
     noun: str
     where: str
-    records: list[Row] = field(default_factory=list)
+    records: list[FormRow] = field(default_factory=list)
     """For the format jsonl. Those of one row share its number as group_id."""
     form: Form | None = None
     num_used: int = 0
@@ -625,14 +625,14 @@ class Read:
         return "; ".join(parts)
 
 
-def conversations(rows: Iterable[Row], where: str) -> Read:
+def conversations(rows: Iterable[FormRow], where: str) -> Read:
     """Return rows of supervised training as records: `messages`, with marks after a prompt of their own.
 
     Trained on are all answers of a conversation, or the completion alone. Raises ConfigError.
     """
     read = Read(noun="conversation", where=where)
 
-    def use(number: int, row: Row, form: Form) -> None:
+    def use(number: int, row: FormRow, form: Form) -> None:
         found = conversation_of(form.read(row))
         if not any(read_messages(found["messages"]).trained):
             raise LeftOutError("without a turn to train on")
@@ -641,7 +641,7 @@ def conversations(rows: Iterable[Row], where: str) -> Read:
     return _read(rows, CONVERSATIONS, read, use)
 
 
-def pairs(rows: Iterable[Row], where: str) -> Read:
+def pairs(rows: Iterable[FormRow], where: str) -> Read:
     """Return rows of preferences as two records each, a group: the answer that was chosen, and that rejected.
 
     What both begin with is their prompt. Pairs that are equal, or whose scores do not say that the chosen answer is the
@@ -649,7 +649,7 @@ def pairs(rows: Iterable[Row], where: str) -> Read:
     """
     read = Read(noun="pair", where=where)
 
-    def use(number: int, row: Row, form: Form) -> None:
+    def use(number: int, row: FormRow, form: Form) -> None:
         found = form.read(row)
         for messages, reward in zip(_pair(row, found["prompt"]), (1.0, 0.0), strict=True):
             read.records.append(_record(number, messages, found, reward))
@@ -657,7 +657,9 @@ def pairs(rows: Iterable[Row], where: str) -> Read:
     return _read(rows, PAIRS, read, use)
 
 
-def _read(rows: Iterable[Row], forms: Sequence[Form], read: Read, use: Callable[[int, Row, Form], None]) -> Read:
+def _read(
+    rows: Iterable[FormRow], forms: Sequence[Form], read: Read, use: Callable[[int, FormRow, Form], None]
+) -> Read:
     for number, row in enumerate(rows):
         try:
             form = form_of(row, forms)
@@ -680,7 +682,7 @@ def _read(rows: Iterable[Row], forms: Sequence[Form], read: Read, use: Callable[
     return read
 
 
-def _record(number: int, messages: Messages, found: Row, reward: float) -> Row:
+def _record(number: int, messages: Messages, found: FormRow, reward: float) -> FormRow:
     # finish_reason says that the model did not end its last answer.
     used = {name: found[name] for name in ("tools", "finish_reason") if found.get(name) is not None}
     return {"messages": messages, "group_id": str(number), "episode_reward": reward, **used}
@@ -693,7 +695,7 @@ OWN = "ludic"
 _OWN_FORMS = ("messages", "prompt and completion")
 
 
-def import_form(record: Row) -> tuple[str, tuple[str, ...], list[Row]]:
+def import_form(record: FormRow) -> tuple[str, tuple[str, ...], list[FormRow]]:
     """Return the name of a record's form, the fields that it read, and its records under the names of the format jsonl.
 
     A pair becomes two records, a group. A prompt and a completion that are texts stay raw texts.
@@ -724,7 +726,7 @@ def import_form(record: Row) -> tuple[str, tuple[str, ...], list[Row]]:
     return name, reads, [{**rest, **found}]
 
 
-def _refuse_beside_pair(rest: Row, chosen: Messages) -> None:
+def _refuse_beside_pair(rest: FormRow, chosen: Messages) -> None:
     """Raise RefusedRecordError for fields that a pair fills itself, and for messages unlike the chosen side."""
     for name in ("completion", "episode_reward", "group_id"):
         if rest.get(name) is not None:
@@ -734,7 +736,7 @@ def _refuse_beside_pair(rest: Row, chosen: Messages) -> None:
         raise RefusedRecordError("has messages besides chosen and rejected, and they are not the chosen conversation")
 
 
-def _is_plain(record: Row) -> bool:
+def _is_plain(record: FormRow) -> bool:
     """Return whether the format jsonl reads a record as it is."""
     if record.get("functions") or record.get("tool_defs"):
         return False
@@ -743,7 +745,7 @@ def _is_plain(record: Row) -> bool:
     return isinstance(record["messages"], list) and not record.get("system")
 
 
-def _is_two_texts(record: Row) -> bool:
+def _is_two_texts(record: FormRow) -> bool:
     """Return whether prompt and completion are texts, and neither is messages as JSON text."""
     values = [_listed(record.get(name)) for name in ("prompt", "completion")]
     return all(isinstance(value, str) for value in values)

@@ -26,10 +26,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, overload
 
-from ludic.adapters.imports.episodes import Episode, GetStopTokens, GetTokenizer, Row, Texts, rows_of
-from ludic.adapters.imports.formats import Format, load_format
+from ludic.adapters.imports.episodes import GetStopTokens, GetTokenizer, ImportedEpisode, ImportedRow, Texts, rows_of
+from ludic.adapters.imports.formats import ImportFormat, load_format
 from ludic.adapters.imports.forms import OWN
-from ludic.adapters.imports.records import Record, as_texts, open_file, read_records, read_state
+from ludic.adapters.imports.records import ImportRecord, as_texts, open_file, read_records, read_state
 from ludic.code.run import only_exceptions
 from ludic.data_files import is_lines
 from ludic.defaults import Track, untracked
@@ -171,7 +171,7 @@ class _Import:
 
     root: Root
     url: str
-    format: Format
+    format: ImportFormat
     env_name: str
     """Environment of records that name none."""
     tokenizer: str
@@ -220,7 +220,7 @@ def _without_collections() -> Iterator[None]:
 def import_file(
     root: Root,
     url: str,
-    fmt: Format,
+    fmt: ImportFormat,
     *,
     env_name: str,
     tokenizer: str,
@@ -271,7 +271,7 @@ def import_file(
     return report
 
 
-def identity(url: str, fmt: Format, size: int | None = None) -> tuple[dict[str, str], str, int | None]:
+def identity(url: str, fmt: ImportFormat, size: int | None = None) -> tuple[dict[str, str], str, int | None]:
     """Return the fields in a file's full path, the digest of its content and these fields, and its number of lines.
 
     The number is None if records are no lines. size: reads the first bytes alone, as many.
@@ -333,7 +333,7 @@ def _use(job: _Import, batch: Sequence[dict[str, Any] | str]) -> dict[int, str]:
         with _refusing(job, refused, index):
             if isinstance(values, str):
                 raise RefusedRecordError(values)
-            record = Record({**job.path, **values}, {*job.path, *job.root.extra_columns})
+            record = ImportRecord({**job.path, **values}, {*job.path, *job.root.extra_columns})
             drafts += [_Draft(index, record, episode) for episode in _episodes(job, record)]
     made: list[_Made] = []
     found = rows_of([draft.episode for draft in drafts], job.get_tokenizer, job.get_stop_tokens)
@@ -368,10 +368,10 @@ def _refusing(job: _Import, refused: dict[int, str], index: int) -> Iterator[Non
         refused[index] = job.format.describe(error)
 
 
-def _episodes(job: _Import, record: Record) -> list[Episode]:
+def _episodes(job: _Import, record: ImportRecord) -> list[ImportedEpisode]:
     with only_exceptions():
         found = job.format.function(record)
-        episodes = [found] if isinstance(found, Episode) else list(found)
+        episodes = [found] if isinstance(found, ImportedEpisode) else list(found)
     if not episodes:
         raise RefusedRecordError("gives no episode")
     for episode in episodes:
@@ -388,8 +388,8 @@ def _episodes(job: _Import, record: Record) -> list[Episode]:
 class _Draft:
     index: int
     """Index of its record in the batch."""
-    record: Record
-    episode: Episode
+    record: ImportRecord
+    episode: ImportedEpisode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +405,7 @@ class _Made:
     """Number of fields that are too long for it, and of messages with fields that are not read, by their names."""
 
 
-def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) -> _Made:
+def _make(job: _Import, draft: _Draft, rows: list[ImportedRow] | Exception, place: str) -> _Made:
     """Return the rollouts of an episode. place: identifies it until its number, and so its ids, are known."""
     if isinstance(rows, Exception):
         raise rows
@@ -440,7 +440,7 @@ def _make(job: _Import, draft: _Draft, rows: list[Row] | Exception, place: str) 
     )
 
 
-def _capture(row: Row, given: str | None, metadata: Mapping[str, str]) -> Any:
+def _capture(row: ImportedRow, given: str | None, metadata: Mapping[str, str]) -> Any:
     """Return what was kept of the sampling of a row. given: what the record says. Raises RefusedRecordError."""
     possible: Sequence[str] = ("sampler", "trainer", "ids", "text")
     if row.is_from_text:
@@ -475,7 +475,7 @@ def _reasons(job: _Import, episodes: Sequence[Sequence[Rollout]]) -> list[str | 
     return [*_reasons(job, episodes[:middle]), *_reasons(job, episodes[middle:])]
 
 
-def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[str, Any]:
+def _columns(job: _Import, record: ImportRecord, episode: ImportedEpisode, row: ImportedRow) -> dict[str, Any]:
     """Return the columns that the rows of an episode share, as if it were a group of one."""
     run = run_of(job.root)
     own = {name: record.values.get(name) for name in run.extra_columns}
@@ -486,7 +486,7 @@ def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[s
     return episode_columns(given, {name: getattr(run, name) for name in SAMPLED_WITH})
 
 
-def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
+def _row_columns(row: ImportedRow, reward: float | None) -> dict[str, Any]:
     """Return the columns of one row. reward: the episode's, in its last row."""
     steps = tuple(row.agent_steps or ())
     return {
@@ -497,13 +497,13 @@ def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
     }
 
 
-def _group_key(episode: Episode, columns: Mapping[str, Any], row: Row) -> str:
+def _group_key(episode: ImportedEpisode, columns: Mapping[str, Any], row: ImportedRow) -> str:
     if episode.group is not None:
         return json.dumps(["given", episode.group], ensure_ascii=True, default=str)
     return json.dumps([columns["policy_version"], columns["agent_id"], _prompt(episode, row)], ensure_ascii=True)
 
 
-def _prompt(episode: Episode, row: Row) -> str:
+def _prompt(episode: ImportedEpisode, row: ImportedRow) -> str:
     """Return as JSON what identifies the example of an episode. row: its first."""
     first, given = episode.rows[0], episode.prompt
     if given is None:
@@ -609,7 +609,7 @@ def import_files(
 
 def importer(
     root: Root, format: str, *, env: str | None = None, tokenizer: str | None = None, model: str | None = None
-) -> tuple[Format, Callable[[str, Track], ImportReport]]:
+) -> tuple[ImportFormat, Callable[[str, Track], ImportReport]]:
     """Return a format, and a function that imports a file of it, a path or URL.
 
     format: the name of a built-in format, or the path of a user's. env: environment of records that name none, and of

@@ -22,11 +22,11 @@ from ludic.messages import refusal
 from ludic.schema.columns import ArrayColumn, Columns, Ragged, array_columns
 from ludic.settings import check_url
 
-Records = Iterator[tuple[int, dict[str, Any] | str]]
+NumberedRecords = Iterator[tuple[int, dict[str, Any] | str]]
 """Records with their lines or numbers, from 1; a text is the reason for which one can't be read."""
 
 
-def read_records(url: str) -> Records:
+def read_records(url: str) -> NumberedRecords:
     """Yield each record of a data file, with its line or, of an array or a table, its number from 1."""
     with open_file(url) as file:
         for found in read_rows(file, url, to_rows=_to_rows):
@@ -76,7 +76,7 @@ def read_state(url: str) -> FileState:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ImportRecord:
     """A record's fields; a null counts as absent. Fields that a format does not ask for become metadata.
 
     A dot in a name leads into a nested object. Several names are tried in order; if none is present, the value is None.

@@ -115,7 +115,7 @@ def launch(
 def _watch(root: Root, control: Any, workers: "RayWorkers", train: Callable[[], None], stop_within_s: float) -> None:
     """Train in a thread, show the run and keep the number of workers, until training ends or an error; then stop all.
 
-    Raises the error of `train`, ChildError if a worker's process dies repeatedly, KeyboardInterrupt.
+    Raises the error of `train`, ProcessDiedError if a worker's process dies repeatedly, KeyboardInterrupt.
     """
     import ray
 

@@ -26,10 +26,10 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ludic.code.consent import CodeSettings
 from ludic.distributed import BACKENDS
 from ludic.errors import FencedError, LudicError, OwnedError, one_line
-from ludic.launch.local import newest_checkpoint, predecessor, worker_child
+from ludic.launch.local import newest_checkpoint, predecessor, worker_process
 from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
-from ludic.launch.supervisor import ChildError, supervise
-from ludic.launch.train import train_here
+from ludic.launch.supervisor import ProcessDiedError, supervise
+from ludic.launch.train import train_in_process
 from ludic.store import Root
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
@@ -47,7 +47,7 @@ _LOSSES = ("RayActorError", "PreemptionError")
 Ray lack the second one."""
 _WRAPPED = ("_base_exc", "health_check_failure", "controller_failure", "cause")
 """Attributes of Ray's errors that hold the error which they report."""
-_LOOK_EVERY_S = 1.0
+_POLL_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class RayTrainer:
         """Train until the run is done or stopped; start the ranks again after each loss.
 
         replaces: attempt to follow at the first start. control: handle of a Control actor. Raises FencedError if
-        another trainer took the run over, ChildError after repeated failures.
+        another trainer took the run over, ProcessDiedError after repeated failures.
         """
         deaths = Deaths(progress=partial(newest_checkpoint, self.root))
         with temporary_folder("ray") as scratch:
@@ -119,8 +119,8 @@ class RayTrainer:
 def train_rank(settings: Mapping[str, Any]) -> None:
     """Train as one rank, in a process of Ray Train. Raises the errors of ludic.training.trainer.train."""
     root = Root.open(settings["url"], writable=True)
-    with _stop_when_told(settings["control"]) as stop:
-        train_here(
+    with _stop_on_request(settings["control"]) as stop:
+        train_in_process(
             root,
             TrainConfig.of(**settings["config"]),
             stop,
@@ -131,12 +131,12 @@ def train_rank(settings: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _stop_when_told(control: Any) -> Iterator[threading.Event]:
+def _stop_on_request(control: Any) -> Iterator[threading.Event]:
     """Give an event that is set when the launcher asks to stop, or is gone. Only rank 0's is looked at."""
     stop, done = threading.Event(), threading.Event()
 
-    def look() -> None:
-        while not done.wait(_LOOK_EVERY_S):
+    def poll() -> None:
+        while not done.wait(_POLL_EVERY_S):
             try:
                 if ray.get(control.is_stopping.remote()):
                     stop.set()
@@ -145,7 +145,7 @@ def _stop_when_told(control: Any) -> Iterator[threading.Event]:
 
     if ray_train.get_context().get_world_rank() == 0:
         ray.get(control.begin_training.remote())
-        threading.Thread(target=look, name="ludic-stop", daemon=True).start()
+        threading.Thread(target=poll, name="ludic-stop", daemon=True).start()
     try:
         yield stop
     finally:
@@ -164,15 +164,15 @@ class Deaths:
     def count(self, failures: Sequence[BaseException]) -> None:
         """Take the errors of an attempt's ranks.
 
-        Raises ChildError after 3 failures without a new checkpoint, and after a mistake that a new start would meet
-        again.
+        Raises ProcessDiedError after 3 failures without a new checkpoint, and after a mistake that a new start would
+        meet again.
         """
         if any(kind.__name__ in _LOSSES for failure in failures for kind in type(failure).__mro__):
             logger.warning("a rank of the trainer was lost; starting again from the root")
             return
         mistake = next((each for each in failures if isinstance(each, LudicError) and each.is_lasting), None)
         if mistake is not None:
-            error = ChildError(f"the trainer failed and is not started again: {one_line(mistake)}")
+            error = ProcessDiedError(f"the trainer failed and is not started again: {one_line(mistake)}")
             error.detail = mistake.detail
             raise error
         now = self._progress()
@@ -181,7 +181,7 @@ class Deaths:
         words = next((str(failure) for failure in failures if isinstance(failure, LudicError)), None)
         words = words or next(map(repr, failures), "no rank said why")
         if self._number >= _MOST_DEATHS:
-            raise ChildError(f"the trainer failed {self._number} times without a new checkpoint: {words}")
+            raise ProcessDiedError(f"the trainer failed {self._number} times without a new checkpoint: {words}")
         logger.warning("the trainer failed, starting again from the root: %s", words)
 
 
@@ -209,7 +209,7 @@ def _await_predecessor(root: Root) -> int:
             return predecessor(root)
         except OwnedError as error:
             logger.warning("waiting until the lost trainer has ended: %s", error)
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_EVERY_S)
 
 
 # --- The workers -----------------------------------------------------------------------------------------
@@ -229,11 +229,11 @@ class WorkerActor:
     def __init__(self, url: str, slot: int, settings: Mapping[str, Any], stop_within_s: int) -> None:
         """settings: of `ludic worker`, by the names of its flags. stop_within_s: seconds that it has to stop."""
         self._environment = {**ENVIRONMENT, **stop_variables(stop_within_s)}
-        self._child = worker_child(Root.open(url), slot, settings, environment={})
+        self._child = worker_process(Root.open(url), slot, settings, environment={})
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Sample until `stop` is called. Raises ChildError if the process dies repeatedly."""
+        """Sample until `stop` is called. Raises ProcessDiedError if the process dies repeatedly."""
         with contextlib.suppress(_StopAskedError):
             while True:
                 supervise(self._child, [], environment=self._environment, tick=self._check_stop)
@@ -277,7 +277,7 @@ class RayWorkers:
         self._stop([slot for slot in self._actors if slot >= num_workers])
 
     def check(self) -> None:
-        """Raise ChildError if the process of a worker died repeatedly, or if its node can't start it."""
+        """Raise ProcessDiedError if the process of a worker died repeatedly, or if its node can't start it."""
         ended = _ended(list(self._runs.values()), 0)
         for slot, run in self._runs.items():
             if run in ended:
@@ -285,7 +285,9 @@ class RayWorkers:
                     ray.get(run)
                 except ray.exceptions.RayError as error:
                     cause = getattr(error, "cause", error)
-                    raise cause if isinstance(cause, ChildError) else ChildError(f"worker {slot}: {cause}") from None
+                    raise (
+                        cause if isinstance(cause, ProcessDiedError) else ProcessDiedError(f"worker {slot}: {cause}")
+                    ) from None
 
     def stop(self) -> None:
         """Stop all workers; each stores its sampled groups first."""

@@ -159,7 +159,7 @@ def _is_probe(calls: Sequence[ToolCall]) -> bool:
         return False
 
 
-def told_format(tokenizer: Any) -> tuple[str, str | None]:
+def likely_format(tokenizer: Any) -> tuple[str, str | None]:
     """Return the format of a run that names none, and what is doubtful about it; None if the template shows it."""
     shown = format_of_template(tokenizer)
     if shown is not None:

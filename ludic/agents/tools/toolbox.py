@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from ludic.code.run import Failure, describe, failure_of, only_exceptions
+from ludic.code.run import CodeFailure, describe, failure_of, only_exceptions
 from ludic.code.waits import finished
 from ludic.errors import ConfigError, ToolError, unknown_name
 from ludic.model_json import read_json
@@ -85,7 +85,7 @@ class Toolbox:
         return [dict(tool.schema) for tool in self._tools.values()]
 
     async def run(
-        self, call: ToolCall, *, also: Sequence[str] = (), note: Callable[[Failure], None] = lambda failure: None
+        self, call: ToolCall, *, also: Sequence[str] = (), note: Callable[[CodeFailure], None] = lambda failure: None
     ) -> ToolCall:
         """Return the call with either its result or its error. Raises only if this task is cancelled.
 

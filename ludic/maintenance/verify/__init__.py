@@ -13,8 +13,8 @@ from ludic.defaults import Track, untracked
 from ludic.errors import ModelError, SchemaError
 from ludic.maintenance.verify.checks import (
     Finding,
-    Report,
     RowChecks,
+    VerifyReport,
     check_data,
     meaning_of,
     note_data,
@@ -32,8 +32,8 @@ from ludic.maintenance.verify.records import (
 from ludic.maintenance.verify.tables import (
     NOT_OURS,
     TABLES,
-    Checked,
-    Footer,
+    CheckedTable,
+    FileFooter,
     check_compactions,
     check_tables,
     first_names,
@@ -44,15 +44,15 @@ from ludic.models.first_model import vocabulary_of
 from ludic.sql import connect
 from ludic.store import Root, read_attempt
 from ludic.store.attempts import chain, newest_attempt
-from ludic.store.catalogue import BATCHES, DATA, Records, row_of
+from ludic.store.catalogue import BATCHES, DATA, Records, file_kind_of
 from ludic.store.files import parse_file
 from ludic.store.local import leads_out
 from ludic.store.tombstones import list_leftovers, list_quarantined, quarantine
 
-__all__ = ["TABLES", "Finding", "Footer", "Report", "check_root", "meaning_of", "read_footers"]
+__all__ = ["TABLES", "FileFooter", "Finding", "VerifyReport", "check_root", "meaning_of", "read_footers"]
 
 
-def check_root(root: Root, track: Track = untracked, *, repair: bool = False) -> Report:
+def check_root(root: Root, track: Track = untracked, *, repair: bool = False) -> VerifyReport:
     """Return all problems of a run, file by file, then check by check. Raises StoreError if the filesystem fails.
 
     repair: also quarantine broken files and delete old temporary files.
@@ -69,7 +69,7 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     findings += [*check_compactions(root, appended), *check_records(root), *check_weights(root)]
     findings += [*check_model(root), *check_code(root), *check_inputs(root), *_check_strays(root)]
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
-    unreadable += [finding.where for finding in findings if isinstance(row_of(finding.where), Records)]
+    unreadable += [finding.where for finding in findings if isinstance(file_kind_of(finding.where), Records)]
     findings += rows.finish()
     con = connect(root, without=unreadable)
     with small_views_as_tables(con):
@@ -82,7 +82,7 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
         *_without_digests(stored),
         *_at_the_top(root),
     ]
-    return Report(root=root.url, findings=findings, notes=notes, repaired=repaired)
+    return VerifyReport(root=root.url, findings=findings, notes=notes, repaired=repaired)
 
 
 def _check_strays(root: Root) -> Iterator[Finding]:
@@ -116,7 +116,7 @@ def _leftovers(root: Root) -> Iterator[Finding]:
         yield Finding(check="leftover", where=leftover.name, problem=problem)
 
 
-def _without_digests(stored: Sequence[Checked]) -> Iterator[Finding]:
+def _without_digests(stored: Sequence[CheckedTable]) -> Iterator[Finding]:
     names = {file.name for file in stored if not file.has_digests}
     if names:
         problem = f"{first_names(names)}; a flipped bit in them may pass; `ludic compact` writes rollouts with digests"

@@ -37,7 +37,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Report(Result):
+class VerifyReport(Result):
     """Findings of all checks on a root."""
 
     root: str

@@ -20,12 +20,12 @@ from ludic.store.catalogue import (
     CODE,
     COMPACTIONS,
     DELTAS,
+    FILE_KINDS,
     IDENTITY,
     LATEST,
     LEASES,
     MODEL,
     POLICIES,
-    ROWS,
     RUN,
     STATE_FILES,
     WEIGHT_FILES,
@@ -33,7 +33,7 @@ from ludic.store.catalogue import (
     WORKERS,
     FileName,
     Records,
-    row_of,
+    file_kind_of,
 )
 from ludic.store.code import check_list, parse_name
 from ludic.store.inputs import check_data
@@ -41,7 +41,7 @@ from ludic.store.ledger import ledger_name
 from ludic.store.policies import read_delta, versions_with_weights
 from ludic.store.records import ModelIdentity, decode_json
 from ludic.store.tombstones import is_quarantined
-from ludic.store.weights import digest_file, folder_problems, kept_files, read_identity
+from ludic.store.weights import digest_file, folder_problems, read_identity, snapshot_files
 from ludic.user_files import digest
 
 # --- Records and code -----------------------------------------------------------------------------------------
@@ -55,16 +55,16 @@ _WITH_THEIR_FILES = (RUN, LATEST, DELTAS, CHECKPOINTS, IDENTITY, CODE, COMPACTIO
 """Records that other checks read, since they say which other files there must be."""
 _CHECKS = {ATTEMPTS.kind: "attempt", LEASES.kind: "attempt", WORKERS.kind: "worker", POLICIES.kind: "policy"}
 """Name of the check, by kind; of the others it is note."""
-_FOLDERS = {row.folder for row in ROWS if row.folder} - TABLES.keys()
+_FOLDERS = {row.folder for row in FILE_KINDS if row.folder} - TABLES.keys()
 """Folders whose names are checked here; check_tables finds foreign names among tables."""
-AT_THE_TOP = {row.template.partition("/")[0] for row in ROWS}
+AT_THE_TOP = {row.template.partition("/")[0] for row in FILE_KINDS}
 """Files and folders at the top of a run."""
 
 
 def check_records(root: Root) -> Iterator[Finding]:
     """Check all files but tables and weights, by one listing."""
     for name in root.list(""):
-        row, folder = row_of(name), name.partition("/")[0]
+        row, folder = file_kind_of(name), name.partition("/")[0]
         if row is None:
             if folder in _FOLDERS or name in TABLES or ("\\" in name and folder not in TABLES):
                 yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
@@ -76,7 +76,7 @@ def folders_for_files(root: Root) -> Iterator[str]:
     """Yield the folders of a local root that have the name of one file of the run; other stores have no folders."""
     for folder, names, _ in os.walk(root.path) if root.is_local else ():
         for name in (f"{folder}/{name}"[len(root.path) + 1 :] for name in names):
-            row = row_of(name)
+            row = file_kind_of(name)
             if row is not None and not row.ends_with_path:
                 yield name
 
@@ -290,7 +290,7 @@ def check_model(root: Root) -> Iterator[Finding]:
 
 
 def _check_files(root: Root, identity: ModelIdentity) -> Iterator[Finding]:
-    kept = set(kept_files(root))
+    kept = set(snapshot_files(root))
     wanted = {**identity.config, **identity.tokenizer, **identity.weights}
     for name in sorted(kept & wanted.keys()):
         with suppress(FileNotFoundError):

@@ -20,8 +20,8 @@ from ludic.maintenance.verify.checks import Finding, RowChecks, reason_of
 from ludic.schema import arrow_schema, check_schema
 from ludic.store import Root
 from ludic.store.attempts import find_cut
-from ludic.store.catalogue import FOREIGN, ROWS, Table
-from ludic.store.files import Plan, RequestsFile, SourceFile, parse_file, read_plans, sources_of
+from ludic.store.catalogue import FILE_KINDS, FOREIGN, Table
+from ludic.store.files import CompactionPlan, RequestsFile, SourceFile, parse_file, read_plans, sources_of
 from ludic.store.parquet import (
     MOST_ROW_GROUP_BYTES,
     UNREADABLE,
@@ -32,7 +32,7 @@ from ludic.store.parquet import (
     open_checked,
 )
 
-TABLES: Mapping[str, Table[Any]] = {row.folder: row for row in ROWS if isinstance(row, Table)}
+TABLES: Mapping[str, Table[Any]] = {row.folder: row for row in FILE_KINDS if isinstance(row, Table)}
 """The row of each folder of Parquet files."""
 
 _CONCURRENT_FILES = 4
@@ -45,7 +45,7 @@ _OF_ROLLOUTS = ["run_id", "group_id", "policy_version", "env_name", "worker_id",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footer:
+class FileFooter:
     """Size, number of rows and problem of a Parquet file, from its footer."""
 
     name: str
@@ -56,7 +56,7 @@ class Footer:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedTable:
     """The result of checking one file."""
 
     name: str
@@ -67,7 +67,7 @@ class Checked:
     """False for a sound file whose writer stored no digests."""
 
 
-def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[Checked]:
+def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[CheckedTable]:
     """Read every file of TABLES, and pass the rollouts to `rows`; a file that vanishes in between has no findings."""
     names = [name for folder in TABLES for name in root.list(folder) if not name.startswith(NOT_OURS)]
     with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
@@ -76,7 +76,7 @@ def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[
 
 def read_footers(
     root: Root, folder: str, track: Track = untracked, *, known: Mapping[str, int] | None = None
-) -> list[Footer]:
+) -> list[FileFooter]:
     """Return size, number of rows and problem of each Parquet file of a folder of TABLES, reading only footers.
 
     known: number of rows, by name, of sound files whose footers need not be read.
@@ -90,18 +90,20 @@ def read_footers(
     left = [name for name in sizes if name not in known]
     with ThreadPoolExecutor(8) as pool:
         found = list(track(pool.map(lambda name: _read_footer(root, name, sizes[name]), left), len(left), folder))
-    found += [Footer(name=name, size_bytes=sizes[name], num_rows=known[name]) for name in sizes.keys() & known.keys()]
+    found += [
+        FileFooter(name=name, size_bytes=sizes[name], num_rows=known[name]) for name in sizes.keys() & known.keys()
+    ]
     return sorted(found, key=attrgetter("name"))
 
 
-def _read_footer(root: Root, name: str, size_bytes: int) -> Footer:
+def _read_footer(root: Root, name: str, size_bytes: int) -> FileFooter:
     try:
         table = _row_of(name).table
         with root.open_file(name) as source, open_checked(source, name, table) as (file, _):
             check_schema(file.schema_arrow, table, name)
-            return Footer(name=name, size_bytes=size_bytes, num_rows=file.metadata.num_rows)
+            return FileFooter(name=name, size_bytes=size_bytes, num_rows=file.metadata.num_rows)
     except (*UNREADABLE, LudicError) as error:
-        return Footer(name=name, size_bytes=size_bytes, problem=_problem(name, error))
+        return FileFooter(name=name, size_bytes=size_bytes, problem=_problem(name, error))
 
 
 def _row_of(name: str) -> Table[Any]:
@@ -112,19 +114,19 @@ def _problem(name: str, error: Exception) -> str:
     return reason_of(error).removeprefix(f"{name}: ")
 
 
-def check_file(root: Root, name: str, rows: RowChecks | None = None) -> Checked:
+def check_file(root: Root, name: str, rows: RowChecks | None = None) -> CheckedTable:
     """Read one file of TABLES, and pass its rollouts to `rows`. Raises StoreError if the filesystem fails."""
     try:
         content = _read(root, name, rows) if name.endswith(".parquet") else None
     except FileNotFoundError:
-        return Checked(name)
+        return CheckedTable(name)
     except NewerSchemaError as error:
-        return Checked(name, (Finding(check="newer_schema", where=name, problem=_problem(name, error)),))
+        return CheckedTable(name, (Finding(check="newer_schema", where=name, problem=_problem(name, error)),))
     except SchemaError as error:
-        return Checked(name, (Finding(check="unreadable", where=name, problem=_problem(name, error)),))
+        return CheckedTable(name, (Finding(check="unreadable", where=name, problem=_problem(name, error)),))
     if content is None or _row_of(name).parse(name) is None:
-        return Checked(name, (Finding(check="misnamed", where=name, problem=FOREIGN_NAME),))
-    return Checked(name, tuple(_disagreements(root, name, content)), content.sources, content.has_digests)
+        return CheckedTable(name, (Finding(check="misnamed", where=name, problem=FOREIGN_NAME),))
+    return CheckedTable(name, tuple(_disagreements(root, name, content)), content.sources, content.has_digests)
 
 
 @dataclass(slots=True)
@@ -296,7 +298,7 @@ def first_names(names: set[str]) -> str:
 _RUN_COMPACT = "`ludic compact` does"
 
 
-def check_compactions(root: Root, stored: Sequence[Checked]) -> Iterator[Finding]:
+def check_compactions(root: Root, stored: Sequence[CheckedTable]) -> Iterator[Finding]:
     """Find compacted files and plans that are wrong. stored: all files of rollouts/, evals/ and requests/."""
     plans = read_plans(root)
     for plan in plans:
@@ -317,7 +319,7 @@ def check_compactions(root: Root, stored: Sequence[Checked]) -> Iterator[Finding
         holders |= dict.fromkeys(held, file.name)
 
 
-def unfinished_compactions(root: Root, stored: Sequence[Checked]) -> Iterator[Finding]:
+def unfinished_compactions(root: Root, stored: Sequence[CheckedTable]) -> Iterator[Finding]:
     """Find the leftovers of killed compactors: outputs not made yet, and replaced files not deleted yet."""
     names = {file.name for file in stored}
     held = {file.name: _source_names(file) for file in stored}
@@ -330,7 +332,7 @@ def unfinished_compactions(root: Root, stored: Sequence[Checked]) -> Iterator[Fi
             yield Finding(check="unfinished", where=output, problem=problem)
 
 
-def _planned(plans: Sequence[Plan]) -> dict[str, set[str]]:
+def _planned(plans: Sequence[CompactionPlan]) -> dict[str, set[str]]:
     """Return the names of the files that each output replaces, by the output's name."""
     return {
         output.file.name: {replace(output.file, **source._asdict()).name for source in output.sources}
@@ -339,7 +341,7 @@ def _planned(plans: Sequence[Plan]) -> dict[str, set[str]]:
     }
 
 
-def _source_names(file: Checked) -> set[str]:
+def _source_names(file: CheckedTable) -> set[str]:
     """Return the names of the files whose rows a compacted file holds; empty for any other file."""
     compacted = parse_file(file.name)
     assert compacted is not None or not file.sources

@@ -27,6 +27,7 @@ from ludic.records import comparable_reward
 from ludic.results import Frame, Part, Result, number, printable, size, sparkline
 from ludic.row_files import open_sink
 from ludic.run_json import is_recorded_run, run_of
+from ludic.schema.tables import Row
 from ludic.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
 from ludic.show.report.plots import Figure, Mark, Series, draw
 from ludic.show.stats import (
@@ -37,7 +38,7 @@ from ludic.show.stats import (
     describe_trainer,
     means_frames,
 )
-from ludic.show.watch import stored_troubles
+from ludic.show.watch import stored_diagnostics
 from ludic.sql.connect import Connections
 from ludic.sql.query import ask
 from ludic.sql.reports import components_by_environment, figure, means, read_reports, steps_by_environment
@@ -45,10 +46,9 @@ from ludic.store import Root
 from ludic.store.attempts import newest_attempt
 from ludic.store.files import Folder
 from ludic.store.tables import POPULATIONS
-from ludic.troubles import Trouble
+from ludic.troubles import Diagnostic
 
-Row = Mapping[str, Any]
-Message = Mapping[str, Any]
+MessageValues = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -98,8 +98,8 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
     """Return the values that the template shows."""
     with Connections() as connections:
         con = connections.to(root)
-        troubles = stored_troubles(root, ask(con, root, figure("newest_metrics")))
-        figures = step_figures(con, root, troubles)
+        diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
+        figures = step_figures(con, root, diagnostics)
         reports = {name: table.to_pylist() for name, table in read_reports(con, root).items()}
         found = evaluation_section(connections, root, versions, measure)
         return {
@@ -108,7 +108,7 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "ludic_version": installed_version(LUDIC),
             "facts": _facts(con, root, reports),
             "folded": OTHER_SETTINGS,
-            "troubles": list(map(str, troubles)),
+            "diagnostics": list(map(str, diagnostics)),
             "is_marked": any(it.marks for it in figures),
             "totals": reports["rollouts"][0],
             "steps": reports["steps"][0],
@@ -229,32 +229,32 @@ _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
 )
 
 
-def _marks(troubles: Sequence[Trouble], env_name: str | None = None) -> list[Mark]:
-    """Return a mark for each step at which troubles begin, with their numbers in the list of warnings.
+def _marks(diagnostics: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
+    """Return a mark for each step at which diagnostics begin, with their numbers in the list of warnings.
 
-    env_name: leaves out the troubles of other environments.
+    env_name: leaves out the diagnostics of other environments.
     """
     numbers: dict[int, list[int]] = {}
-    for index, trouble in enumerate(troubles, 1):
-        is_of_it = env_name is None or trouble.env_name in (None, env_name)
-        if is_of_it and trouble.since is not None and trouble.since.step is not None:
-            numbers.setdefault(trouble.since.step, []).append(index)
+    for index, diagnostic in enumerate(diagnostics, 1):
+        is_of_it = env_name is None or diagnostic.env_name in (None, env_name)
+        if is_of_it and diagnostic.since is not None and diagnostic.since.step is not None:
+            numbers.setdefault(diagnostic.since.step, []).append(index)
     return [
         Mark(
             x=step,
             label=", ".join(map(str, of_step)),
-            text="\n".join(str(troubles[index - 1]) for index in of_step),
+            text="\n".join(str(diagnostics[index - 1]) for index in of_step),
         )
         for step, of_step in numbers.items()
     ]
 
 
-def step_figures(con: duckdb.DuckDBPyConnection, root: Root, troubles: Sequence[Trouble] = ()) -> list[Figure]:
+def step_figures(con: duckdb.DuckDBPyConnection, root: Root, diagnostics: Sequence[Diagnostic] = ()) -> list[Figure]:
     """Return the plots of gradient steps, without steps that a later attempt has replaced; [] if there are none.
 
-    troubles: in the order of their numbers; plots mark the steps at which they begin.
+    diagnostics: in the order of their numbers; plots mark the steps at which they begin.
     """
-    marks = _marks(troubles)
+    marks = _marks(diagnostics)
     rows = ask(con, root, figure("steps"))
     if not rows:
         return []
@@ -271,7 +271,7 @@ def step_figures(con: duckdb.DuckDBPyConnection, root: Root, troubles: Sequence[
     ]
     by_environment = [
         *_environment_figures(steps_by_environment(con, root), marks),
-        *_component_figures(components_by_environment(con, root), troubles),
+        *_component_figures(components_by_environment(con, root), diagnostics),
         *_accuracy(con, root),
     ]
     return [*figures[:2], *by_environment, *figures[2:], _drops(_outcomes(con, root))]
@@ -302,7 +302,7 @@ def _environment_figures(rows: Sequence[Row], marks: Sequence[Mark]) -> Iterator
         yield draw(title, unit, "step", _by_environment(rows, "step", column), marks=marks)
 
 
-def _component_figures(rows: Sequence[Row], troubles: Sequence[Trouble]) -> Iterator[Figure]:
+def _component_figures(rows: Sequence[Row], diagnostics: Sequence[Diagnostic]) -> Iterator[Figure]:
     """Yield a plot for each environment whose rewards have components, with a line for each component."""
     for env_name in dict.fromkeys(row["env_name"] for row in rows):
         own = [row for row in rows if row["env_name"] == env_name]
@@ -312,7 +312,7 @@ def _component_figures(rows: Sequence[Row], troubles: Sequence[Trouble]) -> Iter
         ]
         unit = f"mean of a step's {POPULATIONS['reward_mean']}"
         title = f"Components of the reward in {env_name}"
-        yield draw(title, unit, "step", lines, marks=_marks(troubles, env_name))
+        yield draw(title, unit, "step", lines, marks=_marks(diagnostics, env_name))
 
 
 def _accuracy(con: duckdb.DuckDBPyConnection, root: Root) -> Iterator[Figure]:
@@ -563,7 +563,7 @@ _MOST_MESSAGES = 40
 
 def read_conversations(
     con: duckdb.DuckDBPyConnection, root: Root, folder: Folder, versions: Mapping[str, int]
-) -> dict[str, list[Message]]:
+) -> dict[str, list[MessageValues]]:
     """Return the messages of rollouts by rollout_id. versions: version of each rollout, which spares other files."""
     if not versions:
         return {}
@@ -572,13 +572,13 @@ def read_conversations(
     return {row["rollout_id"]: _first_and_last(row["messages"] or []) for row in rows}
 
 
-def split_answer(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+def split_answer(messages: Sequence[MessageValues]) -> tuple[Sequence[MessageValues], Sequence[MessageValues]]:
     """Return the messages before the first answer, and the others."""
     first = next((index for index, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
     return messages[:first], messages[first:]
 
 
-def _first_and_last(messages: Sequence[Message]) -> list[Message]:
+def _first_and_last(messages: Sequence[MessageValues]) -> list[MessageValues]:
     half = _MOST_MESSAGES // 2
     shown = [_short(message) for message in messages]
     if len(shown) <= _MOST_MESSAGES:
@@ -587,7 +587,7 @@ def _first_and_last(messages: Sequence[Message]) -> list[Message]:
     return [*shown[:half], {"role": "", "name": None, "content": left_out, "calls": []}, *shown[-half:]]
 
 
-def _short(message: Message) -> Message:
+def _short(message: MessageValues) -> MessageValues:
     calls = [
         {"name": call["name"], "arguments": shorten(call["arguments"]), "result": shorten(call["result"])}
         | {"error": call["error"]}

@@ -20,7 +20,7 @@ _DIGITS = 4
 
 Values = Mapping[float, float | None]
 """Values by x."""
-Interval = tuple[float | None, float | None]
+ErrorBar = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Series:
 
     name: str
     values: Values
-    intervals: Mapping[float, Interval] | None = None
+    intervals: Mapping[float, ErrorBar] | None = None
     """Lower and upper bound by x; None for values without intervals."""
 
 
@@ -44,7 +44,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class PlotLine:
     """A series in the units of the drawing."""
 
     name: str
@@ -63,7 +63,7 @@ class Figure:
     title: str
     unit: str
     x_name: str
-    lines: Sequence[Line]
+    lines: Sequence[PlotLine]
     marks: Sequence[tuple[str, str, str]]
     """x, label and text of each mark."""
     x_ticks: Sequence[tuple[str, str]]
@@ -177,14 +177,14 @@ def _means(values: Mapping[float, float], bins: Iterable[Sequence[float]]) -> di
     return {x: fmean(of_bin) for x, of_bin in found.items() if of_bin}
 
 
-def _line(series: Series, values: Mapping[float, float], scale: _Scale) -> Line:
-    places = [(f"{scale.x(x):.1f}", f"{scale.y(y):.1f}") for x, y in values.items()]
+def _line(series: Series, values: Mapping[float, float], scale: _Scale) -> PlotLine:
+    points = [(f"{scale.x(x):.1f}", f"{scale.y(y):.1f}") for x, y in values.items()]
     texts = [f"{_text(x)}: {_text(y)}" for x, y in values.items()]
     bounds = {x: bound for x, bound in (series.intervals or {}).items() if x in values and all(map(_is_finite, bound))}
-    return Line(
+    return PlotLine(
         name=series.name,
-        path=" ".join(f"{x},{y}" for x, y in places),
-        dots=[(*place, text) for place, text in zip(places, texts, strict=True)] if len(places) <= _MOST_DOTS else [],
+        path=" ".join(f"{x},{y}" for x, y in points),
+        dots=[(*place, text) for place, text in zip(points, texts, strict=True)] if len(points) <= _MOST_DOTS else [],
         bars=[
             (f"{scale.x(x):.1f}", f"{scale.y(low or 0.0):.1f}", f"{scale.y(high or 0.0):.1f}")
             for x, (low, high) in bounds.items()

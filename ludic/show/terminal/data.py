@@ -17,8 +17,8 @@ import polars as pl
 from ludic.records import WITHOUT_LOGPROBS
 from ludic.show.found import look_up
 from ludic.show.stats import FRACTIONS
-from ludic.show.transcript import Found, TokenReader, load_token_reader
-from ludic.show.watch import stored_troubles
+from ludic.show.transcript import Lookup, TokenReader, load_token_reader
+from ludic.show.watch import stored_diagnostics
 from ludic.sql.connect import connect, refresh
 from ludic.sql.library import quote
 from ludic.sql.query import ask, result_of, to_frame
@@ -26,8 +26,8 @@ from ludic.sql.reports import figure, means, texts
 from ludic.store import Root
 from ludic.store.tables import LABEL, put_label
 
-Table = Literal["rollouts", "evals"]
-Kind = Literal["version", "group", "rollout"]
+RolloutTable = Literal["rollouts", "evals"]
+RowLevel = Literal["version", "group", "rollout"]
 
 _END = "ended_by(truncation_reason, finish_reason, parse_error) as ended_by"
 TEXTS = ("prompt", "answer")
@@ -90,7 +90,7 @@ class Listing:
     """A list of rows of one kind."""
 
     title: str
-    kind: Kind
+    kind: RowLevel
     relation: str
     """SQL of the rows; predicates may name all of its columns."""
     columns: tuple[str, ...]
@@ -99,7 +99,7 @@ class Listing:
     """Columns that are shown even if they are the same in all rows."""
     order: Order
     params: Mapping[str, Any] = field(default_factory=dict)
-    table: Table = "rollouts"
+    table: RolloutTable = "rollouts"
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def versions(table: Table) -> Listing:
+def versions(table: RolloutTable) -> Listing:
     """The policy versions that sampled rollouts, or evaluations, by environment."""
     return Listing(
         title="versions" if table == "rollouts" else "versions in evals",
@@ -160,7 +160,7 @@ def groups(version: int, env: str) -> Listing:
     )
 
 
-def rollouts(table: Table, *, title: str = "", with_training: bool = False, **equal: Any) -> Listing:
+def rollouts(table: RolloutTable, *, title: str = "", with_training: bool = False, **equal: Any) -> Listing:
     """Rollouts, or rollouts of evaluations, whose columns equal these values.
 
     with_training: also show the newest step that considered each, its advantage, and the filter that dropped it.
@@ -248,7 +248,7 @@ class RunData:
         """Return the beginnings of question and answer of rows of a list, by the id of the row."""
         ids = [row[listing.columns[0]] for row in rows]
         versions = sorted({row.get("version", listing.params.get("version")) for row in rows})
-        tables: Sequence[Table] = ("rollouts", "evals") if "found_in" in listing.columns else (listing.table,)
+        tables: Sequence[RolloutTable] = ("rollouts", "evals") if "found_in" in listing.columns else (listing.table,)
         queries = [figure("texts_of_groups")] if listing.kind == "group" else [texts(table) for table in tables]
         found = [self.ask(query, {"ids": ids, "versions": versions}) for query in queries]
         return {row["id"]: row for frame in found for row in frame.to_dicts()}
@@ -265,11 +265,11 @@ class RunData:
             self._connection = connect(self.root, sealed=True)
         return self._connection
 
-    def troubles(self) -> list[str]:
+    def diagnostics(self) -> list[str]:
         """Return what is wrong with the run, and since when, as `ludic watch` words it."""
         with self._lock:
             rows = ask(self._connected(), self.root, figure("newest_metrics"))
-        return list(map(str, stored_troubles(self.root, rows)))
+        return list(map(str, stored_diagnostics(self.root, rows)))
 
     def stop(self) -> None:
         """End the query that is running; its caller gets a QueryError."""
@@ -282,7 +282,7 @@ class RunData:
             if self._connection is not None:
                 refresh(self._connection)
 
-    def find(self, rollout_id: str) -> Found:
+    def find(self, rollout_id: str) -> Lookup:
         """Return a rollout, whose row also has lists of ratios and token_advantages if training stored them."""
         with self._lock:
             found = look_up(self.root, rollout_id, "rollout", con=self._connected())

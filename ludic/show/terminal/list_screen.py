@@ -23,7 +23,7 @@ from textual.worker import get_current_worker
 
 from ludic.errors import LudicError, one_line
 from ludic.printable import printable
-from ludic.results import Format, column_format
+from ludic.results import ColumnFormat, column_format
 from ludic.show.terminal.data import (
     TEXTS,
     Listing,
@@ -100,7 +100,7 @@ class ListScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Static(id="facts")
         with VerticalScroll(id="warnings"):  # wrapped, since what to do stands at their end
-            yield Static(id="troubles")
+            yield Static(id="diagnostics")
         yield Static(id="title")
         yield PagedTable()
         yield Static(id="problem")
@@ -128,7 +128,7 @@ class ListScreen(Screen[None]):
         self.query_one("#title", Static).update(Text(f"{self._title()}: reading ...", style="bold"))
         self._load(self.where if where is None else where, order or self.order)
         if self.listing.kind == "version":
-            self._load_troubles()
+            self._load_diagnostics()
 
     @work(thread=True, exclusive=True, group="load")
     def _load(self, where: str, order: Order) -> None:
@@ -143,20 +143,20 @@ class ListScreen(Screen[None]):
         if not worker.is_cancelled:
             self.app.call_from_thread(self._accept, frame, total, where, order)
 
-    @work(thread=True, exclusive=True, group="troubles")
-    def _load_troubles(self) -> None:
+    @work(thread=True, exclusive=True, group="diagnostics")
+    def _load_diagnostics(self) -> None:
         try:
-            troubles = self._view.data.troubles()
+            diagnostics = self._view.data.diagnostics()
         except LudicError:  # the list says what can't be read
             return
         if not get_current_worker().is_cancelled:
-            self.app.call_from_thread(self._show_troubles, troubles)
+            self.app.call_from_thread(self._show_diagnostics, diagnostics)
 
-    def _show_troubles(self, troubles: Sequence[str]) -> None:
+    def _show_diagnostics(self, diagnostics: Sequence[str]) -> None:
         if self.is_mounted:
-            text = "\n".join(f"warning: {printable(text)}" for text in troubles)
-            self.query_one("#troubles", Static).update(Text(text, style="bold red"))
-            self.query_one("#warnings").display = bool(troubles)
+            text = "\n".join(f"warning: {printable(text)}" for text in diagnostics)
+            self.query_one("#diagnostics", Static).update(Text(text, style="bold red"))
+            self.query_one("#warnings").display = bool(diagnostics)
 
     def _accept(self, frame: pl.DataFrame, total: int, where: str, order: Order) -> None:
         if not self.is_mounted:
@@ -164,12 +164,12 @@ class ListScreen(Screen[None]):
         is_same = (where, order) == (self.where, self.order)
         position = self.table.position if is_same and self._has_loaded else 0
         self.where, self.order, self._total, self._has_loaded = where, order, total, True
-        self.table.show_rows(frame, self._told(frame), position)
+        self.table.show_rows(frame, self._informative_columns(frame), position)
         self._say("")
         self._close_entry()
         self._show_title()
 
-    def _told(self, frame: pl.DataFrame) -> list[str]:
+    def _informative_columns(self, frame: pl.DataFrame) -> list[str]:
         """Return the columns that say something: not null, nor the same, in all rows."""
         listing = self.listing
         names = [name for name in listing.columns if name != "prompt" or "group_id" not in listing.params]
@@ -378,7 +378,7 @@ class PagedTable(DataTable[Text]):
     def __init__(self) -> None:
         super().__init__(cursor_type="row", zebra_stripes=True)
         self._frame = pl.DataFrame()
-        self._formats: dict[str, Format] = {}
+        self._formats: dict[str, ColumnFormat] = {}
         """Format of each column that is shown."""
         self._start = 0
 
@@ -469,13 +469,13 @@ class PagedTable(DataTable[Text]):
         return not is_here
 
 
-def _format(frame: pl.DataFrame, name: str) -> Format:
+def _format(frame: pl.DataFrame, name: str) -> ColumnFormat:
     """Return the format of a column, also of one without values."""
     kind = frame.schema.get(name, pl.String())
     return column_format(name, [0 if kind.is_integer() else 0.0] if kind.is_numeric() else [])
 
 
-def _cell(column: Format, value: Any) -> Text:
+def _cell(column: ColumnFormat, value: Any) -> Text:
     """Return a value for a cell: numbers on the right, long ids by their end."""
     match = _UUID.fullmatch(value) if isinstance(value, str) else None
     text = Text(f"…{match[2]}") if match else column.text(value, most=_MOST)

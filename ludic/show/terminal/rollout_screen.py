@@ -18,9 +18,9 @@ from textual.worker import get_current_worker
 from ludic.errors import LudicError, one_line
 from ludic.printable import printable
 from ludic.results import number
-from ludic.show.terminal.data import Table, rollouts
+from ludic.show.terminal.data import RolloutTable, rollouts
 from ludic.show.terminal.list_screen import ROLLOUT_KEYS, LabelForm, ListScreen, Viewer
-from ludic.show.transcript import Color, Found, Look, rollout_parts
+from ludic.show.transcript import Color, Lookup, PrintOptions, rollout_parts
 
 COLORS: tuple[Color, ...] = get_args(Color)
 
@@ -31,8 +31,8 @@ class RolloutPane(VerticalScroll):
     def __init__(self, rollout_id: str) -> None:
         super().__init__()
         self.rollout_id = rollout_id
-        self.look = Look(to_see_all="f shows them")
-        self.found: Found | None = None
+        self.options = PrintOptions(to_see_all="f shows them")
+        self.found: Lookup | None = None
         self._labels: list[dict[str, Any]] = []
 
     @property
@@ -66,18 +66,18 @@ class RolloutPane(VerticalScroll):
         if not worker.is_cancelled:
             self.app.call_from_thread(self._accept, found, labels)
 
-    def _accept(self, found: Found, labels: list[dict[str, Any]]) -> None:
+    def _accept(self, found: Lookup, labels: list[dict[str, Any]]) -> None:
         is_other = self.found is None or self.found.record.rollout_id != found.record.rollout_id
         self.found, self._labels = found, labels
         self.show()
         if is_other:
             self.scroll_home(animate=False)
 
-    def show(self, **look: Any) -> None:
+    def show(self, **options: Any) -> None:
         """Draw the rollout, after changes to how it looks."""
-        self.look = replace(self.look, **look)
+        self.options = replace(self.options, **options)
         if self.found is not None:
-            parts = rollout_parts(self.found, self.look, self._view.data.token_reader)
+            parts = rollout_parts(self.found, self.options, self._view.data.token_reader)
             self._update(Group(*parts, *_label_lines(self._labels)))
 
     def _update(self, content: RenderableType) -> None:
@@ -113,13 +113,13 @@ class _PaneScreen(Screen[None]):
     def on_mount(self) -> None:
         self.panes()[0].focus()
 
-    def _show(self, **look: Any) -> None:
+    def _show(self, **options: Any) -> None:
         for pane in self.panes():
-            pane.show(**look)
+            pane.show(**options)
 
     @property
-    def _look(self) -> Look:
-        return self.panes()[0].look
+    def _look(self) -> PrintOptions:
+        return self.panes()[0].options
 
     def action_color(self) -> None:
         """Colour the tokens by the next of logprob, advantage, ratio, mask and nothing."""
@@ -201,7 +201,7 @@ class RolloutScreen(_PaneScreen):
     def _open_list(self, column: str, title: str) -> None:
         if self._row is not None and self.pane.found is not None:
             value = self._row[column]
-            table: Table = "evals" if self._row["file"].startswith("evals/") else "rollouts"
+            table: RolloutTable = "evals" if self._row["file"].startswith("evals/") else "rollouts"
             self.app.push_screen(ListScreen(rollouts(table, title=f"{title} {value}", **{column: value})))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

@@ -1,16 +1,14 @@
 -- all_batches: the ledgers of all attempts: each rollout that a gradient step considered
 -- grain: one row per attempt_id, step and rollout_id | reads: batches/ of the root, attempt_chain
--- off_policy_steps: trainer_version - policy_version, stored as lag
--- off_policy_steps_last: trainer_version - policy_version_last, stored as lag_last; NULL before batches 1.5
+-- off_policy_steps: trainer_version - policy_version; off_policy_steps_last: trainer_version - policy_version_last, NULL
+-- before batches 1.5; files call them lag and lag_last
 -- superseded: true for steps off the chain, after the step from which a later attempt continued
 -- NULL: as in schemas/batches.v1.json
 with ledger as (
     from $stored
 )
 select
-    ledger.*,
-    ledger.lag as off_policy_steps,
-    ledger.lag_last as off_policy_steps_last,
+    ledger.* rename (lag as off_policy_steps, lag_last as off_policy_steps_last),
     attempt_chain.attempt_id is null as superseded
 from ledger
 left join attempt_chain

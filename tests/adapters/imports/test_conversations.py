@@ -16,10 +16,10 @@ from chat_models import chat_tokenizer
 from strategies import as_plain
 
 from ludic.adapters.imports import episodes, importing
-from ludic.adapters.imports.episodes import Episode, Row
-from ludic.adapters.imports.formats import Format, load_format
+from ludic.adapters.imports.episodes import ImportedEpisode, ImportedRow
+from ludic.adapters.imports.formats import ImportFormat, load_format
 from ludic.adapters.imports.importing import import_file
-from ludic.adapters.imports.records import Record
+from ludic.adapters.imports.records import ImportRecord
 from ludic.errors import ModelError
 from ludic.models.tiny import TOOL_TEMPLATE
 from ludic.records import Rollout, new_id
@@ -136,7 +136,9 @@ def _records() -> Iterator[Mapping[str, Any] | str]:
 RECORDS = list(_records())
 
 
-def bring_in(records: Sequence[Mapping[str, Any] | str], folder: Path, template: str, fmt: Format, **options: Any):
+def bring_in(
+    records: Sequence[Mapping[str, Any] | str], folder: Path, template: str, fmt: ImportFormat, **options: Any
+):
     """Import records into a root in memory, with the tokenizer of bytes and a template; returns root and report."""
     root = put_run(f"memory://{new_id()}", RunConfig(model="none", env=("cats",), temperature=0.9))
     tokenizer = chat_tokenizer()
@@ -226,11 +228,11 @@ def test_many_conversations_take_few_calls_of_the_tokenizer_and_one_check(
     assert calls["checks"] == 1
 
 
-def tokens_of(record: Record) -> Iterator[Episode]:
+def tokens_of(record: ImportRecord) -> Iterator[ImportedEpisode]:
     """An episode for each list of response tokens."""
     for ids in record["responses"]:
-        row = Row(prompt_tokens=np.array([1], np.int32), response_tokens=np.array(ids, np.int32))
-        yield Episode(rows=[row], columns={"episode_reward": 1.0})
+        row = ImportedRow(prompt_tokens=np.array([1], np.int32), response_tokens=np.array(ids, np.int32))
+        yield ImportedEpisode(rows=[row], columns={"episode_reward": 1.0})
 
 
 @pytest.mark.parametrize("together", [1, 2, None])
@@ -240,7 +242,7 @@ def test_an_episode_that_cannot_be_used_ends_its_record_and_takes_no_number(
     if together is not None:
         monkeypatch.setattr(importing, "_RECORDS_A_BATCH", together)
     records = [{"responses": each} for each in ([[5], [-1], [6]], [[]], [[7, 8], [9]])]
-    root, report = bring_in(records, tmp_path, "", Format(function=tokens_of, name="mine"))
+    root, report = bring_in(records, tmp_path, "", ImportFormat(function=tokens_of, name="mine"))
     assert [(row.request_index, row.response_tokens.tolist()) for row in rollouts_of(root)] == [
         (-1, [5]),
         (-2, [7, 8]),

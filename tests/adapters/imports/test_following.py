@@ -60,7 +60,7 @@ class Following:
         reports: list[ImportReport] = []
         for _ in range(times):
             self.seconds += 2
-            reports += self.follower.look(self.never)[0]
+            reports += self.follower.poll(self.never)[0]
         return [Path(report.file).name for report in reports]
 
 

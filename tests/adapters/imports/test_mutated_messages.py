@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from ludic.adapters.imports.episodes import HIDDEN_REASONING, Row, rows_of
+from ludic.adapters.imports.episodes import HIDDEN_REASONING, ImportedRow, rows_of
 from ludic.adapters.imports.formats import jsonl
-from ludic.adapters.imports.records import Record
+from ludic.adapters.imports.records import ImportRecord
 from ludic.errors import ModelError, RefusedRecordError
 
 
@@ -131,7 +131,7 @@ class Outcome:
 def outcome(messages: Sequence[Mapping[str, Any]], family: str) -> Outcome:
     tools = {"tools": [_LOOK]} if FAMILIES[family].has_tools else {}
     # As a file has it.
-    record = Record(json.loads(json.dumps({"messages": messages, **tools})))
+    record = ImportRecord(json.loads(json.dumps({"messages": messages, **tools})))
     tokenizer = _tokenizer(family)
     stops = FAMILIES[family].stop_tokens(tokenizer)
     try:
@@ -146,7 +146,7 @@ def outcome(messages: Sequence[Mapping[str, Any]], family: str) -> Outcome:
     return Outcome(tuple(map(_tokens, rows)), unread)
 
 
-def _tokens(row: Row) -> tuple[bytes, bytes, bytes]:
+def _tokens(row: ImportedRow) -> tuple[bytes, bytes, bytes]:
     mask = b"" if row.action_mask is None else row.action_mask.tobytes()
     return row.prompt_tokens.tobytes(), row.response_tokens.tobytes(), mask
 

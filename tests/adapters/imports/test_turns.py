@@ -16,11 +16,11 @@ from episodes import Script, end, go_on, run_episode
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from ludic.adapters.imports.episodes import Episode, Row, Texts, rows_of
+from ludic.adapters.imports.episodes import ImportedEpisode, ImportedRow, Texts, rows_of
 from ludic.adapters.imports.formats import jsonl
 from ludic.adapters.imports.forms import conversations, pairs
 from ludic.adapters.imports.importing import import_files, start_for_import
-from ludic.adapters.imports.records import Record
+from ludic.adapters.imports.records import ImportRecord
 from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
 from ludic.agents.tools.formats import ParsedCalls
@@ -174,10 +174,10 @@ def imported(
     messages: Sequence[Any],
     tools: Sequence[Any] = (),
     **columns: Any,
-) -> list[Row]:
+) -> list[ImportedRow]:
     """Rows that `ludic.sft` makes of a conversation. Raises why it can't be used."""
     (record,) = conversations([{"messages": messages, "tools": [*tools] or None}], "dataset").records
-    episode = jsonl(Record({**record, **columns}, set()))
+    episode = jsonl(ImportRecord({**record, **columns}, set()))
     (rows,) = rows_of([episode], lambda: tokenizer, lambda: family.stop_tokens(tokenizer))
     if isinstance(rows, Exception):
         raise rows
@@ -359,7 +359,7 @@ def test_names_of_tokens_that_an_answer_quotes_are_text(name: str):
     assert sum(token in stops for token in prompt) == sum(token in stops for token in of_other)
 
 
-def last_prompt(rows: Sequence[Row]) -> list[int]:
+def last_prompt(rows: Sequence[ImportedRow]) -> list[int]:
     """Tokens before the last answer."""
     row = rows[-1]
     steps = row.agent_steps or ()
@@ -429,7 +429,7 @@ def test_both_sides_of_a_pair_end_with_the_end_of_a_turn():
         tokenizer = family.tokenizer()
         for record in pairs([{"prompt": "1 + 2?", "chosen": "3", "rejected": "4"}], "dataset").records:
             (rows,) = rows_of(
-                [jsonl(Record({**record}, set()))],
+                [jsonl(ImportRecord({**record}, set()))],
                 lambda t=tokenizer: t,
                 lambda f=family, t=tokenizer: f.stop_tokens(t),
             )
@@ -508,9 +508,9 @@ def test_an_answer_that_the_template_does_not_tell_is_refused_in_one_line(templa
 # --- Texts --------------------------------------------------------------------------------------------------
 
 
-def text_row(family: Family, tokenizer: PreTrainedTokenizerFast, **values: Any) -> Row:
+def text_row(family: Family, tokenizer: PreTrainedTokenizerFast, **values: Any) -> ImportedRow:
     is_raw = isinstance(values["prompt"], str)
-    episode = jsonl(Record(values, set())) if is_raw else Episode(rows=[Texts(**values)], columns={})
+    episode = jsonl(ImportRecord(values, set())) if is_raw else ImportedEpisode(rows=[Texts(**values)], columns={})
     (rows,) = rows_of([episode], lambda: tokenizer, lambda: family.stop_tokens(tokenizer))
     assert not isinstance(rows, Exception)
     return rows[0]

@@ -252,7 +252,7 @@ def check_frame_without_rights(frame: str) -> None:
 
 
 def test_half_characters_and_hostile_warnings_can_be_written(root: Root) -> None:
-    values = gather(root, None, (), MeasureConfig()) | {"troubles": [f"\ud800 {HOSTILE}"]}
+    values = gather(root, None, (), MeasureConfig()) | {"diagnostics": [f"\ud800 {HOSTILE}"]}
     html = render(values)
     assert r"\ud800" in html
     html.encode()
