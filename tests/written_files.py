@@ -281,9 +281,8 @@ def digests_of(name: str, folder: Path) -> dict[str, str]:
     found = {"run.json": digest(root.read("run.json")), **digests_below(root, ("rollouts", "requests"))}
     for advantage in ("rloo", "token_returns"):
         found[f"ledger of {advantage}"] = _ledger(root, advantage, attempt_id=1 + (advantage != "rloo"))
-    for export_format in ("jsonl", "csv"):
-        export(root, ExportOptions(format=export_format), sink := BytesIO(), untracked)
-        found[f"export as {export_format}"] = digest(sink.getvalue())
+    export(root, ExportOptions(format="jsonl"), sink := BytesIO(), untracked)
+    found["export as jsonl"] = digest(sink.getvalue())
     compact(root)
     compacted = digests_below(root, ("rollouts", "requests"))
     return found | {f"compacted: {file}": each for file, each in compacted.items() if file not in found}

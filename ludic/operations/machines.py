@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ludic.operations.run import Run
     from ludic.operations.typed import ClusterFilesSettings, PlanSettings, ServeSettings, WriteClusterFilesSettings
 
-_NEXT = {"slurm": "sbatch {}", "kubernetes": "kubectl apply -f {}", "skypilot": "sky jobs launch {}"}
+_NEXT = {"slurm": "sbatch {}", "kubernetes": "kubectl apply -f {}"}
 """Command that starts a file, by system."""
 
 
@@ -173,7 +173,7 @@ def cluster_files(
     Raises ConfigError.
 
     Args:
-        system: slurm, kubernetes or skypilot.
+        system: slurm or kubernetes.
         config: All settings of the trainer, instead of single ones.
         cluster: Machines and jobs.
         engine: Engine of the workers, by name or by its settings.
@@ -197,12 +197,12 @@ def write_cluster_files(
     out: str | None = None,
     **settings: Unpack["WriteClusterFilesSettings"],
 ) -> None:
-    """Write the files that start a run with Slurm, Kubernetes or SkyPilot.
+    """Write the files that start a run with Slurm or Kubernetes.
 
     Raises ConfigError if a file is there already.
 
     Args:
-        system: slurm, kubernetes or skypilot.
+        system: slurm or kubernetes.
         root: Folder or URL of the run, which `ludic create` has made where the machines can reach it.
         algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
         out: Folder for the files; None prints them.
