@@ -285,17 +285,17 @@ def _lines_of(statement: ast.stmt, base: _Base) -> list[str]:
 
 def _needed(source: str) -> list[str]:
     """Return the names of the module that a statement reads, also within its functions; builtin ones among them."""
-    found: dict[str, None] = {}
+    found: set[str] = set()
 
     def look(table: symtable.SymbolTable, is_top: bool) -> None:
         for symbol in table.get_symbols():
             if symbol.is_referenced() and (is_top or symbol.is_global()):
-                found[symbol.get_name()] = None
+                found.add(symbol.get_name())
         for child in table.get_children():
             look(child, False)
 
     look(symtable.symtable(source, "<taken>", "exec"), True)
-    return list(found)
+    return sorted(found)
 
 
 def _scope_of(function: Any) -> Mapping[str, Any]:

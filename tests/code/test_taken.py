@@ -87,8 +87,8 @@ def test_a_script_gives_what_the_function_needs_on_its_own_lines(tmp_path: Path)
     assert call(tmp_path, "a cat and 2 dogs, 1 dog") == [1, 2, 2, 5, ["cat"], 1]
     lines, script = text.splitlines(), SCRIPT.splitlines()
     assert lines[4] == (
-        "TABLE = {'cat': 1}; LIMIT = 5; WORDS = ['cat', 'dog']; PATTERN = __import__('re').compile('[0-9]+', 32); "
-        "SEEN = {'cat'}"
+        "LIMIT = 5; TABLE = {'cat': 1}; PATTERN = __import__('re').compile('[0-9]+', 32); SEEN = {'cat'}; "
+        "WORDS = ['cat', 'dog']"
     )
     for line in [
         "from math import floor, ceil",
