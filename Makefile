@@ -8,7 +8,7 @@ BIN := .venv/bin
 WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
 # Beside .venv, which is complete before they are begun.
-OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/skypilot/installed .venv/inspect/installed .venv/docs/installed \
+OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/inspect/installed .venv/docs/installed \
 	.venv/light/installed .venv/verifiers/installed .venv/verifiers-legacy/installed .venv/8bit/installed .venv/trl/installed
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -62,7 +62,7 @@ collect: .venv/installed  ## import every test file in every environment that is
 environments: .venv/clusters  ## install all that the tests need
 	$(MAKE) --jobs 3 $(OTHER_ENVIRONMENTS)
 
-unit: .venv/installed .venv/skypilot/installed  ## run all tests of the package's parts, the slow ones too
+unit: .venv/installed  ## run all tests of the package's parts, the slow ones too
 	$(UNIT_TESTS) $(TWICE)
 
 integration: .venv/installed  ## whole runs in processes of their own, pipelines, notebooks, benchmarks at a tiny size
@@ -171,12 +171,6 @@ clean:  ## remove what the other targets made
 
 .venv/clusters: .venv/readers
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clusters]'
-	touch $@
-
-# SkyPilot wants other versions of packages than constraints.txt pins; only its parser is used.
-.venv/skypilot/installed: .venv/installed
-	$(PYTHON) -m venv .venv/skypilot
-	.venv/skypilot/bin/pip install --quiet skypilot==0.14.1
 	touch $@
 
 # These want other versions than constraints.txt pins: their packages lie over those of .venv. Of verifiers, 0.3.1 is the

@@ -26,9 +26,9 @@ from benchmarks.packing import skewed_sequences
 from ludic.batches.packing import MicroBatch, assign, pack
 from ludic.distributed import init_distributed, shut_down
 from ludic.flags import run_script
+from ludic.models.weight_files import decoder_layers
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import register_token_logprobs
-from ludic.training.model import decoder_layers
 from ludic.training.packed import packed_arguments
 from ludic.training.step import build_optimizer, train_step
 

@@ -123,6 +123,18 @@ def run_on_main(function: Callable[[], T], type_: Any = Any) -> T:
     return msgspec.json.decode(bytes_from_main(lambda: msgspec.json.encode(function())), type=type_)
 
 
+def open_on_main(open_: Callable[[], T]) -> T | None:
+    """Call `open_` on rank 0 only, and return its result there, None elsewhere. Raises its LudicError on every rank."""
+    opened = None
+
+    def call() -> None:
+        nonlocal opened
+        opened = open_()
+
+    run_on_main(call)
+    return opened
+
+
 @contextmanager
 def path_on_main(find: Callable[[], AbstractContextManager[Path]]) -> Iterator[str]:
     """Give every rank the path that rank 0 finds, and opens until the end. Raises its error on every rank."""

@@ -272,8 +272,8 @@ def test_rows_are_exported_and_imported_with_their_tokens(run: ludic.Run, starte
 
 def test_an_export_goes_into_an_open_file_and_weights_into_a_folder(run: ludic.Run, tmp_path: Path) -> None:
     file = io.BytesIO()
-    assert run.export("csv", file, sql="select 1 as a").num_rows == 1
-    assert file.getvalue() == b"a\n1\n"
+    assert run.export("jsonl", file, sql="select 1 as a").num_rows == 1
+    assert file.getvalue() == b'{"a": 1}\n'
     assert run.export("hf", tmp_path / "weights", version=0).source == "policies/version=0"
     assert (tmp_path / "weights/config.json").exists()
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from oracles.present import rollout_of
 
 from ludic.adapters.exports.exporting import ExportOptions, export
 from ludic.defaults import untracked
@@ -39,6 +38,7 @@ from ludic.records import (
 )
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
+from ludic.schema import Ragged
 from ludic.sql.planner import BatchRules, Planner
 from ludic.store import Attempt, RolloutReader, RolloutWriter, Root, write_ledger
 from ludic.store.catalogue import ATTEMPTS
@@ -114,7 +114,7 @@ def _row(
         spans = WeightSpan(version=policy_version, start=0, end=1), WeightSpan(version=7, start=1, end=max(2, length))
         values |= {"policy_version_last": 7, "weight_versions": spans[: 1 + (length > 1)], "top_k": 50}
     token_rewards = rng.randint(-16, 17, length) / 8 if has["rewards"] else np.append(np.zeros(length - 1), reward)
-    return rollout_of(
+    return _rollout_of(
         **_identity(group_id, index, group_size, policy_version),
         **_texts(index, length, reward),
         prompt_tokens=prompt.astype(np.int32),
@@ -130,6 +130,12 @@ def _row(
         engine="vllm 0.32.0" if index % 2 else None,
         **values,
     )
+
+
+def _rollout_of(**columns: Any) -> Rollout:
+    """Return the record with these columns; an array that is left out is null."""
+    kept = columns.get("kept_tokens")
+    return Rollout.of(**{**columns, "kept_tokens": None if kept is None else Ragged.of(kept, np.int32)})
 
 
 def _experts(rng: np.random.RandomState, num_read: int) -> np.ndarray:
@@ -190,7 +196,7 @@ def _texts(index: int, length: int, reward: float) -> Mapping[str, Any]:
 
 def _failed(group_id: str, group_size: int, policy_version: int) -> Rollout:
     nothing = np.zeros(0, np.float32)
-    return rollout_of(
+    return _rollout_of(
         **_identity(group_id, group_size - 1, group_size, policy_version),
         prompt_tokens=np.array([1, 2, 149_999], np.int32),
         response_tokens=nothing.astype(np.int32),
@@ -275,9 +281,8 @@ def digests_of(name: str, folder: Path) -> dict[str, str]:
     found = {"run.json": digest(root.read("run.json")), **digests_below(root, ("rollouts", "requests"))}
     for advantage in ("rloo", "token_returns"):
         found[f"ledger of {advantage}"] = _ledger(root, advantage, attempt_id=1 + (advantage != "rloo"))
-    for export_format in ("jsonl", "csv"):
-        export(root, ExportOptions(format=export_format), sink := BytesIO(), untracked)
-        found[f"export as {export_format}"] = digest(sink.getvalue())
+    export(root, ExportOptions(format="jsonl"), sink := BytesIO(), untracked)
+    found["export as jsonl"] = digest(sink.getvalue())
     compact(root)
     compacted = digests_below(root, ("rollouts", "requests"))
     return found | {f"compacted: {file}": each for file, each in compacted.items() if file not in found}

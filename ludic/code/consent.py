@@ -74,11 +74,6 @@ def has_consent(use: CodeUse, files: Files) -> bool:
     return _consent_file(use, files).is_file()
 
 
-def has_consent_without_path(use: CodeUse, files: Files) -> bool:
-    """Return whether the user has agreed to this text in an older ludic, which did not ask about paths."""
-    return file_of(use.setting) is not None and _file_of_key(use.key(files)).is_file()
-
-
 def give_consent(use: CodeUse, files: Files, *, root: str, run_id: str) -> None:
     """Record that the user agrees to run this code; root and run_id are recorded for people to read.
 
@@ -111,9 +106,5 @@ def _consent_file(use: CodeUse, files: Files) -> Path:
     key, name = use.key(files), file_of(use.setting)
     if name is not None:
         key = sha256(json.dumps([key, files[name].paths], sort_keys=True).encode()).hexdigest()
-    return _file_of_key(key)
-
-
-def _file_of_key(key: str) -> Path:
     base = os.environ.get(CONFIG_VARIABLE) or platformdirs.user_config_dir("ludic", appauthor=False)
     return Path(base) / "trusted_code" / f"{key}.json"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ludic.by_name import find_by_name, read_packaged
-from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, has_consent_without_path
+from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent
 from ludic.code.kinds import KINDS
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.installed import LUDIC, name_and_version
@@ -212,11 +212,8 @@ def _describe_refused(root: Root, use: CodeUse, found: FoundFiles, names: Sequen
         file = found.files[name]
         if name not in found.kept:
             return f"{what}, {file.path}, sha256 {file.sha256[:SHOWN_DIGITS]}"
-        older = (
-            ", a text that you agreed to, but not to this path" if has_consent_without_path(use, found.files) else ""
-        )
         text = f"{root.url}/{text_name(file.sha256, file.suffix)}, sha256 {file.sha256[:SHOWN_DIGITS]}"
-        return f"{what}, {text}, run as {file.path}{older}"
+        return f"{what}, {text}, run as {file.path}"
     return f"{what}, which is installed here"
 
 

@@ -12,7 +12,7 @@ import logging
 import re
 from array import array
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256 as sha256_of
 from math import isfinite
@@ -37,97 +37,93 @@ from ludic.user_files import Files
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionOptions:
+    """Options of `qa/SOURCE`, by their names in env_options."""
+
+    seed: int = 0
+    question: str | None = None
+    """Column of the question; a dot leads into a struct. None: question, prompt or messages, or that of the program
+    whose scorer is named."""
+    answer: str | None = ""
+    """Column of the right answer; "": answer, or that of the program whose scorer is named. None is for questions
+    without one, which need a scorer of your own."""
+    answer_pattern: str | None = None
+    """Regular expression; its first group in the answer's column is the answer."""
+    columns: Sequence[str] = ()
+    """Columns that a scorer of your own gets, as they are, in example.data["columns"]."""
+    system_prompt: str | None = None
+    scorer: str | Sequence[str] | Mapping[str, float | tuple[str, float]] = "exact"
+    """exact, numeric, math, regex, path/to/file.py:function, or trl: or verl: before it, model:PATH or pooling:URL; or
+    several, as a list, or as a mapping of scorers to weights or of names of your own to pairs of scorer and weight."""
+    scorer_options: Mapping[str, Mapping[str, Any]] | None = None
+    """Settings of each reward model, model:PATH or pooling:URL."""
+    group_scorer: str | None = None
+    """path/to/file.py:function, or trl: before it, which then scores all answers to a question together."""
+    run_in: str = RUN_IN[0]
+    """Where the scorers run: auto, loop, thread or process."""
+    tolerance: float = 0.0
+    """Of the scorer numeric."""
+    heldout_share: float | None = None
+    """Share of held-out questions, from 0 to 1; None is a quarter, and 1 leaves none to train on."""
+    heldout: str | None = None
+    """Instead, a split of the dataset, or another file, that holds them."""
+    split: str | None = None
+    """Of a dataset, as config and revision."""
+    config: str | None = None
+    revision: str | None = None
+    sha256: str | None = None
+    """The only content that is accepted."""
+    stored: str | None = None
+    """Absolute path of the file with the rows, of which SOURCE is only the name; a root finds it
+    (ludic.store.inputs)."""
+    example_ids: ExampleIds = EXAMPLE_IDS[0]
+    """What identifies an example: row is a unique column of ID_COLUMNS, else all columns; question is the question and
+    the answer."""
+
+
 class Questions:
     """Single-turn environment of stored questions; reward = what the scorer returns, 0 or 1 for the built-in ones.
 
     A question decides by its text whether it is held out, so no question is in both splits.
     """
 
-    def __init__(
-        self,
-        source: str,
-        files: Files,
-        /,
-        *,
-        seed: int = 0,
-        question: str | None = None,
-        answer: str | None = "",
-        answer_pattern: str | None = None,
-        columns: Sequence[str] = (),
-        system_prompt: str | None = None,
-        scorer: str | Sequence[str] | Mapping[str, float | tuple[str, float]] = "exact",
-        scorer_options: Mapping[str, Mapping[str, Any]] | None = None,
-        group_scorer: str | None = None,
-        run_in: str = RUN_IN[0],
-        tolerance: float = 0.0,
-        heldout_share: float | None = None,
-        heldout: str | None = None,
-        split: str | None = None,
-        config: str | None = None,
-        revision: str | None = None,
-        sha256: str | None = None,
-        stored: str | None = None,
-        example_ids: ExampleIds = EXAMPLE_IDS[0],
-    ) -> None:
-        """Read and check the source.
-
-        files: users' files to run instead of those on disk. question, answer: columns; a dot leads into a struct.
-        Unless given, the question is in question, prompt or messages and the answer in answer, or they are those of
-        the program whose scorer is named. An answer of None is for questions without one, which need a scorer of your
-        own. answer_pattern: regular expression; its first group in the answer's column is the answer. columns: names
-        of columns that a scorer of your own gets, as they are, in example.data["columns"]. scorer: exact, numeric,
-        math, regex, path/to/file.py:function, or trl: or verl: before it, model:PATH or pooling:URL; or several, as a
-        list, or as a mapping of scorers to weights or of names of your own to pairs of scorer and weight.
-        scorer_options: settings of each reward model, model:PATH or pooling:URL. group_scorer:
-        path/to/file.py:function, or trl: before it, which then scores all answers to a question together. run_in:
-        where the scorers run: auto, loop, thread or process. tolerance: of numeric. heldout_share: share of held-out
-        questions, from 0 to 1; None is a quarter, and 1 leaves none to train on. heldout: instead, a split of the
-        dataset, or another file, that holds them. split, config, revision: of a dataset. sha256: the only content that
-        is accepted. stored: absolute path of the file with the rows, of which the source is only the name; a root
-        finds it (ludic.store.inputs). example_ids: what identifies an example: row is a unique column of ID_COLUMNS,
-        else all columns; question is the question and the answer. Raises ConfigError.
-        """
-        self._seed = seed
-        self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
-        self._scorers = QuestionScorers(
-            files,
-            scorer=scorer,
-            scorer_options=scorer_options,
-            group_scorer=group_scorer,
-            tolerance=tolerance,
-            question=question,
-            answer=answer,
-            run_in=run_in,
-        )
-        self.is_pure = self._scorers.is_pure
+    def __init__(self, source: str, files: Files, options: QuestionOptions) -> None:
+        """Read and check the source. files: users' files to run instead of those on disk. Raises ConfigError."""
+        self._seed, system = options.seed, options.system_prompt
+        self._system = () if system is None else (Message(role="system", content=system),)
+        self._scorers = scorers = QuestionScorers(files, options)
+        self.is_pure = scorers.is_pure
         """Whether all scorers are ludic's own, which give the same score in any process."""
-        self.run_in = "loop" if run_in == RUN_IN[0] and self._scorers.need_main_thread else run_in
-        if group_scorer is not None:
-            self.score_group = self._scorers.score_group
-        if example_ids not in EXAMPLE_IDS:
-            raise ConfigError(f"example_ids is {example_ids!r}, wanted {' or '.join(map(repr, EXAMPLE_IDS))}")
-        here = QuestionSource(name=source, split=split, config=config, revision=revision, stored=stored)
-        _check_digest(here, sha256)
-        is_open = question is None and not self._scorers.want_rows
+        self.run_in = "loop" if options.run_in == RUN_IN[0] and scorers.need_main_thread else options.run_in
+        if options.group_scorer is not None:
+            self.score_group = scorers.score_group
+        if options.example_ids not in EXAMPLE_IDS:
+            wanted = " or ".join(map(repr, EXAMPLE_IDS))
+            raise ConfigError(f"example_ids is {options.example_ids!r}, wanted {wanted}")
+        of_source = {name: getattr(options, name) for name in ("split", "config", "revision", "stored")}
+        here = QuestionSource(name=source, **of_source)
+        _check_digest(here, options.sha256)
+        is_open = options.question is None and not scorers.want_rows
         chosen = QuestionColumns(
-            question=here.question_column() if is_open else self._scorers.question,
-            answer=self._scorers.answer,
-            answer_pattern=_pattern(answer_pattern),
-            problem_of=self._scorers.problem_of,
-            others=_names(columns),
-            optional=self._scorers.columns,
-            with_row=self._scorers.want_rows,
-            any_answer=self._scorers.is_foreign,
-            with_ids=example_ids == "row",
+            question=here.question_column() if is_open else scorers.question,
+            answer=scorers.answer,
+            answer_pattern=_pattern(options.answer_pattern),
+            problem_of=scorers.problem_of,
+            others=_names(options.columns),
+            optional=scorers.columns,
+            with_row=scorers.want_rows,
+            any_answer=scorers.is_foreign,
+            with_ids=options.example_ids == "row",
         )
         self._rows: dict[Split, tuple[QuestionRows, Sequence[int]]] = (
-            _divide(here.read(chosen), heldout_share)
-            if heldout is None
-            else _join(here.read(chosen), _heldout_source(here, heldout, heldout_share).read(chosen))
+            _divide(here.read(chosen), options.heldout_share)
+            if options.heldout is None
+            else _join(here.read(chosen), _heldout_source(here, options.heldout, options.heldout_share).read(chosen))
         )
         self.notes = _notes([*{id(rows): rows for rows, _ in self._rows.values()}.values()])
         """What a person should know of the rows, as sentences: copies, and columns that do not identify them."""
-        if heldout_share != 1:  # who holds out every question only evaluates
+        if options.heldout_share != 1:  # who holds out every question only evaluates
             self._numbers_of("train")
 
     def example(self, index: int, split: Split) -> Example:
@@ -322,31 +318,13 @@ _NUMBER = re.compile(
 class QuestionScorers:
     """The scorers of an environment of questions; `score_group` is there only if one is named."""
 
-    def __init__(
-        self,
-        files: Files,
-        /,
-        *,
-        scorer: str | Sequence[str] | Mapping[str, float | tuple[str, float]] = "exact",
-        scorer_options: Mapping[str, Mapping[str, Any]] | None = None,
-        group_scorer: str | None = None,
-        tolerance: float = 0.0,
-        question: str | None = None,
-        answer: str | None = "",
-        run_in: str = RUN_IN[0],
-        **others: Any,
-    ) -> None:
-        """The options of Questions; others are not for scorers. Raises ConfigError."""
+    def __init__(self, files: Files, options: QuestionOptions) -> None:
+        """Raises ConfigError."""
+        scorer, group_scorer, tolerance = options.scorer, options.group_scorer, options.tolerance
         weights, components = _weights(scorer), _components(scorer)
         self._names = [*weights]
-        if tolerance != 0 and "numeric" not in weights:
-            named = ", ".join(weights)
-            raise ConfigError(f"tolerance is {tolerance!r}, which the scorer {named} does not take; numeric does")
-        if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
-            raise ConfigError(f"tolerance is {tolerance!r}, wanted a number of at least 0")
-        if group_scorer is not None and not isinstance(group_scorer, str):
-            raise ConfigError(f"group_scorer is {group_scorer!r}, wanted path/to/file.py:function")
-        models = _reward_models(weights, scorer_options or {}, run_in)
+        _check_options(options, weights)
+        models = _reward_models(weights, options.scorer_options or {}, options.run_in)
         foreign = {name: _foreign(SCORER, name) for name in weights if name not in models}
         of_group = None if group_scorer is None else _foreign(GROUP_SCORER, group_scorer)
         first = next((each for each in (*foreign.values(), of_group) if each is not None), None)
@@ -357,8 +335,9 @@ class QuestionScorers:
         """Whether they can't move: only the main thread can interrupt some of them, and others are not ludic's."""
         self.is_foreign = first is not None
         """Whether a scorer has the signature of another program."""
-        self.question: str = question or ("question" if first is None else first.func.question)
-        self.answer: str | None = answer if answer != "" else "answer" if first is None else first.func.answer
+        self.question: str = options.question or ("question" if first is None else first.func.question)
+        of_program = "answer" if first is None else first.func.answer
+        self.answer: str | None = options.answer if options.answer != "" else of_program
         comparing = (name for name, make in foreign.items() if make is None and not is_own(SCORER, name))
         if self.answer is None and (needing := next(comparing, None)):
             raise ConfigError(f"the scorer {needing} needs a right answer; name its column with the option answer")
@@ -391,6 +370,17 @@ class QuestionScorers:
         if "numeric" in self._names and _whole_number(answer) is None:
             return "the scorer numeric wants a number, which answer_pattern can cut out of a text"
         return _problem_of_pattern(answer) if "regex" in self._names else None
+
+
+def _check_options(options: QuestionOptions, scorers: Collection[str]) -> None:
+    tolerance, group_scorer = options.tolerance, options.group_scorer
+    if tolerance != 0 and "numeric" not in scorers:
+        named = ", ".join(scorers)
+        raise ConfigError(f"tolerance is {tolerance!r}, which the scorer {named} does not take; numeric does")
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
+        raise ConfigError(f"tolerance is {tolerance!r}, wanted a number of at least 0")
+    if group_scorer is not None and not isinstance(group_scorer, str):
+        raise ConfigError(f"group_scorer is {group_scorer!r}, wanted path/to/file.py:function")
 
 
 def _check_arguments(kind: Kind, name: str, function: Callable[..., Any], protocol: type, method: str) -> None:

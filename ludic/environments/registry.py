@@ -26,7 +26,7 @@ from ludic.environments.environment import (
     SingleTurnEnvironment,
     misfit_of_methods,
 )
-from ludic.environments.qa import Questions, QuestionScorers, heldout_sha256
+from ludic.environments.qa import QuestionOptions, Questions, QuestionScorers, heldout_sha256
 from ludic.environments.qa_rows import QuestionSource
 from ludic.environments.single_turn import ScorerProcesses, SingleTurn
 from ludic.errors import ConfigError, LudicError, MissingPackageError
@@ -98,7 +98,7 @@ def load_scorer(name: str, options: Mapping[str, Any], seed: int, files: Files) 
     The arguments are those of make_environment, which has checked them. Raises ConfigError.
     """
     if name.startswith(QUESTIONS) and python_file_of(name) is None:
-        return _build_first(name, partial(QuestionScorers, files, **options))
+        return _build_first(name, lambda: QuestionScorers(files, QuestionOptions(**options)))
     return _build_first(name, _with_options(name, _find(name, files), dict(options), seed))
 
 
@@ -107,7 +107,7 @@ def _find(name: str, files: Files) -> Callable[..., Any]:
     if python_file_of(name) is not None:  # also a file in a folder that is named like a prefix
         return find(ENVIRONMENT, name, files)
     if name.startswith(QUESTIONS):
-        return partial(Questions, name.removeprefix(QUESTIONS), files)
+        return _questions(name.removeprefix(QUESTIONS), files)
     prefix = prefix_of(name)
     if prefix:
         return _find_in_family(name, prefix)
@@ -116,6 +116,16 @@ def _find(name: str, files: Files) -> Callable[..., Any]:
     if name not in ENVIRONMENT.built_in:
         raise _unknown(name)
     return find(ENVIRONMENT, name)
+
+
+def _questions(source: str, files: Files) -> Callable[..., Any]:
+    """Return a function that takes the fields of QuestionOptions."""
+
+    def make(**options: Any) -> Questions:
+        return Questions(source, files, QuestionOptions(**options))
+
+    make.__signature__ = inspect.signature(QuestionOptions)  # type: ignore[attr-defined]
+    return make
 
 
 def prefix_of(name: str) -> str:

@@ -99,8 +99,8 @@ class MeasureConfig:
         check(self)
 
 
-IntervalMethod = Literal["korn_graubard", "clustered", "bootstrap", "wilson"]
-"""Kinds of intervals (ludic.eval.statistics). Of measures that are no shares, the first and the last are clustered."""
+IntervalMethod = Literal["korn_graubard", "clustered"]
+"""Kinds of intervals (ludic.eval.statistics). Measures that are no shares are always clustered."""
 
 
 def parse_versions(text: str) -> Sequence[int | str | tuple[int, int | str]]:

@@ -133,8 +133,6 @@ def _how_to_get_one(root: Root) -> str:
 _METHODS: Mapping[IntervalMethod, Callable[..., statistics.Interval]] = {
     "korn_graubard": statistics.korn_graubard,
     "clustered": statistics.clustered,
-    "bootstrap": statistics.bootstrap,
-    "wilson": statistics.wilson,
 }
 
 
@@ -254,8 +252,7 @@ def _rows(
     """Yield a row for each part of a measure; an interval for shares is replaced where others are measured."""
     params = measure.bind({**defaults, **config.params})
     for keys, part in parts(samples.measure(measure, params)):
-        is_fit = part.is_share or interval not in ("korn_graubard", "wilson")
-        method: IntervalMethod = interval if is_fit else "clustered"
+        method: IntervalMethod = interval if part.is_share else "clustered"
         trials = {"trials": part.trials} if method == "korn_graubard" else {}
         found = _METHODS[method](part.means, config.confidence, **trials)
         if part.is_share:

@@ -12,7 +12,7 @@ from statistics import NormalDist
 import numpy as np
 
 # --- Intervals -----------------------------------------------------------------------------------------
-# korn_graubard is for shares, clustered for other means; bootstrap and wilson are alternatives.
+# korn_graubard is for shares, clustered for all means.
 #
 # Values of one example depend on each other, so the example is the unit (Miller 2024, arXiv 2411.00640), and what is
 # estimated is the mean over all examples of an example's mean. Where examples do not differ, or are fewer than
@@ -24,8 +24,6 @@ ESTIMAND = "mean over examples, each with the mean of its values"
 FEWEST_EXAMPLES = 5
 """Examples from which an interval is computed by their spread. If half of all examples are hard and half are easy, 4
 are of one kind in 1 of 8 draws, and 5 in 1 of 16."""
-_NUM_RESAMPLES = 2000
-_RESAMPLES_AT_ONCE = 200
 _EQUAL = 1e-12
 """Relative spread of examples up to which they do not differ: sums of equal values are rounded."""
 
@@ -97,41 +95,6 @@ def clustered(means: np.ndarray, confidence: float = 0.95) -> Interval:
     error = float(means.std(ddof=1)) / math.sqrt(size)
     margin = t_quantile(0.5 + confidence / 2, size - 1) * error
     return Interval(estimate=mean, std_error=error, low=mean - margin, high=mean + margin)
-
-
-def bootstrap(means: np.ndarray, confidence: float = 0.95, *, seed: int = 0) -> Interval:
-    """Return the mean over examples, with the percentiles of its bootstrap distribution; examples are resampled."""
-    if not len(means):
-        return Interval(estimate=None)
-    mean, size = float(means.mean()), len(means)
-    if not _differ(means) or size < FEWEST_EXAMPLES:
-        return Interval(estimate=mean)
-    random = np.random.default_rng(seed)
-    parts = []
-    for _ in range(_NUM_RESAMPLES // _RESAMPLES_AT_ONCE):  # in parts, so that memory stays small
-        times = random.multinomial(size, np.full(size, 1 / size), size=_RESAMPLES_AT_ONCE)
-        parts.append(times @ means / size)
-    found = np.concatenate(parts)
-    low, high = np.quantile(found, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return Interval(estimate=mean, std_error=float(found.std(ddof=1)), low=float(low), high=float(high))
-
-
-def wilson(means: np.ndarray, confidence: float = 0.95) -> Interval:
-    """Return a share, with Wilson's interval. The means must lie between 0 and 1.
-
-    The number of trials is that with which a share would have the standard error of the examples' means, without the
-    correction for few examples; at a share of 0 or 1 the number of examples.
-    """
-    if not len(means):
-        return Interval(estimate=None)
-    mean, error = float(means.mean()), float(means.std()) / math.sqrt(len(means))
-    variance = mean * (1 - mean)
-    num = variance / error**2 if error > 0 and variance > 0 else float(len(means))
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    centre = (mean + z**2 / (2 * num)) / (1 + z**2 / num)
-    margin = z / (1 + z**2 / num) * math.sqrt(variance / num + z**2 / (4 * num**2))
-    low, high = max(0.0, centre - margin), min(1.0, centre + margin)
-    return Interval(estimate=mean, std_error=error if _differ(means) else None, low=low, high=high)
 
 
 def equal_differences(difference: float, num_examples: int, confidence: float = 0.95) -> Interval:

@@ -9,7 +9,6 @@ number, an environment that fails. Each check returns what it found, or raises a
 import json
 import logging
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,14 +23,14 @@ from ludic.environments import event_loops
 from ludic.errors import ConfigError, LudicError, ModelError, StoreError, one_line
 from ludic.installed import TRAIN, require
 from ludic.launch.config import Start
-from ludic.launch.local import check_launch, gpu_plan
+from ludic.launch.gpus import gpu_plan
+from ludic.launch.local import check_launch
 from ludic.launch.roots import check_option_names, uses_of
 from ludic.launch.trial import Trial, TrialNote
 from ludic.models.first_model import first_small_files, local_folder
 from ludic.paths import is_url
 from ludic.records import Message
 from ludic.results import size
-from ludic.settings import to_flags
 from ludic.store import latest_policy
 from ludic.store.weights import weight_files
 from ludic.training.tracking import require_account, require_tracker
@@ -156,7 +155,8 @@ def _check_processes(start: Start) -> str:
     if start.processes.launcher != "local":
         return f"{start.train.num_steps} steps on {start.processes.launcher}"
     num_workers = start.processes.workers_of(start.run.num_workers)
-    plan = gpu_plan(start.train, start.processes, start.engine, start.processes.engines_of(start.run.num_workers))
+    num_engines = start.processes.engines_of(start.run.num_workers)
+    plan = gpu_plan(start.train, start.processes, start.engine, num_engines, visible_gpus())
     if plan is None and start.train.model.device == "cuda":
         raise ConfigError("device is cuda, and this machine shows no GPU; leave it out, or set device to cpu")
     where = "the CPU" if plan is None or start.train.model.device == "cpu" else "GPUs"
@@ -375,16 +375,15 @@ class _Model:
             return f"not looked at on {start.processes.launcher}; `ludic plan` tells what is needed"
         if self._num_weights is not None and self._num_weights < _SMALL and not visible_gpus():
             return f"a model of {self._num_weights:,} weights is small beside this machine"
-        from ludic.launch.plan import Settings, local_machine, plan, settings_that_fit
+        from ludic.launch.plan import Settings, local_machine, plan
         from ludic.models.weight_files import load_config
 
         config, machine = load_config(str(self.folder)), local_machine()
         wanted = Settings(run=start.run, train=start.train, processes=start.processes, engine=start.engine)
         found = plan(config, wanted, machine)
         if found.problems:
-            changes = settings_that_fit(config, wanted, machine)
-            advice = f"; these settings fit: {shlex.join(to_flags(changes))}" if changes else ""
-            return TrialNote(f"{'; '.join(found.problems)}{advice}; `ludic plan` shows the parts", is_doubtful=True)
+            text = "; ".join([*found.problems, *filter(None, [found.advice]), "`ludic plan` shows the parts"])
+            return TrialNote(text, is_doubtful=True)
         place = "GPU" if machine.gpus else "host"
         needs = [f"{need.process} {size(need.total)}" for need in found.needs if need.place == place]
         return f"{', '.join(needs)} of {'a GPU' if machine.gpus else 'this machine'}; `ludic plan` shows the parts"

@@ -8,9 +8,15 @@ GPUs gets so many, and shares them with no other worker.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from ludic.devices import Gpus
+from ludic.devices import Gpus, parse_gpus
 from ludic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ludic.engines.config import EngineConfig
+    from ludic.launch.config import LaunchConfig
+    from ludic.training.config import TrainConfig
 
 WHOLE_SHARE = 0.9
 """Share of a GPU's memory that workers divide; what is left is for CUDA and the libraries. vLLM's own default."""
@@ -119,3 +125,21 @@ def _divide(gpus: Gpus, num_workers: int) -> tuple[Gpus, ...]:
         return tuple((gpus[number % len(gpus)],) if gpus else () for number in range(num_workers))
     bounds = [number * len(gpus) // max(num_workers, 1) for number in range(num_workers + 1)]
     return tuple(gpus[low:high] for low, high in pairwise(bounds))
+
+
+def gpu_plan(
+    config: "TrainConfig", processes: "LaunchConfig", engine: "EngineConfig", num_workers: int, gpus: Sequence[str]
+) -> GpuPlan | None:
+    """Assign GPUs by the settings of a run; None if there are none. Raises ConfigError.
+
+    num_workers: processes with an engine; an evaluator is the last of them. gpus: their names in CUDA_VISIBLE_DEVICES.
+    """
+    is_spread = engine.is_vllm or engine.tensor_parallel > 1
+    return assign_gpus(
+        gpus,
+        ranks=0 if config.model.device == "cpu" else processes.ranks,
+        num_workers=num_workers,
+        trainer=parse_gpus(processes.trainer_gpus),
+        workers=parse_gpus(processes.worker_gpus),
+        gpus_per_worker=engine.tensor_parallel if is_spread else None,
+    )

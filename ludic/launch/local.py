@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings
-from ludic.devices import MEMORY_VARIABLE, VARIABLE, Gpus, parse_gpus, visible_gpus
+from ludic.devices import MEMORY_VARIABLE, VARIABLE, Gpus, visible_gpus
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import check_engine
 from ludic.errors import LudicError, SchemaError, StoreError
 from ludic.launch.config import LaunchConfig
 from ludic.launch.evaluate import log_missed
-from ludic.launch.gpus import GpuPlan, assign_gpus
+from ludic.launch.gpus import GpuPlan, gpu_plan
 from ludic.launch.process import config_args
 from ludic.launch.roots import other_location
 from ludic.launch.start_server import StartServer, environment_of, forks_engine, forks_trainer
@@ -193,25 +193,12 @@ def _supervise(
 
 def plan_gpus(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> GpuPlan | None:
     """Assign this machine's GPUs, as `gpu_plan` does, and log who gets which."""
-    plan = gpu_plan(config, processes, engine, num_workers)
+    plan = gpu_plan(config, processes, engine, num_workers, visible_gpus())
     if plan is not None:
         logger.info("GPUs: %s", plan.describe())
         for line in plan.describe_shared():
             logger.info("%s", line)
     return plan
-
-
-def gpu_plan(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> GpuPlan | None:
-    """Assign this machine's GPUs to the trainer and the workers; None if there is none. Raises ConfigError."""
-    is_spread = engine.is_vllm or engine.tensor_parallel > 1
-    return assign_gpus(
-        visible_gpus(),
-        ranks=0 if config.model.device == "cpu" else processes.ranks,
-        num_workers=num_workers,
-        trainer=parse_gpus(processes.trainer_gpus),
-        workers=parse_gpus(processes.worker_gpus),
-        gpus_per_worker=engine.tensor_parallel if is_spread else None,
-    )
 
 
 def limit_memory(engine: EngineConfig, plan: GpuPlan | None, worker: int) -> EngineConfig:

@@ -1,11 +1,10 @@
-"""What a run needs before it starts: memory of each process, disk, seconds of files, and settings that fit.
+"""What a run needs before it starts: memory of each process, and disk.
 
 From a model's configuration, a run's settings and a machine; pure, except `local_machine`. ludic.training.memory has
 the figures of a model, ludic.launch.gpus says who gets which GPU. All sizes are bytes; a GB is 10^9 of them.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,11 +16,10 @@ from typing import Any, Literal
 from transformers import PreTrainedConfig
 
 from ludic.defaults import ENGINE
-from ludic.devices import parse_gpus, visible_gpus
+from ludic.devices import visible_gpus
 from ludic.engines.config import VLLM, EngineConfig
-from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
-from ludic.launch.gpus import WHOLE_SHARE, GpuPlan, assign_gpus
+from ludic.launch.gpus import WHOLE_SHARE, GpuPlan, gpu_plan
 from ludic.models.rope import max_positions
 from ludic.results import size
 from ludic.run_config import RunConfig
@@ -51,11 +49,11 @@ _WORKER_HOST = {"cpu": 10**9, "cuda": 6 * 10**9}
 _SERVER_HOST = 10**9
 """Bytes of host memory of a worker that asks servers."""
 
-# Bytes a second of one thread, measured on one core of an AMD EPYC; and from a GPU to memory that is not pinned, which
-# vendors state as 3 to 6 GB/s for PCIe 4 and 5.
-_TO_HOST = 4e9
-_CONVERSION = 2.8e9
-_DIGEST = 1.2e9
+_ADVICE = (
+    "to need less, try in this order: --dtype bfloat16, --activation-checkpointing, a smaller "
+    "--max-tokens-per-micro-batch, --logprob-chunk-tokens or --max-batch, --reference-offload, more --ranks, "
+    "--optimizer adamw_8bit, a larger --tensor-parallel, --lora-rank 32"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +68,6 @@ class Machine:
     """Memory of the host for all processes; None is unknown, and is not compared."""
     disk_bytes: int | None = None
     """Free space where the root is; None is unknown, and is not compared."""
-    bandwidth: float = 1e9
-    """Bytes a second between a process and the root, and to the temporary folder."""
 
     @property
     def device(self) -> DeviceKind:
@@ -137,13 +133,14 @@ class ResourcePlan:
     needs: Sequence[Need]
     disk: Mapping[str, int]
     """Bytes below the root by part; the sum is the most at a time."""
-    publish: Mapping[str, float]
-    """Seconds of a publish by part, in order."""
-    checkpoint: Mapping[str, float]
-    """Seconds of a checkpoint by part, in order."""
     remarks: Sequence[str]
     problems: Sequence[str]
     """A sentence for each thing that does not fit."""
+
+    @property
+    def advice(self) -> str:
+        """What to change if a process needs more memory than there is, the cheapest change first; else empty."""
+        return "" if all(need.fits for need in self.needs) else _ADVICE
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each part of a need, and one for the whole."""
@@ -170,114 +167,22 @@ def resolved(config: PreTrainedConfig, settings: Settings, machine: Machine) -> 
     engine = settings.engine
     if engine.engine == ENGINE:
         engine = replace(engine, engine=VLLM if machine.gpus else "transformers")
-    gpus = None if is_on_cpu else _assigned(replace(settings, engine=engine), machine)
+    gpus = None if is_on_cpu else _gpu_plan(replace(settings, engine=engine), machine)
     is_shared = engine.engine != "server" and gpus is not None and gpus.trainer_share() is not None
     gpu = None if is_on_cpu else Gpu(free=machine.gpu_bytes // (2 if is_shared else 1))
     train = with_defaults(settings.train, settings.run, config, gpu, ranks=settings.processes.ranks)
     return replace(settings, train=train, engine=engine)
 
 
-def _assigned(settings: Settings, machine: Machine) -> GpuPlan | None:
-    """Return who gets which GPU, as ludic.launch.local assigns them; the evaluator is the last of the workers."""
-    is_spread = settings.engine.engine == VLLM or settings.engine.tensor_parallel > 1
-    return assign_gpus(
-        [str(number) for number in range(machine.gpus)],
-        ranks=0 if settings.train.model.device == "cpu" else settings.processes.ranks,
-        num_workers=settings.processes.engines_of(settings.run.num_workers),
-        trainer=parse_gpus(settings.processes.trainer_gpus),
-        workers=parse_gpus(settings.processes.worker_gpus),
-        gpus_per_worker=settings.engine.tensor_parallel if is_spread else None,
-    )
+def _gpu_plan(settings: Settings, machine: Machine) -> GpuPlan | None:
+    """Return who gets which GPU; the evaluator is the last of the workers."""
+    num_engines = settings.processes.engines_of(settings.run.num_workers)
+    gpus = [str(number) for number in range(machine.gpus)]
+    return gpu_plan(settings.train, settings.processes, settings.engine, num_engines, gpus)
 
 
 def _num_evaluators(settings: Settings) -> int:
     return int(settings.processes.eval_every is not None)
-
-
-def settings_that_fit(config: PreTrainedConfig, settings: Settings, machine: Machine) -> dict[str, Any] | None:
-    """Return the changes by which a run fits, by the names of the flags; None if none of those tried is enough.
-
-    Changes that cost least come first, each as far as needed: bfloat16, activation checkpointing, smaller micro-batches
-    and chunks of logits, the reference in host memory, more ranks, moments in 8 bits, workers on several GPUs, and LoRA
-    at last.
-    """
-    settings = resolved(config, settings, machine)
-
-    def excess(changes: Mapping[str, Any]) -> float:
-        return _excess(config, _with(settings, changes), machine)
-
-    changed: dict[str, Any] = {}
-    best = excess(changed)
-    for name, values in _changes(settings, machine):
-        for value in values:
-            # More ranks take GPUs from the workers, so a later change may only be enough without them.
-            for earlier in (changed, _without(changed, "ranks")):
-                tried = {**earlier, name: value}
-                if best > 0 and (found := excess(tried)) < best:
-                    changed, best = tried, found
-    if best > 0:
-        return None
-    for name in list(changed):  # a later change may be enough without an earlier one; bfloat16 is no loss
-        if name != "dtype" and excess(fewer := _without(changed, name)) == 0:
-            changed = fewer
-    return changed
-
-
-def _without(changes: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {other: value for other, value in changes.items() if other != name}
-
-
-def _excess(config: PreTrainedConfig, settings: Settings, machine: Machine) -> float:
-    """Return the bytes that do not fit, of all processes; infinite for settings that contradict each other."""
-    try:
-        needs = _Planner(config, settings, machine).needs()
-    except ConfigError:
-        return math.inf
-    return sum(max(0, need.total - need.limit) for need in needs if need.limit is not None)
-
-
-def _changes(settings: Settings, machine: Machine) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield settings with the values to try, in order."""
-    model, tokens = settings.train.model, settings.train.batch.max_tokens_per_micro_batch
-    chunk = model.logprob_chunk_tokens
-    assert tokens is not None
-    assert chunk is not None
-    if machine.gpus:
-        yield "dtype", ["bfloat16"] if model.dtype == "float32" else []
-    yield "activation_checkpointing", [] if model.activation_checkpointing else [True]
-    least = min(tokens, settings.run.max_sequence_tokens or PROMPT_TOKENS + settings.run.max_tokens)
-    yield "max_tokens_per_micro_batch", list(_halves(tokens, max(least, 1024)))
-    yield "logprob_chunk_tokens", list(_halves(chunk, 128))
-    if settings.train.loss.reference is not None and not settings.train.loss.reference_offload:
-        yield "reference_offload", [True]
-    # One GPU at least is left to the workers.
-    several = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-    yield "ranks", [ranks for ranks in several if settings.processes.ranks < ranks < machine.gpus]
-    if machine.gpus and settings.train.optimizer.optimizer == "adamw":
-        yield "optimizer", ["adamw_8bit"]
-    if settings.engine.engine == VLLM:
-        yield "tensor_parallel", [each for each in (2, 4, 8) if settings.engine.tensor_parallel < each < machine.gpus]
-    yield "max_batch", list(_halves(settings.engine.max_batch, 16))
-    if model.lora_rank is None:
-        yield "lora_rank", [32]
-
-
-def _halves(value: int, least: int) -> Iterator[int]:
-    while value // 2 >= least:
-        value //= 2
-        yield value
-
-
-def _with(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    of_launch = {name: value for name, value in changes.items() if name == "ranks"}
-    of_engine = {name: value for name, value in changes.items() if name in ("tensor_parallel", "max_batch")}
-    of_train = {name: value for name, value in changes.items() if name not in {*of_launch, *of_engine}}
-    return replace(
-        settings,
-        train=settings.train.replace(**of_train) if of_train else settings.train,
-        processes=replace(settings.processes, **of_launch),
-        engine=replace(settings.engine, **of_engine),
-    )
 
 
 class _Planner:
@@ -299,8 +204,6 @@ class _Planner:
             sizes=self._sizes,
             needs=needs,
             disk=self._disk(),
-            publish=self._publish(),
-            checkpoint=self._checkpoint(),
             remarks=list(self._remarks()),
             problems=list(self._problems(needs)),
         )
@@ -337,7 +240,7 @@ class _Planner:
 
     @cached_property
     def _gpus(self) -> GpuPlan | None:
-        return _assigned(self._settings, self._machine)
+        return _gpu_plan(self._settings, self._machine)
 
     def needs(self) -> list[Need]:
         """Return the memory of each kind of process, on its GPU and on the host."""
@@ -460,7 +363,7 @@ class _Planner:
             return "float32"
         return "bfloat16" if self._engine.engine == VLLM else model.publish_dtype or str(model.dtype)
 
-    # --- Disk and time -------------------------------------------------------------------------------------------
+    # --- Disk -------------------------------------------------------------------------------------------
 
     @property
     def _version(self) -> int:
@@ -489,32 +392,6 @@ class _Planner:
     def tokens_a_step(self) -> int:
         return self._run.groups_per_batch * self._run.group_size * self._run.max_tokens
 
-    def _publish(self) -> dict[str, float]:
-        """Return seconds: while all ranks wait, then in a thread of rank 0, then in each worker."""
-        weights, version, model = 4 * self._sizes.num_weights, self._version, self._train.model
-        if model.publish_lora == "adapter":
-            weights = version
-        converts = (model.publish_dtype or model.dtype) != "float32" and model.publish_lora == "merged"
-        bandwidth = self._machine.bandwidth
-        return {
-            _WAIT: weights / _TO_HOST,
-            f"{_THREAD}: conversion": weights / _CONVERSION if converts else 0.0,
-            **self._files(version),
-            "each worker: reads the files": version / bandwidth,
-        }
-
-    def _checkpoint(self) -> dict[str, float]:
-        state = self._checkpoint_bytes
-        return {_WAIT: state / _TO_HOST, **self._files(state)}
-
-    def _files(self, size_bytes: int) -> dict[str, float]:
-        """Return seconds of a thread of rank 0 that writes files."""
-        return {
-            f"{_THREAD}: files": size_bytes / self._machine.bandwidth,
-            f"{_THREAD}: their digests": size_bytes / _DIGEST,
-            _UPLOAD: size_bytes / self._machine.bandwidth,
-        }
-
     # --- Sentences -----------------------------------------------------------------------------------------------
 
     def _remarks(self) -> Iterator[str]:
@@ -536,7 +413,6 @@ class _Planner:
             yield from self._of_gpus(self._gpus)
         if self._machine.gpus and self._engine.engine == VLLM and self._num_workers:
             yield from self._of_context()
-        yield self._of_waits()
         versions = 2 * self._version if self._train.checkpoint.full_version_every else 0
         yield (
             f"TMPDIR for a root in a bucket: {size(self._checkpoint_bytes + self._version + versions)} of rank 0, "
@@ -573,23 +449,6 @@ class _Planner:
                 f"tokens, {size(needed)}, and has {size(room)}; --engine-options '{limit}' asks for less"
             )
 
-    def _of_waits(self) -> str:
-        """Say how long ranks stand still, and how short steps may be."""
-        kept = self._train.checkpoint
-        publish, checkpoint = self._publish(), self._checkpoint()
-
-        def in_thread(seconds: Mapping[str, float]) -> float:
-            return sum(value for name, value in seconds.items() if name.startswith(_THREAD) and name != _UPLOAD)
-
-        every = f"every {kept.checkpoint_every:,} steps" if kept.checkpoint_every else "at the end"
-        return (
-            f"all ranks stand still for {_seconds(publish[_WAIT])} at a version (steps_per_version is "
-            f"{self._run.steps_per_version:,}) and {_seconds(checkpoint[_WAIT])} at a checkpoint ({every}); for longer "
-            f"if the files of the one before are not written yet, which takes {_seconds(in_thread(publish))} and "
-            f"{_seconds(in_thread(checkpoint))}, to a bucket {_seconds(publish[_UPLOAD])} and "
-            f"{_seconds(checkpoint[_UPLOAD])} more"
-        )
-
     def _problems(self, needs: Sequence[Need]) -> Iterator[str]:
         for need in needs:
             if not need.fits and need.limit is not None:
@@ -606,11 +465,4 @@ class _Planner:
 
 
 _OTHER_RANK, _WORKER = "other ranks", "each worker"
-_WAIT = "all ranks wait: to the memory of rank 0"
-_THREAD = "a thread"
-_UPLOAD = f"{_THREAD}: upload, if the root is in a bucket"
 _PLACES = {"GPU": "its GPU", "host": "the host's memory"}
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"

@@ -51,6 +51,42 @@ class ProcessDiedError(LudicError, RuntimeError):
 
 
 @dataclass(slots=True, kw_only=True)
+class _Life:
+    """A process from one start on."""
+
+    process: subprocess.Popen | ForkedProcess
+    started: float
+    progress: object
+    """Value of the child's `progress` at the start."""
+    log_start: int
+    """Byte offset in the log at the start."""
+    replaced: bool | None = None
+    """Result of `was_replaced`; None before it is called."""
+    looked: float | None = None
+    """When `is_free` was called last; None before it is called."""
+
+
+@dataclass(slots=True)
+class _Deaths:
+    """Deaths in a row."""
+
+    quick: int = 0
+    """Deaths soon after the start."""
+    alike: int = 0
+    """Deaths with the same last words."""
+    words: str | None = None
+    """Last line before the last death, without the time."""
+
+    @property
+    def most(self) -> int:
+        return max(self.quick, self.alike)
+
+    @property
+    def are_many(self) -> bool:
+        return self.most >= _MOST_DEATHS
+
+
+@dataclass(slots=True, kw_only=True)
 class ChildProcess:
     """One process and its history."""
 
@@ -75,30 +111,19 @@ class ChildProcess:
     """Whether the others go on without it: an exit with 0 or by a lasting mistake is its end, and repeated deaths only
     delay its next start."""
     num_restarts: int = 0
-    _quick_deaths: int = 0
-    _deaths_alike: int = 0
-    _words: str | None = None
-    """Last line before the last death, without the time."""
-    _log_start: int = 0
-    """Byte offset in the log at the last start."""
-    _started: float = 0.0
-    _progress: object = None
-    """Value of `progress` at the last start."""
-    _replaced: bool | None = None
-    """Result of `was_replaced`; None before it is called."""
+    _life: _Life | None = field(default=None, repr=False)
+    _deaths: _Deaths = field(default_factory=_Deaths)
     _is_given_up: bool = False
     """Whether it stood aside and a lasting mistake ended it."""
-    _looked: float = 0.0
-    _process: subprocess.Popen | ForkedProcess | None = field(default=None, repr=False)
 
     def start(self, environment: Mapping[str, str], server: StartServer | None = None) -> None:
         args, variables = self.args(), {**os.environ, **environment, **self.environment, SUPERVISED: "1"}
-        self._started, self._progress, self._replaced = time.monotonic(), self.progress(), None
+        started, progress = time.monotonic(), self.progress()
         make_log_folder(self.log.parent)
         with open_to_append(self.log) as log:
-            self._log_start = log.tell()
+            log_start = log.tell()
             forked = server.start(args, variables, log) if server is not None and self.may_fork else None
-            self._process = forked or start_python(
+            process = forked or start_python(
                 ["-m", *args],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -107,30 +132,37 @@ class ChildProcess:
                 # We pass Ctrl-C on, as SIGTERM; and a child's own processes can be killed with it.
                 start_new_session=True,
             )
+        self._life = _Life(process=process, started=started, progress=progress, log_start=log_start)
+
+    @property
+    def life(self) -> _Life:
+        """Its life since the last start."""
+        assert self._life is not None
+        return self._life
 
     @property
     def process(self) -> subprocess.Popen | ForkedProcess:
-        assert self._process is not None
-        return self._process
+        return self.life.process
 
     def is_due(self) -> bool:
         """Return True if it has ended and is to be restarted now."""
         if self.is_aside:
-            is_resting = self._is_dying() and time.monotonic() - self._started < _REST_S
+            is_resting = self._deaths.are_many and time.monotonic() - self.life.started < _REST_S
             return self.process.returncode != 0 and not is_resting and not self._is_given_up
         if not self._is_replaced():
             return True
-        if time.monotonic() - self._looked < _POLL_EVERY_S:
-            return False
-        if self._looked < self._started:
+        if self.life.looked is None:
             logger.warning("%s was replaced and waits: %s", self.name, self.last_words())
-        self._looked = time.monotonic()
+        elif time.monotonic() - self.life.looked < _POLL_EVERY_S:
+            return False
+        self.life.looked = time.monotonic()
         return self.is_free()
 
     def _is_replaced(self) -> bool:
-        if self._replaced is None:
-            self._replaced = self.process.returncode == SlotTakenError.exit_code and self.was_replaced(self.process.pid)
-        return self._replaced
+        life = self.life
+        if life.replaced is None:
+            life.replaced = life.process.returncode == SlotTakenError.exit_code and self.was_replaced(life.process.pid)
+        return life.replaced
 
     def restart(self, environment: Mapping[str, str], server: StartServer | None = None) -> None:
         """Restart it, and log how it ended.
@@ -144,10 +176,9 @@ class ChildProcess:
             self._give_up(f"{said} ({self.name} ended with {code} and is not started again; {self.log} has more)")
             return
         self._count_death()
-        if self._is_dying():
-            how = "soon after its start" if self._quick_deaths >= _MOST_DEATHS else "with the same last words"
-            deaths = max(self._quick_deaths, self._deaths_alike)
-            said = f"{self.name} died {deaths} times {how}: {self.last_words()}"
+        if self._deaths.are_many:
+            how = "soon after its start" if self._deaths.quick >= _MOST_DEATHS else "with the same last words"
+            said = f"{self.name} died {self._deaths.most} times {how}: {self.last_words()}"
             if not self.is_aside:
                 raise ProcessDiedError(said)
             logger.warning("%s; it is started each %g s, and the others go on", said, _REST_S)
@@ -168,21 +199,19 @@ class ChildProcess:
         self._is_given_up = True
         logger.warning("%s; the others go on", said)
 
-    def _is_dying(self) -> bool:
-        return max(self._quick_deaths, self._deaths_alike) >= _MOST_DEATHS
-
     def _count_death(self) -> None:
+        deaths = self._deaths
         # Deaths by a kill from outside, or by replacement, are not counted.
         if self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM) or self._is_replaced():
-            self._quick_deaths = self._deaths_alike = 0
+            deaths.quick = deaths.alike = 0
             return
-        lived_s = time.monotonic() - self._started
-        if lived_s >= _HEALTHY_S or self.progress() != self._progress:
-            self._quick_deaths = self._deaths_alike = 0
-        self._quick_deaths = self._quick_deaths + 1 if lived_s < _QUICK_S else 0
+        lived_s = time.monotonic() - self.life.started
+        if lived_s >= _HEALTHY_S or self.progress() != self.life.progress:
+            deaths.quick = deaths.alike = 0
+        deaths.quick = deaths.quick + 1 if lived_s < _QUICK_S else 0
         words = _TIME.sub("", self._last_line())
-        self._deaths_alike = self._deaths_alike + 1 if words == self._words else 1
-        self._words = words
+        deaths.alike = deaths.alike + 1 if words == deaths.words else 1
+        deaths.words = words
 
     def kill_rest(self) -> None:
         """Kill its process group, with processes it left behind, such as the ranks of a torchrun that was killed."""
@@ -210,7 +239,7 @@ class ChildProcess:
     def _lines(self) -> list[str]:
         """Return the lines of the log since the last start."""
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:  # deleted, perhaps with the root
-            log.seek(self._log_start)
+            log.seek(0 if self._life is None else self._life.log_start)
             return log.read().decode(errors="replace").splitlines()
         return []
 
@@ -267,8 +296,8 @@ def finish(
     server: forks it if that may be. Raises ProcessDiedError as `ChildProcess.restart` does, and KeyboardInterrupt after
     stopping it.
     """
-    if child._process is None or child.process.returncode != 0:
-        alone = replace(child, is_aside=False, _quick_deaths=0, _deaths_alike=0, _is_given_up=False)
+    if child._life is None or child.process.returncode != 0:
+        alone = replace(child, is_aside=False, _deaths=_Deaths(), _is_given_up=False)
         supervise(alone, [], environment=environment, tick=tick, server=server)
 
 
@@ -277,7 +306,7 @@ def stop_processes(processes: Sequence[ChildProcess], environment: Mapping[str, 
 
     environment: variables that the children were started with, besides those of this process.
     """
-    started = [child for child in processes if child._process is not None]
+    started = [child for child in processes if child._life is not None]
     for child in started:
         child.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + stop_within_s({**os.environ, **environment}) + KILL_AFTER_S

@@ -21,6 +21,7 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -435,3 +436,15 @@ def load_generation_config(folder: str) -> StoredGenerationConfig | None:
         return found
     except Exception as error:  # OSError, ValueError, ...: depends on what is broken
         raise ModelError(f"{folder}: no generation_config.json that transformers can use: {one_line(error)}") from error
+
+
+def decoder_layers(model: PreTrainedModel) -> ModuleList:
+    """Return the decoder layers: the first ModuleList whose length is the config's num_hidden_layers."""
+    wanted = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, ModuleList) and len(module) == wanted:
+            return module
+    raise ModelError(
+        f"{type(model).__name__}: found no ModuleList of {wanted} decoder layers to shard; "
+        "add its layout to ludic.models.weight_files.decoder_layers"
+    )

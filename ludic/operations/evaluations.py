@@ -52,8 +52,8 @@ def evaluate(
         run: Folder or URL of the run; created if it does not exist and --model is given.
         suite: TOML file that lists environments with their settings and measures (docs/evaluation.md), instead of --env
             and the settings of samples.
-        interval: Kind of interval: Korn and Graubard's or Wilson's for shares and clustered for other measures,
-            clustered by example for all, or bootstrap of examples.
+        interval: Kind of interval: Korn and Graubard's for shares and clustered by example for other measures, or
+            clustered for all.
         device: Device to sample on; None uses CUDA if available.
         model: Folder, Hugging Face id or URL of the model to evaluate, for a root that is created; for another root,
             another location of the run's first model.
@@ -102,8 +102,8 @@ def evaluation(
     versions, env: those to measure; None is all. measure: fields of MeasureConfig: measures are names in
     ludic/sql/measures/ or paths of .sql files (docs/evaluation.md), by default mean reward, success rate, pass@k and
     pass^k for several samples, length, unscored samples; params are values of their parameters, such as {"k": 4,
-    "threshold": 0.5, "unscored": 0}. interval: korn_graubard or wilson for shares, of which other measures get
-    clustered; clustered by example; or bootstrap of examples. Raises ConfigError if nothing is stored, QueryError.
+    "threshold": 0.5, "unscored": 0}. interval: korn_graubard for shares, while other measures get
+    clustered; or clustered by example for all. Raises ConfigError if nothing is stored, QueryError.
     """
     from ludic.eval.config import parse_versions
     from ludic.eval.numbers import Chosen

@@ -10,7 +10,7 @@ from ludic.engines.config import EngineConfig
 from ludic.launch.config import LaunchConfig, ServeConfig
 from ludic.operations.start import Algorithm, RootUrl, train_config
 from ludic.run_config import RunConfig
-from ludic.settings import Range, Shown, convert, operation, settings_of, split, to_flags, without_tables
+from ludic.settings import Range, Shown, convert, operation, settings_of, split, without_tables
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ludic.operations.run import Run
     from ludic.operations.typed import ClusterFilesSettings, PlanSettings, ServeSettings, WriteClusterFilesSettings
 
-_NEXT = {"slurm": "sbatch {}", "kubernetes": "kubectl apply -f {}", "skypilot": "sky jobs launch {}"}
+_NEXT = {"slurm": "sbatch {}", "kubernetes": "kubectl apply -f {}"}
 """Command that starts a file, by system."""
 
 
@@ -36,10 +36,9 @@ def plan(
     gpu_memory_gb: Gigabytes | None = None,
     host_memory_gb: Gigabytes | None = None,
     disk_gb: Gigabytes | None = None,
-    bandwidth_gb_s: Gigabytes = 1.0,
     **settings: Unpack["PlanSettings"],
 ) -> "Planned":
-    """Say what memory, disk and time a run needs, what does not fit, and settings that do.
+    """Say what memory and disk a run needs, and what does not fit.
 
     Takes the settings of `ludic run`, with --config too, but no root: of the model only config.json is read, and
     nothing is started. Raises ConfigError, ModelError.
@@ -51,11 +50,8 @@ def plan(
         gpu_memory_gb: Memory of each GPU in GB, instead of its type.
         host_memory_gb: Memory in GB that all processes on a machine may take; None compares with none.
         disk_gb: Free space in GB where the root is; None compares with none.
-        bandwidth_gb_s: GB that a process reads or writes a second, of the root and of its temporary folder.
     """
-    import shlex
-
-    from ludic.launch.plan import Settings, plan, settings_that_fit
+    from ludic.launch.plan import Settings, plan
     from ludic.models.first_model import local_folder
     from ludic.models.weight_files import load_config
     from ludic.operations.outcomes import Planned
@@ -73,23 +69,19 @@ def plan(
         processes=convert(LaunchConfig, parts["launch"]),
         engine=convert(EngineConfig, parts["engine"]),
     )
-    machine = _machine(gpus, gpu, gpu_memory_gb, host_memory_gb, disk_gb, bandwidth_gb_s)
+    machine = _machine(gpus, gpu, gpu_memory_gb, host_memory_gb, disk_gb)
     with local_folder(run.model, with_weights=False) as folder:
         config = load_config(str(folder))
     found = plan(config, wanted, machine)
-    changes = settings_that_fit(config, wanted, machine) if found.problems else {}
     return Planned(
         model=run.model,
         num_weights=found.sizes.num_weights,
         num_trained=found.sizes.num_trained,
         memory=found.rows(),
         disk=found.disk,
-        publish=found.publish,
-        checkpoint=found.checkpoint,
         notes=found.remarks,
         problems=found.problems,
-        settings_that_fit=changes,
-        flags=shlex.join(to_flags(changes or {})),
+        advice=found.advice,
     )
 
 
@@ -99,7 +91,6 @@ def _machine(
     gpu_gb: float | None,
     host_gb: float | None,
     disk_gb: float | None,
-    bandwidth_gb_s: float,
 ) -> "Machine":
     """Return the machine to plan for; what is None is that of this machine, or unknown. Raises ConfigError."""
     from ludic.errors import ConfigError
@@ -121,7 +112,6 @@ def _machine(
         gpu_bytes=given or here.gpu_bytes,
         host_bytes=None if host_gb is None else int(host_gb * 1e9),
         disk_bytes=None if disk_gb is None else int(disk_gb * 1e9),
-        bandwidth=bandwidth_gb_s * 1e9,
     )
 
 
@@ -173,7 +163,7 @@ def cluster_files(
     Raises ConfigError.
 
     Args:
-        system: slurm, kubernetes or skypilot.
+        system: slurm or kubernetes.
         config: All settings of the trainer, instead of single ones.
         cluster: Machines and jobs.
         engine: Engine of the workers, by name or by its settings.
@@ -197,12 +187,12 @@ def write_cluster_files(
     out: str | None = None,
     **settings: Unpack["WriteClusterFilesSettings"],
 ) -> None:
-    """Write the files that start a run with Slurm, Kubernetes or SkyPilot.
+    """Write the files that start a run with Slurm or Kubernetes.
 
     Raises ConfigError if a file is there already.
 
     Args:
-        system: slurm, kubernetes or skypilot.
+        system: slurm or kubernetes.
         root: Folder or URL of the run, which `ludic create` has made where the machines can reach it.
         algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
         out: Folder for the files; None prints them.

@@ -31,7 +31,7 @@ class Checked(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Planned(Result):
-    """What a run needs, and settings that fit."""
+    """What a run needs."""
 
     model: str
     """The model, as it was given."""
@@ -44,38 +44,27 @@ class Planned(Result):
     `limit_bytes` and `fits`, and before it one for each part of it."""
     disk: Mapping[str, int]
     """Bytes on the disk, by part."""
-    publish: Mapping[str, float]
-    """Seconds of a publish, by part."""
-    checkpoint: Mapping[str, float]
-    """Seconds of a checkpoint, by part."""
     notes: Sequence[str]
     problems: Sequence[str]
     """A sentence for each thing that does not fit."""
-    settings_that_fit: Mapping[str, Any] | None
-    """Changes of settings by which it fits; empty if it fits as it is, None if none was found."""
-    flags: str = ""
-    """The same, as flags."""
+    advice: str
+    """What to change if memory is short; else empty."""
 
     def parts(self) -> Iterator[Part]:
-        """Tables of memory, disk and seconds, and sentences."""
+        """Tables of memory and disk, and sentences."""
         trained = "" if self.num_trained == self.num_weights else f", of which {self.num_trained:,} are trained"
         yield f"{self.model}: {self.num_weights:,} weights{trained}"
         yield Frame("memory", self.memory, ("process", "place", "part", "needed_bytes", "limit_bytes"), most=100)
         disk = [{"disk": name, "size_bytes": value} for name, value in self.disk.items()]
         yield Frame("disk", [*disk, {"disk": "all", "size_bytes": sum(self.disk.values())}], ("disk", "size_bytes"))
-        for what, parts in (("publish", self.publish), ("checkpoint", self.checkpoint)):
-            seconds = [{what: name, "seconds": value} for name, value in parts.items()]
-            yield Frame(what, seconds, (what, "seconds"))
         yield from self.notes
         for problem in self.problems:
             yield f"does not fit: {problem}"
         if not self.problems:
             is_compared = any(row["limit_bytes"] is not None for row in self.memory)
             yield "all of it fits" if is_compared else "nothing was given to compare with, such as --host-memory-gb"
-        elif self.settings_that_fit:
-            yield f"these settings fit: {self.flags}"
-        else:
-            yield "no change of settings that was tried is enough; use more or larger GPUs, or a smaller model"
+        elif self.advice:
+            yield f"{self.advice}; else use more or larger GPUs, or a smaller model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -11,8 +11,8 @@ _INTRODUCTION = """\
 # Tables
 
 Made from `schemas/` by `python -m ludic.schema`, as `make format` does; edit those files instead.
-A minor version adds nullable columns, or renames one: older files read under the new name. Anything else is a new major
-version. Elements of lists and values of maps are never null. Fields of structs follow their column, as `column[].field`.
+A minor version adds nullable columns, or renames one: older files read under the new name. Anything else is a new
+major version. Elements of lists and values of maps are never null. Fields of structs follow their column, as `column[].field`.
 
 A run may declare columns of its own for rollouts, `x_` and a name, in `extra_columns` of `run.json`; they come last,
 any may be null, and their types are string, int64, double, bool and lists of these.
@@ -23,7 +23,8 @@ _TABLE_HEAD = "| name | type | null | meaning |\n| --- | --- | --- | --- |\n"
 
 def render() -> str:
     """Return docs/schemas.md: name, type, nullability and meaning of each column of ludic's tables, and its arrays."""
-    return "\n".join([_INTRODUCTION, *(_render_table(load_table(name)) for name in table_names()), _render_arrays()])
+    arrays = _ARRAYS + "".join(map(_render_array, array_columns().values()))
+    return "\n".join([_INTRODUCTION, *(_render_table(load_table(name)) for name in table_names()), arrays])
 
 
 def _render_table(table: TableSchema) -> str:
@@ -72,10 +73,6 @@ if it is along the `prompt`; an array along other tokens must come with every ca
 | name | along | fill | null | range | set by | training reads it |
 | --- | --- | --- | --- | --- | --- | --- |
 """
-
-
-def _render_arrays() -> str:
-    return _ARRAYS + "".join(map(_render_array, array_columns().values()))
 
 
 def _render_array(column: ArrayColumn) -> str:

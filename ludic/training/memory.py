@@ -32,7 +32,7 @@ from ludic.errors import ModelError, one_line
 from ludic.models.lora import add_adapters
 from ludic.models.rope import max_positions
 from ludic.models.sizes import WITHOUT_ATTENTION
-from ludic.models.weight_files import make_model
+from ludic.models.weight_files import decoder_layers, make_model
 from ludic.run_config import RunConfig
 from ludic.training.config import ON_CPU, ModelConfig, OptimizerConfig, TrainConfig
 from ludic.training.logprobs import linear_logprobs
@@ -156,7 +156,7 @@ def _remembered(
 def model_sizes(config: PreTrainedConfig, settings: ModelConfig) -> ModelSizes:
     """Count the weights of a configuration's model. Raises ModelError."""
     model = _on_meta(config, settings)
-    layers = _layers(model)
+    layers = decoder_layers(model)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     of_layers = [_count(layer.parameters()) for layer in layers]
     num_adapters = 0 if settings.lora_rank is None else _count(trained)
@@ -190,15 +190,6 @@ def _on_meta(config: PreTrainedConfig, settings: ModelConfig) -> Any:
         with torch.device("meta"):
             add_adapters(model, source=config.model_type, rank=rank, alpha=alpha, targets=targets)
     return model.to(getattr(torch, _dtype(settings))).eval()
-
-
-def _layers(model: Any) -> nn.ModuleList:
-    """Return the decoder layers, as ludic.training.model.decoder_layers does."""
-    wanted = model.config.get_text_config(decoder=True).num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == wanted:
-            return module
-    raise ModelError(f"{model.config.model_type}: found no ModuleList of {wanted} decoder layers")
 
 
 def _count(weights: Any) -> int:
@@ -275,7 +266,7 @@ def _run_on_meta(
         # Gradients are counted by their number; here each lives until it would be added to the others.
         if weight.requires_grad:
             weight.register_post_accumulate_grad_hook(_drop_gradient)
-    for layer in _layers(model) if settings.activation_checkpointing else ():
+    for layer in decoder_layers(model) if settings.activation_checkpointing else ():
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     batch = _batch(num_tokens, length).to(torch.device("meta"))
     has_kernel = device == "cuda" and _dtype(settings) == "bfloat16"
@@ -311,7 +302,7 @@ def _count_bytes(model: Any, run: Callable[["_Living"], int]) -> tuple[int, int]
     the largest of several moments, each of whose bytes grow by at most that much with a repetition. So once the peak
     has grown by as much, it does so with all further ones.
     """
-    layers, config = _layers(model), model.config.get_text_config(decoder=True)
+    layers, config = decoder_layers(model), model.config.get_text_config(decoder=True)
     whole = dict(layers._modules)
 
     def run_first(count: int) -> tuple[int, int]:

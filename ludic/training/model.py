@@ -41,6 +41,7 @@ from ludic.models.families import (
 from ludic.models.first_model import local_folder, tokenizer_files, write_files
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 from ludic.models.weight_files import (
+    decoder_layers,
     load_config,
     load_generation_config,
     load_pretrained,
@@ -309,18 +310,6 @@ def compute_dtype(config: TrainConfig) -> torch.dtype | None:
 def publish_dtype(config: TrainConfig) -> torch.dtype | None:
     """Return the dtype of published weights for `save_weights`; None keeps the weights' float32."""
     return compute_dtype(config) if config.model.publish_dtype is None else getattr(torch, config.model.publish_dtype)
-
-
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the decoder layers: the first ModuleList whose length is the config's num_hidden_layers."""
-    wanted = model.config.get_text_config(decoder=True).num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == wanted:
-            return module
-    raise ModelError(
-        f"{type(model).__name__}: found no ModuleList of {wanted} decoder layers to shard; "
-        "add its layout to ludic.training.model.decoder_layers"
-    )
 
 
 def full_state_dict(model: PreTrainedModel, *, adapters_only: bool = False) -> dict[str, Tensor]:

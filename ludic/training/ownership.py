@@ -19,7 +19,7 @@ from ludic.batches.offline import OfflineSource
 from ludic.batches.online import OnlineSource
 from ludic.batches.replay import ReplanSource, ReplaySource
 from ludic.batches.source import PlanSource
-from ludic.distributed import run_on_main
+from ludic.distributed import open_on_main, run_on_main
 from ludic.errors import ConfigError, StoreError
 from ludic.models.first_model import first_tokenizer
 from ludic.run_config import RunConfig
@@ -95,22 +95,19 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> PlanS
     Offline training reads the scalars of all sources. Raises ConfigError if a source has no rollouts to train on, or
     if the run to replay began with another model or other settings; MissingRootError if a source is no root.
     """
-    opened: list[PlanSource] = []
 
-    def open_() -> None:
+    def open_() -> PlanSource:
         check_not_recorded(root)
         batch, loss = config.batch, config.loss.of_batches
         if batch.offline:
-            opened.append(OfflineSource(root, batch, **loss))
-        elif batch.replan_from is not None:
-            opened.append(ReplanSource(root, batch, **loss))
-        elif batch.replay_batches is not None:
-            opened.append(_open_replay(root, config, batch.replay_batches))
-        else:
-            opened.append(OnlineSource(root, batch, stop, **loss))
+            return OfflineSource(root, batch, **loss)
+        if batch.replan_from is not None:
+            return ReplanSource(root, batch, **loss)
+        if batch.replay_batches is not None:
+            return _open_replay(root, config, batch.replay_batches)
+        return OnlineSource(root, batch, stop, **loss)
 
-    run_on_main(open_)
-    return next(iter(opened), None)
+    return open_on_main(open_)
 
 
 def _open_replay(root: Root, config: TrainConfig, url: str) -> ReplaySource:
@@ -176,10 +173,10 @@ def open_ownership(
             logger.warning(diagnostic.text)
         tokenizer = first_tokenizer(root)
         lease = claim(root, predecessor, lease_s=config.lease_s)
-        publishers: list[Publisher] = []
+        publisher: Publisher | None = None
 
         def repair_latest() -> None:
-            for publisher in publishers:
+            if publisher is not None:
                 publisher.repair_latest()
 
         # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
@@ -188,7 +185,6 @@ def open_ownership(
         keep, full_every = config.checkpoint.keep_policies, config.checkpoint.full_version_every
         most_steps = config.batch.max_off_policy_steps
         publisher = Publisher(root, attempt, keep, full_every=full_every, max_off_policy_steps=most_steps)
-        publishers.append(publisher)
         source.resume(resumed, publisher)
         tracking.start(resumed.step if resumed else 0)
         log = StepLog(stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id)))), attempt)

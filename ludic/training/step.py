@@ -102,14 +102,18 @@ def train_step(
     metrics["learning_rate"] = learning_rate
     _check_finite(optimizer, metrics, config)
     with timer.device("optimizer"):
-        for group in optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):  # torchao compiles its step, in which a number would be a constant
-                group["lr"].fill_(learning_rate)
-            else:
-                group["lr"] = learning_rate
+        _set_learning_rate(optimizer, learning_rate)
         optimizer.step()
         optimizer.zero_grad()
     return metrics
+
+
+def _set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):  # torchao compiles its step, in which a number would be a constant
+            group["lr"].fill_(learning_rate)
+        else:
+            group["lr"] = learning_rate
 
 
 _OTHER_EXPERTS, _REPLAYED = "experts_changed", "num_replayed"

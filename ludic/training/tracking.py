@@ -197,7 +197,8 @@ class Tracking:
 
     def _run(self, after_step: int) -> None:
         with _warning_once(self._config.tracker.log_to):
-            settings = {**asdict(run_of(self._root)), **self._config.flat(), **_populations()}
+            populations = {f"{column} is the mean of": rollouts for column, rollouts in POPULATIONS.items()}
+            settings = {**asdict(run_of(self._root)), **self._config.flat(), **populations}
             with _open(self._root, self._config.tracker, settings, after_step) as log:
                 self._follow(_Sender(self._root, self._config.tracker, log))
 
@@ -241,10 +242,6 @@ def _warning_once(log_to: str) -> Iterator[None]:
             "%s shows no more of this run, which goes on; the root holds everything: %s: %s",
             *(log_to, type(error).__name__, mask(str(error))),
         )
-
-
-def _populations() -> dict[str, str]:
-    return {f"{column} is the mean of": rollouts for column, rollouts in POPULATIONS.items()}
 
 
 # --- What is sent ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ over fences this one, which then raises FencedError at its next write.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,7 +26,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ludic.batches.offline import OfflineSource
 from ludic.batches.reading import RankBatch
 from ludic.batches.stream import PlannedStream
-from ludic.distributed import init_distributed, num_ranks, path_on_main, rank, run_on_all, run_on_main, shut_down
+from ludic.distributed import (
+    init_distributed,
+    num_ranks,
+    open_on_main,
+    path_on_main,
+    rank,
+    run_on_all,
+    run_on_main,
+    shut_down,
+)
 from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.models.first_model import first_config, first_model, local_folder, remember_model, write_files
 from ludic.models.lora import add_adapters
@@ -178,13 +187,8 @@ def _open_trainer(
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         model, optimizer = load_trained(first, config, mesh, with_weights=found is None)
         reference = load_reference(first, config, mesh, model)
-        main: list[Ownership] = []
-
-        def take_ownership() -> tuple[CheckpointInfo | None, int | None]:
-            main.append(stack.enter_context(own()))
-            return main[0].resumed, main[0].publisher.version
-
-        resumed, version = run_on_main(take_ownership, tuple[CheckpointInfo | None, int | None])
+        main = open_on_main(lambda: stack.enter_context(own()))
+        resumed, version = run_on_main(partial(_state_of, main), tuple[CheckpointInfo | None, int | None])
         if resumed is not None:
             load_checkpoint(root, resumed, model, optimizer)
         elif found is not None:
@@ -196,7 +200,7 @@ def _open_trainer(
             model=model,
             optimizer=optimizer,
             reference=reference,
-            main=next(iter(main), None),
+            main=main,
             stop=stop,
             last_step=resumed.step if resumed else 0,
             version=-1 if version is None else version,
@@ -208,13 +212,19 @@ def _open_trainer(
         yield trainer
 
 
+def _state_of(main: Ownership | None) -> tuple[CheckpointInfo | None, int | None]:
+    """Return the checkpoint that rank 0 resumes from, and the newest version."""
+    assert main is not None
+    return main.resumed, main.publisher.version
+
+
 def _compute_logprobs(
-    first: "FirstModel", config: TrainConfig, mesh: DeviceMesh, main: Sequence[Ownership]
+    first: "FirstModel", config: TrainConfig, mesh: DeviceMesh, main: Ownership | None
 ) -> ReferenceIndex:
     def find_rows() -> pa.Table:
-        source = main[0].source
-        assert isinstance(source, OfflineSource), "compute_logprobs is offline"
-        return source.rows_to_compute()
+        assert main is not None
+        assert isinstance(main.source, OfflineSource), "compute_logprobs is offline"
+        return main.source.rows_to_compute()
 
     return compute_logprobs(first.root, first.given, config, mesh, find_rows)
 

@@ -1,7 +1,6 @@
 """Token transcripts from model calls: masks, logprobs, forks, and storage that grows by what is new."""
 
 from collections.abc import Callable
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import transcript_before as old_transcript
-from strategies import as_plain
 
 from ludic.agents import transcript
 from ludic.agents.transcript import CompletionSpan, RowBuilder, TranscriptBuilder
@@ -113,6 +110,19 @@ def test_tokens_of_a_known_row_are_added_in_order() -> None:
     assert found.action_mask is not None
     assert found.action_mask.tolist() == [True, True, False]
     assert (found.segment_index, found.parent_segment_index) == (3, 2)
+
+
+def test_numbers_of_other_types_become_those_of_the_row() -> None:
+    row = RowBuilder()
+    row.add_context(np.array([1]))  # int64
+    row.add_completion(np.array([2, 3]), {"response_logprobs": np.array([-1, -0.5])})  # float64
+    row.add_context(ids())
+    row.add_completion(ids(4), nats(-2))  # nothing between two completions, so nothing is masked
+    transcript = row.transcript()
+    assert transcript.response_tokens.tolist() == [2, 3, 4]
+    assert transcript.columns["response_logprobs"].tolist() == [-1, -0.5, -2]
+    assert transcript.action_mask is None
+    assert [each.dtype for each in transcript.columns.values()] == ["i4", "i4", "f4"]
 
 
 def test_a_row_without_a_completion_is_a_prompt() -> None:
@@ -251,38 +261,3 @@ def test_an_array_is_joined_by_what_the_catalogue_says_of_it(monkeypatch: pytest
     row.add_completion(ids(8), {})
     columns = row.transcript().columns  # what is one value for the row stays that of the last completion that gave one
     assert (columns["seen"].tolist(), columns["tries"], columns.keys() & {"top", "noted"}) == ([0.5, 0.25], 2.0, set())
-
-
-def as_before(columns: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of add_call before the catalogue."""
-    given = {"logprobs": columns.get("response_logprobs"), **columns}
-    given.pop("response_logprobs", None)
-    return given | ({"kept_tokens": tuple(columns["kept_tokens"])} if "kept_tokens" in columns else {})
-
-
-@given(st.data())
-def test_rows_are_what_they_were_before_the_catalogue(data: st.DataObject) -> None:
-    builder, old, history = TranscriptBuilder(), old_transcript.TranscriptBuilder(), list[int]()
-    lacks = st.lists(st.sampled_from(["response_logprobs", "kept_tokens", "experts"]), max_size=1)
-    for _ in range(data.draw(st.integers(1, 6))):
-        suffix, completion = data.draw(TOKENS), data.draw(TOKENS)
-        prompt = suffix if data.draw(st.booleans()) else [*history, *suffix]
-        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-        num_read = len(prompt) + len(completion) - 1
-        columns = {
-            **nats(*(-rng.random(len(completion)))),
-            **kept(*(sorted({token, *rng.integers(0, 9, 2)}) for token in completion)),
-            "experts": rng.integers(0, 9, (num_read, 2, 3)).astype(np.int16),
-        }
-        for name in data.draw(lacks):
-            del columns[name]
-        span = builder.add_call(ids(*prompt), ids(*completion), columns)
-        before = old.add_call(ids(*prompt), ids(*completion), **as_before(columns))
-        assert astuple(span) == astuple(before)
-        history = [*prompt, *completion]
-    for row, before in zip(builder.transcripts(), old.transcripts(), strict=True):
-        wanted = {name: getattr(before, name) for name in (*row.columns, "action_mask", "kept_tokens", "experts")}
-        if before.has_logprobs:
-            wanted["response_logprobs"] = before.response_logprobs
-        assert as_plain(row.columns) == as_plain({name: each for name, each in wanted.items() if each is not None})
-        assert (row.segment_index, row.parent_segment_index) == (before.segment_index, before.parent_segment_index)

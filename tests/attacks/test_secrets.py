@@ -42,7 +42,6 @@ URL = "http://me:hunter2/x@node1:8000/v1"
 SYSTEMS = {
     "slurm": ClusterConfig(setup="true"),
     "kubernetes": ClusterConfig(image="me/ludic"),
-    "skypilot": ClusterConfig(gpu_type="H100"),
 }
 
 
@@ -76,7 +75,7 @@ def holding(kind: type, name: str, hint: Any) -> Any:
     value: Any = {"inner": [URL]} if "Mapping" in str(hint) or "dict" in str(hint) else URL
     value = (URL,) if "tuple[" in str(hint) or "list[" in str(hint) else value
     if kind is not RunConfig:
-        needed = {"format": "csv", "prompt": "x"}
+        needed = {"format": "jsonl", "prompt": "x"}
         given = {each.name: needed[each.name] for each in fields(kind) if each.name in needed}
         return kind(**given | {name: value})
     made = object.__new__(kind)

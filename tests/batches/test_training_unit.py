@@ -1,15 +1,24 @@
 """Sequences of whole rows and of single turns: the same tokens, and the same gradient for the same credit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from strategies import changed, make_group
 from tiny_models import whole
 from tiny_runs import fill, train_config
 from transformers import AutoModelForCausalLM
 
 from ludic.batches.packing import Sequences, TrainingSequence, cut_out
 from ludic.batches.reading import read_rank_batch
+from ludic.batches.source import Plan
 from ludic.errors import ConfigError
+from ludic.records import RolloutBatch, RolloutMetadata
+from ludic.schema import Ragged
+from ludic.schema.validation import Routing
+from ludic.sql.planner import BatchRules, Planner
+from ludic.store import RolloutReader, RolloutWriter
 from ludic.training.model import shard
 from ludic.training.step import train_step
 
@@ -106,6 +115,49 @@ def test_a_turn_is_cut_at_max_seq_len(read) -> None:
     _, (cut,) = read("turn", max_seq_len=16)
     assert 0 < cut.num_truncated < 3 * 16
     assert cut.num_action_tokens < whole_turns.num_action_tokens
+
+
+def test_every_array_of_a_turn_comes_from_the_file_with_its_tokens(new_root) -> None:
+    root = new_root(group_size=2, keep_experts=True)
+    group = make_group(rewards=[1.0, 0.0], response_length=5)
+    both = {"prompt_tokens": ids(1, 2), "response_logprobs": np.array([-3, -4, 0, -6, -7], np.float32)}
+    chosen = np.array([[[10 * token, 10 * token + 1]] for token in range(1, 7)], np.int16)  # of 1 to 6, which are read
+    first = changed(
+        group.rollouts[0],
+        **both,
+        response_tokens=ids(3, 4, 5, 6, 7),
+        action_mask=np.array([1, 1, 0, 1, 1], bool),
+        kept_tokens=Ragged.of([[3, 9], [4], [], [6], [7, 8]], np.int32),
+        experts=chosen,
+    )
+    second = changed(group.rollouts[1], **both | {"response_logprobs": np.full(5, -0.5, np.float32)})
+    with RolloutWriter(root, "w0") as writer:
+        metadata = RolloutMetadata(worker_id="w0")
+        writer.append(RolloutBatch(groups=(replace(group, rollouts=(first, second)),), metadata=metadata))
+    planner = Planner(BatchRules(advantage="rloo", groups_per_batch=1))
+    planner.add(RolloutReader(root, planner.columns).poll(None))
+    rows = planner.plan(step=1, attempt_id=1, trainer_version=0)
+    plan = Plan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
+    # The second turn begins after 1 to 5; the limit leaves its first token, 6. One micro-batch a sequence.
+    config = train_config(training_unit="turn", max_seq_len=6, max_tokens_per_micro_batch=6).batch
+    routing = Routing(layers=(0,), chosen=2, num_experts=64)
+    found = {
+        tuple(batch.targets.tolist()): batch
+        for batch in read_rank_batch(root, config, plan, 0, 1, routing=routing).micro_batches
+        if first.rollout_id in batch.rollout_ids
+    }
+    assert found.keys() == {(3, 4), (6,)}
+    one, other = found[3, 4], found[(6,)]
+    assert [batch.input_ids.tolist() for batch in (one, other)] == [[[1, 2, 3]], [[1, 2, 3, 4, 5]]]
+    assert [batch.sampler_logprobs.tolist() for batch in (one, other)] == [[-3, -4], [-6]]
+    assert [batch.advantages.tolist() for batch in (one, other)] == [[1, 1], [1]]  # 1 over the other's 0
+    assert [batch.experts[:, 0, 0].tolist() for batch in (one, other)] == [[10, 20, 30], [10, 20, 30, 40, 50]]
+    assert [batch.kept_tokens.values.tolist() for batch in (one, other)] == [[3, 9, 4], [6]]
+    assert one.kept_tokens.bounds.tolist() == [0, 2, 3]
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ def test_a_model_is_evaluated_without_a_run_and_compared_with_itself(ludic: Any,
     assert shown.code == 0, shown.err
     assert ["0", "addition", "5", "10"] in [line.split()[:4] for line in shown.out.splitlines()]
     assert "pass_at_k" in shown.out
-    printed = json.loads(ludic(*command, "--json", "--measures", "mean_reward", "--interval", "bootstrap").out)
+    printed = json.loads(ludic(*command, "--json", "--measures", "mean_reward", "--interval", "clustered").out)
     assert printed["samples"][0]["num_samples"] == 10
     assert [row["measure"] for row in printed["measures"]] == ["mean_reward"]
-    assert printed["measures"][0]["interval"] == "bootstrap"
+    assert printed["measures"][0]["interval"] == "clustered"
 
     compared = ludic("eval", "compare", f"{url}@0", "@latest")
     assert compared.code == 0, compared.err

@@ -1,7 +1,5 @@
 """`ludic export`: tables over the same files, and rows as text."""
 
-import csv
-import io
 import json
 import sys
 from pathlib import Path
@@ -49,13 +47,6 @@ def test_jsonl_is_an_object_a_line_of_the_rows_asked_for(ludic, trained: Root):
     # The texts of steps are stored once, in messages; who reads JSON gets them in place.
     assert {step["action"] == row["messages"][1]["content"] for row in rows for step in row["agent_steps"]} == {True}
     assert sorted(row["episode_reward"] is None for row in rows) == [False] * 7 + [True]
-
-
-def test_csv_holds_lists_as_json(ludic, trained: Root):
-    query = "select policy_version, [1, 2] as numbers, map {'a': 1.5} as parts, null as nothing from rollouts limit 1"
-    result = ludic("export", trained.url, "--format", "csv", "--sql", query)
-    rows = list(csv.DictReader(io.StringIO(result.out)))
-    assert rows == [{"policy_version": "0", "numbers": "[1, 2]", "parts": '{"a": 1.5}', "nothing": ""}]
 
 
 def test_a_file_appears_whole_or_not_at_all_and_is_never_replaced(ludic, trained: Root, tmp_path: Path):
@@ -122,7 +113,8 @@ def test_weights_are_written_where_asked_and_reported(ludic, trained: Root, tmp_
     [
         (["--format", "hf"], "format hf needs out"),
         (["--format", "hf", "--out", "x", "--step", "0", "--version", "0"], "step and version both choose"),
-        (["--format", "csv", "--version", "0"], "version does not apply to format csv"),
+        (["--format", "jsonl", "--version", "0"], "version does not apply to format jsonl"),
+        (["--format", "csv"], "--format is 'csv', wanted one of 'hf', 'delta', 'iceberg', 'jsonl', 'inspect'"),
         (["--format", "delta", "--step", "0"], "step does not apply to format delta"),
     ],
 )

@@ -86,19 +86,11 @@ def test_a_script_gives_what_the_function_needs_on_its_own_lines(tmp_path: Path)
     (tmp_path / "words.txt").unlink()
     assert call(tmp_path, "a cat and 2 dogs, 1 dog") == [1, 2, 2, 5, ["cat"], 1]
     lines, script = text.splitlines(), SCRIPT.splitlines()
-    changed = {
-        script.index(before): after
-        for before, after in [
-            ("LIMIT = 2 + 3", "LIMIT = 5"),
-            ('WORDS = open("words.txt").read().split()', "WORDS = ['cat', 'dog']"),
-            ('SEEN = set(); SEEN.add("cat")', "SEEN = {'cat'}"),
-            ("TABLE = {}", ""),
-            ('TABLE["cat"] = 1', ""),
-        ]
-    }
-    assert [lines[at] for at in changed] == [*[*changed.values()][:3], "TABLE = {'cat': 1}", ""]
+    assert lines[4] == (
+        "LIMIT = 5; TABLE = {'cat': 1}; PATTERN = __import__('re').compile('[0-9]+', 32); SEEN = {'cat'}; "
+        "WORDS = ['cat', 'dog']"
+    )
     for line in [
-        "import re",
         "from math import floor, ceil",
         "class Counter(dict):",
         "def reward(completion: str) -> list:",
@@ -146,24 +138,20 @@ def test_functions_and_settings_of_the_main_part_are_taken_with_their_values(tmp
     assert call(tmp_path, "four") == 7
 
 
-def test_an_object_is_made_again_by_the_statements_that_made_it(tmp_path: Path) -> None:
-    taken_from(
-        tmp_path,
-        """
-        from collections import Counter
-        counts = Counter("aab")
-        counts.update("b")
-        counts["c"] = 7
-        print(counts)
-
-        def reward(completion):
-            return counts[completion]
-        TAKE
-        """,
-    )
-    assert call(tmp_path, "b") == 2
-    assert call(tmp_path, "c") == 7
-    assert "print" not in (tmp_path / "taken.py").read_text()
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("from collections import Counter\ncounts = Counter('aab')", "is of type Counter"),
+        ("counts = {'x': object()}\ncounts['y'] = 1", "is of type dict"),
+        ("from functools import wraps\ndef counts(text): pass\ncounts = wraps(counts)(lambda text: 1)", "wrapped by a"),
+    ],
+)
+def test_an_object_that_a_script_has_computed_is_refused_by_its_name(tmp_path: Path, made: str, said: str) -> None:
+    script = f"{made}\ndef reward(completion):\n    return counts\nTAKE\n"
+    with pytest.raises(AssertionError, match=rf"counts.*{said}.* move the function into a file of its own, such as "):
+        taken_from(tmp_path, script)
+    (tmp_path / "my_counts_of_taken.py").write_text(made)
+    taken_from(tmp_path, "from my_counts_of_taken import counts\ndef reward(completion):\n    return 1\nTAKE\n")
 
 
 def test_a_file_beside_the_script_is_found_by_its_path(tmp_path: Path) -> None:

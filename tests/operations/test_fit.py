@@ -148,18 +148,14 @@ CELLS = (
     """
     import re
     import ludic
-    from dataclasses import dataclass
-    NAMES = ["red"]
+    NAMES, BONUS = ["red"], 0.5
     PATTERN = re.compile("r.d")
     """,
     """
-    @dataclass
-    class Judge:
-        bonus: float = 0.5
-        def value(self, text):
-            return self.bonus * bool(PATTERN.search(text))
+    def judged(text, bonus=BONUS):
+        return bonus * bool(PATTERN.search(text))
 
-    def helper(text): return Judge().value(text) + (text in NAMES)
+    def helper(text): return judged(text) + (text in NAMES)
     """,
     f"""
     questions = [{{"prompt": f"say the word {{a}} {{b}}", "answer": a}} for a in {WORDS} for b in {WORDS}]

@@ -281,7 +281,7 @@ def test_layers_that_repeat_others_count_as_if_they_ran(
 
     def counted(model: Any, *args: Any, **options: Any) -> torch.Tensor:
         nonlocal num_layers
-        num_layers += len(memory._layers(model))
+        num_layers += len(memory.decoder_layers(model))
         return decode(model, *args, **options)
 
     monkeypatch.setattr(memory, "_decode", counted)

@@ -10,10 +10,10 @@ from torch.distributed.tensor import DTensor
 
 from ludic.batches.packing import pack
 from ludic.errors import ModelError
+from ludic.models.weight_files import decoder_layers
 from ludic.training.logprobs import register_token_logprobs, token_logprobs
 from ludic.training.model import (
     copy_tokenizer,
-    decoder_layers,
     full_state_dict,
     load_model,
     save_weights,

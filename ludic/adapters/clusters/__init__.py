@@ -1,1 +1,1 @@
-"""Files that start a run with Slurm, Kubernetes or SkyPilot, from one set of settings."""
+"""Files that start a run with Slurm or Kubernetes, from one set of settings."""

@@ -8,17 +8,15 @@ from ludic.defaults import STOP_WITHIN_S
 from ludic.errors import ConfigError
 from ludic.settings import Processes, Range, SettingsError, StopWithin, check
 
-System = Literal["slurm", "kubernetes", "skypilot"]
+System = Literal["slurm", "kubernetes"]
 
 _ONLY_FOR: dict[str, tuple[System, ...]] = {
     "partition": ("slurm",),
     "account": ("slurm",),
     "namespace": ("kubernetes",),
     "secret": ("kubernetes",),
-    "infra": ("skypilot",),
-    "image": ("kubernetes", "skypilot"),
-    "setup": ("slurm", "skypilot"),
-    "max_hours": ("slurm", "kubernetes"),
+    "image": ("kubernetes",),
+    "setup": ("slurm",),
     "log_folder": ("slurm",),
     "line": ("slurm",),
 }
@@ -49,7 +47,7 @@ class ClusterConfig:
     gpus: bool = True
     """Reserve a GPU for each rank, and tensor_parallel GPUs for each worker."""
     gpu_type: str | None = None
-    """Type of the GPUs as the cluster names it, such as h100, H100 or NVIDIA-H100-80GB-HBM3. SkyPilot needs it."""
+    """Type of the GPUs as the cluster names it, such as h100, H100 or NVIDIA-H100-80GB-HBM3."""
     cpus: Annotated[int, Range(1, 10**4)] = 4
     """CPUs for each rank and each worker."""
     memory_gb: Annotated[int, Range(1, 10**5)] | None = None
@@ -60,15 +58,15 @@ class ClusterConfig:
     variable: tuple[str, ...] = ()
     """Environment variables of all processes, such as HF_HOME=/shared/hf NCCL_SOCKET_IFNAME=eth0; no secrets."""
     max_hours: Annotated[int, Range(1, 10**5)] | None = None
-    """slurm, kubernetes: hours after which the cluster ends the jobs; None is 24 with slurm, no limit with
+    """Hours after which the cluster ends the jobs; None is 24 with slurm, no limit with
     kubernetes."""
     stop_within_s: StopWithin = STOP_WITHIN_S
     """Seconds that a process may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint;
     then it is killed. Slurm sends SIGTERM so long before the time limit."""
     setup: str | None = None
-    """slurm, skypilot: shell code that makes `ludic` available on a machine, such as "source ~/ludic/bin/activate"."""
+    """slurm: shell code that makes `ludic` available on a machine, such as "source ~/ludic/bin/activate"."""
     image: str | None = None
-    """kubernetes, skypilot: container image with ludic and the engine."""
+    """kubernetes: container image with ludic and the engine."""
     partition: str | None = None
     """slurm: partition of the jobs."""
     account: str | None = None
@@ -83,8 +81,6 @@ class ClusterConfig:
     """kubernetes: namespace of the JobSet."""
     secret: str | None = None
     """kubernetes: name of a Secret whose entries become environment variables, such as the bucket's credentials."""
-    infra: str | None = None
-    """skypilot: where the machines come from, such as aws, gcp/us-central1 or k8s."""
     trust_code: bool = False
     """Pass --trust-code to all processes: agree to run the Python files in the root, which machines refuse without."""
 
@@ -113,5 +109,3 @@ class ClusterConfig:
                 raise SettingsError(f"{name} does not apply to {system}; leave it out")
         if system == "kubernetes" and self.image is None:
             raise SettingsError("image is missing: a container image with ludic and the engine; give --image")
-        if system == "skypilot" and self.gpus and self.gpu_type is None:
-            raise SettingsError("gpu_type is missing: SkyPilot chooses machines by it; give --gpu-type, or --no-gpus")

@@ -1,8 +1,7 @@
-"""The files of a run for Slurm, Kubernetes and SkyPilot, as each system wants them.
+"""The files of a run for Slurm and Kubernetes, as each system wants them.
 
 Slurm: two batch files, workers as an array job that is requeued, and the trainer under torchrun. Kubernetes: a JobSet
-with one indexed Job of workers and one of the trainer's machines. SkyPilot: a job group with the trainer and a task for
-each worker, so that each recovers alone.
+with one indexed Job of workers and one of the trainer's machines.
 """
 
 import re
@@ -204,67 +203,6 @@ def _pod(plan: ClusterPlan, name: str, command: str, *, num_processes: int, num_
     return pod
 
 
-# --- SkyPilot --------------------------------------------------------------------------------------------
-
-
-_HOST = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
-"""Shell expression for the address of a task's first machine."""
-
-
-def skypilot_files(plan: ClusterPlan) -> dict[str, str]:
-    """Return the job group by the name of its file; `sky jobs launch` starts it."""
-    # Workers end with the trainer, the only primary task.
-    header = {"name": plan.name, "execution": "parallel", "primary_tasks": ["trainer"], "termination_delay": "1m"}
-    trainer = {
-        "name": "trainer",
-        "num_nodes": plan.cluster.nodes,
-        **_task(
-            plan,
-            plan.train_command(_HOST),
-            num_processes=plan.cluster.ranks,
-            num_gpus=plan.trainer_gpus,
-            memory_gb=plan.memory.trainer,
-        ),
-    }
-    serve = plan.serve_command()
-    workers = [
-        {
-            "name": f"worker-{slot}",
-            **_task(
-                plan,
-                "\n".join([*([serve] if serve else []), plan.worker_command(str(slot))]),
-                num_processes=1,
-                num_gpus=plan.worker_gpus,
-                memory_gb=plan.memory.worker,
-                use_spot=True,
-            ),
-        }
-        for slot in range(plan.workers)
-    ]
-    return {f"{plan.name}.yaml": to_yaml([header, trainer, *workers])}
-
-
-def _task(
-    plan: ClusterPlan, command: str, *, num_processes: int, num_gpus: int, memory_gb: int, use_spot: bool = False
-) -> dict[str, Any]:
-    cluster = plan.cluster
-    resources: dict[str, Any] = {
-        "infra": cluster.infra,
-        "cpus": f"{cluster.cpus * num_processes}+",
-        "memory": f"{memory_gb}+",
-        "accelerators": f"{cluster.gpu_type}:{num_gpus}" if num_gpus else None,
-        "image_id": None if cluster.image is None else f"docker:{cluster.image}",
-        "use_spot": use_spot or None,
-        "job_recovery": {"max_restarts_on_errors": MAX_RESTARTS},
-    }
-    return {
-        "resources": {name: value for name, value in resources.items() if value is not None},
-        "envs": plan.environment,
-        **({"setup": cluster.setup} if cluster.setup else {}),
-        "run": f"{command}\n",
-    }
-
-
 # --- YAML with scripts as blocks of lines ----------------------------------------------------------------
 
 
@@ -290,7 +228,6 @@ def to_yaml(documents: Sequence[Any]) -> str:
 _FILES: Mapping[System, Callable[[ClusterPlan], dict[str, str]]] = {
     "slurm": slurm_files,
     "kubernetes": kubernetes_files,
-    "skypilot": skypilot_files,
 }
 
 

@@ -1,6 +1,6 @@
 """Export a run's files as a table, its rows as text, its weights for Hugging Face, its evaluations for inspect_ai.
 
-delta and iceberg register the existing files without a copy (tables.py); jsonl and csv stream rows (text.py); hf copies
+delta and iceberg register the existing files without a copy (tables.py); jsonl streams rows (text.py); hf copies
 weights (weights.py); inspect writes logs (inspect_logs.py). Each is imported when it is used, so that `ludic export
 --help` answers at once. Raises ConfigError if options conflict or the target exists, StoreError if a table's writer
 fails, QueryError if the SQL fails.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ludic.defaults import Track
     from ludic.store import Root
 
-ExportFormat = Literal["hf", "delta", "iceberg", "jsonl", "csv", "inspect"]
+ExportFormat = Literal["hf", "delta", "iceberg", "jsonl", "inspect"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class ExportOptions:
     table: Literal["rollouts", "evals"] = "rollouts"
     """Table to export."""
     where: str | None = None
-    """JSONL and CSV: SQL predicate, such as "policy_version > 3"; None exports all rows."""
+    """jsonl: SQL predicate, such as "policy_version > 3"; None exports all rows."""
     sql: str | None = None
-    """JSONL and CSV: export the result of this query, which may use the same views as `ludic sql`."""
+    """jsonl: export the result of this query, which may use the same views as `ludic sql`."""
     step: Index | None = None
     """hf: export the checkpoint of this step."""
     version: Index | None = None
@@ -49,7 +49,7 @@ class ExportOptions:
     def __post_init__(self) -> None:
         check(self)
         of_format = {
-            **dict.fromkeys(("where", "sql"), ("jsonl", "csv")),
+            **dict.fromkeys(("where", "sql"), ("jsonl",)),
             **dict.fromkeys(("step", "model"), ("hf",)),
             "version": ("hf", "inspect"),
         }
@@ -69,7 +69,7 @@ Exported: TypeAlias = "TableReport | TextReport | WeightsReport | LogsReport"
 def export(root: "Root", options: ExportOptions, target: str | BinaryIO | None, track: "Track") -> Exported:
     """Export as the options say; return what was written.
 
-    target: jsonl, csv: file to write, which must not exist, or an open binary file; None is stdout. hf: folder or URL
+    target: jsonl: file to write, which must not exist, or an open binary file; None is stdout. hf: folder or URL
     to write. inspect: local folder of the logs. iceberg: local folder of the catalog; None uses ROOT/iceberg.
     """
     match options.format:
@@ -95,7 +95,7 @@ def export(root: "Root", options: ExportOptions, target: str | BinaryIO | None, 
             return export_logs(root, local_path(_url(target, "inspect"), "the folder of logs"), options.version, track)
     from ludic.adapters.exports.text import export_text
 
-    return export_text(root, target, format=options.format, table=options.table, where=options.where, sql=options.sql)
+    return export_text(root, target, table=options.table, where=options.where, sql=options.sql)
 
 
 def _url(target: str | BinaryIO | None, format: str) -> str:

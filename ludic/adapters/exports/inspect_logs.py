@@ -75,7 +75,8 @@ def export_logs(root: Root, folder: Path, version: int | None = None, track: Tra
     with connect(root) as con:
         for count in track(counts, len(counts), "logs"):
             keys = {name: count[name] for name in ("evaluation", "policy_version", "env_name")}
-            rows = _rows(Samples.choose(root, con, _chosen(keys)))
+            samples = Samples.choose(root, con, _chosen(keys))
+            rows = samples.ask(figure("samples_as_logs")).to_pylist(maps_as_pydicts="lossy")
             # Measured alone: pass@k takes its k from the samples.
             measured = numbers(root, MeasureConfig(), _chosen(keys)).rows
             files.append(_write(folder, keys, _log(root, keys, rows, measured)))
@@ -85,10 +86,6 @@ def export_logs(root: Root, folder: Path, version: int | None = None, track: Tra
 
 def _chosen(keys: LogValues) -> Chosen:
     return Chosen(versions=[keys["policy_version"]], envs=[keys["env_name"]], evaluations=[keys["evaluation"]])
-
-
-def _rows(samples: Samples) -> list[dict[str, Any]]:
-    return samples.ask(figure("samples_as_logs")).to_pylist(maps_as_pydicts="lossy")
 
 
 def _write(folder: Path, keys: LogValues, log: "EvalLog") -> str:

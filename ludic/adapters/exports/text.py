@@ -1,4 +1,4 @@
-"""Export rows as JSON Lines or CSV, in a stream with one row group in memory; a query takes as much as DuckDB needs.
+"""Export rows as JSON Lines, in a stream with one row group in memory; a query takes as much as DuckDB needs.
 
 Raises ConfigError if the target exists, QueryError if the SQL fails.
 """
@@ -14,7 +14,7 @@ import pyarrow as pa
 from ludic.errors import ConfigError
 from ludic.paths import local_path
 from ludic.results import Part, Result, plural
-from ludic.row_files import ROW_WRITERS, open_sink, plain_rows
+from ludic.row_files import open_sink, plain_rows, write_jsonl
 from ludic.schema import resolve_row
 from ludic.settings import SettingsError
 from ludic.sql.query import open_result
@@ -28,7 +28,7 @@ _ROWS_A_BATCH = 64
 class TextReport(Result):
     """Result of an export of rows as text."""
 
-    format: str
+    format: str = "jsonl"
     location: str | None
     """The written file; None for stdout, or a file that the caller opened."""
     num_rows: int
@@ -44,26 +44,26 @@ class TextReport(Result):
 
 
 def export_text(
-    root: Root, target: str | BinaryIO | None, *, format: str, table: Folder, where: str | None, sql: str | None
+    root: Root, target: str | BinaryIO | None, *, table: Folder, where: str | None, sql: str | None
 ) -> TextReport:
     """Write the rows of a table that match `where`, or the result of a query.
 
-    target: a file that does not exist, or an open binary file; None is stdout. format: of ROW_WRITERS.
+    target: a file that does not exist, or an open binary file; None is stdout.
     """
-    sink = _new_sink(target, format)
+    sink = _new_sink(target)
     if sql is not None:
         with open_result([root], sql, rows_a_batch=_ROWS_A_BATCH) as result:
-            return _write(result.schema.names, plain_rows(result), format, sink)
+            return _write(result.schema.names, plain_rows(result), sink)
     result = whole_rows(root, table, _matching(root, table, where))
-    return _write(result.schema.names, _resolved_rows(result), format, sink)
+    return _write(result.schema.names, _resolved_rows(result), sink)
 
 
-def _new_sink(target: str | BinaryIO | None, format: str) -> Path | BinaryIO:
+def _new_sink(target: str | BinaryIO | None) -> Path | BinaryIO:
     """Return the open file to write to, or the path of a file that does not exist."""
     if target is None:
         sys.stdout.flush()
         if not hasattr(sys.stdout, "buffer"):  # as in a notebook
-            raise SettingsError(f"format {format} needs out: a file that does not exist")
+            raise SettingsError("format jsonl needs out: a file that does not exist")
         return sys.stdout.buffer
     if not isinstance(target, str):
         return target
@@ -91,7 +91,7 @@ def _resolved_rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
         yield [row[name] for name in names]
 
 
-def _write(names: list[str], rows: Iterable[list[Any]], format: str, sink: Path | BinaryIO) -> TextReport:
+def _write(names: list[str], rows: Iterable[list[Any]], sink: Path | BinaryIO) -> TextReport:
     num_rows = 0
 
     def counted() -> Iterator[list[Any]]:
@@ -101,5 +101,5 @@ def _write(names: list[str], rows: Iterable[list[Any]], format: str, sink: Path 
             yield row
 
     with open_sink(sink) as file:
-        ROW_WRITERS[format](names, counted(), file)
-    return TextReport(format=format, location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)
+        write_jsonl(names, counted(), file)
+    return TextReport(location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)

@@ -263,7 +263,7 @@ def step_figures(con: duckdb.DuckDBPyConnection, root: Root, diagnostics: Sequen
             title,
             unit,
             "step",
-            [_series(name, column, rows) for name, column in columns.items()],
+            [Series(name=name, values={row["step"]: row[column] for row in rows}) for name, column in columns.items()],
             note=note,
             marks=marks,
         )
@@ -274,11 +274,7 @@ def step_figures(con: duckdb.DuckDBPyConnection, root: Root, diagnostics: Sequen
         *_component_figures(components_by_environment(con, root), diagnostics),
         *_accuracy(con, root),
     ]
-    return [*figures[:2], *by_environment, *figures[2:], _drops(_outcomes(con, root))]
-
-
-def _outcomes(con: duckdb.DuckDBPyConnection, root: Root) -> list[dict[str, Any]]:
-    return ask(con, root, figure("outcomes_by_step"))
+    return [*figures[:2], *by_environment, *figures[2:], _drops(ask(con, root, figure("outcomes_by_step")))]
 
 
 # Title, unit, and column of steps_by_environment.
@@ -328,10 +324,6 @@ def _by_environment(rows: Sequence[Row], x: str, column: str) -> list[Series]:
     return [
         Series(name=name, values={row[x]: row[column] for row in rows if row["env_name"] == name}) for name in names
     ]
-
-
-def _series(name: str, column: str, rows: Sequence[Mapping[str, Any]]) -> Series:
-    return Series(name=name, values={row["step"]: row[column] for row in rows})
 
 
 def _drops(rows: Sequence[Mapping[str, Any]]) -> Figure:

@@ -110,18 +110,6 @@ credits as (
 select
     rollout_id,
     case
-        when reward is not null then
-            list_resize(
-                flatten([
-                    list_resize(
-                        list_resize([]::float[], start - coalesce(ends[i - 1], 0), base),
-                        ends[i] - coalesce(ends[i - 1], 0),
-                        credits[i]
-                    )
-                    for start, i in starts
-                ]),
-                response_length,
-                base
-            )
+        when reward is not null then spread_over_tokens(starts, ends, credits, base, response_length)
     end as token_advantages
 from credits

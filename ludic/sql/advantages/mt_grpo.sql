@@ -142,17 +142,12 @@ select
     rollout_id,
     case
         when episode_reward is not null then
-            list_resize(
-                flatten([
-                    list_resize(
-                        list_resize([]::float[], start - coalesce(ends[i - 1], 0), base),
-                        ends[i] - coalesce(ends[i - 1], 0),
-                        coalesce(credits[len([1 for step_end in step_ends if step_end < ends[i]]) + 1], base)
-                    )
-                    for start, i in starts
-                ]),
-                response_length,
-                base
+            spread_over_tokens(
+                starts,
+                ends,
+                [coalesce(credits[len([1 for each in step_ends if each < turn_end]) + 1], base) for turn_end in ends],
+                base,
+                response_length
             )
     end as token_advantages
 from steps

@@ -30,7 +30,7 @@ from torch.distributed.elastic.utils.api import macros
 import ludic
 from ludic.adapters.clusters.config import ClusterConfig
 from ludic.adapters.clusters.plan import ClusterPlan, make_plan
-from ludic.adapters.clusters.systems import cluster_files, kubernetes_files, skypilot_files, slurm_files
+from ludic.adapters.clusters.systems import cluster_files, kubernetes_files, slurm_files
 from ludic.children import SAFE_ENVIRONMENT
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
@@ -48,7 +48,6 @@ ENGINE = EngineConfig(engine="vllm", tensor_parallel=2, engine_options={"note": 
 TRAIN = TrainConfig.of(num_steps=3, learning_rate=1e-6)
 SLURM = ClusterConfig(nodes=2, ranks=4, gpu_type="h100", partition="gpu", account="lab", max_hours=24, setup="true")
 KUBERNETES = ClusterConfig(image="registry/me/ludic:1", secret="bucket", namespace="rl", max_hours=2, gpu_type="H100")
-SKYPILOT = ClusterConfig(gpu_type="H100", infra="aws", image="me/ludic:1", setup="pip install 'ludic-rl[s3]'", nodes=2)
 SBATCH_OPTIONS = (
     *("account", "array", "cpus-per-task", "gpus-per-node", "job-name", "mem", "nodes", "ntasks-per-node"),
     *("open-mode", "output", "partition", "requeue", "signal", "time"),
@@ -59,14 +58,6 @@ STAND_IN = """\
 {python} -c 'import json, os, sys
 print(json.dumps([os.path.basename(sys.argv[1]), *sys.argv[2:]]))' "$0" "$@" >> {calls}
 {answer}
-"""
-SKY_PYTHON = Path(__file__).parents[3] / ".venv/skypilot/bin/python"
-LOAD_JOB_GROUP = """
-import json, sys
-from sky.utils import dag_utils
-dag = dag_utils.load_job_group_from_yaml(sys.argv[1])
-tasks = [[task.name, task.num_nodes, sorted(map(str, task.resources))] for task in dag.tasks]
-print(json.dumps([dag.name, dag.primary_tasks, tasks]))
 """
 
 
@@ -261,41 +252,6 @@ def pretend(folder: Path, script: str) -> dict[str, str]:
     return {"PATH": f"{folder}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": "1"}
 
 
-def test_skypilots_job_group_runs_the_commands(root: Root) -> None:
-    plan = in_bucket(root, SKYPILOT)
-    (text,) = skypilot_files(plan).values()
-    header, trainer, *workers = yaml.safe_load_all(text)
-    assert header["primary_tasks"] == ["trainer"]
-    assert [worker["name"] for worker in workers] == ["worker-0", "worker-1", "worker-2"]
-    for task in (trainer, *workers):
-        (words,) = commands(task["run"])
-        check_command(words, plan.url)
-    assert workers[0]["resources"] == {
-        "infra": "aws",
-        "cpus": "4+",
-        "memory": f"{plan.memory.worker}+",
-        "accelerators": "H100:2",
-        "image_id": "docker:me/ludic:1",
-        "use_spot": True,
-        "job_recovery": {"max_restarts_on_errors": 1000},
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SKY_PYTHON.exists(), reason="`make clusters` makes an environment with SkyPilot")
-def test_skypilots_own_parser_takes_the_job_group(root: Root, tmp_path: Path) -> None:
-    (text,) = skypilot_files(in_bucket(root, SKYPILOT)).values()
-    (tmp_path / "group.yaml").write_text(text)
-    command = [str(SKY_PYTHON), "-c", LOAD_JOB_GROUP, str(tmp_path / "group.yaml")]
-    environment = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
-    assert said.returncode == 0, said.stderr
-    name, primary, tasks = json.loads(said.stdout.splitlines()[-1])
-    assert (name, primary) == (text.split()[2], ["trainer"])
-    assert [(task[0], task[1]) for task in tasks] == [("trainer", 2), *((f"worker-{slot}", 1) for slot in range(3))]
-    assert all("H100" in task[2][0] for task in tasks)
-
-
 @pytest.mark.slow
 def test_the_trainers_command_trains_one_model_on_two_machines(tmp_path: Path, root: Root) -> None:
     fill(root, num_files=2)
@@ -324,7 +280,6 @@ def test_settings_of_another_system_and_missing_ones_are_refused(root: Root) -> 
     for system, cluster, message in [
         ("slurm", KUBERNETES, "namespace does not apply to slurm"),
         ("kubernetes", ClusterConfig(), "image is missing"),
-        ("skypilot", ClusterConfig(), "gpu_type is missing"),
         ("kubernetes", KUBERNETES, "is a folder, which machines of kubernetes do not see"),
     ]:
         with pytest.raises(ConfigError, match=message):
@@ -344,14 +299,14 @@ def python_commands(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("system", "cluster"),
-    [("slurm", SLURM), ("kubernetes", KUBERNETES), ("skypilot", SKYPILOT)],
+    [("slurm", SLURM), ("kubernetes", KUBERNETES)],
     ids=lambda x: str(x)[:7],
 )
 def test_processes_of_a_cluster_are_safe_and_have_the_time_to_stop_that_the_user_gives(
     root: Root, system: str, cluster: ClusterConfig
 ) -> None:
     plan = in_bucket(root, replace(cluster, nodes=2, ranks=4, stop_within_s=900))
-    write = {"slurm": slurm_files, "kubernetes": kubernetes_files, "skypilot": skypilot_files}[system]
+    write = {"slurm": slurm_files, "kubernetes": kubernetes_files}[system]
     text = "\n".join(write(plan).values())
     found = [words for words in python_commands(text) if "torch.distributed.run" in words]
     assert [words[1] for words in found] == ["-P"]
@@ -393,8 +348,6 @@ def test_lines_and_variables_of_the_user_are_in_the_files(root: Root, tmp_path: 
     assert not (tmp_path / "hacked").exists()
     (text,) = kubernetes_files(in_bucket(root, replace(KUBERNETES, variable=("ODD=$(HOME) $$",)))).values()
     assert text.count("value: $$(HOME) $$$$") == 2
-    (text,) = skypilot_files(in_bucket(root, replace(SKYPILOT, variable=(f"ODD={value}",)))).values()
-    assert [task["envs"]["ODD"] for task in list(yaml.safe_load_all(text))[1:]] == [value] * 4
     for wrong, said in [({"variable": ("1X=2",)}, "wanted NAME=VALUE"), ({"line": ("a\nb",)}, "wanted one line")]:
         with pytest.raises(ConfigError, match=said):
             ClusterConfig(**wrong)
@@ -405,8 +358,8 @@ def test_lines_and_variables_of_the_user_are_in_the_files(root: Root, tmp_path: 
 
 
 def test_a_server_runs_beside_each_worker_and_has_the_options_of_vllm(root: Root, tmp_path: Path) -> None:
-    for system, cluster in (("slurm", SLURM), ("kubernetes", KUBERNETES), ("skypilot", SKYPILOT)):
-        write = {"slurm": slurm_files, "kubernetes": kubernetes_files, "skypilot": skypilot_files}[system]
+    for system, cluster in (("slurm", SLURM), ("kubernetes", KUBERNETES)):
+        write = {"slurm": slurm_files, "kubernetes": kubernetes_files}[system]
         plan = make_plan(root, "slurm", TRAIN, ENGINE, replace(SLURM, serve=True))
         text = "\n".join(write(replace(plan, cluster=replace(cluster, serve=True))).values())
         assert "serve" in text
