@@ -2,10 +2,11 @@
 
 docs/settings/ has a table of every setting, a page for each group, docs/api.md one of the methods of `Run` and their
 commands, docs/coming_from.md those of the settings of other programs, docs/fit.md one of the forms of conversations and
-pairs.
+pairs. docs/files.md has what each module says first of itself.
 ludic/operations/typed.py has the types of the operations' `**settings`, for editors and type checkers.
 """
 
+import ast
 import inspect
 import json
 import re
@@ -284,6 +285,39 @@ def forms_table(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+# --- docs/files.md ---------------------------------------------------------------------------------------------------
+
+_FILES = """# Files of the package
+
+Written by `make format` from the first sentences of the modules. [ARCHITECTURE.md](../ARCHITECTURE.md) says how the
+folders depend on each other, and where to add what.
+"""
+
+
+def files_page(folder: Path) -> str:
+    """Return docs/files.md: the Python files below each folder of the package, with what each says first of itself.
+
+    folder: of the repository. A module that says nothing is an error, save an __init__ or __main__, which is left out.
+    """
+    sections: dict[Path, list[str]] = {}
+    for path in sorted((folder / "ludic").rglob("*.py"), key=lambda path: (path.parent.parts, path.name)):
+        text = ast.get_docstring(ast.parse(path.read_bytes()))
+        assert text or path.stem in ("__init__", "__main__"), f"{path}: no docstring"
+        if text:
+            sections.setdefault(path.parent, []).append(f"| `{path.name}` | {_first_sentence(text)} |")
+    lines = [
+        line
+        for parent, rows in sections.items()
+        for line in (f"\n## {parent.relative_to(folder)}\n", "| file | what it does |", "| --- | --- |", *rows)
+    ]
+    return "\n".join([_FILES, *lines]).replace("\n\n\n", "\n\n") + "\n"
+
+
+def _first_sentence(text: str) -> str:
+    sentence = " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".:")
+    return re.sub(r"([|*<])", r"\\\1", sentence)
+
+
 # --- All pages -------------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +325,7 @@ def write(folder: Path, *, check: bool) -> list[str]:
     """Write all pages below a folder, or only compare them; returns the names of pages that were stale."""
     api, coming_from, fit_page = folder / "docs/api.md", folder / PAGE, folder / "docs/fit.md"
     pages = {
+        folder / "docs/files.md": files_page(folder),
         **{folder / "docs" / name: text for name, text in settings_pages().items()},
         api: _with_tables(api, [methods_table()]),
         coming_from: _with_tables(coming_from, [foreign_table(each) for each in (*others().programs, others().short)]),
