@@ -2,7 +2,7 @@
 #   light  queries, checks, compares and keeps roots, also in S3 buckets; no PyTorch
 #   train  samples and trains on CPUs
 #   cuda   samples with vLLM and trains on NVIDIA GPUs. Nobody has built or run it.
-# docs/launch.md says how they run.
+# docs/containers.md says how they run.
 
 # What the images have besides the packages. Roots are below /runs: mount a folder there, or name a bucket.
 FROM python:3.11-slim AS base
