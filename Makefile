@@ -1,5 +1,5 @@
 .PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect trl verifiers \
-	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers clusters soak durations mutants check format docs \
+	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers clusters soak durations mutants check format docs docs-serve \
 	bench gpu notebooks clean collect
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -140,8 +140,12 @@ format: .venv/installed  ## format the code, write the generated docs
 	$(BIN)/python -m ludic.cli.docs
 	$(BIN)/python -m ludic.store docs/storage.md
 
-docs: .venv/docs/installed  ## make the documentation site, build/site/index.html, with every link checked
+docs: .venv/docs/installed  ## make the documentation site in build/site, with every link checked
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet --strict
+
+# A browser loads the search index over http only, never from a file.
+docs-serve: .venv/docs/installed  ## serve the documentation site, with its search, at http://127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs serve --strict $(ARGS)
 
 bench: .venv/installed  ## measure against what a user would pick instead
 	$(BIN)/python -m benchmarks
@@ -198,8 +202,8 @@ clean:  ## remove what the other targets made
 	$(BIN)/pip install --quiet --no-deps --compile --constraint constraints.txt --target .venv/8bit --upgrade torchao
 	touch $@
 
-# It reads the package as text, and needs nothing of it.
-.venv/docs/installed: .venv/demo
+# mkdocs reads the package as text: the site needs these three packages, not ludic's own.
+.venv/docs/installed:
 	$(PYTHON) -m venv .venv/docs
 	.venv/docs/bin/pip install --quiet mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11
 	touch $@

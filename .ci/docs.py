@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "architecture.md",
+    "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "benchmarks.md",
 }
@@ -27,12 +28,21 @@ _SQL = {"connect": "connect", "refresh": "connect", "scan": "scan"}
 _LANGUAGES = {".py": "python", ".sql": "sql", ".toml": "toml"}
 
 
+def on_config(config: Any) -> Any:
+    """Put the pages of docs/settings/ below settings.md in the navigation."""
+    settings = ["settings.md", *(f"settings/{path.name}" for path in sorted((ROOT / "docs/settings").glob("*.md")))]
+    for section in config.nav:
+        for title, pages in section.items():
+            section[title] = [{"Settings": settings} if page == "settings.md" else page for page in pages]
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not in docs/."""
     for source in PAGES:
         _add(files, config, PAGES[source], (ROOT / source).read_text())
     _add(files, config, "reference.md", _reference())
-    for source in (*PAGES, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))):
+    for source in (*PAGES, *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))):
         for link in _LINK.findall((ROOT / source).read_text()):
             target = _target(source, link[1])
             if target is not None and target.startswith("source/") and files.get_file_from_path(target) is None:

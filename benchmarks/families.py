@@ -3,10 +3,10 @@
     python -m benchmarks.families --write                  # training and engine transformers
     .venv-vllm/bin/python -m benchmarks.families --write   # engine vllm, on the CPU
 
-Each family is judged as `ludic run` judges it at a start, by the default configuration of its class. docs/models.md
+Each family is judged as `ludic run` judges it at a start, by the default configuration of its class. docs/families.md
 holds the table. A configuration with other layers may be judged otherwise, such as LFM2 with and without convolutions.
 Where vLLM is installed, only its column is judged (benchmarks/vllm_families.py), half a minute a family; elsewhere only
-the others. A column that is not judged stays as docs/models.md has it.
+the others. A column that is not judged stays as docs/families.md has it.
 """
 
 import logging
@@ -70,7 +70,7 @@ _NOTES = {
 _QUICK = ("llama", "gpt_oss")
 _MOST_CHARACTERS = 110
 _LIMIT_S = 240
-_DOCS = Path(__file__).parents[1] / "docs/models.md"
+_DOCS = Path(__file__).parents[1] / "docs/families.md"
 _HEAD = "| family | trained | engine transformers | engine vllm, on the CPU |\n| --- | --- | --- | --- |"
 _ERROR = re.compile(r"(?:\(.*?\) )?(?:ERROR \S+ \S+ \[.*?\] )?(?:[a-z]\w*\.)*([A-Z]\w*(?:Error|Exception)(?:: .+)?)$")
 """An error in the log of vLLM's processes."""
@@ -85,7 +85,7 @@ def main(quick: bool = False, families: Sequence[str] = (), write: bool = False)
     Args:
         quick: Judge two families only.
         families: Names as in config.json (model_type); all if none is given.
-        write: Put each row into the table of docs/models.md.
+        write: Put each row into the table of docs/families.md.
     """
     logging.disable(logging.WARNING)
     table = _Table()
@@ -103,17 +103,16 @@ def main(quick: bool = False, families: Sequence[str] = (), write: bool = False)
 
 
 class _Table:
-    """The table of docs/models.md: its rows by family, and the text around it."""
+    """The table of docs/families.md: its rows by family, and the text before it."""
 
     def __init__(self) -> None:
-        self._before, _, rest = _DOCS.read_text().partition(_HEAD)
-        rows, _, self._after = rest.partition("\n\n")
+        self._before, _, rows = _DOCS.read_text().partition(_HEAD)
         cells = [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows.strip().splitlines()]
         self.rows = {row[0]: row for row in cells}
 
     def write(self) -> None:
         rows = "\n".join(_line(self.rows[family]) for family in names() if family in self.rows)
-        _DOCS.write_text(f"{self._before}{_HEAD}\n{rows}\n\n{self._after}")
+        _DOCS.write_text(f"{self._before}{_HEAD}\n{rows}\n")
 
 
 def _line(row: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Does vLLM on the CPU sample a family with the trainer's logprobs? The last column of the table in docs/models.md.
+"""Does vLLM on the CPU sample a family with the trainer's logprobs? The last column of the table in docs/families.md.
 
     python -m benchmarks.vllm_families --family FAMILY          # in the environment of vLLM
 

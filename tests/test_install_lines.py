@@ -10,7 +10,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [
-    *(REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md", "benchmarks/README.md")),
+    *(REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/README.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
     *sorted((REPOSITORY / "notebooks").glob("*.ipynb")),
 ]

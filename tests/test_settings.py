@@ -13,7 +13,7 @@ import ludic
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.batches.config import BatchConfig
 from ludic.cli.commands import COMMANDS
-from ludic.cli.docs import page
+from ludic.cli.docs import settings_pages
 from ludic.cli.docs import table as table_of
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
@@ -385,7 +385,7 @@ def test_what_is_said_of_none_is_not_said_of_overrides():
 
 
 def test_the_page_of_settings_has_every_setting_of_every_command():
-    text = page()
+    text = "\n".join(settings_pages().values())
     for settings in settings_of_commands():
         for each in settings_of(settings):
             if each.name == "json":  # of every command with a result, as the introduction says

@@ -215,7 +215,7 @@ ALLOWED = {
         operations/fit_inputs.py _delete_unused rmdir rmdir rmdir
     """,
     "a folder of the package itself, in its repository": """
-        cli/docs.py write write_text
+        cli/docs.py write mkdir write_text unlink
         store/__main__.py - write_text
     """,
     "an open file, bytes in memory, a pipe, a device, a connection, or a name of a column": """

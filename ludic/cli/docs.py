@@ -1,12 +1,15 @@
 """Write what follows from the operations: `python -m ludic.cli.docs`, or check that it is there with --check.
 
-docs/settings.md has a table of every setting, docs/api.md one of the methods of `Run` and their commands,
-docs/coming_from.md those of the settings of other programs, docs/fit.md one of the forms of conversations and pairs.
+docs/settings/ has a table of every setting, a page for each group, docs/api.md one of the methods of `Run` and their
+commands, docs/coming_from.md those of the settings of other programs, docs/fit.md one of the forms of conversations and
+pairs. docs/files.md has what each module says first of itself.
 ludic/operations/typed.py has the types of the operations' `**settings`, for editors and type checkers.
 """
 
+import ast
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +36,9 @@ Written by `make format` from the fields of the dataclasses and the parameters o
 holds the same as JSON) and an argument in Python. The settings of an objective may stand in a table `[objective]` with
 its `name`. Flags come before the file, the file before the preset of
 `--algorithm`, and this before what the root holds from an earlier start. `None` is the text "None" in flags and TOML,
-and null in JSON. Every command that returns figures has `--json`; `ludic sql` has `--format json`."""
+and null in JSON. Every command that returns figures has `--json`; `ludic sql` has `--format json`.
+
+`ludic run --help GROUP` shows one of these pages in a terminal, `ludic run --help SETTING` one setting."""
 
 _BEGIN, _END = "<!-- made by make format -->\n", "<!-- end -->\n"
 
@@ -41,44 +46,74 @@ _BEGIN, _END = "<!-- made by make format -->\n", "<!-- end -->\n"
 _IN_TABLES = ("ludic.adapters.reward_models:ModelSettings", "ludic.adapters.reward_models:ServerSettings")
 """Settings that are neither flags nor keys of a file, but in a table of one."""
 _OF_SCORERS = (
-    "They are in the option `scorer_options` of questions, by the scorer's name, and in `ludic score --scorer-options` "
-    "([environments](environments.md#reward-models))."
+    "Reward models as scorers. The settings are in the option `scorer_options` of questions, by the scorer's name, and "
+    "in `ludic score --scorer-options` ([environments](../environments.md#reward-models))."
 )
+_SCORERS, _OWN = "reward_models", "commands"
+"""Pages of settings that are of no group."""
 
 
-# --- docs/settings.md ------------------------------------------------------------------------------------------------
+# --- docs/settings.md and docs/settings/ -----------------------------------------------------------------------------
 
 
-def page() -> str:
-    """Return docs/settings.md."""
+def settings_pages() -> dict[str, str]:
+    """Return the pages of settings below docs/, by path: one for each group, and docs/settings.md, which lists them."""
     used_by: dict[type, list[str]] = {}
     for name, command in COMMANDS.items():
-        for group in groups_in(command.load()).values():
-            used_by.setdefault(group, []).append(name)
-    groups = [
-        line
-        for owner, commands in used_by.items()
-        for line in _sections(owner, f"Of {', '.join(f'`ludic {name}`' for name in commands)}.")
-    ]
-    groups += [line for name in _IN_TABLES for line in _sections(find_by_name(name), _OF_SCORERS)]
-    own = [line for name in COMMANDS for line in _own(name)]
-    return "\n".join([_INTRODUCTION, *groups, *own, ""])
+        for owner in groups_in(command.load()).values():
+            used_by.setdefault(owner, []).append(f"`ludic {name}`")
+    groups: dict[str, list[Setting]] = {}
+    texts: dict[str, list[str]] = {}
+    for owner, commands in used_by.items():
+        for group, settings in _by_group(owner).items():
+            page = group or _page_name(owner)
+            assert page not in groups, f"two groups of settings are called {page}"
+            groups[page] = settings
+            used = f"Fields of `{owner.__name__}`, used by {', '.join(commands)}."
+            texts[page] = ["", f"{about(settings)}. {used}", *_table(settings)]
+    scorers: list[Any] = [find_by_name(path) for path in _IN_TABLES]
+    groups[_SCORERS] = [each for scorer in scorers for each in settings_of(scorer)]
+    texts[_SCORERS] = ["", _OF_SCORERS, *(line for scorer in scorers for line in _section(scorer))]
+    texts[_OWN] = ["", "Settings that only one command has.", *(line for name in COMMANDS for line in _own(name))]
+    pages = {f"settings/{name}.md": "\n".join([f"# Settings: {name}", *text, ""]) for name, text in texts.items()}
+    rows = [f"| [{name}](settings/{name}.md) | {_names(settings)} |" for name, settings in groups.items()]
+    last = f"| [{_OWN}](settings/{_OWN}.md) | what only one command has |"
+    index = [_INTRODUCTION, "", "| page | settings |", "| --- | --- |", *rows, last, ""]
+    return {"settings.md": "\n".join(index), **pages}
 
 
 def table(owner: Any) -> Iterator[str]:
     """Yield the lines of the tables of a dataclass's settings, one for each group."""
-    groups: dict[str, list[Setting]] = {}
-    for each in settings_of(owner):
-        groups.setdefault(each.group, []).append(each)
-    for group, settings in groups.items():
+    for group, settings in _by_group(owner).items():
         if group:
             yield from ("", f"### {group}", "", f"{about(settings)}.")
         yield from _table(settings)
 
 
-def _sections(owner: Any, where: str) -> Iterator[str]:
+def _by_group(owner: Any) -> dict[str, list[Setting]]:
+    """Return the settings of a dataclass by their group; "" is of those without one."""
+    groups: dict[str, list[Setting]] = {}
+    for each in settings_of(owner):
+        groups.setdefault(each.group, []).append(each)
+    return groups
+
+
+def _page_name(owner: type) -> str:
+    """Return the page of a dataclass: expiry_rule of ExpiryRule, run of RunConfig."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", re.sub(r"(Config|Options|Settings)$", "", owner.__name__)).lower()
+
+
+def _names(settings: Sequence[Setting]) -> str:
+    return ", ".join(f"`{_name(each)}`" for each in settings).replace("|", "\\|")
+
+
+def _name(each: Setting) -> str:
+    return each.shown.metavar if each.shown is not None and not each.has_flag else each.name
+
+
+def _section(owner: Any) -> Iterator[str]:
     first = " ".join((owner.__doc__ or "").split("\n\n")[0].split())
-    yield from ("", f"## {owner.__name__}", "", f"{first} {where}")
+    yield from ("", f"## {owner.__name__}", "", first)
     yield from table(owner)
 
 
@@ -99,8 +134,7 @@ def _row(each: Setting) -> str:
     limits = "".join(f", {limit}" for limit in each.ranges)
     default = str(each.default).lower() if isinstance(each.default, bool) else default_text(each)
     default = "required" if each.default is MISSING else default
-    name = each.shown.metavar if each.shown is not None and not each.has_flag else each.name
-    cells = [f"`{name}`", f"{describe(each.kind)}{limits}", default, each.help]
+    cells = [f"`{_name(each)}`", f"{describe(each.kind)}{limits}", default, each.help]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -251,6 +285,39 @@ def forms_table(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+# --- docs/files.md ---------------------------------------------------------------------------------------------------
+
+_FILES = """# Files of the package
+
+Written by `make format` from the first sentences of the modules. [ARCHITECTURE.md](../ARCHITECTURE.md) says how the
+folders depend on each other, and where to add what.
+"""
+
+
+def files_page(folder: Path) -> str:
+    """Return docs/files.md: the Python files below each folder of the package, with what each says first of itself.
+
+    folder: of the repository. A module that says nothing is an error, save an __init__ or __main__, which is left out.
+    """
+    sections: dict[Path, list[str]] = {}
+    for path in sorted((folder / "ludic").rglob("*.py"), key=lambda path: (path.parent.parts, path.name)):
+        text = ast.get_docstring(ast.parse(path.read_bytes()))
+        assert text or path.stem in ("__init__", "__main__"), f"{path}: no docstring"
+        if text:
+            sections.setdefault(path.parent, []).append(f"| `{path.name}` | {_first_sentence(text)} |")
+    lines = [
+        line
+        for parent, rows in sections.items()
+        for line in (f"\n## {parent.relative_to(folder)}\n", "| file | what it does |", "| --- | --- |", *rows)
+    ]
+    return "\n".join([_FILES, *lines]).replace("\n\n\n", "\n\n") + "\n"
+
+
+def _first_sentence(text: str) -> str:
+    sentence = " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".:")
+    return re.sub(r"([|*<])", r"\\\1", sentence)
+
+
 # --- All pages -------------------------------------------------------------------------------------------------------
 
 
@@ -258,16 +325,22 @@ def write(folder: Path, *, check: bool) -> list[str]:
     """Write all pages below a folder, or only compare them; returns the names of pages that were stale."""
     api, coming_from, fit_page = folder / "docs/api.md", folder / PAGE, folder / "docs/fit.md"
     pages = {
-        folder / "docs/settings.md": page(),
+        folder / "docs/files.md": files_page(folder),
+        **{folder / "docs" / name: text for name, text in settings_pages().items()},
         api: _with_tables(api, [methods_table()]),
         coming_from: _with_tables(coming_from, [foreign_table(each) for each in (*others().programs, others().short)]),
         fit_page: _with_tables(fit_page, [forms_table(folder)]),
         folder / "ludic/operations/typed.py": formatted(typed()),
     }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in stale:
-        if not check:
+    left = [path for path in (folder / "docs/settings").glob("*.md") if path not in pages]
+    if not check:
+        for path in stale:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(pages[path], encoding="utf-8")
+        for path in left:
+            path.unlink()
+    stale += left
     return [str(path) for path in stale]
 
 

@@ -16,6 +16,15 @@ major version. Elements of lists and values of maps are never null. Fields of st
 
 A run may declare columns of its own for rollouts, `x_` and a name, in `extra_columns` of `run.json`; they come last,
 any may be null, and their types are string, int64, double, bool and lists of these.
+
+Records of `ludic.records` in Python, and what first designs called them:
+
+| record | first called |
+| --- | --- |
+| `Rollout`, a row of rollouts | NewRollout |
+| `RolloutGroup` | NewRolloutGroup |
+| `RolloutMetadata` | NewRolloutMetadata |
+| `RolloutBatch` | NewRolloutBatch |
 """
 
 _TABLE_HEAD = "| name | type | null | meaning |\n| --- | --- | --- | --- |\n"
