@@ -1,6 +1,6 @@
 """The whole loop in one process, which samples and trains in turn. Read this first.
 
-A tiny model with random weights learns MoarCats on a CPU in half a minute. It is rewarded for cats, and more for loved cats.
+A tiny model with random weights learns MoarCats on a CPU in half a minute: cats earn reward, loved cats more.
 
     python pipelines/minimal.py --root runs/minimal
     ludic sql runs/minimal "select step, avg(episode_reward) from batches group by all order by all"
