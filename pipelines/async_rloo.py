@@ -1,10 +1,10 @@
-"""Two workers sample while a trainer trains: three processes that share nothing but the root.
+"""Two workers sample while a trainer trains: three processes that share only the root.
 
     python pipelines/async_rloo.py --root runs/async
     ludic sql runs/async "select step, avg(off_policy_steps), avg(episode_reward) from batches group by 1 order by 1"
 
-`ludic run` does the same. Processes that die are started again. On another machine, `ludic worker ROOT` joins. Stopped,
-the same command continues from the last checkpoint.
+`ludic run` does the same. Processes that die are restarted. `ludic worker ROOT` on another machine joins the run. After
+a stop, the same command continues from the last checkpoint.
 """
 
 from pathlib import Path
@@ -16,11 +16,11 @@ from ludic.models.tiny import make_tiny_model
 
 
 def main(root: str = "runs/async", model: str = "runs/async-model", num_steps: int = 50, num_workers: int = 2) -> None:
-    """Start the workers and the trainer, and wait until the trainer is done.
+    """Start the workers and the trainer, and wait until the trainer has finished.
 
     Args:
         root: Folder or URL of the run.
-        model: Folder of the first weights; a tiny model is made if there is none.
+        model: Folder of the initial weights; if it does not exist, a tiny model is created there.
         num_steps: Gradient steps.
         num_workers: Processes that sample.
     """

@@ -3,7 +3,7 @@
     python pipelines/collect.py --root runs/collected --model FOLDER_OR_ID --env moar_cats addition --num-groups 64
     ludic sql runs/collected "select env_name, avg(episode_reward) from rollouts group by all"
 
-Run again, it continues the run's schedule: it samples the next groups, with the newest policy of the root. That is the
+A second call continues the run's schedule: it samples the next groups, with the newest policy of the root. This is the
 model itself, unless a trainer has published since (see train.py).
 """
 
@@ -31,7 +31,7 @@ def main(
         group_size: Episodes sampled from one example.
         groups_per_batch: Groups in the batch of a gradient step, for a later trainer.
         max_tokens: Maximum tokens in one completion.
-        accept_incomplete: Score a completion that hit max_tokens too, instead of refusing it.
+        accept_incomplete: Also score completions that were cut at max_tokens, instead of refusing them.
     """
     run = ludic.create(
         root,

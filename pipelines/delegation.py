@@ -1,10 +1,10 @@
-"""Teach a tiny model to hand tasks to other agents: a warm start on demonstrations, then RL, in one root.
+"""Teach a tiny model to delegate tasks to sub-agents: a warm start on demonstrations, then RL, in one root.
 
     python pipelines/delegation.py --root runs/delegation
 
-In the environment `errands` an agent can do one of three sums itself, and must hand on the others. A quarter of the
-demonstrations hand on a task, and the others only answer. RL finds out that handing on is better. Takes some minutes
-on two cores. Stopped or killed, the same command continues.
+In the environment `errands` an agent can do one of three sums itself, and must delegate the others. A quarter of the
+demonstrations delegate, and the others only answer. RL learns that delegation earns more. It takes a few minutes on two
+cores. After a stop or a kill, the same command continues.
 """
 
 import json
@@ -21,9 +21,9 @@ from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
 
 HIGHEST = 4
-"""Largest summand; a tiny model can learn these sums by heart."""
+"""Largest summand; a tiny model can memorise these sums."""
 HANDED_ON = 0.25
-"""Share of the demonstrations that hand on a task."""
+"""Share of the demonstrations that delegate."""
 
 TOOLS = [dict(delegate_schema((helper(),)))]
 
@@ -31,12 +31,12 @@ Record = dict[str, Any]
 
 
 def main(root: str = "runs/delegation", num_steps: int = 60, num_demonstrations: int = 1500) -> None:
-    """Train, and print how many tasks were handed on by policy version.
+    """Train, and print the number of delegated tasks by policy version.
 
     Args:
         root: Folder of the run.
         num_steps: Gradient steps of RL.
-        num_demonstrations: Demonstrations of the warm start, each with two of a single sum.
+        num_demonstrations: Demonstrations of the warm start; each adds two more, of a single sum.
     """
     records = list(demonstrations(num_demonstrations))
     run = ludic.create(
@@ -81,7 +81,7 @@ from rollouts where worker_id not like 'import-%' group by all order by all
 
 
 def model_beside(root: Path, records: list[Record]) -> Path:
-    """Return the folder of the first model; makes it if it is not there."""
+    """Return the folder of the initial model; create it if it does not exist."""
     folder = root.parent / f"{root.name}-model"
     if not folder.exists():
         conversations = (list(map(to_message, record["messages"])) for record in records[:600])
@@ -90,7 +90,7 @@ def model_beside(root: Path, records: list[Record]) -> Path:
 
 
 def warm_start(run: ludic.Run, records: list[Record]) -> None:
-    """Import the demonstrations, and train on them; does nothing if that was done."""
+    """Import the demonstrations and train on them; do nothing if this was done before."""
     file = Path(run.url).with_suffix(".jsonl")
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     run.import_(file, "jsonl", env="errands")

@@ -1,11 +1,11 @@
-"""The whole ring in one process, sampling and training in turns. Read this first.
+"""The whole loop in one process, which samples and trains in turn. Read this first.
 
-A tiny model of random weights learns MoarCats on a CPU in half a minute: cats pay, loved cats pay more.
+A tiny model with random weights learns MoarCats on a CPU in half a minute: cats earn reward, loved cats more.
 
     python pipelines/minimal.py --root runs/minimal
     ludic sql runs/minimal "select step, avg(episode_reward) from batches group by all order by all"
 
-Run again on the same root, it starts over from the first weights, as the root's next attempt.
+A second call on the same root starts over from the initial weights, as the root's next attempt.
 """
 
 import tempfile
@@ -39,11 +39,11 @@ from ludic.training.step import build_optimizer, learning_rate, train_step
 
 
 def main(root: str = "runs/minimal", model: str = "runs/minimal-model", num_steps: int = 50) -> None:
-    """Make what is missing, then learn.
+    """Create the model and the root if they do not exist, then learn.
 
     Args:
         root: Folder or URL of the run, such as memory://minimal.
-        model: Folder of the first weights; a tiny model is made where there is none.
+        model: Folder of the initial weights; if it does not exist, a tiny model is created there.
         num_steps: Gradient steps.
     """
     if not Path(model).exists():
@@ -56,7 +56,7 @@ def main(root: str = "runs/minimal", model: str = "runs/minimal-model", num_step
 
 
 def learn(root: Root, config: TrainConfig, cache: Path) -> Iterator[dict[str, float]]:
-    """Yields the metrics of each step. cache: where copies of weights go, if the root is not itself a local folder."""
+    """Yield the metrics of each step. cache: folder for copies of weights, if the root is not a local folder."""
     init_distributed("cpu")  # a group of this process alone, for train_step's sums over ranks
     model, attempt, worker_id = load_model(root.record.model), start_attempt(root), new_worker_id(slot=0)
     optimizer = build_optimizer(model, config)

@@ -1,12 +1,12 @@
-"""Train on stored rollouts: on chosen rollouts of other runs, in epochs; or on the very batches of a run, once more.
+"""Train on stored rollouts: in epochs on chosen rollouts of other runs, or again on the batches of a run.
 
     python pipelines/collect.py --root runs/collected --model FOLDER_OR_ID --num-groups 64
     python pipelines/offline_replay.py --root runs/offline --sources runs/collected --epochs 2
     python pipelines/offline_replay.py --root runs/again --replay runs/offline
 
-The second command makes a run of its own. Its ledger lists the rollouts that each step trained on, with their runs.
-The third repeats that ledger with the same settings: on one rank the weights come out the same bit for bit.
-Stopped or killed, either continues from its last checkpoint.
+The second command creates a new run. Its ledger lists the rollouts that each step trained on, with their runs.
+The third repeats that ledger with the same settings: on one rank the weights are bitwise equal.
+After a stop or a kill, either continues from its last checkpoint.
 """
 
 import ludic
@@ -28,16 +28,16 @@ def main(
         root: Folder or URL of the run to train; created if it does not exist.
         sources: Runs whose rollouts to train on.
         where: SQL predicate over a rollout, such as "episode_reward > 0"; None takes all.
-        epochs: Passes over them.
+        epochs: Passes over the rollouts.
         learning_rate: Learning rate of AdamW.
-        replay: Run to repeat, instead of all the others.
+        replay: Run to repeat, instead of training offline.
     """
     if replay is not None:
         run = ludic.create(root, like=replay)
         done = run.train(replay_batches=replay)
     elif sources:
         run = ludic.create(root, like=sources[0])
-        # However old the weights that sampled: the importance ratio corrects for it, and is capped.
+        # Rollouts of any age: the importance ratio corrects for old weights, and is capped.
         done = run.train(
             offline=True, sources=sources, where=where, epochs=epochs, learning_rate=learning_rate, is_ratio_cap=2.0
         )

@@ -1,10 +1,10 @@
-"""A training loop of your own on ludic's batches: transformers and torch, without ludic's trainer.
+"""Your own training loop on ludic's batches: transformers and torch, without ludic's trainer.
 
     python pipelines/collect.py --root runs/collected --model FOLDER_OR_ID --num-groups 64
     python pipelines/own_trainer.py --root runs/collected
 
-REINFORCE with leave-one-out baselines, which SQL computes while the batch before is trained on. Killed, it goes on from
-the batch after the last one saved: the stream's state lies beside the weights.
+REINFORCE with leave-one-out baselines, which SQL computes while the previous batch is trained on. After a kill, it
+continues after the last saved batch: the stream's state is stored with the weights.
 """
 
 import json
@@ -26,7 +26,7 @@ def main(root: str = "runs/collected", output: str = "runs/own", epochs: int = 1
         root: Folder or URL of the run.
         output: Folder for weights and state, after each batch.
         epochs: Passes over the rollouts.
-        learning_rate: Of AdamW.
+        learning_rate: Learning rate of AdamW.
     """
     opened, folder = Root.open(root), Path(output)
     stream = BatchStream(opened, config=BatchConfig(advantage="rloo", filters=("drop_zero_variance_groups",)))
