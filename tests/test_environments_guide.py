@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ludic.code.kinds import ENVIRONMENT, SCORER
-from ludic.environments.qa import Questions
+from ludic.environments.qa import QuestionOptions
 from ludic.environments.registry import make_environment
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -69,7 +69,7 @@ def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_tables_list_every_option_scorer_and_prefix() -> None:
-    options = set(inspect.signature(Questions).parameters) - {"source", "files", "seed"}
+    options = set(inspect.signature(QuestionOptions).parameters) - {"seed"}
     assert set(first_cells("## Questions and answers")) == options
     assert set(first_cells("### Scorers")) == set(SCORER.names())
     named = first_cells("# Environments")

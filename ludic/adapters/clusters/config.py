@@ -58,8 +58,7 @@ class ClusterConfig:
     variable: tuple[str, ...] = ()
     """Environment variables of all processes, such as HF_HOME=/shared/hf NCCL_SOCKET_IFNAME=eth0; no secrets."""
     max_hours: Annotated[int, Range(1, 10**5)] | None = None
-    """Hours after which the cluster ends the jobs; None is 24 with slurm, no limit with
-    kubernetes."""
+    """Hours after which the cluster ends the jobs; None is 24 with slurm, no limit with kubernetes."""
     stop_within_s: StopWithin = STOP_WITHIN_S
     """Seconds that a process may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint;
     then it is killed. Slurm sends SIGTERM so long before the time limit."""
