@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "schemas.md"
     "line",
     [
         "| `group_index` | `int32` |  | Index of the episode in its group, from 0. |",
-        "| `error` | `string` | null | Error of the failed environment or tool; the row is stored and counted, never trained on. |",
+        "| `error` | `string` | null | Error of the failed environment or tool; such rows are never trained on. |",
         "| `agent_steps` | `list<struct>` |  | One entry per completion. |",
         "| `agent_steps[].start` | `int32` |  | First token, in response_tokens. |",
         "| `messages[].tool_calls[].name` | `string` |  | The tool. |",
