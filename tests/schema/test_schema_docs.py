@@ -15,8 +15,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "schemas.md"
     "line",
     [
         "| `group_index` | `int32` |  | Index of the episode in its group, from 0. |",
-        "| `error` | `string` | null | An environment or a tool that failed; stored, counted, never trained on. |",
-        "| `agent_steps` | `list<struct>` |  | One entry a completion. |",
+        "| `error` | `string` | null | Error of the failed environment or tool; such rows are never trained on. |",
+        "| `agent_steps` | `list<struct>` |  | One entry per completion. |",
         "| `agent_steps[].start` | `int32` |  | First token, in response_tokens. |",
         "| `messages[].tool_calls[].name` | `string` |  | The tool. |",
         "| `reward_components` | `map<string, double>` |  | Named parts of the reward. |",
