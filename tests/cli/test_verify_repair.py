@@ -65,7 +65,7 @@ def test_broken_files_are_quarantined_and_the_next_look_finds_a_sound_run(ludic,
     assert all((breakable / "quarantine" / name).exists() for name in torn)
     again = ludic("verify", breakable)
     assert again.code == 0
-    assert again.out.startswith("note, quarantined: a broken file that was moved out of sight\n")
+    assert again.out.startswith("note, quarantined: a broken file that was moved to quarantine/\n")
     assert again.out.endswith(f"{breakable} is sound\n")
 
 

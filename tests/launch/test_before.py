@@ -65,7 +65,7 @@ def test_each_check_is_a_line_and_no_root_is_made(folder: Path, capsys: pytest.C
     assert list(found) == [*of_settings, "code", *environments, "prompts", "SQL"]
     assert found["settings"][1].startswith("10 steps on ")
     # Six groups of eight; an episode failed, and another one's reward was NaN.
-    assert found["SQL"][1] == "advantage rloo gives 46 of 48 made-up rollouts a finite number"
+    assert found["SQL"][1] == "advantage rloo gives 46 of 48 synthetic rollouts a finite number"
     assert not (folder / "run").exists()
 
 

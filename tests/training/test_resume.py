@@ -296,7 +296,7 @@ def test_a_damaged_checkpoint_is_read_once(killed_at_3, tmp_path, caplog):
     root = copied(killed_at_3, tmp_path / "run")
     root.put("checkpoints/attempt=1/step=3/optimizer.safetensors", b"damaged")
     train_here(root, num_steps=4)
-    assert caplog.text.count("the checkpoint is passed over") == 1
+    assert caplog.text.count("this checkpoint is skipped") == 1
     assert query(root, "select parent_step from attempts where attempt_id = 2") == [(2,)]
 
 
