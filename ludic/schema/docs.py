@@ -1,4 +1,4 @@
-"""docs/schemas.md, from schemas/ and the catalogue of arrays."""
+"""Render docs/schemas.md from schemas/ and the catalogue of arrays."""
 
 from collections.abc import Iterator
 
