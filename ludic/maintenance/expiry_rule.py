@@ -1,4 +1,5 @@
-"""The rule by which rollouts expire."""
+"""Define the rule that chooses the files to expire, from the flags of `ludic expire`. Raises ConfigError for a bad
+rule."""
 
 import re
 from dataclasses import dataclass
