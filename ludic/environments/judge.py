@@ -1,4 +1,5 @@
-"""Earlier place of ludic.adapters.judge; environments in users' files, which roots hold copies of, import it."""
+"""Former location of ludic.adapters.judge, which environments in users' files, and their copies in roots, still
+import."""
 
 from typing import Any
 
