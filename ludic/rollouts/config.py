@@ -1,4 +1,5 @@
-"""Settings of a worker, and of `ludic sample`. Imports no engine and no store, so that `--help` answers at once."""
+"""Define the settings of a worker and of `ludic sample`; imports no engine and no store, so that `--help` answers at
+once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
