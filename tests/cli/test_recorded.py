@@ -247,7 +247,7 @@ def test_other_roots_train_on_it_without_what_was_sampled_again(
     )
     assert result.code == 0, result.err
     again = (KILLED_AFTER - RESUMED_AT + 1) * SAMPLES
-    assert f"left out {again} rollouts of superseded steps, which {TRAINER} took again after a resume" in caplog.text
+    assert f"left out {again} rollouts of superseded steps, which {TRAINER} repeated after a resume" in caplog.text
     considered = package.open(str(trained)).sql("select distinct rollout_id, root is not null as other from batches")
     once = package.open(recorded).sql("select distinct rollout_id from batches")
     assert set(considered["rollout_id"]) == set(once["rollout_id"])

@@ -227,5 +227,5 @@ def test_a_second_look_at_such_steps_knows_what_was_computed(tmp_path, batches):
         branch_config(twin, 2, {}, from_step=1, num_steps=1)
     assert not branch_config(twin, 2, {"objective": "sft"}, from_step=1, num_steps=1).batch.compute_logprobs
     again = create_root(str(tmp_path / "again"), twin.record.model)
-    with pytest.raises(ConfigError, match="nobody kept the sampler's logprobs of 8 of 8 rows, and a replay"):
+    with pytest.raises(ConfigError, match="the sampler's logprobs of 8 of 8 rows were not stored, and a replay"):
         train_here(again, **replay_settings(twin.url), replay_batches=twin.url)
