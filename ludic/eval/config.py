@@ -1,4 +1,4 @@
-"""Settings of evaluations. Imports nothing slow, so that `--help` answers at once."""
+"""Define the settings of evaluations; imports nothing slow, so that `--help` answers at once."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from ludic.settings import Count, InFlight, NumSamples, Overrides, Range, Second
 
 LATEST = "latest"
 DIFFERENCE = 0.05
-"""The difference that a comparison should find, unless another is given: for power and the examples needed."""
+"""Default difference that a comparison should detect, for power and the number of examples needed."""
 OVERRIDDEN = (
     *SAMPLING,
     *("accept_incomplete", "max_steps", "max_sequence_tokens", "parser", "format_reward", "context", "tools"),
@@ -75,7 +75,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
-    """What to measure on stored samples, and how sure it is."""
+    """Measures on stored samples, and the confidence of their intervals."""
 
     measures: tuple[str, ...] = ()
     """Measures, by a name in ludic/sql/measures/ or the path of a .sql file (docs/evaluation.md). None given: mean
@@ -90,7 +90,8 @@ class MeasureConfig:
 
 
 Interval = Literal["korn_graubard", "clustered", "bootstrap", "wilson"]
-"""Kinds of intervals (ludic.eval.statistics). Of measures that are no shares, the first and the last are clustered."""
+"""Kinds of intervals (ludic.eval.statistics). For measures that are not shares, the first and the last are
+clustered."""
 
 
 def parse_versions(text: str) -> Sequence[int | str | tuple[int, int | str]]:
