@@ -1,4 +1,5 @@
-"""Run the workers and the trainer of a run: as processes of this machine, restarted when they die, or by a launcher."""
+"""Run the workers and the trainer of a run as processes of this machine, which are restarted when they die, or by a
+launcher."""
 
 import logging
 import os
@@ -93,7 +94,7 @@ def launch_here(
     model: str | None = None,
     server: StartServer | None = None,
 ) -> int:
-    """Run all processes until the trainer is done, and show what they do; returns the last step trained.
+    """Run all processes until the trainer is done, and show their progress; return the last step trained.
 
     model: location of the run's first model, if it is not where run.json says. server: forks processes (start_server).
     A run that already reached num_steps starts no process, except the one that evaluates. Raises ConfigError,
@@ -115,7 +116,7 @@ def launch_here(
             if replaces is not None:
                 _supervise(root, config, processes, engines, model, replaces, plan, evaluator, update_view, server)
             if evaluator and evaluation:
-                logger.info("training is done; the evaluation of its last version goes on")
+                logger.info("training is done; the evaluation of its last version continues")
                 finish(evaluator, environment=environment_of(1, processes), tick=update_view, server=server)
                 log_missed(root, evaluation["every"])
         if evaluator:
@@ -192,7 +193,7 @@ def _supervise(
 
 
 def plan_gpus(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> GpuPlan | None:
-    """Assign this machine's GPUs, as `gpu_plan` does, and log who gets which."""
+    """Assign this machine's GPUs, as `gpu_plan` does, and log the assignment."""
     plan = gpu_plan(config, processes, engine, num_workers)
     if plan is not None:
         logger.info("GPUs: %s", plan.describe())
@@ -225,7 +226,7 @@ def limit_memory(engine: EngineConfig, plan: GpuPlan | None, worker: int) -> Eng
 
 
 def _see(gpus: Gpus) -> Mapping[str, str]:
-    """Return the environment variable that shows a process its GPUs only."""
+    """Return the environment variable that limits a process to its GPUs."""
     return {VARIABLE: ",".join(gpus)}
 
 
@@ -278,7 +279,7 @@ def _args(root: Root, command: str, name: str, settings: Mapping[str, Any]) -> l
 def _is_slot_free(root: Root, slot: int) -> bool:
     try:
         holder = newest_slot_claim(root, slot)
-    except StoreError:  # the supervisor asks again later
+    except StoreError:  # the supervisor calls again later
         return False
     except SchemaError:  # a new life claims the number after it
         return True

@@ -1,7 +1,9 @@
-"""What a run needs before it starts: memory of each process, disk, seconds of files, and settings that fit.
+"""Plan the resources of a run before it starts: memory of each process, disk, time to write files, and settings that
+fit.
 
-From a model's configuration, a run's settings and a machine; pure, except `machine_here`. ludic.training.memory has the
-figures of a model, ludic.launch.gpus says who gets which GPU. All sizes are bytes; a GB is 10^9 of them.
+The plan follows from a model's configuration, a run's settings and a machine; pure, except `machine_here`.
+ludic.training.memory has the figures of a model, ludic.launch.gpus assigns the GPUs. Raises ConfigError for GPUs that
+can't be assigned, ModelError for a bad model. All sizes are bytes; a GB is 10^9 of them.
 """
 
 import json
@@ -49,7 +51,7 @@ BYTES_A_TOKEN = 7.2
 _WORKER_HOST = {"cpu": 10**9, "cuda": 6 * 10**9}
 """Bytes of host memory of a worker's process or processes without weights. Measured for cpu; assumed for cuda."""
 _SERVER_HOST = 10**9
-"""Bytes of host memory of a worker that asks servers."""
+"""Bytes of host memory of a worker that uses servers."""
 
 # Bytes a second of one thread, measured on one core of an AMD EPYC; and from a GPU to memory that is not pinned, which
 # vendors state as 3 to 6 GB/s for PCIe 4 and 5.
@@ -60,7 +62,7 @@ _DIGEST = 1.2e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a run would run on."""
+    """Hardware that a run would use."""
 
     gpus: int
     """Number of GPUs; 0 plans for the CPU."""
@@ -101,7 +103,7 @@ def _host_bytes() -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a run that its memory follows from."""
+    """The settings that determine the memory of a run."""
 
     run: RunConfig
     train: TrainConfig
@@ -131,12 +133,12 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run needs."""
+    """Resources that a run needs."""
 
     sizes: ModelSizes
     needs: Sequence[Need]
     disk: Mapping[str, int]
-    """Bytes below the root by part; the sum is the most at a time."""
+    """Bytes below the root by part; the sum is the maximum at any time."""
     publish: Mapping[str, float]
     """Seconds of a publish by part, in order."""
     checkpoint: Mapping[str, float]
@@ -165,7 +167,8 @@ def plan(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Plan
 
 
 def resolved(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Settings:
-    """Return the settings with what processes would choose on this machine. The engine auto is vllm on GPUs."""
+    """Return the settings with the values that processes would choose on this machine. The engine auto is vllm on
+    GPUs."""
     is_on_cpu = machine.gpus == 0 or settings.train.model.device == "cpu"
     engine = settings.engine
     if engine.engine == ENGINE:
@@ -178,7 +181,7 @@ def resolved(config: PreTrainedConfig, settings: Settings, machine: Machine) -> 
 
 
 def _assigned(settings: Settings, machine: Machine) -> GpuPlan | None:
-    """Return who gets which GPU, as ludic.launch.local assigns them; the evaluator is the last of the workers."""
+    """Return the assignment of GPUs by ludic.launch.local; the evaluator is the last of the workers."""
     is_spread = settings.engine.engine == VLLM or settings.engine.tensor_parallel > 1
     return assign_gpus(
         [str(number) for number in range(machine.gpus)],
@@ -195,9 +198,9 @@ def _num_evaluators(settings: Settings) -> int:
 
 
 def settings_that_fit(config: PreTrainedConfig, settings: Settings, machine: Machine) -> dict[str, Any] | None:
-    """Return the changes by which a run fits, by the names of the flags; None if none of those tried is enough.
+    """Return changes of settings with which a run fits, by the names of the flags; None if none was found.
 
-    Changes that cost least come first, each as far as needed: bfloat16, activation checkpointing, smaller micro-batches
+    The cheapest changes come first, each as far as needed: bfloat16, activation checkpointing, smaller micro-batches
     and chunks of logits, the reference in host memory, more ranks, moments in 8 bits, workers on several GPUs, and LoRA
     at last.
     """
@@ -210,14 +213,14 @@ def settings_that_fit(config: PreTrainedConfig, settings: Settings, machine: Mac
     best = excess(changed)
     for name, values in _changes(settings, machine):
         for value in values:
-            # More ranks take GPUs from the workers, so a later change may only be enough without them.
+            # More ranks take GPUs from the workers, so a later change may be sufficient only without them.
             for earlier in (changed, _without(changed, "ranks")):
                 tried = {**earlier, name: value}
                 if best > 0 and (found := excess(tried)) < best:
                     changed, best = tried, found
     if best > 0:
         return None
-    for name in list(changed):  # a later change may be enough without an earlier one; bfloat16 is no loss
+    for name in list(changed):  # a later change may be sufficient without an earlier one; bfloat16 costs nothing
         if name != "dtype" and excess(fewer := _without(changed, name)) == 0:
             changed = fewer
     return changed
@@ -326,7 +329,7 @@ class _Planner:
 
     @property
     def _context(self) -> int:
-        """Tokens that the model can see."""
+        """Maximum tokens of the model's context."""
         return max_positions(self._config, self._run.longrope)
 
     @property
@@ -370,7 +373,7 @@ class _Planner:
             yield Need(process=name, place="host", parts={**(on_device if self._device == "cpu" else {}), **host})
 
     def _told(self, parts: Parts) -> Parts:
-        """Return a rank's parts by names that say what they are of."""
+        """Return a rank's parts under descriptive names."""
         model = self._train.model
         kept = "inputs of the layers" if model.activation_checkpointing else "all of the layers"
         names = {
@@ -386,17 +389,17 @@ class _Planner:
 
     @property
     def _limit_of_trainer(self) -> int:
-        """Bytes of a GPU that may be planned for and that workers which share it leave to a rank."""
+        """Bytes of a GPU available to a rank, without the share of workers on the same GPU."""
         usable, gpus = int(USABLE * self._machine.gpu_bytes), self._gpus
         if gpus is None or self._engine.engine == "server":
             return usable
         taken = [sum(self._taken(slot) for slot, its in enumerate(gpus.workers) if gpu in its) for gpu in gpus.trainer]
-        if self._engine.engine == VLLM:  # whose share leaves nothing free
+        if self._engine.engine == VLLM:  # whose share leaves no memory free
             return int(USABLE * (self._machine.gpu_bytes - max(taken, default=0)))
         return usable - max(taken, default=0)
 
     def _taken(self, slot: int) -> int:
-        """Return the bytes that a worker takes of each of its GPUs."""
+        """Return the bytes that a worker takes on each of its GPUs."""
         if self._engine.engine == VLLM:
             return int(self._share(slot) * self._machine.gpu_bytes)
         return sum(self._of_engine.values())
@@ -433,7 +436,7 @@ class _Planner:
 
     @cached_property
     def _of_engine(self) -> Parts:
-        """Bytes of one device of a worker's engine, with the cache of a full batch; of vLLM, which takes its share in
+        """Bytes of one device of a worker's engine, with the cache of a full batch; for vLLM, which takes its share in
         any case, with the cache of as many sequences as fit, at least one."""
         dtype = self._sampler_dtype
         spread = self._engine.tensor_parallel
@@ -559,7 +562,7 @@ class _Planner:
         )
 
     def _of_context(self) -> Iterator[str]:
-        """Say if vLLM, whose cache must hold a sequence of the model's whole context, would refuse to start."""
+        """Warn if vLLM, whose cache must hold a sequence of the model's whole context, would refuse to start."""
         context = self._engine.engine_options.get("max_model_len", self._context)
         *others, _ = self._of_engine.values()
         room = max(self._limit_of_worker - sum(others), 0)
@@ -574,7 +577,7 @@ class _Planner:
             )
 
     def _of_waits(self) -> str:
-        """Say how long ranks stand still, and how short steps may be."""
+        """Describe how long ranks are idle, and how short steps may be."""
         kept = self._train.checkpoint
         publish, checkpoint = self._publish(), self._checkpoint()
 

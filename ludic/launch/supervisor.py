@@ -1,7 +1,7 @@
 """Start and watch processes on this machine, and restart those that die.
 
-A process that ends with LASTING_EXIT_CODE, or as wrong usage, is not started again: a new start would meet the same
-mistake.
+A process that ends with LASTING_EXIT_CODE, or for wrong usage, is not restarted, since a new start would fail with the
+same error. Raises ChildError for it, and after repeated deaths.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _MOST_DEATHS = 3
-"""Number of deaths in a row, each soon after the start or with the same last words, that ends the supervision."""
+"""Consecutive deaths, each soon after the start or with the same last line, after which the supervision ends."""
 _QUICK_S = 20.0
 _REST_S = 60.0
-"""Seconds between the starts of a process that died so often, if the run goes on without it."""
+"""Seconds between the starts of such a process, if the run continues without it."""
 _HEALTHY_S = 3600.0
 """Seconds of life that reset the count of deaths."""
 _TIME = re.compile(r"^\d\d:\d\d:\d\d ")
@@ -47,7 +47,7 @@ _LOOK_EVERY_S = 2.0
 
 
 class ChildError(LudicError, RuntimeError):
-    """A process died repeatedly, or of a mistake that a new start would meet again."""
+    """A process died repeatedly, or from an error that a new start would meet again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,9 +70,10 @@ class Child:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of this process, besides those of all children."""
     may_fork: bool = False
-    """Whether it may be forked from the start server; if not, or if it can't be, it is started from nothing."""
+    """True if it may be forked from the start server; otherwise, or if that fails, it is started as a new
+    interpreter."""
     is_aside: bool = False
-    """Whether the others go on without it: an exit with 0 or by a lasting mistake is its end, and repeated deaths only
+    """True if the others continue without it: it ends at an exit with 0 or a lasting error, and repeated deaths only
     delay its next start."""
     num_restarts: int = 0
     _quick_deaths: int = 0
@@ -87,7 +88,7 @@ class Child:
     _replaced: bool | None = None
     """Result of `was_replaced`; None before it is called."""
     _is_given_up: bool = False
-    """Whether it stood aside and a lasting mistake ended it."""
+    """True if the others continue without it and a lasting error ended it."""
     _looked: float = 0.0
     _process: subprocess.Popen | ForkedProcess | None = field(default=None, repr=False)
 
@@ -104,7 +105,7 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 environment=variables,
-                # We pass Ctrl-C on, as SIGTERM; and a child's own processes can be killed with it.
+                # A new session: Ctrl-C is passed on as SIGTERM, and a child can be killed with its own processes.
                 start_new_session=True,
             )
 
@@ -135,8 +136,8 @@ class Child:
     def restart(self, environment: Mapping[str, str], server: StartServer | None = None) -> None:
         """Restart it, and log how it ended.
 
-        Raises ChildError after a mistake that a new start would meet again, and after 3 deaths in a row, soon after
-        the start or with the same last words.
+        Raises ChildError after an error that a new start would meet again, and after 3 consecutive deaths, soon after
+        the start or with the same last line.
         """
         code = self.process.returncode
         if self._is_mistaken():
@@ -150,7 +151,7 @@ class Child:
             said = f"{self.name} died {deaths} times {how}: {self.last_words()}"
             if not self.is_aside:
                 raise ChildError(said)
-            logger.warning("%s; it is started each %g s, and the others go on", said, _REST_S)
+            logger.warning("%s; it is restarted every %g s, and the others continue", said, _REST_S)
         words = self.last_words()
         self.kill_rest()
         self.num_restarts += 1
@@ -166,7 +167,7 @@ class Child:
             error.detail = self._detail()
             raise error
         self._is_given_up = True
-        logger.warning("%s; the others go on", said)
+        logger.warning("%s; the others continue", said)
 
     def _is_dying(self) -> bool:
         return max(self._quick_deaths, self._deaths_alike) >= _MOST_DEATHS
@@ -192,7 +193,7 @@ class Child:
             self.process.stdin.close()
 
     def last_words(self) -> str:
-        """Return the log line that gives the reason of its last death, without secrets, and the path of the log."""
+        """Return the log line with the reason of its last death, without secrets, and the path of the log."""
         return f"{mask(self._last_line())} ({self.log} has more)"
 
     def _last_line(self) -> str:
@@ -209,14 +210,17 @@ class Child:
 
     def _lines(self) -> list[str]:
         """Return the lines of the log since the last start."""
-        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:  # deleted, perhaps with the root
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self.log.open("rb") as log,
+        ):  # the log was deleted, perhaps with the root
             log.seek(self._log_start)
             return log.read().decode(errors="replace").splitlines()
         return []
 
 
 def make_log_folder(folder: Path) -> None:
-    """Make the folder of a log before each start: a private one, if it lies where other users may make folders too.
+    """Create the folder of a log before each start; a private one if other users may create folders beside it.
 
     Raises SchemaError if it is a symbolic link, StoreError if another user may have made it.
     """
@@ -237,7 +241,7 @@ def supervise(
 ) -> None:
     """Run all children until `main` exits with 0; restart those that end before. Then, or on an error, stop all.
 
-    `tick` is called some times a second. server: forks those that may be forked. Raises ChildError, and
+    `tick` is called several times a second. server: forks children that may be forked. Raises ChildError, and
     KeyboardInterrupt after stopping all.
     """
     children = [main, *others]
@@ -262,9 +266,9 @@ def finish(
     tick: Callable[[], None],
     server: StartServer | None = None,
 ) -> None:
-    """Run a child aside to its end, in a new life, after the others; does nothing if it has ended with 0.
+    """Run an optional child to its end, in a new life, after the others; does nothing if it has ended with 0.
 
-    server: forks it if that may be. Raises ChildError as `Child.restart` does, and KeyboardInterrupt after stopping it.
+    server: forks it if possible. Raises ChildError as `Child.restart` does, and KeyboardInterrupt after stopping it.
     """
     if child._process is None or child.process.returncode != 0:
         alone = replace(child, is_aside=False, _quick_deaths=0, _deaths_alike=0, _is_given_up=False)

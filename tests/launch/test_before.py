@@ -169,7 +169,7 @@ def test_settings_that_differ_from_the_last_trainers_are_told(folder: Path, capl
     assert caplog.messages == []
     next_config("run", {"learning_rate": 1e-4}, "dapo")
     (message,) = caplog.messages
-    assert message.startswith("run goes on with other settings than its last trainer had: ")
+    assert message.startswith("run continues with other settings than its last trainer: ")
     assert "learning_rate 1e-06 becomes 0.0001" in message
     assert "objective 'reinforce' becomes 'ppo_clip'" in message
     assert "advantage" not in message.replace("whiten_advantages", "")
