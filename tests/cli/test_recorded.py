@@ -171,7 +171,7 @@ def test_what_if_compares_with_the_advantages_that_the_trainer_used(ludic, recor
     assert {step["mean_abs_difference"] for step in kept["steps"]} == {0.0}
     refused = ludic("what-if", recorded)
     assert refused.code == 1
-    assert f"{TRAINER} trained these steps by rules of its own; name others: --advantage" in refused.err
+    assert f"{TRAINER} trained these steps by its own rules; name others: --advantage" in refused.err
 
 
 def test_evaluations_of_the_trainer_are_compared(ludic, copied: Path) -> None:

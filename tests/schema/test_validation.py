@@ -345,7 +345,7 @@ def test_a_row_of_the_wrong_type_does_not_hide_what_is_wrong_with_others():
     ("extra", "problem"),
     [
         ({"x_other": 1}, "x_other is not a column of this run, whose extra_columns are x_judge, x_score, x_spans"),
-        ({"judge": "gpt"}, "judge is no column of this run"),
+        ({"judge": "gpt"}, "judge is not a column of this run"),
         ({"x_judge": 1}, "x_judge is 1, wanted str"),
         ({"x_score": "high"}, "x_score is 'high', wanted float"),
         ({"x_score": float("nan")}, "x_score is nan, wanted a finite double"),
