@@ -1,4 +1,4 @@
-"""The app: its first screen, its keys, and the way from one screen to another."""
+"""Define the viewer's textual app: its first screen, its keys, and the transitions between screens."""
 
 import logging
 from collections.abc import Iterator
