@@ -139,7 +139,7 @@ def test_a_rollout_is_shown_as_text_with_what_was_kept_of_it(ludic, recorded: st
     assert "cats play <eos>" in of_trainer.out
     assert re.search("sampling +max_tokens 8 *\n", of_trainer.out)
     assert "logprobs of a trainer's forward pass" in " ".join(of_trainer.out.split())
-    assert "logprobs nobody kept the sampler's" in " ".join(of_ids.out.split())
+    assert "logprobs the sampler's were not stored" in " ".join(of_ids.out.split())
     assert re.search(r"'cats'\s+-\s+-\s+0\s+yes", of_ids.out)
 
 
