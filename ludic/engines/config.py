@@ -1,4 +1,4 @@
-"""Define the settings of a worker's inference engine; imports nothing slow, so that `--help` answers at once."""
+"""Define the settings of a worker's inference engine; imports nothing slow, to keep `--help` fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

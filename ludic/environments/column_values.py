@@ -1,5 +1,4 @@
-"""Convert values of columns, such as NaN, dates, decimals and bytes, for JSON and MessagePack, and restore them
-exactly.
+"""Convert column values such as NaN, dates, decimals and bytes for JSON and MessagePack, and restore them exactly.
 
 A value that neither format can represent exactly becomes {MARK: [kind, text]}. All other values are unchanged. Raises
 nothing: a value of an unknown type is left for the encoder.

@@ -1,5 +1,4 @@
-"""Former location of ludic.adapters.judge, which environments in users' files, and their copies in roots, still
-import."""
+"""Former location of ludic.adapters.judge, which users' environments and their copies in roots still import."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Questions with answers from a file or a dataset, as the environment `qa/SOURCE`.
+"""The environment `qa/SOURCE`: ask questions from a file or a dataset, and score the answers.
 
 SOURCE is a data file (ludic.data_files), a folder of Dataset.save_to_disk, or a dataset's name on the Hugging Face Hub.
 A process reads it once, when it starts. Example number i depends only on the seed and the rows, so it is the same on

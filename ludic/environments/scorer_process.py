@@ -1,4 +1,4 @@
-"""Score answers of one environment in a process of its own; the program that ScorerProcesses starts (single_turn.py).
+"""Score answers of one environment in a separate process, which ScorerProcesses starts (single_turn.py).
 
 Reads messages from standard input and answers each on standard output, until standard input ends.
 """

@@ -1,4 +1,4 @@
-"""Define the settings of evaluations; imports nothing slow, so that `--help` answers at once."""
+"""Define the settings of evaluations; imports nothing slow, to keep `--help` fast."""
 
 import re
 from collections.abc import Mapping, Sequence

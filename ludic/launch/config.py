@@ -1,5 +1,4 @@
-"""Define the settings of the processes that `ludic run` starts; imports nothing slow, so that `--help` answers at
-once."""
+"""Define the settings of the processes that `ludic run` starts; imports nothing slow, to keep `--help` fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,5 +1,4 @@
-"""Run the workers and the trainer of a run as processes of this machine, which are restarted when they die, or by a
-launcher."""
+"""Run the workers and the trainer of a run on this machine, restarting those that die, or through a launcher."""
 
 import logging
 import os

@@ -1,5 +1,4 @@
-"""Plan the resources of a run before it starts: memory of each process, disk, time to write files, and settings that
-fit.
+"""Plan the resources of a run before it starts: memory of each process, disk, time for files; find settings that fit.
 
 The plan follows from a model's configuration, a run's settings and a machine; pure, except `machine_here`.
 ludic.training.memory has the figures of a model, ludic.launch.gpus assigns the GPUs. Raises ConfigError for GPUs that

@@ -1,5 +1,4 @@
-"""Define the rule that chooses the files to expire, from the flags of `ludic expire`. Raises ConfigError for a bad
-rule."""
+"""Define the rule that chooses the files to expire. Raises ConfigError for a bad rule."""
 
 import re
 from dataclasses import dataclass

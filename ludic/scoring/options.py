@@ -1,4 +1,4 @@
-"""Define the options of scoring: the scorer, and the rollouts to score; imports nothing slow for `--help`."""
+"""Define the options of scoring: the scorer, and the rollouts to score; imports nothing slow, to keep `--help` fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

@@ -1,4 +1,4 @@
-"""Read, write and list files below one URL of any fsspec filesystem; the operations of a Root that need no run.json.
+"""Read, write and list files below one URL of any fsspec filesystem, without knowledge of runs.
 
 A visible file is complete: creation is put-if-absent, replacement is atomic. Names are relative to the URL, with
 forward slashes. An operation that fails for a transient reason is retried for about 30 s. Other failures raise

@@ -1,4 +1,4 @@
-"""Create, replace and list files below a folder of a local disk, each atomically and without following links out of it.
+"""Create, replace and list files below a folder of a local disk, atomically and without following links out of it.
 
 A file is written and synced below SCRATCH, a folder that no reader looks into, then linked or renamed to its name. No
 file is written, moved or deleted through a symbolic link that leads out of the folder: each change goes through a

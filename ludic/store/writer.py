@@ -1,4 +1,4 @@
-"""Append rollout batches to partitioned Parquet, and write the files of every table in a thread.
+"""Append rollout batches to partitioned Parquet files, and write the files of every table in a thread.
 
 RolloutWriter is the only writer of rollouts in ludic; before each batch it writes the starts and ends of the batch's
 groups to requests/. ludic.store.tables has the writers of the other tables. Raises InvalidBatchError for a bad batch;

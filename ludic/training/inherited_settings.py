@@ -1,4 +1,4 @@
-"""Compute the settings of the next trainer from those given now, a preset, the run's last trainer and a replayed run.
+"""Compute the next trainer's settings from those given now, a preset, the run's last trainer and a replayed run.
 
 Reads attempts/ of the root, and attempts/ and checkpoints/ of a run to replay, whose settings the replay must have.
 Settings given now override an algorithm's preset, which overrides earlier settings. Raises ConfigError for settings

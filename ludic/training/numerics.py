@@ -1,4 +1,4 @@
-"""Record and compare the numerics of attempts: threads, versions and processors, which change the last bits of weights.
+"""Record and compare what changes the last bits of weights: threads, versions and processors of an attempt.
 
 Reads attempts/. Each attempt records its numerics. A resume uses the number of threads of the attempt that wrote its
 checkpoint, a replay that of the run that it repeats. A warning names all other differences.

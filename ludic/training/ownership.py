@@ -1,5 +1,4 @@
-"""Take ownership of a root for a trainer: agree on the checkpoint, claim the root, resume, and open the state of rank
-0.
+"""Take ownership of a root for a trainer: choose the checkpoint, claim the root, resume, open the state of rank 0.
 
 Reads attempts/ and checkpoints/, writes attempts/. `agree_on_...` and `open_source` are collective; the other functions
 run on rank 0. While this trainer renews its lease, another one that starts on the same root is refused (OwnedError);

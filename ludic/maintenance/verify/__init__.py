@@ -1,4 +1,4 @@
-"""Verify a root: files match their names and schemas, weights and checkpoints are complete, and data checks pass.
+"""Verify a root: check files against names and schemas, weights and checkpoints for completeness, and the data.
 
 Reads all files below the root; with `repair`, also quarantines broken files and deletes old temporary files. Each
 problem becomes a Finding. Raises StoreError if the filesystem fails: a file that can't be reached is not reported as

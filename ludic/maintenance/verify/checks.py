@@ -1,4 +1,4 @@
-"""Define findings and the meaning of each check, and run the SQL checks of ludic/sql/checks/ and ludic/sql/notes/."""
+"""Define findings and the meanings of checks, and run the SQL checks of ludic/sql/checks/ and ludic/sql/notes/."""
 
 import threading
 from collections import Counter

@@ -1,5 +1,4 @@
-"""Check all files that are not tables: records, users' code, weights of policies and checkpoints, and the first
-model."""
+"""Check all files except tables: records, users' code, weights of policies and checkpoints, and the first model."""
 
 import hashlib
 import json
