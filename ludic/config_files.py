@@ -44,7 +44,7 @@ def parse_config(data: bytes, name: str, known: Collection[str] | None = None) -
     except UnicodeDecodeError as error:
         encoding = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "another encoding"
         raise ConfigError(
-            f"{name}: byte {error.start} is {data[error.start]:#04x}, which is no UTF-8; the file is in {encoding}: "
+            f"{name}: byte {error.start} is {data[error.start]:#04x}, which is not UTF-8; the file is in {encoding}: "
             "save it as UTF-8"
         ) from error
     try:

@@ -283,7 +283,7 @@ def _array_rows(file: io.BufferedReader, name: str) -> Iterator[Found]:
         number += 1
     text.skip("]", where)
     if rest := text.next_character(where):
-        raise ConfigError(f"{name} goes on after its array with {rest!r}, wanted one array of rows")
+        raise ConfigError(f"{name} continues after its array with {rest!r}, wanted one array of rows")
 
 
 def _item(text: "_Text", decoder: json.JSONDecoder, where: str) -> dict[str, Any] | str:

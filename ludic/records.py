@@ -22,7 +22,7 @@ WITHOUT_LOGPROBS: Collection[Capture | None] = ("ids", "text")
 """Levels of rows whose response_logprobs are zeros without meaning."""
 NO_LOGPROBS: Mapping[str, str] = {
     "no_logprobs": (
-        "nobody kept the logprobs that they were sampled with; compute them offline with compute_logprobs, if the "
+        "their sampling logprobs were not stored; compute them offline with compute_logprobs, if the "
         "weights of their version are in the root, or train by sft, dpo, ipo or orpo, which need none"
     ),
     "text_capture": (

@@ -61,7 +61,7 @@ async def step(held: HeldEnvironment, action: str) -> Transition:
         _check_transition("step returned {}", transition)
         transition = checked(transition, len(action), held.named("step"))
         if transition.observation is None and not (transition.terminated or transition.truncated):
-            raise ValueError("step returned no observation, wanted one since the episode goes on")
+            raise ValueError("step returned no observation, wanted one since the episode continues")
         if transition.tool_results:
             raise ValueError("step returned tool_results, which only run_tools can give")
         return transition

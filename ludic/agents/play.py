@@ -154,7 +154,7 @@ class Play:
         reason: a truncation_reason of docs/schemas.md; for any other one the episode fails.
         """
         if reason not in TRUNCATION_REASONS:
-            self.fail(f"{reason!r} is no truncation_reason of docs/schemas.md: {explanation}")
+            self.fail(f"{reason!r} is not a truncation_reason of docs/schemas.md: {explanation}")
             return
         self._why = explanation
         for player in self._all_players():

@@ -385,7 +385,7 @@ class Player:
         return await toolbox.run(call, also=also, note=self._note_failed_tool)
 
     def _note_failed_tool(self, failure: Failure) -> None:
-        """Keep the traceback of the first tool that failed; the model reads its error, and the episode goes on."""
+        """Keep the traceback of the first tool that failed; the model reads its error, and the episode continues."""
         self._episode.traceback = self._episode.traceback or failure.traceback
 
     async def _view(self) -> Sequence[Message]:

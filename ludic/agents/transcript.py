@@ -132,7 +132,7 @@ class RowBuilder:
         """Return why the values of a completion can't follow those of the row; None if they can."""
         column = array_columns().get(name)
         if column is None:
-            return f"is no array of a row, wanted one of {', '.join(array_columns())}"
+            return f"is not an array of a row, wanted one of {', '.join(array_columns())}"
         if reason := column.wrong_length(values, len(self), num_tokens):
             return reason
         if values is None or column.ragged or column.num_dimensions < 2 or column.along == "row":

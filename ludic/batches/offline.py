@@ -223,7 +223,7 @@ class OfflineSource:
         return rows
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Return more groups than any batch takes, so that workers are asked for none."""
+        """Return more groups than any batch takes, so that workers sample none."""
         return MORE_THAN_ANY_BATCH
 
     def close(self) -> None:

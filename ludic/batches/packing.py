@@ -120,7 +120,7 @@ class Sequences:
         """Check one column. prompts, responses: lengths of each row's tokens."""
         column, of_rows = array_columns().get(name), self.column(name)
         if column is None:
-            raise InvalidBatchError(f"{name} is no array of a row, wanted one of {', '.join(array_columns())}")
+            raise InvalidBatchError(f"{name} is not an array of a row, wanted one of {', '.join(array_columns())}")
         if self._fits(column, prompts, responses):
             return
         shapes: dict[tuple[int, ...], str] = {}
@@ -601,9 +601,9 @@ class MicroBatch:
 def _why_not(name: str) -> str:
     """Describe why a column is in no micro-batch of a batch, and the remedy."""
     if (column := array_columns().get(name)) is None:
-        return f"{name} is no array of a row, wanted one of {', '.join(array_columns())}"
+        return f"{name} is not an array of a row, wanted one of {', '.join(array_columns())}"
     if name in _TOKENS:
-        return f"{name} is no column of a batch: its tokens are in input_ids and targets of the micro-batch"
+        return f"{name} is not a column of a batch: its tokens are in input_ids and targets of the micro-batch"
     if column.trained is None:
         return f"{name} is not in the batch: training does not read it; give its row in the catalogue the key trained"
     return f"{name} is not in the batch: training reads it {column.trained}; start the trainer so that it asks for it"

@@ -71,7 +71,7 @@ class ReplaySource:
         return plan_of_ledger(step, rows, self._vetting)
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Return more groups than any batch takes, so that workers are asked for none."""
+        """Return more groups than any batch takes, so that workers sample none."""
         return MORE_THAN_ANY_BATCH
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class ReplanSource:
         return plan_of_ledger(step, rows, self._vetting)
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Return more groups than any batch takes, so that workers are asked for none."""
+        """Return more groups than any batch takes, so that workers sample none."""
         return MORE_THAN_ANY_BATCH
 
     def close(self) -> None:

@@ -141,7 +141,7 @@ class Engine(Protocol):
     def load_weights(self, folder: str, version: int) -> None:
         """Replace the weights by those of a Hugging Face folder of the same architecture.
 
-        May be called from any thread. Requests being generated pause between two tokens and go on with the new
+        May be called from any thread. Requests being generated pause between two tokens and continue with the new
         weights; their completions have a span for each version. The key-value cache of their earlier tokens is kept, as
         in vLLM's mode `keep`: later logprobs are those of the new weights over keys and values of the old ones.
 
@@ -252,7 +252,7 @@ def why_no_answer(request: GenerationRequest, completion: Completion, vocab_size
     of_sampler = select(lambda column: column.set_by == "sampler")
     if others := columns.keys() - {column.name for column in of_sampler}:
         known = ", ".join(column.name for column in of_sampler)
-        return f"{min(map(str, others))} is no column that an engine sets, wanted {known}"
+        return f"{min(map(str, others))} is not a column that an engine sets, wanted {known}"
     for column in of_sampler:
         if not column.is_nullable and columns.get(column.name) is None:
             return f"no {column.name}, which each completion has"

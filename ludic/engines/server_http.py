@@ -241,8 +241,8 @@ class Server:
             content = await self._call("GET", "/weight_info")
         except MissingEndpointError as error:
             raise ConfigError(
-                f"{self.name} is no vLLM server whose weights can be changed (it has no /weight_info); start it with "
-                f"{FLAGS}, or run `ludic serve ROOT` on its machine"
+                f"{self.name} is not a vLLM server whose weights can be changed (it has no /weight_info); start it "
+                f"with {FLAGS}, or run `ludic serve ROOT` on its machine"
             ) from error
         return _parse(content, _WeightInfo, self.name).weight_version
 
@@ -328,7 +328,7 @@ class Server:
             return _to_array(data)
         except ValueError as error:
             raise BadAnswerError(
-                f"{self.name} answered with experts that are no array of NumPy: {one_line(error)}"
+                f"{self.name} answered with experts that are not a NumPy array: {one_line(error)}"
             ) from error
 
     async def complete(self, request: GenerationRequest, params: Mapping[str, Any], salt: str, model: str) -> Answer:
@@ -436,7 +436,7 @@ def check_url(url: str) -> str:
         is_usable = False
     if not is_usable:
         raise ConfigError(
-            f"server_url is {public_url(url)}, which is no URL of a server; wanted one such as http://node1:8000"
+            f"server_url is {public_url(url)}, which is not the URL of a server; wanted one such as http://node1:8000"
         )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 

@@ -289,7 +289,7 @@ class ServerPool:
                 experts=experts,
             )
         except OverflowError as error:
-            raise _bad_answer(server, f"a number that is no token id ({error})") from error
+            raise _bad_answer(server, f"a number that is not a token id ({error})") from error
         except ModelError as error:
             raise _NanError(f"{server.name}: {error}") from error
         if (found := why_no_answer(request, completion, self._vocab_size)) is not None:

@@ -428,7 +428,7 @@ def _reward_models(
                 )
     for name in settings:
         if name not in found:
-            raise ConfigError(f"scorer_options has {name!r}, which is no reward model among {', '.join(names)}")
+            raise ConfigError(f"scorer_options has {name!r}, which is not a reward model among {', '.join(names)}")
     return found
 
 

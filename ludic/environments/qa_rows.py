@@ -247,7 +247,7 @@ class Source:
         if _HUB_NAME.fullmatch(self.name) and not path.exists():
             return "hub"
         raise ConfigError(
-            f"{self.name!r} is no source of questions; wanted a file {DATA_FILES}, a folder of "
+            f"{self.name!r} is not a source of questions; wanted a file {DATA_FILES}, a folder of "
             "Dataset.save_to_disk, or the name of a dataset on the Hugging Face Hub, such as openai/gsm8k"
         )
 

@@ -147,8 +147,7 @@ def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
 def _unknown(name: str) -> LudicError:
     if name == RECORDED_ENV:
         return ConfigError(
-            f"environment {name!r} stands for that of a recorded run, which is in the program that was recorded; name "
-            "one with --env"
+            f"environment {name!r} is the placeholder of a recorded program's environment; name one with --env"
         )
     prefix = prefix_of(name)
     forms = [*ENVIRONMENT.names(), f"{QUESTIONS}FILE", *(f"{each}NAME" for each in ENVIRONMENT.packages)]

@@ -334,7 +334,7 @@ class _Model:
         """Compare the free space with a checkpoint and two versions, and with all that are kept."""
         url, settings = self._start.url, self._start.train
         if is_url(url):
-            return f"{url} is no folder of this machine"
+            return f"{url} is not a folder of this machine"
         place = Path(url).absolute()
         while not place.exists():
             place = place.parent

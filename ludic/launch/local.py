@@ -141,7 +141,7 @@ def predecessor(root: Root, *, take_over: bool = False) -> int:
     """
     root.check_same_run()
     free = newest_claim(root) if take_over else await_free(root, threading.Event())
-    assert free is not None, "only who is told to stop gets none"
+    assert free is not None, "None only after a stop"
     return free
 
 

@@ -1,4 +1,4 @@
-"""Plan the resources of a run before it starts: memory of each process, disk, time for files; find settings that fit.
+"""Plan the resources of a run before it starts: memory of each process, disk, time for files, and settings that fit.
 
 The plan follows from a model's configuration, a run's settings and a machine; pure, except `machine_here`.
 ludic.training.memory has the figures of a model, ludic.launch.gpus assigns the GPUs. Raises ConfigError for GPUs that
@@ -585,7 +585,7 @@ class _Planner:
 
         every = f"every {kept.checkpoint_every:,} steps" if kept.checkpoint_every else "at the end"
         return (
-            f"all ranks stand still for {_seconds(publish[_WAIT])} at a version (steps_per_version is "
+            f"all ranks are idle for {_seconds(publish[_WAIT])} at a version (steps_per_version is "
             f"{self._run.steps_per_version:,}) and {_seconds(checkpoint[_WAIT])} at a checkpoint ({every}); for longer "
             f"if the files of the one before are not written yet, which takes {_seconds(in_thread(publish))} and "
             f"{_seconds(in_thread(checkpoint))}, to a bucket {_seconds(publish[_UPLOAD])} and "

@@ -227,7 +227,7 @@ class Trial:
             if (prompts := [messages for messages in first.prompts.values() if messages])
         }
         if not lengths:
-            return "none: no environment gives a first prompt by itself"
+            return "none: no environment gives a first prompt"
         name = max(lengths, key=lambda each: lengths[each])
         return self._compare_with_positions(name, lengths[name], folder)
 

@@ -67,7 +67,7 @@ def local_folder(source: str, *, revision: str | None = None, with_weights: bool
     folder = Path(source).expanduser()
     if not folder.is_dir():
         if not is_hub_id(source):
-            raise ModelError(f"{_absent(source)}, and it is no Hugging Face id; {_ADVICE}")
+            raise ModelError(f"{_absent(source)}, and it is not a Hugging Face id; {_ADVICE}")
         folder = _snapshot(source, revision, with_weights)
     yield folder
 

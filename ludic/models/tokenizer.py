@@ -345,7 +345,7 @@ def _items_of(name: str, tokens: Mapping[str, Any]) -> dict[str, str | AddedToke
 def _texts_of(name: str, tokens: Any) -> Sequence[str | AddedToken]:
     found = [] if isinstance(tokens, dict) else [_as_token(each) for each in tokens]
     if not all(isinstance(each, str | AddedToken) for each in found):
-        raise NeedsTransformersError(f"its {name} are no texts")
+        raise NeedsTransformersError(f"its {name} are not texts")
     return found
 
 

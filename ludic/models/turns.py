@@ -246,7 +246,7 @@ class TurnsOfConversation:
             return rest, "", ending.token
         raise RefusedRecordError(
             f"the chat template ends message {index} with {rest[-20:]!r}, and other answers with {ending.tail!r}, so "
-            "which token ends it can't be told; leave it out, or give tokens"
+            "which token ends it can't be determined; leave it out, or give tokens"
         )
 
     def _stored_start(self, index: int, prompt: str, text: str) -> tuple[int, str, str]:
@@ -271,7 +271,7 @@ class TurnsOfConversation:
             return at + len(asking), "", text
         raise RefusedRecordError(
             f"the chat template asks for an answer with {asking[-40:]!r} and shows message {index} without that, so "
-            "what the model said behind it can't be told; give tokens, or take a template that shows both alike"
+            "what the model said after it can't be determined; give tokens, or take a template that shows both alike"
         )
 
     def _after_thinking(
@@ -300,7 +300,7 @@ class TurnsOfConversation:
         if not text.startswith(head):
             raise RefusedRecordError(
                 f"the chat template begins thinking in prompts and shows message {index} as "
-                f"{text[_num_common(head, text) :][:40]!r}, so what the model said can't be told; give tokens"
+                f"{text[_num_common(head, text) :][:40]!r}, so what the model said can't be determined; give tokens"
             )
         return len(head), lead, text
 

@@ -197,7 +197,7 @@ class Queue:
         """Log a warning, at most one a minute; without a text it says what was lost so far."""
         if time.monotonic() - self._warned >= _WARN_EVERY_S:
             self._warned = time.monotonic()
-            logger.warning("%s: %s; the trainer goes on", self._where, text or self._losses.so_far())
+            logger.warning("%s: %s; the trainer continues", self._where, text or self._losses.so_far())
 
     # --- In the thread -------------------------------------------------------------------------------------------
 

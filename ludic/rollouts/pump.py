@@ -391,7 +391,7 @@ class EngineCalls(Engine):
         self._may_begin.clear()
 
     def release(self) -> None:
-        """Let the requests go on."""
+        """Let the requests continue."""
         self._may_begin.set()
 
     def load_weights(self, folder: str, version: int) -> None:

@@ -147,7 +147,7 @@ class Bisection(Result):
         answer = f"({self.found.predicate}) turns true at step {self.step}; it is not at step {self.found.before}."
         num_looks = len({look.step for look in self.looks if look.step < self.step})
         is_whole = num_looks >= self.step - first
-        looked = f"The search takes it to turn true once, and looked at {num_looks} of the steps before."
+        looked = f"The search assumes that it turns true once, and checked {num_looks} of the earlier steps."
         return answer if is_whole else f"{answer} {looked}"
 
 

@@ -386,12 +386,12 @@ def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | N
 
 
 def read_cut(root: Root) -> CutRecord | None:
-    """Return cut.json; None if the root is no cut. Raises SchemaError if it is damaged."""
+    """Return cut.json; None if the root is not a cut. Raises SchemaError if it is damaged."""
     return CUT.read(root)
 
 
 def find_cut(root: Root) -> CutRecord | None:
-    """Return cut.json; None if the root is no cut, or if the file is damaged, which `ludic verify` names."""
+    """Return cut.json; None if the root is not a cut, or if the file is damaged, which `ludic verify` names."""
     with suppress(SchemaError):
         return read_cut(root)
     return None

@@ -152,7 +152,7 @@ def check_worker_id(worker_id: str) -> str:
     """Return the id. Raises ConfigError if it is not safe in a file name."""
     if not WORKER_ID.fullmatch(worker_id):
         raise ConfigError(
-            f"worker_id {worker_id!r} is no file name; wanted at most 200 letters, digits, '-', '.' and '_', not "
+            f"worker_id {worker_id!r} is not a file name; wanted at most 200 letters, digits, '-', '.' and '_', not "
             f"beginning with '.' or '_', and not {COMPACTED!r}"
         )
     return worker_id

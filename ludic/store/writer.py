@@ -192,7 +192,7 @@ class BackgroundAppender(Generic[Item]):
                 name, data = self._unwritten[0]
                 commit(self._root, name, data)
                 self._unwritten.popleft()
-        except BaseException as error:  # an extension's panic is no Exception; callers must not wait forever
+        except BaseException as error:  # an extension's panic is not an Exception; callers must not wait forever
             return error
         return None
 

@@ -93,7 +93,7 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> PlanS
     """Open the source of plans on rank 0; None on other ranks. Raises its errors on every rank.
 
     Offline training reads the scalars of all sources. Raises ConfigError if a source has no rollouts to train on, or
-    if the run to replay began with another model or other settings; MissingRootError if a source is no root.
+    if the run to replay began with another model or other settings; MissingRootError if a source is not a root.
     """
     opened: list[PlanSource] = []
 

@@ -196,10 +196,8 @@ def test_bisect_reads_the_trainer_s_own_numbers(ludic, recorded: str) -> None:
 def test_bisect_claims_nothing_of_steps_that_it_did_not_look_at(ludic, recorded: str) -> None:
     out = ludic("bisect", recorded, "step in (2, 5, 6, 7, 8)").out
     looked = [4, 6, 5]  # of 8, which is true: the middle of 1 to 8, of 5 to 8, and of 5 to 6
-    assert out.startswith(
-        "(step in (2, 5, 6, 7, 8)) turns true at step 5; it is not at step 4. The search takes it to "
-    )
-    assert f"looked at {len([step for step in looked if step < 5])} of the steps before" in out
+    assert out.startswith("(step in (2, 5, 6, 7, 8)) turns true at step 5; it is not at step 4. The search assumes ")
+    assert f"checked {len([step for step in looked if step < 5])} of the earlier steps" in out
 
 
 @pytest.mark.parametrize(
@@ -212,7 +210,7 @@ def test_bisect_claims_nothing_of_steps_that_it_did_not_look_at(ludic, recorded:
         (["check"], f"records the steps of {TRAINER}"),
         (["cut", "--step", "5", "bug"], f"{TRAINER} trained attempt 1, and only ludic's own steps can be replayed"),
         (["sample", "--prompt", "why"], "records another program's run, so no weights are in it"),
-        (["eval"], "stands for that of a recorded run"),
+        (["eval"], "is the placeholder of a recorded program's environment"),
         (["eval", "compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
         (["export", "--format", "hf", "--out", "weights"], "has no weights of any version"),
     ],

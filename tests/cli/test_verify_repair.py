@@ -99,7 +99,7 @@ def test_the_ledger_of_a_step_that_counts_stays(ludic, breakable: Path):
     result = ludic("verify", breakable, "--repair")
     assert result.code == 1
     assert (breakable / LEDGER).exists()
-    assert "put a copy of it here, or move it away" in result.out
+    assert "put a sound copy in its place, or move it away" in result.out
 
 
 def test_the_ledger_of_a_superseded_step_is_quarantined(breakable: Path):

@@ -411,7 +411,7 @@ def test_a_bad_row_is_named_and_nothing_of_its_batch_is_written(root, next_batch
 @on_one_filesystem
 @pytest.mark.parametrize("worker_id", ["", ".hidden", "_hidden", "a/b", "a b", "ü", "x" * 201, "w\n"])
 def test_a_worker_id_that_is_no_file_name_or_a_hidden_one_is_refused(root, worker_id):
-    with pytest.raises(ConfigError, match="is no file name"):
+    with pytest.raises(ConfigError, match="is not a file name"):
         RolloutWriter(root, worker_id)
 
 

@@ -165,7 +165,7 @@ def make_validator(schema: Mapping[str, Any]) -> Any:
     try:
         _validator_class().check_schema(parameters)
     except InvalidSchema as error:
-        raise ConfigError(f"tool {function['name']}: its parameters are no JSON schema: {error.message}") from error
+        raise ConfigError(f"tool {function['name']}: its parameters are not a JSON schema: {error.message}") from error
     # An empty registry: a schema from a server must not make this process fetch addresses.
     return _validator_class()(parameters, registry=Registry())
 

@@ -140,8 +140,8 @@ _OLD_S = 24 * 3600.0
 """Age above which a temporary file is deleted: longer than any write or clock difference on a shared disk."""
 
 _ADVICE = (
-    "it is kept, for only it says what a step that counts trained on: put a copy of it here, or move it away; "
-    "training goes on in any case, since checkpoints hold what was consumed"
+    "it is kept as the only record of the rollouts of a step that counts: put a sound copy in its place, or move it "
+    "away; training continues in any case, since checkpoints hold the consumed rollouts"
 )
 
 

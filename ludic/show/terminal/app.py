@@ -25,7 +25,7 @@ from ludic.store.attempts import other_trainer_of
 from ludic.store.policies import latest_policy
 
 _MOVES = {
-    "arrows, page up, page down": "move, and go on to the next page",
+    "arrows, page up, page down": "move, also to the next page",
     "home, end": "first and last row",
 }
 
