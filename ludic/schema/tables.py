@@ -201,7 +201,7 @@ def _parse_type(spec: Any) -> pa.DataType:
         case {"struct": columns}:
             return pa.struct([_parse_column(column).to_arrow() for column in columns])
     raise SchemaError(
-        f"unknown type {spec!r} in schemas/; a type is one of {', '.join(_PRIMITIVES)}, or or built from them"
+        f"unknown type {spec!r} in schemas/; a type is one of {', '.join(_PRIMITIVES)}, or built from them"
     )
 
 

@@ -142,4 +142,4 @@ def check_data(root: Root) -> Iterator[tuple[str, str]]:
         data = data_of(env, options)
         # An older ludic left the data of some roots on the machine that began the run.
         if data is not None and stored_options(options) and not root.exists(data):
-            yield data, f", the rows of {env}, is missing; copy it back from where it was"
+            yield data, f"is missing, the rows of {env}; copy it back from where it was"

@@ -266,7 +266,7 @@ def test_data_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
     name = f"inputs/{STORED['stored']}"
     for content, said in (
         (b"{}", "its rows do not match the digest in its name"),
-        (None, f"the rows of {ENV}, is missing"),
+        (None, f"is missing, the rows of {ENV}"),
     ):
         root.delete(name) if content is None else root.put(name, content)
         (finding,) = check_root(root).findings
