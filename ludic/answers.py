@@ -1,7 +1,8 @@
-"""Read the answer of an HTTP server within a limit of time and of size, whatever the server is.
+"""Send an HTTP request and read the whole answer within limits of time and size.
 
-A time-out of httpx is one of silence: a server that sends a byte a minute is waited for without end, and one that sends
-more than fits into memory ends the process. Here the limit of time is that of the whole request.
+A timeout of httpx limits only the time between bytes: a server that sends a byte a minute would be waited for without
+end, and one that sends more than fits into memory would end the process. Here the time limit is that of the whole
+request.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import httpx2
 from ludic.errors import LudicError
 
 MOST_BYTES = 8 << 20
-"""Largest answer that is read if no larger one is expected."""
+"""Default maximum bytes of an answer."""
 
 
 class AnswerTooLongError(LudicError, ValueError):
@@ -50,14 +51,14 @@ async def ask(
     params: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> HttpAnswer:
-    """Send a request, and return the whole answer, also one that says that something is wrong.
+    """Send a request, and return the whole answer, also an error status.
 
-    timeout_s: of all of it, above 0. connect_s: of the connection; None is timeout_s. most_bytes: largest answer.
-    Raises httpx2.TransportError if no whole answer comes (TimeoutException: none in time), AnswerTooLongError for a
-    larger one.
+    timeout_s: of the whole request, above 0. connect_s: of the connection; None is timeout_s. most_bytes: maximum size
+    of the answer. Raises httpx2.TransportError if no whole answer comes (TimeoutException: none in time),
+    AnswerTooLongError for a larger one.
     """
     timeout = httpx2.Timeout(timeout_s, connect=min(timeout_s, connect_s or timeout_s))
-    # Compressed, a small answer could be any size in memory.
+    # A small compressed answer could have any size in memory.
     headers = {**(headers or {}), "Accept-Encoding": "identity"}
     data = bytearray()
     try:

@@ -1,8 +1,8 @@
-"""Find what a text `module:attribute` names; its module is imported only then.
+"""Import an attribute of ludic by a text `module:attribute`, and read packaged SQL files by name.
 
-The core finds by name what is slow to import, such as engines, and what it must never import: the adapters to other
-people's programs, in ludic.adapters (import contracts in pyproject.toml). What an adapter must offer is a type of the
-core beside the table that names it.
+The core finds by name the parts that are slow to import, such as engines, and those that it must never import: the
+adapters to other programs, in ludic.adapters (import contracts in pyproject.toml). The interface of an adapter is a
+type of the core beside the table that names it.
 """
 
 from functools import cache

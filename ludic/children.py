@@ -1,8 +1,8 @@
-"""Start Python processes that import no module from the working directory; no other module starts a process.
+"""Start Python processes that do not import from the working directory; only this module starts processes.
 
-The working directory may be another user's root, or any folder with a file torch.py in it. `python -m` looks there
-first for modules. So each process gets the flag -P, and PYTHONSAFEPATH in its environment for the processes that it
-starts in turn, such as the ranks of torchrun and the children of multiprocessing.
+The working directory may be another user's root, or any folder with a file torch.py. `python -m` searches it first for
+modules. So each process gets the flag -P, and PYTHONSAFEPATH in its environment for the processes that it starts in
+turn, such as the ranks of torchrun and the children of multiprocessing.
 """
 
 import os
@@ -21,7 +21,7 @@ SAFE_ENVIRONMENT = MappingProxyType({"PYTHONSAFEPATH": "1"})
 """Environment variables of every process that ludic starts."""
 _FORCE_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """Variables that let a program colour what it writes to a file; Python 3.13 does so with its tracebacks. A notebook's
-kernel sets them, and the processes that ludic starts write log files; on a terminal programs need none of them."""
+kernel sets them, and the processes that ludic starts write log files; on a terminal programs do not need them."""
 _SAFE_FLAG = "-P"
 _PR_SET_PDEATHSIG = 1
 
@@ -34,7 +34,7 @@ def python_words(args: Sequence[str], python: str = sys.executable) -> list[str]
 def start_python(
     args: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
 ) -> "subprocess.Popen[bytes]":
-    """Start `python ARGS`. environment: all variables of it; None gives those of this process. options: of Popen."""
+    """Start `python ARGS`. environment: all its variables; None takes those of this process. options: of Popen."""
     return subprocess.Popen(python_words(args), env=safe_environment(environment), **options)
 
 
@@ -53,18 +53,18 @@ def become_python(args: Sequence[str], *, environment: Mapping[str, str] | None 
 
 
 def shell_command(args: Sequence[str]) -> str:
-    """Return the command for a shell of this machine that becomes `python ARGS`, for a library that starts it."""
+    """Return the shell command that becomes `python ARGS`, for a library that starts it."""
     variables = " ".join(f"{name}={value}" for name, value in SAFE_ENVIRONMENT.items())
     return f"{variables} exec {shlex.join(python_words(args))}"
 
 
 def protect_library_processes() -> None:
-    """Let the processes that libraries start here, such as vLLM's, be safe too, by this process's environment."""
+    """Protect the processes that libraries start here, such as vLLM's, through this process's environment."""
     os.environ.update(SAFE_ENVIRONMENT)
 
 
 def describe_end(returncode: int) -> str | None:
-    """Say how a process ended; None if it ended well."""
+    """Describe how a process ended; None for exit code 0."""
     if not returncode:
         return None
     if returncode < 0:
@@ -89,6 +89,7 @@ def end_with_parent() -> None:
 
 
 def safe_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
-    """Return all variables of a process to start, but those that force colours; None gives those of this process."""
+    """Return all variables of a process to start, without those that force colours; None takes those of this
+    process."""
     given = os.environ if environment is None else environment
     return {**{name: value for name, value in given.items() if name not in _FORCE_COLOURS}, **SAFE_ENVIRONMENT}

@@ -1,7 +1,7 @@
-"""Read files of settings, which people write: TOML, or JSON by its suffix.
+"""Read files of settings in TOML, or in JSON by their suffix.
 
-A file is UTF-8, whatever the locale; a byte-order mark before it, as editors on Windows write it, is no part of it.
-Raises ConfigError, which names the file.
+A file is UTF-8, whatever the locale; a byte-order mark, which editors on Windows write, is ignored. Raises ConfigError,
+which names the file.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from ludic.errors import ConfigError
 
 MAX_BYTES = 10_000_000
-"""A larger file holds no settings, and a parser would take long to say so."""
+"""Maximum bytes of a file; a larger one holds no settings, and parsing it would take long."""
 
 
 def read_config(path: Path, known: Collection[str] | None = None) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def read_config(path: Path, known: Collection[str] | None = None) -> dict[str, A
 
 
 def parse_config(data: bytes, name: str, known: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the settings in a file's content. name: of the file, for errors; .json says that it is no TOML.
+    """Return the settings in a file's content. name: of the file, for errors; the suffix .json means JSON.
 
     known: as in `read_config`.
     """
@@ -44,7 +44,7 @@ def parse_config(data: bytes, name: str, known: Collection[str] | None = None) -
     except UnicodeDecodeError as error:
         encoding = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "another encoding"
         raise ConfigError(
-            f"{name}: byte {error.start} is {data[error.start]:#04x}, which is no UTF-8; the file is in {encoding}: "
+            f"{name}: byte {error.start} is {data[error.start]:#04x}, which is not UTF-8; the file is in {encoding}: "
             "save it as UTF-8"
         ) from error
     try:
@@ -60,7 +60,7 @@ _YAML_LINE = re.compile(r"(?P<name>[\w.\"'-]+):(?:[ \t]+(?P<value>[^#\n]*\S))?[ 
 
 
 def _other_format(path: Path, text: str, known: Collection[str] | None) -> str:
-    """Say that a text which could not be read is YAML or JSON; "" if it is neither."""
+    """Describe an unreadable text that is YAML or JSON; "" if it is neither."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "---"))]
     if lines and lines[0].lstrip().startswith("{") and path.suffix != ".json":
         return " is JSON, and its name does not end with .json; rename it, or write TOML"

@@ -1,11 +1,11 @@
-"""Read the rows of a data file, whatever contains them: JSON Lines, a JSON array, CSV, Parquet or Arrow.
+"""Read the rows of a data file in JSON Lines, JSON, CSV, Parquet or Arrow.
 
-The text formats may be packed by gzip. The content says what a file is; the suffix tells only CSV from JSON. Rows are
-read in a stream, and a file that unpacks to far more than its size is refused. Every reader of users' data files in
-ludic is this one. Raises ConfigError, which names the file, its line or row, what was found and what was wanted.
+The text formats may be compressed with gzip. The content determines the format; the suffix only distinguishes CSV from
+JSON. Rows are read in a stream, and a file that unpacks to far more than its size is refused. All users' data files are
+read here. Raises ConfigError, which names the file, its line or row, the value found and the value wanted.
 
-Arrow gives all structs of a column the same fields: one that a row lacks is null there. In a struct of a table null is
-therefore absent. JSON, as text or in a column of Arrow's type for it, keeps its nulls, as lists and maps do.
+Arrow gives all structs of a column the same fields, and a missing field is null. So null in a struct of a table counts
+as absent. JSON, as text or in a column of Arrow's JSON type, keeps its nulls, and so do lists and maps.
 """
 
 import codecs
@@ -29,7 +29,7 @@ from ludic.errors import ConfigError, one_line
 
 _TEXTS = (".jsonl", ".ndjson", ".json", ".csv")
 SUFFIXES = (*_TEXTS, *(f"{suffix}.gz" for suffix in _TEXTS), ".parquet", ".arrow")
-"""How the names of data files end."""
+"""Suffixes of data files."""
 LISTED = "*.jsonl, *.ndjson, *.json, *.csv (or *.gz of these), *.parquet or *.arrow"
 """The suffixes, for messages."""
 
@@ -38,10 +38,10 @@ _ARROW_STREAM = b"\xff\xff\xff\xff"
 """The first bytes of an Arrow stream, as the package datasets stores it in files *.arrow."""
 _BOM = b"\xef\xbb\xbf"
 _OTHERS = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip (as an Excel file is)"}
-"""First bytes of packed files that are not read."""
+"""First bytes of compressed files that are not supported."""
 
 MOST_ROW_BYTES = 256 << 20
-"""Largest line, item of an array, or cell of a CSV file: a file without line ends would fill the memory."""
+"""Maximum bytes of a line, an item of an array, or a CSV cell: a file without line ends would fill the memory."""
 MOST_UNPACKED_BYTES = 256 << 20
 MOST_TIMES_UNPACKED = 100
 """A gzip file may unpack to MOST_UNPACKED_BYTES, or else to this multiple of its size; texts shrink to a tenth, and
@@ -55,7 +55,7 @@ def table_rows(
 ) -> list[dict[str, Any]]:
     """Return each row with all columns, null or not, and structs without the fields that are null.
 
-    maps_as_pydicts: as in pyarrow's to_pylist. Raises ConfigError if two columns have one name.
+    maps_as_pydicts: as in pyarrow's to_pylist. Raises ConfigError if two columns have the same name.
     """
     names = table.schema.names
     if len({*names}) < len(names):
@@ -92,18 +92,18 @@ ToRows = Callable[[pa.RecordBatch], list[dict[str, Any]]]
 
 
 class ReadRow(NamedTuple):
-    """A row, or why one can't be read."""
+    """A row, or the reason why it can't be read."""
 
     number: int
-    """From 1: the line, or the row of a table."""
+    """Number of the line, or of the row of a table, from 1."""
     where: str
-    """For messages: line 3; of an array or a table row 3, counted from 0."""
+    """Position for messages: line 3; in an array or a table row 3, counted from 0."""
     value: dict[str, Any] | str
-    """The row; a text is the reason for which there is none, such as: is not JSON."""
+    """The row; or a text with the reason why there is none, such as: is not JSON."""
 
 
 def is_data_file(name: str) -> bool:
-    """Return whether a name ends as that of a data file."""
+    """Return whether a name has the suffix of a data file."""
     return name.lower().endswith(SUFFIXES)
 
 
@@ -125,7 +125,7 @@ def read_rows(
     """Yield the rows of an open file, which can seek.
 
     name: path or URL, for messages and its suffix. columns: those that are read of Parquet and Arrow; None reads all.
-    to_rows: makes rows of a table. A row that can't be read is yielded with its reason; what follows it can be read.
+    to_rows: makes rows of a table. An unreadable row is yielded with its reason; reading continues after it.
     """
     beginning = file.read(8)
     file.seek(0)
@@ -147,7 +147,7 @@ def read_rows(
         try:
             yield from _text_rows(buffered, name)  # type: ignore[arg-type]
         finally:
-            buffered.detach()  # else it closes the file, which is the caller's
+            buffered.detach()  # otherwise it would close the caller's file
 
 
 def _check_known(beginning: bytes, name: str) -> None:
@@ -209,7 +209,7 @@ def _text_rows(file: io.BufferedReader, name: str) -> Iterator[ReadRow]:
 
 
 def _first_character(file: io.BufferedReader) -> bytes:
-    """Return the first byte that is no white space, within the first megabyte; reads nothing."""
+    """Return the first byte that is not white space, within the first megabyte; consumes nothing."""
     return file.peek(_CHUNK).lstrip()[:1]
 
 
@@ -224,7 +224,7 @@ def _lines(file: io.BufferedReader, name: str) -> Iterator[tuple[int, bytes]]:
 
 def _line_rows(file: io.BufferedReader, name: str) -> Iterator[ReadRow]:
     rows = (ReadRow(number, f"line {number}", _row(line)) for number, line in _lines(file, name) if line.strip())
-    if _suffix(name) == ".json":  # may be one object, whose lines are no rows
+    if _suffix(name) == ".json":  # may be one object, whose lines are not rows
         wanted = "wanted an array of rows, [{...}, {...}], or lines with a row each"
         if first := next(rows, None):
             if isinstance(first.value, str):
@@ -237,10 +237,10 @@ def _line_rows(file: io.BufferedReader, name: str) -> Iterator[ReadRow]:
 
 
 def _row(line: bytes) -> dict[str, Any] | str:
-    """Return the object that a line holds, or why it holds none."""
+    """Return the object in a line, or the reason why there is none."""
     try:
         value = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # it is stricter than json, which also takes NaN
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # msgspec is stricter than json, which also accepts NaN
         try:
             text = line.decode()
             value = json.loads(text)
@@ -248,7 +248,7 @@ def _row(line: bytes) -> dict[str, Any] | str:
             return f"is not UTF-8 text: byte {line[error.start]:#04x} at {error.start + 1}"
         except json.JSONDecodeError as error:
             return f"is not JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}"
-        except (ValueError, RecursionError) as error:  # a number of too many digits, brackets in brackets
+        except (ValueError, RecursionError) as error:  # a number with too many digits, deeply nested brackets
             return f"is not JSON: {one_line(error)}"
         return _object(value, text)
     return _object(value, "")
@@ -259,13 +259,14 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _object(value: Any, text: str) -> dict[str, Any] | str:
-    """Return a value, or why it can't be a row. text: its JSON; empty if it has no half of a surrogate pair."""
+    """Return a value, or the reason why it can't be a row. text: its JSON; empty if it has no half of a surrogate
+    pair."""
     if not isinstance(value, dict):
         return f"is {reprlib.repr(value)}, wanted a JSON object with the columns as keys"
     if _HALF.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:  # no tokenizer takes it
+        except UnicodeEncodeError as error:  # no tokenizer accepts it
             half = error.object[error.start].encode("unicode_escape").decode()
             return f"holds half a character, {half}; wanted both halves, or the character itself"
     return value
@@ -282,7 +283,7 @@ def _array_rows(file: io.BufferedReader, name: str) -> Iterator[ReadRow]:
         number += 1
     text.skip("]", where)
     if rest := text.next_character(where):
-        raise ConfigError(f"{name} goes on after its array with {rest!r}, wanted one array of rows")
+        raise ConfigError(f"{name} continues after its array with {rest!r}, wanted one array of rows")
 
 
 def _item(text: "_Text", decoder: json.JSONDecoder, where: str) -> dict[str, Any] | str:
@@ -294,7 +295,7 @@ def _item(text: "_Text", decoder: json.JSONDecoder, where: str) -> dict[str, Any
             if isinstance(error, json.JSONDecodeError) and text.more(where):
                 continue
             raise ConfigError(f"{text.name}, {where} is not JSON: {_brief(error)}; wanted an array of rows") from error
-        if end == len(text.buffer) and text.more(where):  # a number may go on
+        if end == len(text.buffer) and text.more(where):  # a number may continue
             continue
         item, text.at = text.buffer[text.at : end], end
         return _object(value, item)
@@ -315,7 +316,7 @@ class _Text:
         self._file, self._decoder = file, codecs.getincrementaldecoder("utf-8")()
 
     def more(self, where: str) -> bool:
-        """Read on, at least as much as is there, so that a long item takes linear time; False at the end."""
+        """Read more, at least as much as the buffer holds, so that a long item takes linear time; False at the end."""
         rest = len(self.buffer) - self.at
         if rest > MOST_ROW_BYTES:
             raise ConfigError(f"{self.name}, {where} has over {MOST_ROW_BYTES:,} characters, or is damaged")
@@ -330,7 +331,7 @@ class _Text:
         return bool(data)
 
     def next_character(self, where: str) -> str:
-        """Return the next character that is no white space, which stays; empty at the end."""
+        """Return the next character that is not white space, without consuming it; empty at the end."""
         while True:
             self.at = _BLANKS.match(self.buffer, self.at).end()  # type: ignore[union-attr]
             if self.at < len(self.buffer) or not self.more(where):

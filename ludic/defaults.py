@@ -1,4 +1,4 @@
-"""Defaults that a command's help names and that a slow module uses."""
+"""Define defaults that a command's help shows and that a module with slow imports uses."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 LEASE_S = 12.0
 """Default length of a lease, in seconds. Costs a put and two gets every 4 s: 13 cents a day on S3."""
 MOST_LEASE_S = 86_400
-"""Longest lease, in seconds. After a trainer dies, the next one waits as long before it takes over."""
+"""Maximum lease, in seconds. After a trainer dies, the next one waits this long before it takes over."""
 ENV_TIMEOUT_S = 60.0
 """Default limit of one call of an environment, in seconds."""
 TARGET_BYTES = 128 << 20
@@ -22,14 +22,14 @@ RECORDED_ENV = "recorded"
 Longrope = Literal["short", "long"]
 """Factors of a longrope model, such as Phi-3-128k."""
 ExampleIds = Literal["row", "question"]
-"""What identifies a question of qa/SOURCE: a unique column such as id, else all columns; or its question and answer, as
-in roots whose run.json does not say."""
+"""Identity of a question of qa/SOURCE: a unique column such as id, else all columns; or its question and answer, as in
+roots whose run.json has no value."""
 EXAMPLE_IDS: tuple[ExampleIds, ...] = get_args(ExampleIds)
-"""The first is that of a new root."""
+"""Possible values; the first is the default of a new root."""
 
 Track = Callable[[Iterable[Any], int | None, str], Iterable[Any]]
-"""Shows the progress of slow work: passes on the items of an iterable, and shows their count with a description. The
-length is None if it is not known. Functions that do such work take one; the caller that has a terminal gives it."""
+"""Shows the progress of slow work: yields the items of an iterable, and shows their count with a description. The
+length is None if unknown. Functions with slow work take one from a caller that has a terminal."""
 
 
 def untracked(items: Iterable[Any], total: int | None, description: str) -> Iterable[Any]:

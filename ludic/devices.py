@@ -1,4 +1,4 @@
-"""GPUs that a process may use, without an import of torch where there is none; variables that limit a process."""
+"""Find the GPUs that a process may use, without importing torch if there are none."""
 
 import os
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""The process group of a trainer: started by torchrun or Ray Train, or a single rank.
+"""Join the process group of a trainer (torchrun, Ray Train or a single rank), and exchange data between ranks.
 
 Rank 0's decisions are sent to other ranks as JSON, never pickled. A LudicError of one rank is raised on every rank,
 because a rank that waits for a collective alone hangs.
 
-Each process group has the time-out of its wait. The default group sums and moves tensors, which takes seconds, and
-keeps torch's limits. Work of one rank, such as a download of a model or the end of a checkpoint, may take hours: the
-other ranks wait for it in a gloo group without a limit. If a rank dies, its connections close, and the wait ends.
+Each process group has its own timeout. The default group sums and moves tensors, which takes seconds, and keeps torch's
+limits. Work of one rank, such as a download of a model or the end of a checkpoint, may take hours: the other ranks wait
+for it in a gloo group without a limit. If a rank dies, its connections close, and the wait ends.
 """
 
 import os
@@ -137,7 +137,8 @@ def open_on_main(open_: Callable[[], T]) -> T | None:
 
 @contextmanager
 def path_on_main(find: Callable[[], AbstractContextManager[Path]]) -> Iterator[str]:
-    """Give every rank the path that rank 0 finds, and opens until the end. Raises its error on every rank."""
+    """Yield the path that rank 0 finds and keeps open during the block, on every rank. Raises its error on every
+    rank."""
     with ExitStack() as stack:
         yield run_on_main(lambda: str(stack.enter_context(find())))
 

@@ -1,4 +1,4 @@
-"""Every error that ludic raises on purpose; each is also a standard Python error.
+"""Define every error that ludic raises on purpose; each is also a standard Python error.
 
 A message says where the error is, the value found, the value wanted, and what to do. The command line
 prints it as one line and exits with 1. Any other error is a bug and shows its traceback.
@@ -11,11 +11,11 @@ from types import MappingProxyType
 from ludic.masking import mask
 
 _MOST_LISTED = 20
-"""Names that a message lists beside similar ones."""
+"""Maximum number of names that a message lists."""
 
 
 DETAIL_INDENT = "    "
-"""What the command line prints before each line of a `detail`."""
+"""Prefix of each line of a `detail` on the command line."""
 
 
 class LudicError(Exception):
@@ -26,7 +26,7 @@ class LudicError(Exception):
     detail: str | None = None
     """Lines that the command line prints after the message, such as the traceback of a user's code."""
     is_lasting = False
-    """Whether a new start would meet the same error, as with a mistake in the settings or in the user's code."""
+    """True if a new start would meet the same error, for example a mistake in the settings or in the user's code."""
 
 
 LASTING_EXIT_CODE = 78
@@ -67,15 +67,15 @@ class FencedError(LudicError, RuntimeError):
 
 
 class ReplacedRootError(FencedError):
-    """The root was deleted, or deleted and made again, since this process opened it; this process must stop."""
+    """The root was deleted, or deleted and created again, since this process opened it; this process must stop."""
 
 
 class SlotTakenError(LudicError, RuntimeError):
     """A newer worker holds the slot; this process must stop."""
 
     exit_code = 93
-    """Whoever restarts workers waits until the other worker has ended, if the slot has a newer claim. Other programs
-    rarely use this status."""
+    """A supervisor that restarts workers waits until the other worker has ended, if the slot has a newer claim. Other
+    programs rarely use this status."""
 
 
 class OwnedError(LudicError, RuntimeError):
@@ -116,11 +116,11 @@ class HalfLoadedError(ModelError):
 
 
 class EngineError(LudicError, RuntimeError):
-    """An inference engine's process or server is gone, or broke its contract; a worker must start it again."""
+    """An inference engine's process or server has ended, or broke its contract; a worker must start it again."""
 
 
 class NoServerError(LudicError, ConnectionError):
-    """No inference server answers, or none holds the wanted weights yet; one may come later."""
+    """No inference server answers, or none holds the wanted weights yet; one may do so later."""
 
 
 class TrainingError(LudicError, ArithmeticError):
@@ -136,7 +136,7 @@ class NotCalledError(TimeLimitError):
 
 
 class JudgeError(LudicError, RuntimeError):
-    """A judge did not answer, or its answer is of no use."""
+    """A judge did not answer, or its answer is unusable."""
 
 
 class ScorerError(LudicError, RuntimeError):
@@ -145,7 +145,7 @@ class ScorerError(LudicError, RuntimeError):
     failure_traceback: str | None = None
     """Traceback of the user's code in that process; None if its process ended."""
     components: Mapping[str, float] = MappingProxyType({})
-    """Components of the reward that the other scorers gave, by name; a failed rollout keeps them."""
+    """Reward components of the other scorers, by name; a failed rollout keeps them."""
 
 
 class ToolError(LudicError, RuntimeError):
@@ -173,14 +173,14 @@ class Interruption(BaseException):
 
 
 class StopNowInterrupt(KeyboardInterrupt):
-    """A second Ctrl-C. A KeyboardInterrupt that a user's code raises itself is not taken for it."""
+    """A second Ctrl-C. A KeyboardInterrupt that a user's code raises itself does not count as one."""
 
 
 def one_line(error: BaseException) -> str:
     """Return an error's message on one line and without secrets, for use in another message; never raises."""
     try:
         return " ".join(mask(str(error)).split())
-    except Exception as failure:  # of a user's __str__
+    except Exception as failure:  # raised by a user's __str__
         return f"its message could not be read, {type(failure).__name__} was raised"
 
 
@@ -201,10 +201,10 @@ def unknown_name(
     own: Sequence[str] = (),
     elsewhere: str = "",
 ) -> str:
-    """Return the message about a name that nothing has, such as: parser 'boxd' is unknown; did you mean 'boxed'?
+    """Return the message about an unknown name, such as: parser 'boxd' is unknown; did you mean 'boxed'?
 
-    known: all names. listed: what to say that there is, if not these. close: what to say may be meant, if not the
-    similar ones. own: forms in which users name their own. elsewhere: said instead of a list that is too long.
+    known: all names. listed: names to list instead of these. close: suggestions instead of the similar ones. own: forms
+    of users' own names. elsewhere: text instead of a list that is too long.
     """
     known = [*known]
     listed = known if listed is None else listed

@@ -1,4 +1,4 @@
-"""Names and types of the columns that a run adds to its rollouts. Raises ConfigError if one is invalid."""
+"""Check the names and types of the columns that a run adds to its rollouts. Raises ConfigError if one is invalid."""
 
 import re
 from collections.abc import Mapping, Sequence

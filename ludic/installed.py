@@ -1,6 +1,7 @@
-"""Find installed packages, their versions and files, without running them; say which extra installs one.
+"""Find installed packages, their versions and files, and the extra that installs one, without importing them.
 
-`pip install ludic-rl` brings what reads, writes and keeps roots. What samples and trains models is the extra train.
+`pip install ludic-rl` installs the packages that read, write and maintain roots; the extra train adds those that sample
+from and train models. Raises MissingPackageError for a missing package.
 """
 
 import contextlib
@@ -12,19 +13,20 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from ludic.errors import MissingPackageError
 
 TRAIN = "train"
-"""The extra with what samples and trains models."""
+"""The extra with the packages that sample from and train models."""
 EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("torch", "transformers", "peft", "reasoning_gym", "safetensors"), TRAIN),
     "matplotlib": "plot",
 }
-"""The extra that installs a package which modules of ludic import without asking for it."""
+"""The extra of each package that modules of ludic import without a call of `require`."""
 
 LUDIC = "ludic-rl"
 """Name under which ludic is packaged."""
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a package can be imported; does not import it. A folder of that name without code is none."""
+    """Return whether a package can be imported, without importing it. A folder of that name without code does not
+    count."""
     with contextlib.suppress(ModuleNotFoundError):
         spec = importlib.util.find_spec(package)
         return spec is not None and spec.origin is not None
@@ -34,16 +36,16 @@ def is_installed(package: str) -> bool:
 def require(package: str, extra: str, what: str) -> None:
     """Raise MissingPackageError if a package is missing.
 
-    extra: ludic's extra that installs it. what: begin of the message.
+    extra: ludic's extra that installs it. what: beginning of the message.
     """
     if not is_installed(package):
         raise MissingPackageError(f"{what}: {_advice(package, extra)}")
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingPackageError | None:
-    """Return what to say of an import that failed deep inside: which extra installs the package; None if none does."""
+    """Return the message for a failed import: the extra that installs the package; None if there is none."""
     package = (error.name or "").partition(".")[0]
-    if package not in EXTRAS or is_installed(package):  # then it is another version of it, without this module
+    if package not in EXTRAS or is_installed(package):  # another version is installed, without this module
         return None
     return MissingPackageError(_advice(package, EXTRAS[package]))
 
@@ -53,7 +55,7 @@ def _advice(package: str, extra: str) -> str:
 
 
 def installed_version(package: str) -> str | None:
-    """Return a package's version; None if it is not installed, as when ludic runs from a folder of sources."""
+    """Return a package's version; None if it is not installed, for example if ludic runs from its sources."""
     with contextlib.suppress(PackageNotFoundError):
         return version(package)
     return None

@@ -1,13 +1,13 @@
 """Mask secrets in texts that leave the process: errors, logs, stored failures.
 
 Known secrets are the values of `VARIABLES`, those of other environment variables with a name that ends as one of
-`ENDINGS`, and those that `keep_secret` was given. `mask` finds them, and parts of them, in the forms that servers and
-programs write: as they are; with the escapes of JSON (\\/, \\u0041, also of JSON within JSON), repr, percent-encoding
-and HTML; in base64 of both alphabets, at each of three alignments; in hexadecimal.
-Secrets that are not known are found by what stands around them, such as `Bearer ` or user and password in a URL.
+`ENDINGS`, and those passed to `keep_secret`. `mask` finds them, and parts of them, in the forms that servers and
+programs write: unchanged; with the escapes of JSON (\\/, \\u0041, also of JSON within JSON), repr, percent-encoding and
+HTML; in base64 of both alphabets, at each of three alignments; in hexadecimal. Unknown secrets are found by their
+context, such as `Bearer ` or user and password in a URL.
 
-A text is masked before it is cut or quoted: half a secret is not found by its whole. A server that means to hide the
-secret from us, for example reversed, can do so.
+Mask a text before it is cut or quoted, since half a secret may not be found. A server can hide a secret on purpose, for
+example reversed.
 
 Texts come from models and servers, and may be long: each search takes time in proportion to the text.
 """
@@ -43,9 +43,9 @@ SECRET_NAME = re.compile(r"key|token$|secret|passw|credential", re.IGNORECASE)
 """Matches the name of a setting that is likely to be a secret."""
 
 _SHORTEST, _SHORTEST_VARIABLE = 4, 8
-"""Characters of the shortest secrets; a shorter one would hide ordinary words and protects nothing."""
+"""Characters of the shortest secrets; shorter ones would hide ordinary words and protect nothing."""
 _SHORTEST_WITH_PARTS = 12
-"""A secret of fewer characters is found as a whole only: its parts may be ordinary words."""
+"""A secret of fewer characters is found only as a whole, since its parts may be ordinary words."""
 
 _given: set[str] = set()
 
@@ -63,7 +63,7 @@ _FIELD = re.compile(
 """Matches a quoted value after the name of a secret, as dataclasses and dictionaries print it."""
 _WORD = re.compile(r"[^@\s'\"]+@?")
 _PASSWORD = re.compile(r"(?<=://)[^/?#:@\s'\"]*:(?!\d*(?:[/?#\s]|$))")
-"""Matches the user before a password in a URL, but no host before its port; a password may hold a slash."""
+"""Matches the user before a password in a URL, but not a host before its port; a password may hold a slash."""
 _ESCAPE = re.compile(
     r"\\+u(?P<pair>[dD][89abAB][0-9a-fA-F]{2}\\+u[dD][c-fC-F][0-9a-fA-F]{2})"
     r"|\\+u(?P<code>[0-9a-fA-F]{4})"
@@ -147,8 +147,8 @@ def mask_fields(text: str) -> str:
 def _without_passwords(text: str) -> str:
     """Return the text with *** in the place of user and password in URLs.
 
-    A pattern of a whole login would look from each "://" for an "@" that may be far away, or missing. So a word up to
-    its "@" is looked at once.
+    A pattern of a whole login would search from each "://" for an "@" that may be far away or missing. So each word up
+    to its "@" is searched only once.
     """
 
     def masked(word: re.Match[str]) -> str:
@@ -198,7 +198,10 @@ def _parts(secrets: frozenset[str]) -> tuple[tuple[str, int, Set[bytes]], ...]:
     for secret in secrets:
         raw = secret.encode(errors="replace")
         size = max(6, min(8, len(raw) // 2)) if len(raw) >= _SHORTEST_WITH_PARTS else len(raw)
-        for plain in (_decode(secret)[0], raw.replace(b"\\", b"")):  # which differ if it looks escaped, as 100%41 does
+        for plain in (
+            _decode(secret)[0],
+            raw.replace(b"\\", b""),
+        ):  # they differ if the secret looks escaped, like 100%41
             _add(found, "plain", plain, size)
         _add(found, "hex", raw.hex().encode(), 2 * size)
         for before in range(3):

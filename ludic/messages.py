@@ -1,10 +1,11 @@
-"""Read messages of conversations as other programs write them: one reader for imports, data sets and questions.
+"""Read messages of conversations as other programs write them, for imports, data sets and questions.
 
-Read are the fields of OpenAI's chat format, also those of before tools, the parts of Anthropic's content, and the names
-that servers and trainers give to the model's thinking and to turns without loss. What a message holds is used, or the
-record is refused: the error names the field. Fields that are not known are counted (`ReadMessages.unread`).
+Supported are the fields of OpenAI's chat format, including those from before tools, the parts of Anthropic's content,
+and the names that servers and trainers use for the model's thinking and for turns without loss. All known content of a
+message is used, or the record is refused with an error that names the field. Unknown fields are counted
+(`ReadMessages.unread`).
 
-Pure. Raises RefusedRecordError, whose text gives the field, the value that was found, and what was wanted.
+Pure. Raises RefusedRecordError, which names the field, the value found and the value wanted.
 """
 
 import json
@@ -21,10 +22,10 @@ from ludic.records import ROLES, Message, ToolCall
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the model's thinking in a message, also in chat templates; it is a text."""
 MARKS = ("weight", "train", "trainable", "loss", "train_on_turn")
-"""Names of the mark that says whether a turn of the assistant is trained on: true, false, 1 or 0."""
+"""Names of the mark for training on a turn of the assistant: true, false, 1 or 0."""
 
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-"""Names of what ludic can't train on, as rows, messages and parts of content have it; what has one is refused."""
+"""Names of content that ludic can't train on, in rows, messages and parts; a record with one is refused."""
 _MEDIA = frozenset({*MEDIA, "image_url", "input_audio"})
 
 _FIELDS = frozenset({"role", "content", "name", "tool_calls", "function_call", "refusal"})
@@ -35,15 +36,15 @@ _PARTS: Mapping[str, frozenset[str]] = {
     "tool_use": frozenset({"id", "name", "input"}),
     "tool_result": frozenset({"tool_use_id", "content"}),
 }
-"""Types of parts of content that are read, with their fields."""
+"""Supported types of parts of content, with their fields."""
 _PLACES = {"thinking": 0, "reasoning": 0, "tool_result": 0, "tool_use": 2}
-"""Places of parts in a message: thinking and results, then texts, then calls. Templates show them in this order."""
+"""Order of parts in a message: thinking and results, then texts, then calls. Templates show them in this order."""
 _CALL = frozenset({"id", "type", "function", "name", "arguments", "result", "error"})
 _FUNCTION = frozenset({"name", "arguments"})
 
 
 def check_text(name: str, text: Any) -> None:
-    """Raise RefusedRecordError unless it is text that UTF-8 can hold, which half of a surrogate pair is not."""
+    """Raise RefusedRecordError unless the text can be encoded as UTF-8, which half of a surrogate pair can't."""
     if not isinstance(text, str):
         raise refusal(name, text, "a text")
     if text != storable(text):
@@ -58,15 +59,15 @@ def refusal(name: str, value: Any, wanted: str) -> RefusedRecordError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadMessages:
-    """A conversation that was read. A message of a file may become several, as results of tools in one of the user."""
+    """A conversation. One message of a file may become several, such as results of tools in a user's message."""
 
     messages: tuple[Message, ...]
     trained: tuple[bool, ...]
-    """Whether each message is a turn to train on: of the assistant, and not marked otherwise."""
+    """True if each message is a turn to train on: of the assistant, and not marked otherwise."""
     sources: tuple[int, ...]
     """Index of the file's message that each one is from."""
     unread: Mapping[str, int]
-    """Number of messages with a field that is not known, by its name, such as messages[].cache_control."""
+    """Number of messages with an unknown field, by its name, such as messages[].cache_control."""
 
 
 def read_messages(values: Any, name: str = "messages", *, has_tokens: bool = False) -> ReadMessages:
@@ -83,7 +84,7 @@ def read_messages(values: Any, name: str = "messages", *, has_tokens: bool = Fal
         unknown: set[str] = set()
         found += (replace(turn, source=number) for turn in _turns(value, f"{name}[{number}]", has_tokens, unknown))
         unread.update(f"{name}[].{each}" for each in unknown)
-    # ART marks the turns that were sampled and leaves the others without a mark.
+    # ART marks the sampled turns only.
     only_marked = any(turn.mark and turn.marked_by == "trainable" for turn in found)
     turns = found if has_tokens else [*_in_order_of_calls(found, name)]
     return ReadMessages(
@@ -103,7 +104,7 @@ def to_message(value: Any) -> Message:
 
 
 def marked(messages: Sequence[Mapping[str, Any]], *, trained: bool) -> list[dict[str, Any]]:
-    """Return messages with one mark, `trainable`, which is true for the turns that their own marks let be trained on.
+    """Return messages with a single mark, `trainable`, which is true for the turns whose own marks allow training.
 
     Without `trained` it is true for none. Raises RefusedRecordError as `read_messages` does.
     """
@@ -130,7 +131,7 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema in OpenAI's form; one that is neither in it nor has name and parameters is unchanged."""
+    """Return a schema in OpenAI's form; a schema in an unknown form is unchanged."""
     found = {name: value for name, value in tool.items() if value is not None}
     if "function" in found or "name" not in found or found.get("type", "function") not in ("function", "custom"):
         return dict(tool)
@@ -159,7 +160,7 @@ def _is_trained(turn: _Turn, only_marked: bool) -> bool:
 
 @dataclass(slots=True)
 class _Content:
-    """What the content of a message holds."""
+    """The content of a message, by kind."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -173,7 +174,7 @@ class _Content:
 
 
 def _turns(value: Any, at: str, has_tokens: bool, unread: set[str]) -> Iterator[_Turn]:
-    """Yield the messages that one of a file holds. unread: gets the names of its unknown fields."""
+    """Yield the messages in one message of a file. unread: gets the names of its unknown fields."""
     if isinstance(value, Message):
         yield _Turn(_checked(value, at))
         return
@@ -213,7 +214,7 @@ def _turns(value: Any, at: str, has_tokens: bool, unread: set[str]) -> Iterator[
 
 
 def _checked(message: Message, at: str) -> Message:
-    """Return a message whose texts the store can hold. Raises RefusedRecordError for others."""
+    """Return a message whose texts can be stored. Raises RefusedRecordError for others."""
     if message.role not in ROLES:
         raise refusal(f"{at}.role", message.role, f"one of {', '.join(ROLES)}")
     texts = {"content": message.content, "name": message.name, "reasoning": message.reasoning}
@@ -251,7 +252,7 @@ def _text(value: Mapping[str, Any], name: str, at: str) -> str | None:
 
 
 def _read_mark(value: Mapping[str, Any], at: str, role: str) -> tuple[bool | None, str]:
-    """Return whether a turn is marked to be trained on, None without a mark, and the name of the mark."""
+    """Return whether a turn is marked for training, None without a mark, and the name of the mark."""
     found = {name: value[name] for name in MARKS if value.get(name) is not None}
     for name, mark in found.items():
         if mark not in (0, 1):
@@ -294,7 +295,7 @@ def _read_content(value: Any, at: str, unread: set[str]) -> _Content:
 
 
 def _read_part(part: Any, at: str, content: _Content, unread: set[str]) -> str:
-    """Add a part to what the content holds, and return its type."""
+    """Add a part to the content, and return its type."""
     if not isinstance(part, Mapping):
         raise refusal(at, part, "an object with type and text")
     kind = part.get("type")
@@ -330,7 +331,7 @@ def _first_text(part: Mapping[str, Any], names: Sequence[str], wanted: str, at: 
 
 
 def _tool_result(part: Mapping[str, Any], at: str, unread: set[str]) -> Message:
-    """Return the message of a result; one without content is an empty text, as Anthropic has it."""
+    """Return the message of a result; without content its text is empty, as in Anthropic's format."""
     inner = _read_content(part.get("content"), f"{at}.content", unread)
     if inner.thoughts or inner.calls or inner.results:
         raise refusal(f"{at}.content", part.get("content"), "a text, or parts of text")
@@ -402,7 +403,7 @@ def _tool_call(call: Mapping[str, Any], arguments: Any, at: str, name: str) -> T
 
 
 def _check_arguments(calls: Iterable[ToolCall], at: str) -> None:
-    """Raise RefusedRecordError for arguments that are no object: a template would show them as a text."""
+    """Raise RefusedRecordError for arguments that are not an object: a template would show them as a text."""
     for number, call in enumerate(calls):
         try:
             is_object = isinstance(read_json(call.arguments), dict)
@@ -414,9 +415,9 @@ def _check_arguments(calls: Iterable[ToolCall], at: str) -> None:
 
 
 def _in_order_of_calls(turns: Sequence[_Turn], name: str) -> Iterator[_Turn]:
-    """Yield turns with the results of tools in the order of their calls, as a worker has them.
+    """Yield turns with the results of tools in the order of their calls, as in a worker's dialogue.
 
-    Templates show results without ids, so a model tells them apart by their order. A result without an id is that of
+    Templates show results without ids, so a model distinguishes them by their order. A result without an id is that of
     the next call that has none. Raises RefusedRecordError for a result of a call that was not made.
     """
     start = 0
@@ -425,7 +426,7 @@ def _in_order_of_calls(turns: Sequence[_Turn], name: str) -> Iterator[_Turn]:
         end = start + 1
         while calls and end < len(turns) and turns[end].message.role == "tool":
             end += 1
-        # Behind an answer without calls it is the result of one that the answer's text holds.
+        # After an answer without calls it is the result of a call in the answer's text.
         before = turns[start - 1].message.role if start else "tool"
         if turns[start].message.role == "tool" and before not in ("assistant", "tool"):
             at = f"{name}[{turns[start].source}]"

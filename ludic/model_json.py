@@ -1,4 +1,4 @@
-"""Read JSON that a model wrote, as the standard defines it: Python's json also takes NaN, Infinity and 1e999.
+"""Read JSON that a model wrote, strictly by the standard: Python's json also accepts NaN, Infinity and 1e999.
 
 A value that is read can be written as JSON again. Raises ValueError for other text, RecursionError for deep nesting.
 """
@@ -16,7 +16,7 @@ def read_json(text: str) -> Any:
 def find_json(text: str, start: int) -> tuple[Any, int]:
     """Return the value that begins at an index of a text, and the index of its end.
 
-    Line breaks inside strings are taken: models write them, mostly in code.
+    Line breaks inside strings are accepted: models write them, mostly in code.
     """
     return _LENIENT.raw_decode(text, start)
 

@@ -1,4 +1,4 @@
-"""Distinguish URLs, paths on this machine and keys that are no paths; patterns of paths; the user's cache folder.
+"""Distinguish URLs, paths on this machine and keys that are not paths, and find the user's cache folder.
 
 Raises ConfigError for a URL in a setting that takes only a path.
 """
@@ -15,9 +15,9 @@ CACHE_VARIABLE = "LUDIC_CACHE_DIR"
 PATH_BELOW = r"(?!\.\.?(?:/|$))[^/\0\\]+(?:/(?!\.\.?(?:/|$))[^/\0\\]+)*"
 """Pattern of a path below a folder, with / between its parts, as the store writes it."""
 RELATIVE_PATH = rf"(?![A-Za-z]:){PATH_BELOW}"
-"""Pattern of a path below a folder that was read from a file: it leads out on no system."""
+"""Pattern of a path below a folder that was read from a file: it does not lead out on any system."""
 A_RELATIVE_PATH = "a path below its folder, without '..', '.', empty parts, '\\' and a drive"
-"""What RELATIVE_PATH wants, for an error."""
+"""Description of RELATIVE_PATH, for errors."""
 
 
 def is_url(text: str) -> bool:
@@ -38,7 +38,7 @@ def local_path(text: str, what: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of what can be computed again; LUDIC_CACHE_DIR overrides the user's own."""
+    """Return the folder of data that can be computed again; LUDIC_CACHE_DIR overrides the user's cache folder."""
     if folder := os.environ.get(CACHE_VARIABLE):
         return Path(folder)
     return Path(platformdirs.user_cache_dir("ludic", appauthor=False))

@@ -1,4 +1,4 @@
-"""Texts that a terminal may print, and texts that a file may hold."""
+"""Make texts safe to print on a terminal and to store as UTF-8."""
 
 import logging
 import re
@@ -18,13 +18,14 @@ def storable(text: str) -> str:
 
 
 def shortened(text: str, most: int | None) -> tuple[str, int]:
-    """Return the first `most` characters of a text, and how many were cut, which the text then says; None cuts none."""
+    """Return the first `most` characters of a text, which then ends with the number of cut ones, and that number; None
+    cuts none."""
     num_cut = 0 if most is None else max(0, len(text) - most)
     return (f"{text[:most]}\n[cut: {num_cut:,} more characters]" if num_cut else text), num_cut
 
 
 def left_out(text: str, most: int) -> str:
-    """Replace what exceeds `most` characters in the middle of a text by how many characters are left out."""
+    """Replace the middle of a text longer than `most` characters by the number of omitted characters."""
     if len(text) <= most:
         return text
     half = most // 2

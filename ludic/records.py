@@ -1,4 +1,4 @@
-"""Records that flow through ludic: rollouts, their groups and batches, and the steps and messages in them.
+"""Define the records that flow through ludic: rollouts, their groups and batches, and the steps and messages in them.
 
 No I/O. Arrays are NumPy. `Rollout` holds one row of `schemas/rollouts.v1.json`,
 except the provenance that the store adds (worker_id, sequence, created_at, group_key, run_id).
@@ -17,12 +17,12 @@ Purpose = Literal["train", "eval"]
 ActionTarget = Literal["internal", "external", "env"]
 FinishReason = Literal["stop", "length"]
 Capture = Literal["sampler", "trainer", "ids", "text"]
-"""What was kept of the sampling of a row, from most to least; see the column in schemas/rollouts.v1.json."""
+"""Levels of stored sampling data of a row, from most to least; see the column in schemas/rollouts.v1.json."""
 WITHOUT_LOGPROBS: Collection[Capture | None] = ("ids", "text")
-"""Levels of rows whose response_logprobs are zeros that stand for nothing."""
+"""Levels of rows whose response_logprobs are zeros without meaning."""
 NO_LOGPROBS: Mapping[str, str] = {
     "no_logprobs": (
-        "nobody kept the logprobs that they were sampled with; compute them offline with compute_logprobs, if the "
+        "their sampling logprobs were not stored; compute them offline with compute_logprobs, if the "
         "weights of their version are in the root, or train by sft, dpo, ipo or orpo, which need none"
     ),
     "text_capture": (
@@ -30,12 +30,12 @@ NO_LOGPROBS: Mapping[str, str] = {
         "ipo or orpo, which need none"
     ),
 }
-"""Reasons for which a plan drops such a row (ludic/sql/plan/judge.sql), and what to do about each."""
+"""Reasons for which a plan drops such a row (ludic/sql/plan/judge.sql), with the remedy for each."""
 EpisodeOutcome = Literal["complete", "failed", "given_up"]
 GroupEventKind = Literal["started", "complete", "given_up"]
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""Largest absolute value of a reward, which is stored as float32 at its token."""
+"""Maximum absolute value of a reward, which is stored as float32 at its token."""
 
 
 def add_rewards(rewards: Iterable[float]) -> float:
@@ -59,16 +59,16 @@ REWARD_DIGITS = 9
 
 
 def comparable_reward(reward: float) -> float:
-    """Return a reward as it is compared with other rewards and with numbers; as in ludic/sql/macros/."""
+    """Return a reward rounded for comparisons with other rewards and numbers; as in ludic/sql/macros/."""
     return round(reward, REWARD_DIGITS)
 
 
 MAX_TOKENS = "max_tokens"
-"""What ended a rollout whose last answer was cut there."""
+"""Value of `ended_by` for a rollout whose last answer was cut at max_tokens."""
 
 
 def ended_by(truncation_reason: str | None, finish_reason: str | None, parse_error: bool) -> str | None:
-    """Return the one word for what ended a rollout, as in ludic/sql/macros/: a limit, or the model's end of the answer.
+    """Return the reason of a rollout's end, as in ludic/sql/macros/: a limit, or the model's own end.
 
     max_tokens: the last answer was cut there. In a store the row then has finish_reason length, and truncation_reason
     max_steps if the refused answer was the last that the episode allowed. None if nothing is known.
@@ -80,7 +80,7 @@ def ended_by(truncation_reason: str | None, finish_reason: str | None, parse_err
 
 
 MOST_WANTED_CHARACTERS = 2_000
-"""Characters of a wanted answer that a row holds. SQL keeps this column of all rows on the machine that asks."""
+"""Maximum characters of a wanted answer in a row. SQL caches this column of all rows on the querying machine."""
 
 ExtraValue = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool] | None
 """Value of a run's own column in a row; None is the same as leaving the column out."""
@@ -104,7 +104,7 @@ class ToolCall:
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Roles of messages. A developer is a system under OpenAI's newer name."""
+"""Roles of messages; `developer` is OpenAI's newer name of `system`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class Message:
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
-    """Text of the model's thinking, apart from the content; None where it has none, or where the content holds it."""
+    """Text of the model's thinking, apart from the content; None if there is none, or if the content holds it."""
     tool_call_id: str | None = None
     """Id of the tool call that a message of role tool answers; None if calls and results are matched by their order."""
 
@@ -153,7 +153,7 @@ class GroupEvent:
     """Version of the weights in use."""
     created_at: datetime
     episodes: tuple[EpisodeEnd, ...] | None = None
-    """None at the start."""
+    """Episodes of the group; None at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class AgentStep:
     finish_reason: FinishReason | None = None
     parse_error: bool = False
     parse_feedback: str | None = None
-    """What the agent was told after a parse failure."""
+    """Feedback to the agent after a parse failure."""
     action: str | None = None
     """The parsed action that was passed on; for an internal call, its text. None after a parse failure and for an
     external call."""
@@ -202,7 +202,7 @@ class EnvironmentStep:
 
 
 class HasTokens:
-    """What every kind of row has: its arrays by name, those of its tokens among them."""
+    """Common base of rows: arrays by name, including those of their tokens."""
 
     __slots__ = ()
     columns: Mapping[str, Any]
@@ -249,8 +249,8 @@ class Rollout(HasTokens):
     parent_segment_index: int | None = None
     """The earlier row of this agent whose context was rewritten into this one; None for the first row."""
     trajectory_id: str | None = None
-    """rollout_id of the first row of the same trajectory: one agent's one life in an episode; None if it is not known:
-    RolloutGroup.trajectory_ids derives it."""
+    """rollout_id of the first row of the same trajectory, which is all rows of one agent in one episode; None if
+    unknown: RolloutGroup.trajectory_ids derives it."""
 
     policy_version: int
     """Version of the weights that sampled the first token."""
@@ -260,9 +260,9 @@ class Rollout(HasTokens):
     """Spans of response_tokens by version; None if one version sampled all tokens."""
     model: str
     engine: str | None = None
-    """Engine that sampled the tokens, with its version; None if it is not known."""
+    """Engine that sampled the tokens, with its version; None if unknown."""
     capture: Capture | None = None
-    """What was kept of the sampling; None is `sampler`."""
+    """Level of the stored sampling data; None is `sampler`."""
     temperature: float
     top_p: float = 1.0
     top_k: int | None = None
@@ -270,18 +270,18 @@ class Rollout(HasTokens):
     seed: int
 
     columns: Mapping[str, Any]
-    """Arrays of its tokens by the name of their column; one that is left out is absent. What each runs along and holds
-    says its row in schemas/rollouts.v1.json, see ludic.schema.columns."""
+    """Arrays of its tokens by the name of their column; one that is left out is absent. schemas/rollouts.v1.json
+    describes each of them, see ludic.schema.columns."""
 
     num_turns: int = 1
     episode_reward: float | None
     """Reward of the whole episode; None if it was not scored because something failed."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
     wanted: str | None = None
-    """The beginning of the wanted answer; None if the example has none, and in rows of sub-agents, whose tasks are
-    others."""
+    """The beginning of the wanted answer; None if the example has none, and in rows of sub-agents, which have other
+    tasks."""
     correct: bool | None = None
-    """Whether the answer was correct; None if the environment does not say, or the episode failed."""
+    """True if the answer was correct; None if the environment does not report it, or the episode failed."""
     terminated: bool
     truncated: bool
     truncation_reason: str | None = None
@@ -344,7 +344,7 @@ class RolloutGroup:
 
         REINFORCE leave-one-out, Ahmadian et al. 2024 (arXiv 2402.14740), equation 8. A trajectory counts once, with all
         its rows (trajectory_ids). Agents of the environment share a baseline; a sub-agent is compared with the
-        sub-agents of its agent_id and depth. A trajectory that is alone in this gets 0, an unscored row NaN.
+        sub-agents of its agent_id and depth. A trajectory without others gets 0, an unscored row NaN.
         ludic/sql/advantages/rloo.sql is tested against this function.
         """
         advantages = np.array([r.episode_reward for r in self.rollouts], dtype=np.float64)  # None becomes NaN

@@ -1,9 +1,9 @@
-"""Results of operations, and how they are shown: as text, in a notebook, in a page, as JSON; progress on stderr.
+"""Show results of operations as text, in a notebook, in a page or as JSON, and progress on stderr.
 
-A result is a dataclass of figures. `parts` says what people see of it, in order: sentences, facts and frames, which are
-tables of rows. FORMATS has the titles and formats of columns, wherever they are shown; a column that is not in it is
-formatted by its values. Data of a run is always shown as text, never as markup or terminal escape codes, which a model
-could write. rich is imported when something is printed, so that `import ludic` stays light.
+A result is a dataclass of figures. `parts` returns the parts that are shown, in order: sentences, facts and frames,
+which are tables of rows. FORMATS has the titles and formats of columns in all outputs; other columns are formatted by
+their values. Data of a run is always shown as text, never as markup or terminal escape codes, which a model could
+write. rich is imported only when something is printed, so that `import ludic` stays fast.
 """
 
 import io
@@ -34,7 +34,7 @@ SHOWN_ITEMS = 6
 """Number of items of a list that a cell shows."""
 
 _NARROW = 8
-"""Columns of a table from which on they stand closer."""
+"""Number of columns from which a table has narrower gaps."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 NOTEBOOK_COLUMNS = 100
 _PRE = (
@@ -43,7 +43,7 @@ _PRE = (
     'font-family:Menlo,Consolas,monospace;background:white;color:black">{code}</pre>'
 )
 _LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
-"""Options of a console that prints text as it is."""
+"""Options of a console that prints text unchanged."""
 
 
 # --- Results ---------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ _RENAMED = {"troubles": "diagnostics", "looks": "probes"}
 
 
 class Result:
-    """Base of what operations return. A subclass is a dataclass, and writes `parts`."""
+    """Base class of the results of operations. A subclass is a dataclass, and implements `parts`."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ class Result:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def parts(self) -> "Iterator[Part]":
-        """Yield what people see, in order."""
+        """Yield the parts that are shown, in order."""
         return iter(())
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,12 +80,13 @@ class Result:
 
     @property
     def is_out(self) -> bool:
-        """Whether it stands on stdout already, such as exported rows, so that a command prints nothing more there."""
+        """True if the result is on stdout already, such as exported rows, so that a command prints nothing more
+        there."""
         return False
 
     @property
     def failure(self) -> str | None:
-        """Why a command that has this result exits with 1; None for success."""
+        """Reason why a command with this result exits with 1; None for success."""
         return None
 
     def frame(self, name: str) -> "pl.DataFrame":
@@ -121,7 +122,7 @@ class Result:
 def to_html(print_to: Callable[["Console"], None]) -> str:
     """Return what a function prints to a console as HTML for a notebook."""
     options: dict[str, Any] = {"width": NOTEBOOK_COLUMNS, "force_jupyter": False, "no_color": False, **_LITERAL}
-    # The codes of the colours go to no file: they become HTML.
+    # The colour codes are not printed: they become HTML.
     options |= {"record": True, "force_terminal": True, "color_system": "truecolor"}
     console = open_console(file=io.StringIO(), **options)
     print_to(console)
@@ -130,25 +131,25 @@ def to_html(print_to: Callable[["Console"], None]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A table of a result: rows by column name, of which people see some columns."""
+    """A table of a result: rows by column name, of which some columns are shown."""
 
     name: str
     """Key of the frame in the result, and its heading if `has_heading`."""
     rows: Sequence[Mapping[str, Any]]
     shown: Sequence[str]
-    """Columns that people see."""
+    """Columns that are shown."""
     most: int = 40
-    """Maximum number of rows that people see; --json has all."""
+    """Maximum number of rows that are shown; --json has all."""
     has_heading: bool = False
     heading: str = ""
-    """Another heading than the name."""
+    """Heading that differs from the name."""
     titles: Mapping[str, str] = field(default_factory=dict)
     """Titles of columns that differ from those of FORMATS."""
     derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
-    """Columns for people, from a row."""
+    """Derived columns for display, computed from a row."""
 
     def to_html(self) -> str:
-        """Return what people see as an HTML table. All text is escaped; numbers have class n, long texts class text."""
+        """Return the shown rows as an HTML table. All text is escaped; numbers have class n, long texts class text."""
         rows, columns = _seen(self)
         titles = "".join(f"<th{each.html_class}>{_escaped(each.title)}</th>" for each in columns.values())
         lines = [f"<tr>{''.join(each.html(row[name]) for name, each in columns.items())}</tr>" for row in rows]
@@ -159,7 +160,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A line, with words before it in a style of their own."""
+    """A line, with a prefix in its own style."""
 
     text: str
     mark: str = ""
@@ -167,7 +168,7 @@ class Sentence:
 
 
 Part = Frame | Sentence | Mapping[str, str] | str
-"""What people see of a result: a table, a line, or facts by title."""
+"""Part of a result: a table, a line, or facts by title."""
 
 
 def print_part(console: "Console", part: Part) -> None:
@@ -198,7 +199,7 @@ def _print_frame(console: "Console", frame: Frame) -> None:
     rows, columns = _seen(frame)
     marked = [f"{'>' if each.is_number else ''}{each.title}" for each in columns.values()]
     table = plain_table(*marked)
-    table.collapse_padding = len(marked) >= _NARROW  # else many columns need more than 80 characters
+    table.collapse_padding = len(marked) >= _NARROW  # otherwise many columns need more than 80 characters
     for row in rows:
         table.add_row(*(each.text(row[name]) for name, each in columns.items()))
     console.print(table)
@@ -235,7 +236,7 @@ class ColumnFormat:
     kind: ColumnKind = "text"
     """long: text of several lines; index: number of a thing, such as a step; mean: of counts, such as tokens."""
     digits: int = 4
-    """Most significant digits of a number, decimal places of a share, characters of a digest."""
+    """Maximum significant digits of a number, decimal places of a share, characters of a digest."""
 
     @property
     def is_number(self) -> bool:
@@ -355,18 +356,18 @@ FORMATS: Mapping[str, ColumnFormat] = {
     "size_bytes_before": ColumnFormat("bytes", "bytes"),
     "size_bytes_after": ColumnFormat("then", "bytes"),
 }
-"""Title and format of columns, by name. A column that is not here is formatted by its values."""
+"""Title and format of columns, by name. Other columns are formatted by their values."""
 
 
 # --- Printing --------------------------------------------------------------------------------------------------------
 
 
 def open_console(*, stderr: bool = False, file: IO[str] | None = None, **options: Any) -> "Console":
-    """Return a console on stdout, on stderr or on a file; the only place of ludic that makes one.
+    """Return a console on stdout, on stderr or on a file; no other code of ludic creates one.
 
-    Escape codes and moving bars are for streams that say themselves that they are terminals. rich also believes
-    FORCE_COLOR, CLICOLOR_FORCE and TTY_COMPATIBLE, which a notebook's kernel sets for every process that it starts, and
-    CI for all its steps: their log files would be frames of a spinner. options: of rich.console.Console.
+    Escape codes and moving bars are only for streams that report themselves as terminals. rich also obeys FORCE_COLOR,
+    CLICOLOR_FORCE and TTY_COMPATIBLE, which a notebook's kernel sets for every process that it starts, and CI for all
+    its steps: their log files would be full of spinner frames. options: of rich.console.Console.
     """
     from rich.console import Console
 
@@ -376,7 +377,7 @@ def open_console(*, stderr: bool = False, file: IO[str] | None = None, **options
 
 
 def _is_terminal(stream: IO[str] | None) -> bool:
-    """Return whether a stream says that it is a terminal; None is one that was closed before Python began."""
+    """Return whether a stream is a terminal; None is a stream that was closed before Python started."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:  # it is closed
@@ -395,7 +396,7 @@ def stdout_console() -> "Console":
 
 @contextmanager
 def progress_bar() -> Iterator[Track]:
-    """Show a progress bar on stderr, removed at the end; shows nothing if stderr is no terminal."""
+    """Show a progress bar on stderr, removed at the end; shows nothing if stderr is not a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = open_console(stderr=True)
@@ -441,9 +442,9 @@ def _items(texts: Sequence[str], total: int | None = None) -> str:
 
 
 TOO_FEW = "too few examples"
-"""In place of an interval or a power that so few examples would give wrongly."""
+"""Text instead of an interval or a power that would be wrong for too few examples."""
 NOT_ESTIMATED = "cannot be estimated"
-"""In place of an interval or a power that stored values say nothing about."""
+"""Text instead of an interval or a power that stored values do not determine."""
 
 
 def number(value: float | None, digits: int = 6) -> str:
@@ -489,7 +490,7 @@ def size(num_bytes: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Format seconds in the largest unit, from s to days, of which there are two or more."""
+    """Format seconds in the largest unit, from s to days, that gives at least 2."""
     for unit, size_s in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size_s:
             return f"{seconds / size_s:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""Write rows as JSON, JSON Lines, CSV or Parquet, in a stream.
+"""Write rows to a file or stdout as JSON, JSON Lines, CSV or Parquet, in a stream.
 
 Null, lists and maps stay in JSON; CSV has an empty field for null, and JSON text for lists and maps. Raises ConfigError
 if a file can't be written.
@@ -26,9 +26,9 @@ _BYTES_AT_ONCE = 4 << 20
 
 @contextmanager
 def open_sink(target: Path | BinaryIO | None) -> Iterator[BinaryIO]:
-    """Give a file that appears once it is complete, or an open file; None is stdout. Raises ConfigError.
+    """Yield a file that appears once it is complete, or an open file; None is stdout. Raises ConfigError.
 
-    What is there and is no file, such as /dev/null or a pipe, is written to, not replaced.
+    An existing target that is not a file, such as /dev/null or a pipe, is written to, not replaced.
     """
     if target is None:
         sys.stdout.flush()
@@ -42,13 +42,13 @@ def open_sink(target: Path | BinaryIO | None) -> Iterator[BinaryIO]:
     is_device = target.exists() and not target.is_file()
     partial = target if is_device else target.with_name(f"{target.name}.partial")
     try:
-        if not is_device:  # a link of that name, in a folder of others, leads to another file
+        if not is_device:  # a link with that name, in another user's folder, could lead to another file
             partial.unlink(missing_ok=True)
         with partial.open("wb" if is_device else "xb") as file:
             yield file
         if not is_device:
             partial.replace(target)
-    except LudicError:  # of the block; some are OSErrors, too
+    except LudicError:  # errors of the block; some are OSErrors, too
         raise
     except OSError as error:
         raise ConfigError(f"{target} can't be written: {error.strerror or error}") from error
@@ -114,7 +114,7 @@ def write_result(result: "pa.RecordBatchReader", format: str, sink: BinaryIO) ->
 def plain_rows(result: "pa.RecordBatchReader") -> Iterator[list[Any]]:
     """Yield rows of values that JSON can represent."""
     for batch in result:
-        # Numbers take up to ten times as much memory as Python objects as they take in Arrow.
+        # Numbers take up to ten times as much memory as Python objects as in Arrow.
         num_rows = max(1, _BYTES_AT_ONCE * batch.num_rows // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, num_rows):
             columns = batch.slice(start, num_rows).columns

@@ -1,4 +1,4 @@
-"""The settings of a run in its root: run.json as a RunConfig, and how a run is started."""
+"""Read and write the settings of a run in its root (run.json as a RunConfig), and start a run."""
 
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
@@ -26,23 +26,23 @@ from ludic.user_files import NO_FILES
 _FIRST_WITH_STEPS = 2
 """Minor version of the schema from which on episodes may have several steps; those of earlier runs have one."""
 _LEFT_OUT = ("extra_columns", "float32_head", "keep_experts", "longrope")
-"""Settings that run.json lacks where they are off, so that a ludic that does not know them can open the run."""
+"""Settings that run.json omits if they are off, so that a ludic that does not know them can open the run."""
 
 
 def run_of(root: Root) -> RunConfig:
     """Return the settings of a run. Cheap to call again: they are read once.
 
     Settings that a newer minor version added are left out. Raises ConfigError, naming the file, for a setting that is
-    out of range, has another type, or is none.
+    out of range, has another type, or is unknown.
     """
     return from_json(root.run_json, f"{root.url}/{RUN.template}")
 
 
 def is_recorded_run(root: Root) -> bool:
-    """Return whether another program's run is recorded here; what nobody said of it has the defaults of RunConfig."""
+    """Return whether another program's run is recorded here; its unknown settings have the defaults of RunConfig."""
     if RECORDED_ENV in run_of(root).env:
         return True
-    with suppress(SchemaError):  # whoever shows a run shows one with a broken attempt, too
+    with suppress(SchemaError):  # a run with a broken attempt can still be shown
         return other_trainer_of(root) is not None
     return False
 
@@ -58,12 +58,12 @@ def from_json(data: bytes, where: str) -> RunConfig:
         known, of_root = ({field.name for field in fields(each)} for each in (RunConfig, RunRecord))
         unknown = sorted(values.keys() - known - of_root)
         if unknown and minor <= own_minor:
-            raise ValueError(f"{unknown[0]!r} is no setting of a run")
+            raise ValueError(f"{unknown[0]!r} is not a setting of a run")
         return convert({name: value for name, value in values.items() if name in known}, RunConfig)
 
 
 def to_json(run: RunConfig, run_id: str, example_ids: ExampleIds = EXAMPLE_IDS[0]) -> bytes:
-    """Return the content of run.json. Raises ConfigError if JSON can't hold an option."""
+    """Return the content of run.json. Raises ConfigError if an option does not fit JSON."""
     values = asdict(run)
     for name in _LEFT_OUT:
         if not values[name]:
@@ -91,7 +91,7 @@ def put_run(
 
     `create_root` stores users' files as well. run_id: of the run if it is new; None draws one. is_copy: the settings
     come from another root. example_ids: of a new run. Raises ConfigError that names each setting that differs from the
-    existing run, or, of a new one, for a URL with a secret or an option that JSON can't hold; and as `check_scheme`.
+    existing run, or, of a new one, for a URL with a secret or an option that does not fit JSON; and as `check_scheme`.
     """
     if fs is None:
         check_scheme(url)
@@ -121,7 +121,7 @@ def create_root(
     is_new = like is None and not is_there
     if is_new:
         check_urls(run)
-        to_json(run, run_id)  # refuses options that JSON can't hold
+        to_json(run, run_id)  # refuses options that do not fit JSON
     files = consented_files(sampling_uses(run), storage.url, run_id) if is_new else NO_FILES
     example_ids = EXAMPLE_IDS[0] if like is None else like.example_ids
     if like is not None and not is_there:

@@ -1,7 +1,7 @@
-"""Temporary folders of this machine, deleted at the end of their use, or by the next process if their owner was killed.
+"""Create temporary folders, deleted at the end of their use, or by the next process if their owner was killed.
 
 A folder is named ludic-PURPOSE-PID-START-PLACE-RANDOM: the id of its owner and the time when that process started, in
-the kernel's ticks, tell whether the owner lives. PLACE is a digest of the boot and the namespace that the id belongs
+the kernel's ticks, show whether the owner is alive. PLACE is a digest of the boot and the namespace that the id belongs
 to, since containers or machines may share a temporary folder. The first folder that a process makes somewhere deletes
 those of dead owners beside it: only folders of the same user, never one behind a link, and none of another PLACE, whose
 processes can't be seen from here. Folders are private (mode 0700). Raises OSError if the disk fails.
@@ -28,7 +28,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @contextmanager
 def temporary_folder(purpose: str, beside: Path | None = None) -> Iterator[Path]:
-    """Give an empty folder that is deleted at the end of the block.
+    """Yield an empty folder that is deleted at the end of the block.
 
     purpose: a word in the folder's name. beside: an existing folder to make it in, hidden; None is the temporary
     folder of this machine (TMPDIR).
@@ -56,9 +56,10 @@ def make_folder(purpose: str, beside: Path | None = None) -> Path:
 
 
 def private_folder(name: str) -> Path:
-    """Return a folder of the machine's temporary folder that outlives this process, made if it is missing.
+    """Return a folder in the machine's temporary folder that outlives this process; created if missing.
 
-    Raises StoreError unless it is a folder of this user that nobody else may enter: others may make folders there, too.
+    Raises StoreError unless it is a folder of this user that no other user may enter, since others may create folders
+    there, too.
     """
     path = Path(tempfile.gettempdir(), name)
     with suppress(FileExistsError):
@@ -76,11 +77,11 @@ def private_folder(name: str) -> Path:
 
 
 def is_protected(folder: Path) -> bool:
-    """Return whether no other user can write in a folder or put another one in its place; root always can.
+    """Return whether no other user, except root, can write in a folder or replace it.
 
-    So it is if this user or root owns each folder on its path, none of which is a link, and nobody else may write in
-    one. In a folder with the sticky bit, such as /tmp, others may write, but can't rename what is not theirs. Access
-    lists that the mode does not show are not looked at.
+    This holds if this user or root owns each folder on its path, none of them is a link, and no other user may write in
+    them. In a folder with the sticky bit, such as /tmp, others may write, but can't rename files of this user. Access
+    lists that the mode does not show are not checked.
     """
     owners = {0, os.geteuid()}
     for part in (folder, *folder.parents):
@@ -112,7 +113,7 @@ def _is_mine(entry: os.DirEntry[str]) -> bool:
 
 
 def _lives(pid: int, start: int) -> bool:
-    """Return whether the process that had this id lives; True if that can't be known."""
+    """Return whether the process that had this id is alive; True if unknown."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -124,7 +125,7 @@ def _lives(pid: int, start: int) -> bool:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return when a process started, in ticks since the boot; None if that can't be known, as on macOS."""
+    """Return when a process started, in ticks since the boot; None if unknown, as on macOS."""
     try:
         # The second field is the program's name in brackets, which may hold blanks and brackets.
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
@@ -134,7 +135,7 @@ def _start_of(pid: int) -> int | None:
 
 @cache
 def _place() -> str:
-    """Return a digest of what gives a process id its meaning here: machine, boot and namespace."""
+    """Return a digest of the scope of process ids here: machine, boot and namespace."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))

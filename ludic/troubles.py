@@ -19,7 +19,7 @@ from ludic.schema.tables import Row
 _MOST = 0.5
 """Share of bad rollouts above which there is a diagnostic."""
 _FEWEST_STEPS = 3
-"""Minimum number of consecutive steps that are more than bad luck."""
+"""Minimum number of consecutive bad steps that count as diagnostic."""
 _RECENT_STEPS = 20
 _NEWEST_ROWS = 64
 _WHAT_TO_DO = {
@@ -50,9 +50,9 @@ class Diagnostic:
     """Identifies the diagnostic; does not change with its numbers."""
     text: str
     env_name: str | None = None
-    """The environment that has it; None if it is the run's."""
+    """The environment that has it; None for a diagnostic of the whole run."""
     since: "Since | None" = None
-    """When it began; None if metrics do not say it."""
+    """Its beginning; None if the metrics do not show it."""
 
     def __str__(self) -> str:
         return f"{self.since}: {self.text}" if self.since else self.text
@@ -63,11 +63,11 @@ class Since:
     """The beginning of what a diagnostic reports."""
 
     step: int | None
-    """The first gradient step that has it, or that the first weights with it took; None if not known."""
+    """The first gradient step that has it, or that made the first weights with it; None if unknown."""
     version: int | None = None
-    """The first version of the weights that has it; None if it is one of steps."""
+    """The first version of the weights that has it; None for a diagnostic of steps."""
     or_before: bool = False
-    """Whether the metrics that are known do not reach back to the beginning."""
+    """True if the known metrics do not reach back to the beginning."""
 
     def __str__(self) -> str:
         or_before = " or before" if self.or_before else ""
@@ -78,12 +78,12 @@ class Since:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSamples:
-    """What workers sampled of one environment while a version was the newest: sums over their rows of metrics."""
+    """Samples of one environment while a version was the newest: sums over the workers' metrics rows."""
 
     env_name: str
     version: int
     step: int | None = None
-    """The gradient step that these weights took; None if it is not known, or not taken yet."""
+    """The gradient step of these weights; None if unknown, or not taken yet."""
     num_rollouts: int = 0
     num_groups: int = 0
     num_equal_groups: int = 0
@@ -114,11 +114,11 @@ class VersionSamples:
 
 
 History = Mapping[str, Sequence[VersionSamples]]
-"""By environment, what was sampled with each version, in order of versions."""
+"""Samples by environment, with each version, in order of versions."""
 
 
 class DiagnosticLog:
-    """Logs each diagnostic once, and again only if it returns after it was gone."""
+    """Logs each diagnostic once, and again only if it returns after an absence."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -169,7 +169,7 @@ _IS_BAD: Mapping[str, Callable[[VersionSamples], bool]] = {
     "refusals": lambda it: it.num_parse_errors > _MOST * it.num_rollouts,
     "equal rewards": lambda it: it.num_equal_groups >= it.num_groups,
 }
-"""Whether a version has a diagnostic, by its kind."""
+"""Returns whether a version has a diagnostic, by the kind of diagnostic."""
 
 
 def _since(versions: Sequence[VersionSamples], is_bad: Callable[[VersionSamples], bool]) -> Since | None:
@@ -212,7 +212,7 @@ def _find_fall(env_name: str, scored: Sequence[VersionSamples]) -> Diagnostic | 
     if not num_low:
         return None
     first = len(scored) - num_low
-    while rewards[first - 1] < lowest:  # since a level falls later than the rewards that it averages
+    while rewards[first - 1] < lowest:  # a level falls later than the rewards that it averages
         first -= 1
     peak = scored[levels.index(best) + _VERSIONS_OF_A_LEVEL - 1]
     when = str(Since(peak.step, peak.version)).removeprefix("since ")
@@ -230,7 +230,8 @@ def _level(versions: Sequence[VersionSamples]) -> float:
 
 
 def find_some_failures(calls: Sequence[Row], run: RunConfig, history: History | None = None) -> Iterator[Diagnostic]:
-    """Find the environments in which some of the newest rollouts failed; `find_sampling_diagnostics` tells if most did.
+    """Find the environments in which some of the newest rollouts failed; `find_sampling_diagnostics` finds those where
+    most did.
 
     calls: rows of workers, oldest first. history: says since when; None leaves it out.
     """
@@ -315,7 +316,7 @@ _TRUNCATED_SUPPORT = (
 
 
 def find_truncated_support(run: RunConfig, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Find settings by which the sampler leaves tokens out, while the loss takes it to sample from all tokens.
+    """Find settings with which the sampler leaves out tokens, while the loss assumes that it samples from all tokens.
 
     config: settings of the trainer, as in attempts/N.json.
     """
@@ -335,9 +336,9 @@ def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
     """
     if _is_offline(config):
-        return  # the weights move on without a new version
+        return  # the weights change without a new version
     if any(find_truncated_support(run, config)):
-        return  # which explains it
+        return  # that setting explains the difference
     same = [
         row["sampler_kl"]
         for row in steps
@@ -354,9 +355,9 @@ def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any
 
 
 _SEEN_WITHIN = timedelta(minutes=1)
-"""The row of a step may be seen this much later than those of the workers who sampled meanwhile."""
+"""Delay with which the row of a step may appear after those of workers that sampled meanwhile."""
 _STEPS_OF_NO_BOUND = 100
-"""Stands for a max_off_policy_steps of None, without which any number of groups may be open."""
+"""Value used for a max_off_policy_steps of None, with which any number of groups may be open."""
 
 
 def find_shortage(
@@ -364,7 +365,7 @@ def find_shortage(
 ) -> Iterator[Diagnostic]:
     """Find that far more groups were sampled since the newest step than a batch needs, and no batch for a minute.
 
-    steps, calls: rows in order. Calls in which every rollout failed do not count: that is another diagnostic.
+    steps, calls: rows in order. Calls in which every rollout failed are left out: that is another diagnostic.
     """
     since = steps[-1]["created_at"] if steps else calls[0]["created_at"] if calls else None
     sampled = [row for row in calls if not steps or row["created_at"] > since]
@@ -430,13 +431,13 @@ def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> 
 
 
 def _is_still(row: Row, config: Mapping[str, Any]) -> bool:
-    """Return True if rewards changed nothing in a step."""
+    """Return whether rewards changed nothing in a step."""
     is_still = row["advantage_mean"] == 0 and row["advantage_std"] == 0
     return row["grad_norm"] == 0 or (is_still and _learns_from_rewards(config))
 
 
 def _learns_from_rewards(config: Mapping[str, Any]) -> bool:
-    """Return True if a step learns from rewards alone; a KL penalty in the loss teaches nothing new."""
+    """Return whether a step learns from rewards alone; a KL penalty in the loss teaches nothing new."""
     is_penalised = config.get("kl_weight") and config.get("kl_placement", "loss") != "loss"
     return config.get("objective") != "sft" and config.get("advantage") != "zero" and not is_penalised
 

@@ -1,10 +1,10 @@
-"""The users' .py and .sql files that settings name: which they are, and their texts. Nothing here runs them.
+"""Find and read the users' .py and .sql files that settings name, without running them.
 
 A file is read once, so that the text that runs (ludic.code) is the text that is stored (ludic.store.code).
 
 A Python file is read with the modules in its folder that it imports by name, directly or through each other: cats.py
 with `import words` is read with words.py. Packages in its folder, and modules imported by a computed name, must be
-installed.
+installed. Raises OSError if a file can't be read.
 """
 
 import ast
@@ -16,15 +16,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 MCP = "mcp:"
-"""Prefix of tools that a server has."""
+"""Prefix of tools of a server."""
 QUESTIONS = "qa/"
 """Prefix of environments that read questions from a file or a dataset."""
 MAX_BYTES = 10_000_000
-"""Largest size of a file, in bytes; larger files are refused, since a root stores a copy of each."""
+"""Maximum bytes of a file; larger files are refused, since a root stores a copy of each."""
 
 
 ORIGIN = "# Lines of: "
-"""Begins the last line of a text that ludic.fit has taken out of another file, whose path it gives."""
+"""Beginning of the last line of a text that ludic.fit extracted from another file; the line holds its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class UserFile:
 
     @property
     def shown_path(self) -> str:
-        """Path that errors name: of the file from which ludic.fit took these lines, as far as the text says so."""
+        """Path for errors: that of the file from which ludic.fit extracted these lines, if the text names it."""
         found = self.source.rpartition(ORIGIN.encode())[2] if ORIGIN.encode() in self.source else b""
         return self.origin or found.decode(errors="replace").strip() or str(self.path)
 
@@ -82,15 +82,15 @@ def digest(source: bytes) -> str:
 
 
 def file_of(setting: str) -> str | None:
-    """The file that a setting names: cats.py of cats.py:Cats, mine.sql of mine.sql; None if it names no file.
+    """Return the file that a setting names: cats.py of cats.py:Cats, mine.sql of mine.sql; None if it names no file.
 
-    Everything that runs a user's file asks this: consent is to the files that it finds.
+    All code that runs a user's file calls this, since consent is to the files that it finds.
     """
     return python_file_of(setting) or (setting if setting.endswith(".sql") else None)
 
 
 def python_file_of(setting: str) -> str | None:
-    """The file of path/to/file.py:name; None for any other setting, and for each tool mcp:COMMAND."""
+    """Return the file of path/to/file.py:name; None for any other setting, and for each tool mcp:COMMAND."""
     if setting.startswith(MCP):
         return None
     path, _, _ = setting.rpartition(":")
@@ -121,7 +121,7 @@ def _read(path: Path) -> bytes:
         source = file.read(MAX_BYTES + 1)
     if len(source) > MAX_BYTES:
         raise OSError(
-            f"{path} has more than {MAX_BYTES:,} bytes, which is not kept in a root; read data from elsewhere"
+            f"{path} has more than {MAX_BYTES:,} bytes, too large to store in a root; read data from elsewhere"
         )
     return source
 
@@ -143,7 +143,7 @@ def imported_names(source: bytes) -> Iterator[str]:
     """Yield the top-level names of non-standard modules that a text imports anywhere; none if it can't be parsed."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the error shows when the file is run
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the error appears when the file is run
         return
     for node in nodes:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

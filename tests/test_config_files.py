@@ -51,8 +51,8 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path, name: str, read:
 @pytest.mark.parametrize(
     ("encoding", "problem"),
     [
-        ("utf-16", r"byte 0 is 0xff, which is no UTF-8; the file is in UTF-16: save it as UTF-8"),
-        ("shift-jis", r"byte \d+ is 0x93, which is no UTF-8; the file is in another encoding: save it as UTF-8"),
+        ("utf-16", r"byte 0 is 0xff, which is not UTF-8; the file is in UTF-16: save it as UTF-8"),
+        ("shift-jis", r"byte \d+ is 0x93, which is not UTF-8; the file is in another encoding: save it as UTF-8"),
     ],
 )
 def test_another_encoding_is_refused_with_the_byte(

@@ -140,7 +140,7 @@ REFUSED = [
     ("x.json", b'[{"a": 1}, {"a": ]', r"x\.json, row 1 is not JSON: .*; wanted an array of rows"),
     ("x.json", b'[{"a": 1}, {"a": 2}', r"x\.json, before row 2: found the end of the file, wanted ','"),
     ("x.json", b'[{"a": 1} {"a": 2}]', r"x\.json, before row 1: found '\{', wanted ','"),
-    ("x.json", b'[{"a": 1}]\n[{"a": 2}]', r"x\.json goes on after its array with '\['"),
+    ("x.json", b'[{"a": 1}]\n[{"a": 2}]', r"x\.json continues after its array with '\['"),
     ("x.json", b'[{"a": "\xff"}]', r"x\.json, at or after row 0, is not UTF-8 text: byte 0xff"),
     ("x.json", b"[" * 100_000, r"x\.json, row 0 is not JSON: "),
     ("x.csv", b"a,b\n1,\xff\n", r"x\.csv, line 2 is not UTF-8 text: byte 0xff at 3"),

@@ -103,7 +103,7 @@ def make_whole_root(folder: Path) -> Root:
     (*_, last) = stored_files(root)
     expire(root, [last], rule="the newest")
     root.put("rollouts/version=1/env=moar_cats/w2-test-0.parquet", b"torn")
-    quarantine(root, "rollouts/version=1/env=moar_cats/w2-test-0.parquet", "no Parquet file")
+    quarantine(root, "rollouts/version=1/env=moar_cats/w2-test-0.parquet", "not a Parquet file")
     return root
 
 

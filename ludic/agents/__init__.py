@@ -1,1 +1,1 @@
-"""Agents: from a request to the rollouts of one episode."""
+"""Play an episode with agents: from a request to its rollouts."""

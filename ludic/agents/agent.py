@@ -1,4 +1,4 @@
-"""An agent: a model with its tokenizer, how its completions are read, and how its prompts are made."""
+"""Define an agent, a model with tokenizer, parser, context and tools, and build its prompts."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -34,17 +34,17 @@ class Agent:
     model: str
     """Model name, stored with each rollout."""
     vocab_size: int | None = None
-    """Tokens that the model knows, the rows of its embedding; no engine may answer with others. None if not known."""
+    """Tokens that the model knows, the rows of its embedding; engines must not return others. None if unknown."""
     parser: Parser = field(default_factory=partial(make_parser, "whole"))
     """Reads the action in a completion."""
     make_context: Callable[[], Context] = field(default_factory=partial(make_context, "full"))
-    """Makes the context of an episode, which decides what of the dialogue the model sees."""
+    """Makes the context of an episode, which decides which messages of the dialogue the model sees."""
     toolbox: Toolbox = field(default_factory=partial(Toolbox, ()))
     """Tools that the agent runs itself."""
     tool_format: ToolFormat = field(default_factory=partial(make_tool_format, DEFAULT_FORMAT))
     """How the model writes tool calls."""
     sub_agents: tuple[SubAgent, ...] = ()
-    """Agents to which it can hand tasks."""
+    """Agents to which it can delegate tasks."""
     render: "Render" = field(init=False, repr=False, compare=False)
     """Renders whole prompts; shared by all episodes."""
 
@@ -55,22 +55,22 @@ class Agent:
 # --- Prompts ---------------------------------------------------------------------------------------------
 # Turn a growing conversation into prompts without tokenising sampled tokens again.
 #
-# While a conversation only grows, a prompt is the tokens so far and the tokens of what was added. What the chat
-# template writes between a completion and the next one does not depend on the completion's text, so it is rendered
-# behind a marker in the completion's place, and tokenised alone: tokens never merge across the border. If earlier
-# messages were changed or left out, the prompt is rendered as a whole.
+# While a conversation only grows, a prompt is the tokens so far plus the tokens of the added messages. The chat
+# template's text between two completions does not depend on the first one's text, so it is rendered after a marker in
+# its place and tokenised alone: tokens never merge across the border. If earlier messages were changed or left out, the
+# whole prompt is rendered.
 
 _LONG = 20_000
-"""Characters of a dialogue that take so long to tokenise, 10 ms, that they do not hold up other episodes."""
+"""Characters of a dialogue from which it is tokenised in a thread: this takes 10 ms and would delay other episodes."""
 _turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, WeakKeyDictionary[Any, RequestLimit]]" = WeakKeyDictionary()
-"""Long prompts that are made at a time, by event loop and tokenizer."""
+"""Long prompts in progress, by event loop and tokenizer."""
 
 Render = Callable[[tuple[Message, ...]], np.ndarray]
 """Returns (length,) int32: the prompt of a dialogue, rendered as a whole. The array must not be changed."""
 
 
 def make_render(tokenizer: "PreTrainedTokenizerBase", tools: Sequence[Mapping[str, Any]] = ()) -> Render:
-    """Return a function that renders whole prompts; the episodes of a group begin alike, so it keeps recent ones.
+    """Return a function that renders whole prompts; it caches recent ones, since the episodes of a group begin alike.
 
     tools: schemas of tools for the chat template.
     """
@@ -111,9 +111,9 @@ class PromptBuilder:
         return self._render(tuple(messages))
 
     async def build_beside(self, messages: Sequence[Message]) -> np.ndarray:
-        """Return the prompt as `build` does. A long one is made in a thread, while the event loop goes on.
+        """Return the prompt as `build` does. A long one is built in a thread, while the event loop continues.
 
-        Of one tokenizer only one at a time, so that few take much memory, and that episodes of one example make one.
+        Each tokenizer builds one at a time, which limits memory and lets episodes of one example share it.
         """
         if sum(len(message.content) for message in messages) < _LONG:
             return self.build(messages)
@@ -124,7 +124,7 @@ class PromptBuilder:
     def complete(
         self, messages: Sequence[Message], prompt: np.ndarray, completion: Completion, answer: Message
     ) -> None:
-        """Note a call: its messages, its prompt, and its completion, also as a message."""
+        """Record a call: its messages, its prompt, and its completion, also as a message."""
         self._seen, self._last = (*messages, answer), (prompt, completion)
 
     def _render_added(self, messages: Sequence[Message], completion: Completion) -> np.ndarray | None:
@@ -146,7 +146,8 @@ class PromptBuilder:
 
 
 def _with_call_ids(messages: Sequence[Message], answer: Message) -> list[Message]:
-    """Return messages behind an answer, in which results of its tool calls have the ids of these, in their order."""
+    """Return the messages after an answer, in which the results of its tool calls have the ids of the calls, in
+    order."""
     ids = iter([call.id for call in answer.tool_calls])
     return [
         replace(each, tool_call_id=next(ids, None)) if each.role == "tool" and each.tool_call_id is None else each
@@ -155,5 +156,5 @@ def _with_call_ids(messages: Sequence[Message], answer: Message) -> list[Message
 
 
 def _marker(*texts: object) -> str:
-    """Return a marker that is not in the texts: it holds their digest, which they can't."""
+    """Return a marker that the texts do not contain: it holds their digest."""
     return f"LUDIC COMPLETION {blake2b(repr(texts).encode(errors='replace'), digest_size=16).hexdigest()}"

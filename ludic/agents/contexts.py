@@ -1,4 +1,4 @@
-"""Contexts: which messages of a dialogue the next model call sees.
+"""Choose the messages of a dialogue that the next model call sees: full, window, summary, or a user's class.
 
 A context is named by a setting:
 
@@ -45,7 +45,8 @@ class Context(Protocol):
 
 
 def make_context(spec: str, *, files: Files = NO_FILES) -> Callable[[], Context]:
-    """Return a function that makes the context of one episode; runs a user's file, and builds its class once.
+    """Return a function that makes the context of one episode; runs a user's file, and creates its class once as a
+    check.
 
     files: files to run instead of those on disk, by path as in the setting. Raises ConfigError.
     """
@@ -104,16 +105,16 @@ SUMMARY_REQUEST = (
     "Summarise this dialogue for yourself. Older messages will be replaced with your summary, so include what you need "
     "to go on: what was done, what was found, what was decided, and what remains to do. Write only the summary."
 )
-"""What the model is told to make it summarise."""
+"""Instruction to the model to write a summary."""
 SUMMARY_HEADING = "Summary of the dialogue so far:\n"
-"""What precedes a summary in the first user message."""
+"""Text before a summary in the first user message."""
 
 
 @dataclass(slots=True)
 class _Summary:
     """The last assistant turn, and what followed it, are never replaced, so that an observation is seen in full.
 
-    The request for a summary ends the present view, so that it extends the row. An empty summary counts.
+    The request for a summary is appended to the present view, so that it extends the row. An empty summary counts.
     """
 
     size: int
@@ -169,18 +170,19 @@ def _without_thinking(message: Message) -> Message:
 
 
 def text_without_thinking(text: str) -> str:
-    """Return what follows the last </think> of a completion; the whole text if it has none.
+    """Return the text after the last </think> of a completion; the whole text if it has none.
 
-    Qwen3's chat template takes the last one too, so that a view and what the template makes of it are the same.
+    Qwen3's chat template also uses the last one, so that a view and its rendered text agree.
     """
     _, closing, answer = text.rpartition("</think>")
     return answer.lstrip("\n") if closing else text
 
 
 def text_after_thinking(text: str, *, is_thinking: bool) -> str:
-    """Return what a completion says after its thinking: nothing if the thinking does not end.
+    """Return the text of a completion after its thinking; empty if the thinking does not end.
 
-    Unlike text_without_thinking it ends the thinking at the first </think>: later ones may stand in a tool's arguments.
+    Unlike text_without_thinking it ends the thinking at the first </think>: later ones may be part of a tool's
+    arguments.
     is_thinking: whether the prompt has begun the thinking. Else a text that does not begin with <think> has none.
     """
     if not (is_thinking or text.lstrip().startswith("<think>")):

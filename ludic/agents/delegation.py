@@ -1,7 +1,7 @@
-"""Agents that hand tasks to other agents, with the tool `delegate`.
+"""Let agents delegate tasks to other agents, with the tool `delegate`.
 
-The other agent is the same model with a dialogue of its own: it sees the task's text and nothing else, and its answer
-is the result of the tool. Its rows belong to the same episode, with parent_rollout_id and depth.
+The other agent is the same model with its own dialogue: it sees only the task's text, and its answer is the result of
+the tool. Its rows belong to the same episode, with parent_rollout_id and depth.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,12 +32,12 @@ DELEGATE = "delegate"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SubAgent:
-    """An agent to which others can hand tasks. Raises ConfigError if a part of it can't be made."""
+    """An agent to which others can delegate tasks. Raises ConfigError if a part of it can't be made."""
 
     name: str
     """Name by which the model calls it; agent_id of its rows."""
     description: str
-    """What it is good at, for the model."""
+    """Description of its abilities, for the model."""
     instructions: str | None = None
     """System message."""
     parser: Parser | str | None = None
@@ -71,7 +71,7 @@ class SubAgent:
         return replace(agent, **self._parts)
 
     def messages(self, task: str) -> list[Message]:
-        """Return what the agent sees first."""
+        """Return the agent's first messages."""
         task_message = Message(role="user", content=task)
         if self.instructions is None:
             return [task_message]
@@ -94,7 +94,7 @@ def _make_tool(tool: str | Callable[..., Any] | Tool) -> Tool:
 
 
 def helper() -> SubAgent:
-    """Return an agent like the one that hands on the task."""
+    """Return an agent like the one that delegates the task."""
     return SubAgent(name="helper", description="Works on one task, which it sees without what was said before.")
 
 
@@ -163,7 +163,7 @@ def delegate_schema(sub_agents: tuple[SubAgent, ...]) -> Mapping[str, Any]:
 
 
 class SubTask:
-    """A task that was handed on, as the environment of the agent that works on it: one answer ends it."""
+    """A delegated task, as the environment of the agent that works on it: one answer ends it."""
 
     def __init__(self, held: HeldEnvironment, agent_id: str, task: str) -> None:
         """held: the environment of the episode. It may score the task, see TaskScorer."""
@@ -172,7 +172,7 @@ class SubTask:
         self.answer: str | None = None
 
     async def step(self, action: str) -> Transition:
-        """Note the answer, and score it if the environment does."""
+        """Record the answer, and score it if the environment does."""
         self.answer = action
         if not self.has_score:
             return Transition(observation=None, reward=0.0, terminated=True)

@@ -1,4 +1,4 @@
-"""Call an environment so that its mistakes fail one episode and never the worker."""
+"""Call an environment and check its results, so that its errors fail one episode and never the worker."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ def example(environments: LimitedEnvironments, index: int, split: Split) -> Exam
             check_text("the wanted answer of an example", found.wanted)
         if not isinstance(found.messages, tuple | list):
             raise TypeError(f"the messages of an example are {shown(found.messages)}, wanted a tuple")
-        if found.messages:  # else `reset` returns the first ones
+        if found.messages:  # otherwise `reset` returns the first messages
             checked_messages("example", found.messages)
         return found
 
@@ -61,14 +61,14 @@ async def step(held: HeldEnvironment, action: str) -> Transition:
         _check_transition("step returned {}", transition)
         transition = checked(transition, len(action), held.named("step"))
         if transition.observation is None and not (transition.terminated or transition.truncated):
-            raise ValueError("step returned no observation, wanted one since the episode goes on")
+            raise ValueError("step returned no observation, wanted one since the episode continues")
         if transition.tool_results:
             raise ValueError("step returned tool_results, which only run_tools can give")
         return transition
 
 
 def tools_of(held: HeldEnvironment) -> list[dict[str, Any]]:
-    """Return the schemas of the tools of a ToolRunner. Raises EpisodeFailedError for what is no schema."""
+    """Return the schemas of the tools of a ToolRunner. Raises EpisodeFailedError for anything but a schema."""
     with fails_the_episode():
         found = held.environment.tools
         for schema in found:
@@ -111,7 +111,7 @@ async def reset_agents(held: HeldEnvironment, example: Example) -> dict[str, tup
 
 
 async def next_agents(held: HeldEnvironment, playing: Collection[str]) -> tuple[str, ...]:
-    """Return who moves now. playing: agents for which the episode is not over. Raises EpisodeFailedError."""
+    """Return the agents that move now. playing: agents for which the episode is not over. Raises EpisodeFailedError."""
     with fails_the_episode():
         found = await held.call("next_agents")
         if isinstance(found, str) or not isinstance(found, Iterable):
@@ -174,7 +174,7 @@ def _own(example: Example) -> Example:
 
 
 def _check_transition(text: str, found: object) -> None:
-    """Raise TypeError unless it is a Transition. text: says what returned it, with {} in its place."""
+    """Raise TypeError unless it is a Transition. text: message with {} in the place of the value."""
     if not isinstance(found, Transition):
         raise TypeError(f"{text.format(shown(found))}, wanted a ludic.environments.environment.Transition")
 
@@ -182,7 +182,8 @@ def _check_transition(text: str, found: object) -> None:
 def checked(transition: Transition, action_length: int, method: str) -> Transition:
     """Convert bools and NumPy numbers to plain types. Raises TypeError or ValueError, which name the method.
 
-    So an environment's mistake fails one rollout; the store would refuse the whole batch. method: what returned it.
+    So an environment's error fails one rollout; the store would refuse the whole batch. method: name of the method that
+    returned it.
     """
     if transition.observation is not None:
         check_text(f"the observation that {method} returned", transition.observation)
@@ -242,7 +243,7 @@ def checked_messages(where: str, messages: Iterable[Message]) -> tuple[Message, 
 
 
 def check_text(name: str, text: object) -> None:
-    """Raise TypeError or ValueError unless it is text that UTF-8 can hold; the store would refuse the whole batch."""
+    """Raise TypeError or ValueError unless it is text that UTF-8 can encode; the store would refuse the whole batch."""
     if not isinstance(text, str):
         raise TypeError(f"{name} is {shown(text)}, wanted a str")
     try:
@@ -257,7 +258,7 @@ def _check_texts(name: str, texts: Iterable[object]) -> None:
 
 
 def finite(name: str, value: SupportsFloat) -> float:
-    """Return a number as a float. Raises TypeError or ValueError unless a float32 can hold it."""
+    """Return a number as a float. Raises TypeError or ValueError unless it is a finite float32."""
     try:
         number = float("no number" if isinstance(value, str) else value)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Record what one agent does in an episode, and return it as rows for the store.
+"""Record the model calls and steps of one agent in an episode, and return them as rows for the store.
 
-Each model call, each step of the environment and the end of the episode is noted once. Rows hold the token ids that
-the engine returned; a rewritten context begins a new row (see ludic.agents.transcript).
+Each model call, each step of the environment and the end of the episode is recorded once. Rows hold the token ids that
+the engine returned; a rewritten context begins a new row (ludic.agents.transcript). Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from ludic.records import (
 
 @dataclass(slots=True)
 class _Row:
-    """What was noted of one row, apart from its tokens."""
+    """Records of one row, apart from its tokens."""
 
     rollout_id: str = field(default_factory=new_id)
     agent_steps: list[AgentStep] = field(default_factory=list)
@@ -44,23 +44,23 @@ class _Row:
     rewards: list[tuple[int, float]] = field(default_factory=list)
     """Index of a response token, and a reward at it."""
     messages: tuple[Message, ...] = ()
-    """What the last call saw, and its completion."""
+    """Messages of the last call, with its completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryKey:
-    """The part that an agent has in an episode; columns of its rows."""
+    """Role of an agent in an episode; columns of its rows."""
 
     episode_id: str
     agent_id: str = "agent"
     parent_rollout_id: str | None = None
-    """The row in which another agent handed its task to this one."""
+    """The row in which another agent delegated its task to this one."""
     depth: int = 0
     """Number of agents above this one."""
 
 
 class TrajectoryRecorder:
-    """Records the part of one agent in an episode."""
+    """Records one agent in an episode."""
 
     def __init__(
         self, request: EpisodeRequest, part: TrajectoryKey, model: str, engine: str, policy_version: int
@@ -83,13 +83,13 @@ class TrajectoryRecorder:
         self._rewards: list[float] = []
         self.error: str | None = None
         self.traceback: str | None = None
-        """Of the user's code that raised the error, or else of the first tool that failed."""
+        """Traceback of the user's code that raised the error, or else of the first tool that failed."""
         self.components_of_failure: Mapping[str, float] = NO_COMPONENTS
-        """What is known of the reward of an episode that failed."""
+        """Known reward components of a failed episode."""
 
     @property
     def is_over(self) -> bool:
-        """Whether an end was noted."""
+        """True if the episode has ended for this agent."""
         return self._terminated or self._truncation_reason is not None or self.error is not None
 
     @property
@@ -130,11 +130,11 @@ class TrajectoryRecorder:
         tool_calls: Sequence[ToolCall] = (),
         reward: float = 0.0,
     ) -> None:
-        """Note a model call, before its tools are run.
+        """Record a model call, before its tools are run.
 
-        messages: what the call saw, and its completion as the last message. prompt: (length,) int32. action: what was
-        passed on, or the text of an internal call; None after a parse failure and for external calls. feedback: what
-        the agent is told of a parse failure. reward: for the format, in addition to rewards of the environment.
+        messages: those of the call, and its completion as the last one. prompt: (length,) int32. action: the action
+        passed on, or the text of an internal call; None after a parse failure and for external calls. feedback: message
+        to the agent about a parse failure. reward: for the format, in addition to rewards of the environment.
         """
         span = self._transcripts.add_call(prompt, completion.tokens, completion.columns)
         if span.segment_index == len(self._rows):
@@ -159,7 +159,7 @@ class TrajectoryRecorder:
         self._add_reward(span.segment_index, span.end - 1, reward)
 
     def set_results(self, tool_calls: Sequence[ToolCall]) -> None:
-        """Note the results of the newest call's tools."""
+        """Record the results of the newest call's tools."""
         segment, index = self._pending[-1]
         steps = self._rows[segment].agent_steps
         steps[index] = replace(steps[index], tool_calls=tuple(tool_calls))
@@ -171,7 +171,7 @@ class TrajectoryRecorder:
         transition: Transition,
         token_rewards: Sequence[tuple[int, float]] = (),
     ) -> None:
-        """Note a step of the environment, to which the calls since the last step led.
+        """Record a step of the environment, to which the calls since the last step led.
 
         action: None after a parse failure, whose transition the protocol makes up. token_rewards: index of a token in
         the last completion, and the reward at it, for the transition's span_rewards.
@@ -204,7 +204,7 @@ class TrajectoryRecorder:
         self._truncation_reason = "env" if transition.truncated else None
 
     def add_failed_step(self, observation: str | None, action: str | None, error: str) -> None:
-        """Note a step in which the environment failed; the episode has no reward then."""
+        """Record a step in which the environment failed; the episode then has no reward."""
         self.add_step(observation, action, Transition(observation=None, reward=0.0, terminated=False))
         steps = self._steps_with_the_last()
         steps[-1] = replace(steps[-1], reward=None)
@@ -239,7 +239,7 @@ class TrajectoryRecorder:
             self._rows[segment].rewards.append((index, reward))
 
     def add_reward(self, reward: float) -> None:
-        """Count a reward that is at no token, such as that of another agent."""
+        """Add a reward that belongs to no token, such as that of another agent."""
         self._rewards.append(reward)
 
     def _rollout(self, transcript: Transcript, row: _Row) -> Rollout:
@@ -256,7 +256,7 @@ class TrajectoryRecorder:
             rollout_id=row.rollout_id,
             trajectory_id=(self._rows or [row])[0].rollout_id,
             **_versions(row, self._policy_version),
-            # Several rewards at one token may add up to more than a float32 holds.
+            # The sum of several rewards at one token may overflow float32.
             columns={
                 **transcript.columns,
                 "token_rewards": np.clip(token_rewards, -LARGEST_REWARD, LARGEST_REWARD).astype(np.float32),

@@ -1,4 +1,4 @@
-r"""Parsers: from the text of a completion to the action that is passed on, or to feedback for the model.
+r"""Parse the text of a completion into an action for the environment, or into feedback for the model.
 
 A parser is named by a setting:
 
@@ -61,7 +61,7 @@ class Parser(Protocol):
     """
 
     def parse(self, text: str) -> Parsed:
-        """Return the action in a completion's text, or feedback: the fault that was found, and the form to write."""
+        """Return the action in a completion's text, or feedback: the error found, and the wanted form."""
         ...
 
 
@@ -85,7 +85,7 @@ def _make_stage(stage: str, files: Files) -> Parser:
 
 @dataclass(frozen=True, slots=True)
 class _Pipe:
-    """Stages, each on the action of the one before; rewards add up."""
+    """Stages, each applied to the action of the previous one; rewards add up."""
 
     stages: Sequence[Parser]
     format_reward: float
@@ -177,11 +177,11 @@ class Boxed:
 def _last_box(text: str) -> tuple[tuple[int, int] | None, int]:
     r"""Return where the content of the last complete \boxed{...} begins and ends, and the number of those never closed.
 
-    The last is that which begins last. Escaped braces do not count. Reads the text once: a long text of openings takes
-    no longer than another.
+    The last box is the one that begins last. Escaped braces do not count. Reads the text once, so many openings take no
+    extra time.
     """
     last: tuple[int, int] | None = None
-    starts: list[int | None] = []  # of the braces that are open; None if a brace does not belong to \boxed
+    starts: list[int | None] = []  # starts of the open braces; None for a brace that does not belong to \boxed
     for token in _BRACES.finditer(text):
         if token[0].endswith("boxed{"):
             starts.append(token.end())
@@ -272,7 +272,8 @@ _SCANNER = json.JSONDecoder(parse_constant=_refuse)
 
 
 class _WithoutLines(str):
-    """A text that counts no lines. JSONDecodeError counts those before each error, in time that grows with the text."""
+    """A text whose lines are not counted: JSONDecodeError counts lines before each error, in time that grows with the
+    text."""
 
     __slots__ = ()
 
@@ -285,7 +286,7 @@ class _WithoutLines(str):
 
 _OBJECT_START = re.compile(r"\{\s*[\"}]")  # most braces in code and LaTeX begin no object
 MAX_SCANNED = 1_000_000
-"""Characters of broken JSON that are read in search of an object; each brace in it is tried again."""
+"""Maximum characters of broken JSON that are searched for an object; each brace in it is tried again."""
 
 
 def _last_object(text: str) -> str | None:
@@ -313,7 +314,7 @@ def typed_json(name: str, files: Files = NO_FILES) -> JsonParser:
         raise unknown(PARSER, f"json:{name}")
     found = find_own(PARSER, name, files).value
     try:
-        msgspec.json.schema(found)  # refuses types that no JSON fits
+        msgspec.json.schema(found)  # raises for types that JSON can't represent
         return JsonParser(msgspec.json.Decoder(found))
     except (TypeError, RuntimeError, NameError) as error:
         raise ConfigError(

@@ -1,7 +1,8 @@
-"""Play an episode by a protocol, an async function over the agents and the environment; and the protocols of ludic.
+"""Play an episode by a protocol, an async function over the agents and the environment.
 
 The protocol gets a Play, lets agents join, asks them to act and steps the environment. Limits, errors and rows are
-handled here, so a protocol holds nothing but the game. Errors of the environment are stored in the rows, not raised.
+handled here, so a protocol contains only the game. Errors of the environment are stored in the rows, not raised; errors
+of the engine are raised. ludic's own protocols are below.
 """
 
 import asyncio
@@ -41,10 +42,10 @@ from ludic.schema.validation import TRUNCATION_REASONS
 from ludic.user_files import NO_FILES, Files, python_file_of
 
 MAX_STEPS = 32
-"""Steps of an episode if neither the run nor the environment says."""
+"""Default steps of an episode, if the run and the environment set none."""
 
 _NOTHING = HeldEnvironment(None, LimitedEnvironments("", lambda: None))  # type: ignore[arg-type,return-value]
-"""Before the environment is made."""
+"""Seconds before the environment is made."""
 
 Protocol = Callable[["Episode"], Awaitable[None]]
 """Plays one episode to its end."""
@@ -97,23 +98,23 @@ class Episode:
         """Environment of this episode, and how it is called."""
         self._agent = agent
         self.engine_error: LudicError | None = None
-        """Error of the engine in a task that was handed on, which is not the agent's to read."""
+        """Error of the engine in a delegated task, which no agent may read."""
         self._why = "the protocol ended before a model was called"
         self._traceback: str | None = None
-        """Why there are no rows, should there be none, and the traceback of a user's code that is the reason."""
+        """Reason if there are no rows, and the traceback of the user's code that caused it."""
         self._episode_id = new_id()
         self._players: list[EpisodeAgent] = []
         """Agents of the environment."""
         self._children: list[tuple[EpisodeAgent, EpisodeAgent | None]] = []
-        """Agents that work for others, each with the player whose reward counts for it, if it has none of its own."""
+        """Sub-agents, each with the player whose reward it gets if it has none of its own."""
         self._acting: set[asyncio.Task[Any]] = set()
-        """Tasks in which a player is asked."""
+        """Tasks in which a player acts."""
         self._num_tasks = 0
         self._budget = None if limits.max_child_tokens is None else TokenBudget(limits.max_child_tokens)
 
     @property
     def environment(self) -> Any:
-        """The environment of this episode, as the user wrote it; around a question and a score, a SingleTurn."""
+        """The user's environment of this episode; one with a question and a score is wrapped in a SingleTurn."""
         return self.held.environment
 
     async def reset(self) -> tuple[Message, ...]:
@@ -127,8 +128,8 @@ class Episode:
     def join(self, agent_id: str = "agent", messages: Sequence[Message] | None = None) -> EpisodeAgent:
         """Let an agent join. messages: what it sees first; None is the example's.
 
-        Raises EpisodeFailedError if the id is no text or is another agent's, or the environment's own max_steps no
-        number of steps.
+        Raises EpisodeFailedError if the id is not a text or belongs to another agent, or if the environment's own
+        max_steps is not a number of steps.
         """
         with fails_the_episode():
             calls.check_text("the id of an agent", agent_id or None)
@@ -153,7 +154,7 @@ class Episode:
         reason: a truncation_reason of docs/schemas.md; for any other one the episode fails.
         """
         if reason not in TRUNCATION_REASONS:
-            self.fail(f"{reason!r} is no truncation_reason of docs/schemas.md: {explanation}")
+            self.fail(f"{reason!r} is not a truncation_reason of docs/schemas.md: {explanation}")
             return
         self._why = explanation
         for player in self._all_players():
@@ -168,9 +169,9 @@ class Episode:
                 player.fail(error, traceback)
 
     async def stop_agents(self) -> None:
-        """Stop the agents that are still asked, and wait until what they were answered is in their rows.
+        """Stop the agents that still act, and wait until their answers are in their rows.
 
-        One whose own code ignores that it is cancelled is given up after GRACE_S.
+        An agent whose code ignores its cancellation is given up after GRACE_S.
         """
         try:
             if left := self._acting - {asyncio.current_task()}:
@@ -201,10 +202,10 @@ class Episode:
     # --- Delegation ------------------------------------------------------------------------------------------
 
     def _with_tools(self, player: EpisodeAgent, root: EpisodeAgent | None = None) -> EpisodeAgent:
-        """Give a player the tools of the environment, if it is in it, and the tool with which it hands on tasks.
+        """Give a player the tools of the environment, if it acts in it, and the tool to delegate tasks.
 
-        root: the agent of the environment above it; None if it is itself one. Raises ConfigError if two tools have the
-        same name.
+        root: the agent of the environment above it; None if the player is one itself. Raises ConfigError if two tools
+        have the same name.
         """
         tools: list[Tool] = []
         validators: dict[str, Any] = {}
@@ -328,7 +329,7 @@ async def play_alone(player: EpisodeAgent, step: Callable[[str], Awaitable[Trans
 
 
 # --- Several agents in one environment -------------------------------------------------------------------
-# Those whose turn it is act at the same time, then the environment is stepped.
+# The agents whose turn it is act at the same time, then the environment is stepped.
 
 
 async def several_agents(play: Episode) -> None:

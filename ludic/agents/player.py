@@ -45,8 +45,8 @@ INCOMPLETE_OBSERVATION = "Your answer was cut off: it reached the limit of token
 """Observation of the agent instead of the environment's answer, if its completion was cut off."""
 
 OBSERVATION_CUT = "observation_cut"
-"""Name of the number of characters that were cut: in the info of a step, and for the first observation in the metadata
-of the rows."""
+"""Key of the number of cut characters, in the info of a step, or in the metadata of the rows for the first
+observation."""
 
 _NO_PROMPT = np.zeros(1, np.int32)
 """Prompt of a failed episode whose messages can't be rendered; each row has at least one token."""
@@ -60,7 +60,7 @@ class _Call:
     """One model call."""
 
     view: tuple[Message, ...]
-    """What the model saw, and its completion as the last message."""
+    """Messages of the call, with the completion as the last one."""
     prompt: np.ndarray
     completion: Completion
     said: str
@@ -80,16 +80,16 @@ class _Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decision:
-    """What the agent does after a completion: act, call tools, or be told what was wrong."""
+    """Next step of the agent after a completion: act, call tools, or get feedback."""
 
     action: str | None = None
     feedback: str | None = None
-    """What was wrong with the completion; None if it has an action or tool calls."""
+    """Feedback on the completion; None if it has an action or tool calls."""
     start: int | None = None
     """Index of the action in the completion's text; None if it is not known."""
     tool_calls: tuple[ToolCall, ...] = ()
     transition: Transition | None = None
-    """What came of the tool calls that the environment has run; None if it has run none."""
+    """Transition of the tool calls that the environment ran; None if it ran none."""
     reward: float = 0.0
     """Format reward of the completion."""
 
@@ -137,15 +137,15 @@ class EpisodeAgent:
         self._prompts: PromptBuilder | None = None
         self._step: PendingStep | None = None
         self._observed: str | None = None
-        """What came of the last step, with the results of tools that the environment has run."""
+        """Transition of the last step, with the results of tools that the environment ran."""
         self._early: list[Transition] = []
-        """What happened before the first action."""
+        """Transition before the first action."""
         self._error_of_ask: Exception | None = None
-        """What a call for the context raised."""
+        """Error of a call for the context."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the episode is over for this agent."""
+        """True if the episode is over for this agent."""
         ends = (each.terminated or each.truncated for each in (self._step.transitions if self._step else self._early))
         return any(ends) or self._episode.is_over
 
@@ -160,7 +160,7 @@ class EpisodeAgent:
         return self._episode.last_rollout_id
 
     def begin(self, messages: Sequence[Message]) -> None:
-        """Begin the dialogue with the first observation; a message that is too long is cut, and the rows say so."""
+        """Begin the dialogue with the first observation; a message that is too long is cut, and marked in the rows."""
         most = self.limits.max_observation_characters
         with fails_the_episode():
             cut = [(message, *shortened(message.content, most)) for message in messages]
@@ -174,13 +174,13 @@ class EpisodeAgent:
     async def act(self) -> str | None:
         """Ask the agent, and run its tools, until it acts; returns its action.
 
-        None after a completion without an action: the agent was told what was wrong, or the environment has run its
-        tool calls. Unless the episode is over by then, it may act again. Raises
-        LimitReachedError if the agent has no step, no token or no room left, and EpisodeFailedError.
+        None after a completion without an action: the agent got feedback, or the environment ran its tool calls. Unless
+        the episode is over by then, it may act again. Raises LimitReachedError if the agent has no step, no token or no
+        room left, and EpisodeFailedError.
         """
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
-        is_first = task not in self._acting  # an agent that waits for another asks in the task of its tool
+        is_first = task not in self._acting  # an agent that waits for a sub-agent acts in the task of its tool
         self._acting.add(task)
         try:
             return await self._act()
@@ -205,7 +205,7 @@ class EpisodeAgent:
         return decision.action
 
     def take(self, transition: Transition) -> None:
-        """Take what came of the action. Raises EpisodeFailedError for a transition that can't be stored."""
+        """Take the transition of the action. Raises EpisodeFailedError if it can't be stored."""
         if self._step is None:
             raise RuntimeError("take without an action; call act first")
         action = self._step.action or ""
@@ -220,7 +220,7 @@ class EpisodeAgent:
         self._add(transition)
 
     def observe(self, transition: Transition) -> None:
-        """Take what happened while others acted; rewards count for the agent's last action, or else for its first.
+        """Take a transition while others acted; rewards count for the agent's last action, or else for its first.
 
         Raises EpisodeFailedError, as `take` does, for a transition that can't be stored.
         """
@@ -233,7 +233,7 @@ class EpisodeAgent:
     def fail(self, error: str, traceback: str | None = None, components: Mapping[str, float] = NO_COMPONENTS) -> None:
         """End the episode with an error; a step that is not complete has no reward.
 
-        traceback: of a user's code. components: what is known of the reward.
+        traceback: of a user's code. components: known components of the reward.
         """
         if self._step is not None and not self._step.transitions:
             self._episode.add_failed_step(self._step.observation, self._step.action, error)
@@ -288,7 +288,7 @@ class EpisodeAgent:
         self._step.transitions.append(transition)
 
     def _record_step(self) -> None:
-        """Record the step that the agent has made, and show the agent what came of it."""
+        """Record the agent's step, and show its transition to the agent."""
         merged = merge(self._step.transitions if self._step else self._early)
         if merged is None:
             return
@@ -334,7 +334,7 @@ class EpisodeAgent:
         raise AssertionError("the last round has no tool calls")
 
     def _with_calls_apart(self, call: _Call, tool_calls: tuple[ToolCall, ...]) -> _Call:
-        """Return a model call whose message holds the tool calls apart from the text, as some templates want them."""
+        """Return a model call whose message holds the tool calls apart from the text, as some templates require."""
         *seen, _ = call.view
         answer = Message(role="assistant", content="", tool_calls=tool_calls)
         self._prompt_builder.complete(seen, call.prompt, call.completion, answer)
@@ -343,7 +343,7 @@ class EpisodeAgent:
     async def _run_tools(self, call: _Call, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], Transition | None]:
         """Run the tools side by side. A blocking tool has a thread for each call, so their number is limited.
 
-        Returns the calls with their results, and what came of those that the environment has run.
+        Returns the calls with their results, and the transition of those that the environment ran.
         """
         limit = self.limits.max_tool_calls
         error = f"not run: only the first {limit} calls of an answer are run"
@@ -358,7 +358,7 @@ class EpisodeAgent:
         return list(results.values()), transition
 
     def _is_of_environment(self, call: ToolCall) -> bool:
-        """Return whether the environment runs a call, of a tool of its own or one that nobody knows."""
+        """Return whether the environment runs a call: of one of its tools, or of an unknown tool."""
         return self.of_environment is not None and call.name not in (*self._agent.toolbox.names, *self.external.names)
 
     async def _run_in_environment(self, call: _Call, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], Transition]:
@@ -385,7 +385,8 @@ class EpisodeAgent:
         self._episode.traceback = self._episode.traceback or failure.traceback
 
     async def _view(self) -> Sequence[Message]:
-        """Return what the next call sees. Raises EpisodeFailedError for an error of the context, not of the engine."""
+        """Return the messages of the next call. Raises EpisodeFailedError for an error of the context, not of the
+        engine."""
         try:
             with fails_the_episode():
                 self._context = self._context or self._agent.make_context()
@@ -396,7 +397,7 @@ class EpisodeAgent:
             raise
 
     def _decide(self, call: _Call, num_left: int) -> _Decision:
-        """Read a completion. num_left: rounds of tool calls that are allowed before the next step."""
+        """Parse a completion. num_left: rounds of tool calls that are allowed before the next step."""
         if call.completion.finish_reason == "length" and not self.limits.accept_incomplete:
             return _Decision(feedback=INCOMPLETE_OBSERVATION)
         if self._agent.toolbox.names or self.external.names or self.of_environment is not None:
@@ -489,7 +490,8 @@ class EpisodeAgent:
         return _Call(view=(*messages, answer), prompt=prompt, completion=completion, said=answer.content)
 
     def _room(self, prompt_length: int, *, is_first: bool) -> int:
-        """Return max_tokens of a call: later calls get what is left. Raises LimitReachedError if nothing is."""
+        """Return max_tokens of a call: later calls get the remaining tokens. Raises LimitReachedError if none
+        remain."""
         limit, reason = self._agent.engine.max_length, "context_length"
         if self.limits.max_seq_len is not None and self.limits.max_seq_len < limit:
             limit, reason = self.limits.max_seq_len, "max_seq_len"
@@ -512,12 +514,12 @@ def _as_message(call: ToolCall) -> Message:
 
 
 # --- Steps -----------------------------------------------------------------------------------------------
-# A step of one agent: its action, and what comes of it until the agent acts again.
+# A step of one agent: its action, and all transitions until the agent acts again.
 
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step that is not recorded yet, since more may come of it."""
+    """A step that is not recorded yet, since more transitions may follow."""
 
     observation: str | None
     action: str | None
@@ -528,7 +530,7 @@ class PendingStep:
 
 
 def merge(transitions: Sequence[Transition]) -> Transition | None:
-    """Return what came of an action in all; None if nothing has. Rewards of spans are at their tokens by then."""
+    """Return the combined transition of an action; None if there is none. Span rewards are at their tokens by then."""
     if len(transitions) <= 1:
         return transitions[0] if transitions else None
     observations = [each.observation for each in transitions if each.observation is not None]
@@ -565,7 +567,7 @@ def rewards_at_tokens(
 ) -> list[tuple[int, float]]:
     """Return for each span the index of the token that ends it, and its reward.
 
-    tokens: (length,) int32, the completion. action: what a parser found in it, and start: where in its text. Where the
+    tokens: (length,) int32, the completion. action: the parser's result, and start: its position in the text. Where the
     action is not in the text, or no start is known and it is there more than once, all rewards fall at the last token.
     """
     if not spans:
@@ -577,7 +579,7 @@ def rewards_at_tokens(
 
 
 def _start_of(action: str, text: str, start: int | None) -> int | None:
-    if isinstance(start, int) and start >= 0 and text.startswith(action, start):  # a user's parser may say anything
+    if isinstance(start, int) and start >= 0 and text.startswith(action, start):  # a user's parser may return anything
         return start
     first = text.find(action)
     return first if first >= 0 and first == text.rfind(action) else None

@@ -1,4 +1,4 @@
-"""What an episode is asked to do, within which limits, and how it fails. One request is one episode."""
+"""Define the request of an episode, its limits, and the errors by which it fails. One request is one episode."""
 
 import asyncio
 import hashlib
@@ -33,9 +33,9 @@ class EpisodeRequest:
     """Position of the episode in the run's schedule."""
     purpose: Purpose = "train"
     error: str | None = None
-    """Why the environment gave no example; the episode fails with it, and `example` is empty."""
+    """Error if the environment gave no example; the episode fails with it, and `example` is empty."""
     traceback: str | None = None
-    """Of the environment's code, with `error`."""
+    """Traceback of the environment's code, with `error`."""
 
 
 def repeat(request: EpisodeRequest, n: int, seed: int) -> tuple[EpisodeRequest, ...]:
@@ -97,28 +97,28 @@ class EpisodeLimits:
     timeout_s: float | None = None
     """Maximum seconds of an episode; None is no limit."""
     max_depth: int = 1
-    """Maximum number of agents above one that works on a task that was handed to it."""
+    """Maximum depth of delegation: number of agents above one that works on a task."""
     max_children: int = 8
-    """Maximum tasks that are handed on in an episode."""
+    """Maximum delegated tasks in an episode."""
     max_child_tokens: int | None = None
     """Maximum tokens that are sampled for all of these tasks; None is no limit."""
 
 
 class Ending:
-    """Lets whoever has started an episode end it early."""
+    """Lets the starter of an episode end it early."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        """Why the episode was ended; None if nobody did."""
+        """Reason why the episode was ended early; None if it was not."""
         self._limit: asyncio.Timeout | None = None
 
     def end(self, reason: str) -> None:
-        """End the episode, which stores what it has, with an error. reason: the error."""
+        """End the episode, which stores its rows so far, with an error. reason: the error."""
         self.reason = reason
         self._expire()
 
     def watch(self, limit: asyncio.Timeout | None) -> None:
-        """Let the limit end the episode, at once if it has been ended already. None: the episode is over."""
+        """Let the limit end the episode, at once if `end` was called already. None: the episode is over."""
         self._limit = limit
         if self.reason is not None:
             self._expire()
@@ -130,7 +130,7 @@ class Ending:
 
 
 ending: ContextVar[Ending | None] = ContextVar("ending", default=None)
-"""How to end the episode that begins in this context."""
+"""The Ending of the episode that begins in this context."""
 
 
 class TokenBudget:
@@ -153,17 +153,18 @@ class TokenBudget:
 
 
 # --- Failures --------------------------------------------------------------------------------------------
-# Code that is not ludic's is called so that its mistakes fail one episode and never the worker.
+# Errors of code that is not ludic's fail one episode and never the worker.
 
 ENGINE_ERRORS = (ModelError, ConfigError, EngineError)
-"""Errors of an engine, which end the worker; no agent reads them, and no episode fails by them."""
+"""Errors of an engine, which end the worker; agents do not read them, and they do not fail an episode."""
 
 
 NO_COMPONENTS: Mapping[str, float] = MappingProxyType({})
 
 
 class EpisodeFailedError(Exception):
-    """An environment, a parser or a context raised an error, or returned what can't be stored; the text says which."""
+    """An environment, a parser or a context raised an error, or returned a value that can't be stored; the text names
+    it."""
 
     def __init__(
         self, error: str, traceback: str | None = None, components: Mapping[str, float] = NO_COMPONENTS
@@ -183,9 +184,9 @@ class LimitReachedError(Exception):
 
 
 class fails_the_episode:  # noqa: N801
-    """Raise EpisodeFailedError for what the block raises, see `as_error` and `failure_of`.
+    """Raise EpisodeFailedError for errors of the block, see `as_error` and `failure_of`.
 
-    An episode enters about ten of these, and a generator would cost three times as much.
+    An episode enters about ten of these contexts, and a generator would cost three times as much.
     """
 
     __slots__ = ("_passing",)

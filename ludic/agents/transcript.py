@@ -1,10 +1,10 @@
-"""Build token transcripts from model calls: the rows of an episode, with sampled tokens marked.
+"""Build the token transcripts of an episode from its model calls, with sampled tokens marked.
 
 A row grows from call to call. Its prompt is the first call's prompt; the first completion follows. Each later call adds
 the suffix by which its prompt extends the row, which was not sampled, and its completion. A prompt that extends no row,
-because history was rewritten or shortened, starts a new row: tokens are never aligned again, and each sampled token is
-in one row only. Arrays that the sampler sets are joined by what the catalogue says of each (ludic.schema.columns).
-Pure; knows nothing of text, rewards or the store.
+because history was rewritten or shortened, starts a new row: tokens are never realigned, and each sampled token is in
+one row only. Arrays of the sampler are joined by the rules in the catalogue (ludic.schema.columns). Pure; knows nothing
+of text, rewards or the store. Raises ValueError for an array of a wrong length.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ludic.records import HasTokens
 from ludic.schema.columns import ArrayColumn, Columns, array_columns
 
 NO_ARRAYS: Columns = MappingProxyType({})
-"""Columns of a completion of which only the tokens are known."""
+"""Columns of a completion with known tokens only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class _Completion:
 
 
 class RowBuilder:
-    """Builds one row from tokens in their order; use it alone where each row's tokens are known beforehand."""
+    """Builds one row from tokens in order; use it directly if each row's tokens are known in advance."""
 
     def __init__(self, segment_index: int = 0) -> None:
         self._segment_index = segment_index
@@ -101,7 +101,7 @@ class RowBuilder:
         return np.array_equal(prompt_tokens[: len(self)], self._all_tokens())
 
     def num_common_tokens(self, prompt_tokens: np.ndarray) -> int:
-        """Return how many tokens a prompt and this row have in common at their beginning."""
+        """Return the number of tokens in the common beginning of a prompt and this row."""
         length = min(len(self), len(prompt_tokens))
         differs = np.flatnonzero(prompt_tokens[:length] != self._all_tokens()[:length])
         return int(differs[0]) if len(differs) else length
@@ -114,8 +114,8 @@ class RowBuilder:
     def add_completion(self, tokens: np.ndarray, columns: Columns = NO_ARRAYS) -> CompletionSpan:
         """Append sampled tokens and return their span; the response begins with the first of them.
 
-        tokens: (length,) int32. columns: what the sampler set for them, by the name of the column, with all tokens of
-        the row so far as their prompt. Raises ValueError if an array has another length.
+        tokens: (length,) int32. columns: the sampler's arrays for them, by the name of the column, with all earlier
+        tokens of the row as their prompt. Raises ValueError if an array has another length.
         """
         for name, values in columns.items():
             if reason := self._reason_against(name, values, len(tokens)):
@@ -129,10 +129,10 @@ class RowBuilder:
         return CompletionSpan(segment_index=self._segment_index, start=start, end=end)
 
     def _reason_against(self, name: str, values: Any, num_tokens: int) -> str | None:
-        """Return why the values of a completion of so many tokens can't follow those of the row; None if they can."""
+        """Return why the values of a completion can't follow those of the row; None if they can."""
         column = array_columns().get(name)
         if column is None:
-            return f"is no array of a row, wanted one of {', '.join(array_columns())}"
+            return f"is not an array of a row, wanted one of {', '.join(array_columns())}"
         if reason := column.wrong_length(values, len(self), num_tokens):
             return reason
         if values is None or column.ragged or column.num_dimensions < 2 or column.along == "row":
@@ -177,14 +177,14 @@ class RowBuilder:
             return found[0] if found else None
         if len(given) < len(found):
             return None
-        if not found:  # nothing was sampled, as where an episode failed before its first call
+        if not found:  # nothing was sampled, for example if an episode failed before its first call
             return None if column.is_nullable or not column.is_along_response else column.unsampled(0)
         return column.concatenate(self._read(given) if column.along == "read" else self._response(column, given))
 
     def _read(self, given: list[Any]) -> list[Any]:
         """Return the values of tokens at the first call that read each.
 
-        What an earlier call read was sampled from then; a later call may have read it under other weights.
+        An earlier call sampled from the tokens that it read; a later call may have read them under other weights.
         """
         parts: list[Any] = []
         length = 0
@@ -194,7 +194,7 @@ class RowBuilder:
         return parts
 
     def _response(self, column: ArrayColumn, given: list[Any]) -> list[Any]:
-        """Return the values of the response's tokens, with `unsampled` ones where none was sampled."""
+        """Return the values of the response's tokens, with `unsampled` values at tokens that were not sampled."""
         parts: list[Any] = []
         end = 0
         for completion, values in zip(self._completions, given, strict=True):

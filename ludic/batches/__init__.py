@@ -1,1 +1,1 @@
-"""Batches for the trainer: plans from live, stored or replayed rollouts, read and packed for each rank."""
+"""Plan batches for the trainer from live, stored or replayed rollouts, and read and pack them for each rank."""

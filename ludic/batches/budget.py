@@ -1,11 +1,11 @@
-"""Budget of open groups: as many as keep engines full, few enough that their rollouts do not get too old.
+"""Set the budget of open groups: enough to keep engines full, few enough that rollouts do not get too old.
 
-Pure. A group is open from its start until a version is published that was trained on it. So open groups are those that
-workers sample, those that nobody has read yet, those that are ready, and those in steps whose weights are not out. A
-worker starts a group while there are fewer than the budget (`LatestPolicy.num_allowed`).
+Pure. A group is open from its start until the publish of a version that was trained on it. So open groups are being
+sampled, not read yet, ready, or in steps whose weights are not published. A worker starts a group while fewer groups
+are open than the budget (`LatestPolicy.num_allowed`).
 
 With G groups a version and N open groups, a rollout is N / G versions old on average when it is used, since groups are
-used in about the order in which they are started; long answers get older.
+used roughly in the order of their starts; long answers get older.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from ludic.store import LatestPolicy
 from ludic.store.files import slot_of
 
 PATIENCE_S = 10.0
-"""Seconds without arrivals after which the budget is raised although groups are open; doubles each time. So no run ends
-because groups are lost that workers count as open, such as those in a file that can't be read."""
+"""Seconds without arrivals after which the budget is raised although groups are open; doubles each time. So a run does
+not stall on lost groups that workers count as open, such as those in an unreadable file."""
 _FORGOTTEN_VERSIONS = 64
-"""Versions without an arrival after which a worker is left out of LATEST."""
+"""Versions without arrivals after which a worker is left out of LATEST."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was read of a slot's newest life."""
+    """Groups read from a slot's newest life."""
 
     worker_id: str
     sequence: int
@@ -35,7 +35,7 @@ class _Seen:
 
 
 class Budget:
-    """The budget, and what LATEST says beside it."""
+    """The budget, and the other values of LATEST."""
 
     def __init__(self, run: RunConfig, max_off_policy_steps: int | None, attempt_id: int = 0) -> None:
         """max_off_policy_steps: in versions; None drops no rollouts."""
@@ -43,10 +43,10 @@ class Budget:
         self._least, self._most = run.budget_bounds(max_off_policy_steps)
         self._size, self._raised_by = self._least, 0
         self._seen: dict[int | None, _Seen] = {}
-        """By slot: lives of one slot are one worker, of which the newest counts."""
+        """By slot: the lives of one slot are one worker, whose newest life counts."""
         self._num_ready = 0
         self._lacks_groups = False
-        """Whether the last look for the next step's batch found too few groups."""
+        """True if the last plan of the next step found too few groups."""
         self._planned_step = self._published_step = 0
         self.latest: LatestPolicy | None = None
         """What workers were told last; None before the first version of this trainer."""
@@ -58,7 +58,7 @@ class Budget:
         """Newest version; -1 before the first one of this trainer."""
 
     def begin(self, num_ready_groups: int) -> None:
-        """Note the groups that an earlier trainer left, read and not planned."""
+        """Record the groups of an earlier trainer that are read and not planned."""
         self._num_ready = num_ready_groups
 
     def note_arrivals(self, rows: pa.Table, num_ready_groups: int) -> None:
@@ -79,11 +79,11 @@ class Budget:
                 seen.sequence, seen.version = max(seen.sequence, sequence), self.version
 
     def on_publish(self, version: int, step: int) -> None:
-        """Note a new version, with the weights of a step.
+        """Record a new version, with the weights of a step.
 
-        If a batch is left for a further step, the budget shrinks. If the next step is not planned, since groups are
-        missing, the trainer waits for rollouts: the budget grows. A step whose groups nobody has looked for yet, or
-        whose plan is being made, waits for the reader, which more rollouts do not help.
+        If a batch is left for a further step, the budget shrinks. If the next step is not planned because groups are
+        missing, the trainer waits for rollouts, and the budget grows. A step whose plan has not begun, or is being
+        made, waits for the reader, which more rollouts do not help.
         """
         if self._num_ready >= self._run.groups_per_batch:
             self._size = max(self._size - self._run.groups_per_batch, self._least)
@@ -95,27 +95,27 @@ class Budget:
         self._seen = {slot: seen for slot, seen in self._seen.items() if seen.version > forgotten}
 
     def on_plan(self, step: int, num_ready_groups: int) -> None:
-        """Note that a step is planned, and the groups that are left for the steps after it."""
+        """Record that a step is planned, and the groups that are left for later steps."""
         self._planned_step, self._num_ready, self._raised_by = step, num_ready_groups, 0
         self._lacks_groups = False
 
     def on_wait(self, num_ready_groups: int, num_missing_groups: int, idle_s: float) -> None:
-        """Note that the next step waits. num_ready_groups: of those read, how many its batch could use.
+        """Record that the next step waits. num_ready_groups: number of read groups that its batch could use.
 
         Groups that filters drop are not ready, so workers sample others instead.
         """
         self._num_ready, self._idle_s, self._lacks_groups = num_ready_groups, idle_s, True
         if idle_s >= self._patience_s:
-            # One live worker alone must be able to end the wait. Patience doubles, so that a slow worker's budget does
+            # A single live worker must be able to end the wait. Patience doubles, so that a slow worker's budget does
             # not grow without bound.
             self._raised_at_s, self._patience_s = idle_s, 2 * idle_s
             self._raised_by += num_missing_groups * self._num_workers
 
     @property
     def has_room(self) -> bool:
-        """Whether workers would start groups that they do not start by what they were told.
+        """True if workers would start groups that the last LATEST does not allow.
 
-        They know of each group that it is open until they are told otherwise, as of those that filters drop.
+        They count each group as open until LATEST says otherwise, for example groups that filters drop.
         """
         if self.latest is None:
             return True
@@ -142,14 +142,14 @@ class Budget:
 
     @property
     def _num_counted(self) -> int:
-        """Groups that are ready, and those in steps whose weights are not published."""
+        """Number of groups that are ready, or in steps whose weights are not published."""
         return self._num_ready + (self._planned_step - self._published_step) * self._run.groups_per_batch
 
     @property
     def _num_workers(self) -> int:
-        """Number of workers that delivered lately; until there is a history, run.json's number.
+        """Number of workers that delivered lately; at first, the number in run.json.
 
-        Lately is twice the time that a group is open on average, in versions: of many workers with long answers few
+        Lately means twice the average time that a group is open, in versions: among many workers with long answers, few
         deliver in each version.
         """
         oldest = self.version - max(2, ceil(2 * self._size / self._run.groups_per_version))

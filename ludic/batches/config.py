@@ -1,4 +1,4 @@
-"""Settings of batches. Imports no torch and nothing else of training."""
+"""Define the settings of batches; imports no torch and nothing else of training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from ludic.settings import CountOr0, Index, PositiveCount, Seconds, Tokens, chec
 OFFLINE_SETTINGS = ("offline", "sources", "epochs", "compute_logprobs", "replay_batches", "replan_from")
 """Settings that select training on stored rollouts."""
 MICRO_BATCH_TOKENS = 16384
-"""Tokens of a micro-batch on the CPU, and for training loops of others."""
+"""Tokens of a micro-batch on the CPU, and for users' training loops."""
 
 
 class OfLoss(TypedDict):
-    """What the plan of a batch must know of the loss; see ludic.sql.planner.BatchRules."""
+    """Facts about the loss that the plan of a batch needs; see ludic.sql.planner.BatchRules."""
 
     loss_unit: Literal["row", "pair", "episode"]
     needs_logprobs: bool

@@ -1,4 +1,4 @@
-"""Offline source: epochs over the rollouts that one or several roots hold now, through the planner of online training.
+"""Plan epochs over the rollouts that one or several roots hold now, with the planner of online training.
 
 Reads the scalars of all sources once, at the start, and token columns that the advantage SQL mentions. Rollouts that
 arrive later are used after the next start. The position is not stored: it follows from the ledger since the first step
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _TO_COMPUTE = ["rollout_id", "group_id", "root", "file", "row_group", "row"]
 _TO_COMPUTE += ["policy_version", "temperature", "prompt_length", "response_length"]
 _ROWS_VETTED = 1024
-"""Rows whose tokens are in memory at once."""
+"""Maximum rows whose tokens are in memory at once."""
 _KEY = "offline"
 """Key of the pass in a cursor."""
 
@@ -60,15 +60,14 @@ class StoredRollouts:
     """Scores of the rules' scorers: ludic.store.tables.PLAN_COLUMNS, of all sources."""
     num_unreadable_files: int
     to_compute: frozenset[str] = frozenset()
-    """rollout_ids of rows whose logprobs are to be computed before they are trained on; in `rows` their capture is
-    trainer, as it will be then."""
+    """rollout_ids of rows whose logprobs are computed before training; in `rows` their capture is already trainer."""
 
     @classmethod
     def read(cls, sources: Sequence[Root], rules: BatchRules, *, own: Root | None = None) -> Self:
         """Read all sources. own: the root that is trained; its rows have NULL in column `root`.
 
-        Leaves out the groups of a recorded run whose steps its trainer took again, and says how many.
-        Raises ConfigError if there are no rollouts, or if two runs have columns of the same name and different types.
+        Leaves out the groups of a recorded run whose steps its trainer repeated, and logs their number. Raises
+        ConfigError if there are no rollouts, or if two runs have columns of the same name and different types.
         """
         extra_columns = _join_extra_columns(sources)
         schema = rollouts_schema(extra_columns)
@@ -219,12 +218,12 @@ class OfflineSource:
         chunks = [rows.slice(start, _ROWS_VETTED) for start in range(0, rows.num_rows, _ROWS_VETTED)]
         refused = [rollout_id for chunk in chunks for rollout_id in self._vetting.find(chunk)]
         rows = rows.filter(pc.invert(pc.is_in(rows["rollout_id"], pa.array(refused, pa.string()))))
-        # A filter that depends on the step may keep another row later.
+        # A filter that depends on the step may keep other rows later.
         self._vetting.not_computed = self._stored.to_compute.difference(rows["rollout_id"].to_pylist())
         return rows
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Return more groups than any batch takes, so that workers are asked for none."""
+        """Return more groups than any batch takes, so that workers sample none."""
         return MORE_THAN_ANY_BATCH
 
     def close(self) -> None:
@@ -268,7 +267,7 @@ def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def _without_superseded(source: Root, rows: pa.Table) -> pa.Table:
     """Return a source's rows; of a recorded run without groups that only superseded steps considered.
 
-    Its trainer sampled them again after a resume, so those steps would weigh double.
+    Its trainer sampled them again after a resume, so they would count twice.
     """
     other = other_trainer_of(source)
     if other is None:
@@ -277,7 +276,7 @@ def _without_superseded(source: Root, rows: pa.Table) -> pa.Table:
     kept = rows.filter(pc.invert(pc.is_in(rows["group_id"], pa.array(groups, pa.string()))))
     if kept.num_rows < rows.num_rows:
         logger.warning(
-            "%s: left out %s of superseded steps, which %s took again after a resume",
+            "%s: left out %s of superseded steps, which %s repeated after a resume",
             *(source.url, plural(rows.num_rows - kept.num_rows, "rollout"), other.name),
         )
     return kept
@@ -286,8 +285,7 @@ def _without_superseded(source: Root, rows: pa.Table) -> pa.Table:
 def _as_computed(source: Root, rows: pa.Table) -> tuple[pa.Table, list[str]]:
     """Return the rows with the capture `trainer` where their logprobs can be computed, and the rollout_ids of these.
 
-    That is so if one version sampled a row, whose whole weights are in the source, and drew from its whole
-    distribution.
+    This holds if a single version sampled the row from its whole distribution, and its whole weights are in the source.
     """
     versions = versions_to_compute_with(source)
     has_weights = pc.is_in(rows["policy_version"], pa.array(versions, pa.int64()))

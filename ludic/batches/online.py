@@ -1,7 +1,8 @@
-"""Online source: poll the store for the rollouts that workers deliver, and plan batches by SQL.
+"""Poll the store for the rollouts that workers deliver, and plan batches of them by SQL.
 
-Reads rollouts/, and scores/ if the settings name scorers. If the store can't be listed or read, or if filters drop all
-that comes, polling goes on for up to rollout_timeout_s.
+Reads rollouts/, and scores/ if the settings name scorers. If the store fails, or filters drop all new rollouts, polling
+continues for up to rollout_timeout_s; then it raises StalledError or StoreError. Raises AllFailedError if every new
+rollout failed.
 """
 
 import logging
@@ -31,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.5
 _PAUSE_SHARE, _LOCAL_PAUSE_SHARE = 4.0, 1.0
-"""Minimum pause after a poll, as a multiple of the time that a poll without a find took, up to _LONGEST_WAIT_S. A poll
-of S3 is a LIST for each version of the window: with ten workers and shorter pauses, these were most of a run's costs
-for requests (benchmarks/scale.py)."""
+"""Minimum pause after a poll, as a multiple of the time of a poll without new files, up to _LONGEST_WAIT_S. On S3 a
+poll is one LIST per version of the window: with ten workers and shorter pauses, these were most of a run's request
+costs (benchmarks/scale.py)."""
 _REPORT_EVERY_S = 30.0
 
 
@@ -105,7 +106,7 @@ class OnlineSource:
                 if rows is not None:
                     return self._consume(step, rows, window_of(self._config, trainer_version))
                 shortage, is_first = None, False
-            if not has_new or wait.is_over:  # else the next poll comes first, which may find the rest
+            if not has_new or wait.is_over:  # otherwise poll first, which may find the rest
                 shortage = shortage or self._planner.shortage(step, trainer_version)
                 self._wait_for_groups(step, trainer_version, shortage, wait)
             self._stop.wait(wait.next_pause_s())
@@ -136,7 +137,7 @@ class OnlineSource:
             scores = self._scores.poll()
         except StoreError as error:
             if self._failure is None:
-                logger.warning("no new rollouts, and asking again: %s", error)
+                logger.warning("no new rollouts, polling again: %s", error)
             self._failure = error
             return False
         self._failure = None
@@ -182,7 +183,7 @@ class OnlineSource:
         self._reader.use(rows)
         self._reader.consume(self._planner.used_up(rows), forgets=window is not None)
         if window is not None:
-            # Not at each poll: the first poll may look from a newer version than the step that follows.
+            # Not at each poll: the first poll may start at a newer version than the next step.
             self._reader.forget_before(window.start)
         self._count_pending()
         self._demand.note_plan(step, self._num_pending_groups)
@@ -207,7 +208,7 @@ class OnlineSource:
             logger.warning("step %d waits for rollouts: %s", step, self._failure or shortage.describe())
 
     def _stalled(self, step: int, shortage: Shortage, wait: "_Wait") -> StalledError:
-        """Return the error by which a wait ends: of the store, of filters that drop what comes, or of workers."""
+        """Return the error that ends a wait: a failing store, filters that drop all rollouts, or missing workers."""
         waited = f"{self._root.url}: step {step} waited {wait.stuck_s:.0f} s"
         if self._failure is not None:
             return StalledError(f"{waited} for new rollouts, and the store fails: {self._failure}")
@@ -215,7 +216,7 @@ class OnlineSource:
             advice = "see that workers run, or raise rollout_timeout_s"
             return StalledError(f"{waited} without new rollouts; {shortage.describe()}; {advice}")
         where = self._config.where
-        # The planner passes over groups without a row that fits before any filter counts them.
+        # The planner skips groups without a fitting row before any filter counts them.
         by_where = "" if where is None else f"; where ({where}) takes only groups with a row for which it is true"
         return (AllDroppedError if shortage.drops or by_where else StalledError)(
             f"{waited}; groups came, but no step can use them: {shortage.describe()}{by_where}; change the filter, or "
@@ -232,8 +233,8 @@ def window_of(config: BatchConfig, trainer_version: int) -> range | None:
 class FailedGroups:
     """Counts the groups that were read since the newest poll with a rollout that did not fail.
 
-    What the first poll reads was sampled before this trainer began, perhaps by code that was corrected since, and does
-    not count.
+    Groups of the first poll do not count: they were sampled before this trainer began, perhaps by code that was
+    corrected since.
     """
 
     def __init__(self) -> None:
@@ -264,9 +265,9 @@ class _Wait:
     def __init__(self, root: Root, limit_s: float | None) -> None:
         self._root, self._limit_s = root, limit_s
         self._poll_s: float | None = None
-        """Seconds of the last poll that found nothing; of the first one, whatever it found, until then."""
+        """Seconds of the last poll that found nothing; before one, seconds of the first poll."""
         self.has_arrivals = False
-        """Whether groups have come, beside those that were there, that no batch could use."""
+        """True if new groups arrived that no batch could use."""
         self.begin()
 
     def begin(self) -> None:
@@ -276,7 +277,7 @@ class _Wait:
         self._most_groups, self._useful, self.has_arrivals = (0, 0), self._since, False
 
     def poll(self, poll: Callable[[], bool]) -> bool:
-        """Return what a poll returns: whether it found something."""
+        """Return the result of a poll: whether it found something."""
         began = time.monotonic()
         found = poll()
         if not found or self._poll_s is None:
@@ -293,7 +294,7 @@ class _Wait:
         return time.monotonic() - self._since
 
     def note_groups(self, num_ready: int, num_usable: int) -> None:
-        """Note the groups that a batch could take, and those with groups that wait for scores."""
+        """Record the number of groups that a batch could use, without and with those that wait for scores."""
         ready, usable = self._most_groups
         if num_ready > ready or num_usable > usable:
             self._most_groups = max(ready, num_ready), max(usable, num_usable)
@@ -301,7 +302,7 @@ class _Wait:
 
     @property
     def stuck_s(self) -> float:
-        """Seconds since the number of groups that a batch could take has grown."""
+        """Seconds since the number of usable groups last grew."""
         return time.monotonic() - self._useful
 
     @property

@@ -1,4 +1,4 @@
-"""Pack rollouts into micro-batches: balanced over ranks, laid end to end without padding.
+"""Pack rollouts into micro-batches, balanced over ranks and without padding.
 
 Pure NumPy and CPU tensors; no I/O. Raises InvalidBatchError, which names the rollout, if a sequence can't be trained
 on.
@@ -26,16 +26,16 @@ V = TypeVar("V")
 
 
 def _is_none(values: Iterable[Any]) -> Iterable[bool]:
-    """Return of each value whether it is None; arrays can't be compared with it."""
+    """Return for each value whether it is None; arrays can't be compared with None."""
     return map(is_, values, repeat(None))
 
 
 # --- Sequences -----------------------------------------------------------------------------------------
 
 _ALWAYS = ("response_logprobs", "action_mask")
-"""Columns that every loss reads: a micro-batch has them, whether or not a row has a value."""
+"""Columns that every loss reads: a micro-batch always has them."""
 _TOKENS = ("prompt_tokens", "response_tokens")
-"""Arrays of a row that are fields of their own here, and tensors of their own in a micro-batch."""
+"""Arrays of a row that are separate fields here, and separate tensors in a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,9 +87,9 @@ class Sequences:
     temperature: Sequence[float]
     pair_id: Sequence[str | None]
     columns: Mapping[str, Sequence[Any]]
-    """By the name of the column, its value of each sequence; None where it is absent."""
+    """Values of the sequences by the name of the column; None where it is absent."""
     is_sound: InitVar[bool] = False
-    """Whether the checks are left out: parts of sequences that passed them pass them, too."""
+    """True if the checks are skipped, for parts of sequences that passed them."""
 
     def __post_init__(self, is_sound: bool) -> None:
         if is_sound:
@@ -120,7 +120,7 @@ class Sequences:
         """Check one column. prompts, responses: lengths of each row's tokens."""
         column, of_rows = array_columns().get(name), self.column(name)
         if column is None:
-            raise InvalidBatchError(f"{name} is no array of a row, wanted one of {', '.join(array_columns())}")
+            raise InvalidBatchError(f"{name} is not an array of a row, wanted one of {', '.join(array_columns())}")
         if self._fits(column, prompts, responses):
             return
         shapes: dict[tuple[int, ...], str] = {}
@@ -141,7 +141,7 @@ class Sequences:
             )
 
     def _fits(self, column: ArrayColumn, prompts: list[int], responses: list[int]) -> bool:
-        """Return whether a column is sound, by a look at all rows at once. May be False for one that is."""
+        """Return whether a column is sound, by a check of all rows at once. May be False for a sound column."""
         found, lengths = self.column(column.name), {"prompt": prompts, "response": responses}.get(column.along)
         if len(found) != len(self):
             return False
@@ -213,7 +213,8 @@ def _num_action_tokens(action_mask: np.ndarray | None, response_tokens: np.ndarr
 
 
 def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
-    """Cut responses at the end to at most max_seq_len tokens per sequence; returns the sequences and how many were cut.
+    """Cut responses at the end to at most max_seq_len tokens per sequence; return the sequences and the number of cut
+    ones.
 
     A prompt of max_seq_len tokens or more leaves an empty response.
     """
@@ -227,7 +228,7 @@ def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
 
 
 def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Sequences:
-    """Return parts of responses as sequences of their own; what came before a part is in its prompt.
+    """Return parts of responses as separate sequences; the tokens before a part belong to its prompt.
 
     rows, starts, ends: (parts,) int64, index of the sequence, and bounds of the part in its response.
     """
@@ -268,7 +269,8 @@ def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np
 EVEN = 1.02
 """Load of the fullest rank over the mean of all ranks up to which nothing is split."""
 UNEVEN = 1.1
-"""Imbalance above which row groups are split whatever is read twice: waiting for a rank costs more than reading."""
+"""Imbalance above which row groups are split even if they are read twice: waiting for a rank costs more than
+reading."""
 MOST_READ = 1.2
 """Maximum tokens read by all ranks together over the tokens of all row groups, while the ranks are not UNEVEN."""
 
@@ -467,7 +469,7 @@ def _even_out(
 
 
 def _fitting(indexes: np.ndarray, costs: np.ndarray, wanted: float) -> list[int]:
-    """Return those of these sequences, dearest first, that fit into the wanted load; if none fits, the cheapest."""
+    """Return the sequences, dearest first, that fit into the wanted load; if none fits, the cheapest."""
     by_cost = indexes[np.argsort(-costs[indexes], kind="stable")].tolist()
     fitting = []
     for index in by_cost:
@@ -597,11 +599,11 @@ class MicroBatch:
 
 
 def _why_not(name: str) -> str:
-    """Return why a column is in no micro-batch of a batch, and what to do."""
+    """Describe why a column is in no micro-batch of a batch, and the remedy."""
     if (column := array_columns().get(name)) is None:
-        return f"{name} is no array of a row, wanted one of {', '.join(array_columns())}"
+        return f"{name} is not an array of a row, wanted one of {', '.join(array_columns())}"
     if name in _TOKENS:
-        return f"{name} is no column of a batch: its tokens are in input_ids and targets of the micro-batch"
+        return f"{name} is not a column of a batch: its tokens are in input_ids and targets of the micro-batch"
     if column.trained is None:
         return f"{name} is not in the batch: training does not read it; give its row in the catalogue the key trained"
     return f"{name} is not in the batch: training reads it {column.trained}; start the trainer so that it asks for it"
@@ -701,12 +703,12 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """Where the sequences of P micro-batches lie; together they are B sequences, end to end."""
+    """Positions of the B sequences of P micro-batches, laid end to end."""
 
     plans: Sequence[Sequence[int]]
     """(P,): indexes of each micro-batch's sequences."""
     bounds: list[tuple[int, int]]
-    """(P,): begin and end of each micro-batch among the B sequences."""
+    """(P,): start and end of each micro-batch among the B sequences."""
     lengths: np.ndarray
     """(B,) int64: response tokens."""
     input_lengths: np.ndarray
@@ -780,7 +782,8 @@ def _spread(values: Sequence[Any], lengths: np.ndarray, out: np.ndarray) -> None
 
 
 def _lay_out(column: ArrayColumn, sequences: Sequences, layout: _Layout) -> dict[int, list[Any]]:
-    """Return a column's values, which lie end to end, by the number of the micro-batch; none for one without any."""
+    """Return a column's values, laid end to end, by the number of the micro-batch; none for a micro-batch without
+    values."""
     values, prompts, responses = sequences.column(column.name), sequences.prompt_tokens, sequences.response_tokens
     if column.name not in _ALWAYS and all(_is_none(values)):
         return {}
@@ -812,14 +815,14 @@ def _lay_out(column: ArrayColumn, sequences: Sequences, layout: _Layout) -> dict
 
 
 def _joined(column: ArrayColumn, parts: Sequence[Any]) -> Tensor | PackedRagged:
-    """Return a column of a micro-batch whose values lie end to end."""
+    """Return a column of a micro-batch from values laid end to end."""
     if column.ragged:
         return PackedRagged.of(parts, _dtype(column))
     return torch.from_numpy(np.concatenate(parts, dtype=_dtype(column)))
 
 
 def _is_of_inputs(column: ArrayColumn) -> bool:
-    """Return whether a column lies beside input_ids in a micro-batch; else beside targets."""
+    """Return whether a column is parallel to input_ids in a micro-batch; else to targets."""
     return column.along in ("read", "prompt")
 
 
@@ -829,7 +832,7 @@ def _is_flat(column: ArrayColumn) -> bool:
 
 
 def _dtype(column: ArrayColumn) -> np.dtype:
-    """Return the dtype of a column in a micro-batch; torch takes no index but int64."""
+    """Return the dtype of a column in a micro-batch; torch accepts only int64 as indexes."""
     return np.dtype(np.int64) if column.is_token_ids else column.dtype
 
 

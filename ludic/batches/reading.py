@@ -1,4 +1,4 @@
-"""Read one rank's sequences of a plan and pack them into micro-batches; look for rows that can't be trained on.
+"""Read one rank's sequences of a plan and pack them into micro-batches; find rows that can't be trained on.
 
 Reads the row groups of rollouts/ that hold these sequences, in any root. Raises StoreError, SchemaError or
 InvalidBatchError if a rollout can't be read or trained on.
@@ -45,9 +45,9 @@ from ludic.store.tombstones import quarantine
 logger = logging.getLogger(__name__)
 
 _READ = (*TRAINED_COLUMNS, CAPTURE)
-"""Columns of rollouts that say all of a row that a step trains on."""
+"""Columns of rollouts that a step needs for training."""
 _KEYS = ("rollout_id", "prompt_length", "response_length")
-"""Ledger columns that `read_trained` adds: the row, and how long the plan took its lists to be."""
+"""Ledger columns that `read_trained` adds: the row's address, and the lengths of its lists in the plan."""
 _PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
 _PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
 """Ledger columns that locate a rollout and say how it is trained on."""
@@ -77,7 +77,7 @@ class RankBatch:
 
 
 def attention_tokens(root: Root, config: BatchConfig) -> int | None:
-    """Return what `read_rank_batch` needs to balance costs, from the run's model; None if tokens are balanced.
+    """Return the attention_tokens of the run's model, to balance costs; None if tokens are balanced.
 
     Raises ModelError if the model's configuration can't be read.
     """
@@ -90,7 +90,7 @@ def attention_tokens(root: Root, config: BatchConfig) -> int | None:
 
 
 def replayed_routing(root: Root, config: BatchConfig) -> Routing | None:
-    """Return what the routers of the run's model choose from; None if no experts are replayed.
+    """Return the routing of the run's model; None if no experts are replayed.
 
     Raises ModelError if the model has no experts, or its configuration can't be read.
     """
@@ -116,8 +116,8 @@ def read_rank_batch(
     """Read and pack one rank's sequences of a plan; the result is the same on any machine.
 
     attention_tokens: see `costs_of`; None balances tokens. routing: of the model whose experts are replayed; None
-    replays none. computed: logprobs of rows of which nobody kept them. Raises StoreError, SchemaError or
-    InvalidBatchError if a rollout can't be read or trained on.
+    replays none. computed: logprobs of rows without stored ones. Raises StoreError, SchemaError or InvalidBatchError if
+    a rollout can't be read or trained on.
     """
     used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
     units = _turns(root, used) if config.training_unit == "turn" else _rows(used)
@@ -160,7 +160,7 @@ def read_rank_batch(
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """U parts of rows to train on, each as a sequence of its own."""
+    """U parts of rows to train on, each as a separate sequence."""
 
     row: np.ndarray
     """(U,) int64, index of the row, ascending."""
@@ -179,7 +179,8 @@ def _rows(used: pa.Table) -> _Units:
 
 
 def _turns(root: Root, used: pa.Table) -> _Units:
-    """Return each run of sampled tokens. Every rank reads all masks: all must know how many micro-batches there are."""
+    """Return each run of sampled tokens. Every rank reads all masks, since all must know the number of
+    micro-batches."""
     lengths = used["response_length"].to_pylist()
     masks = _columns_of(read_trained(root, used, ["action_mask"]), used, ["action_mask"])["action_mask"]
     turns = [_sampled_runs(np.ones(n, bool) if mask is None else mask) for mask, n in zip(masks, lengths, strict=True)]
@@ -199,8 +200,8 @@ def read_sequences(
 ) -> Sequences:
     """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
 
-    known: rows that were read already, Plan.tokens. response_logprobs that nobody kept are those of
-    `computed`, and NaN where it has none. Raises StoreError if a file is missing or broken. A broken file is
+    known: rows that were read already, Plan.tokens. Missing response_logprobs are taken from `computed`, else NaN.
+    Raises StoreError if a file is missing or broken. A broken file is
     quarantined: the next trainer plans without it.
     """
     if rows.num_rows == 0:
@@ -229,7 +230,7 @@ def _known_logprobs(
     columns: Mapping[str, Sequence[Any]],
     computed: ReferenceIndex | None,
 ) -> list[np.ndarray]:
-    """Return response_logprobs of rows; those that nobody kept as `computed` has them, else NaN. levels: `capture`."""
+    """Return response_logprobs of rows; missing ones from `computed`, else NaN. levels: `capture`."""
     lacking = [rollout_id for rollout_id, level in zip(rollout_ids, levels, strict=True) if level in WITHOUT_LOGPROBS]
     found = {} if computed is None else computed.read(dict.fromkeys(lacking), _raise_for_broken)
     known: list[np.ndarray] = []
@@ -246,18 +247,18 @@ def _known_logprobs(
 
 def _raise_for_broken(error: Exception, where: str) -> None:
     raise StoreError(
-        f"{where} holds logprobs that were computed, and can't be read any more ({error}); start the trainer again: it "
-        "computes them again"
+        f"{where} holds computed logprobs, and can't be read any more ({error}); start the trainer again to "
+        "compute them again"
     ) from error
 
 
 def _read_requested(
     root: Root, rows: pa.Table, name: str, reason_against: Callable[[Any, int], str | None]
 ) -> list[Any]:
-    """Return a column that is trained on request, of ledger rows; None where it is absent, or no good for this model.
+    """Return a column that is trained on request, of ledger rows; None where it is absent, or unusable for this model.
 
-    reason_against: why the values of a row, for so many tokens, can't be used; None if they can. Such a row is no worse
-    than one without values, so it is trained on without them.
+    reason_against: returns why the values of a row, for a number of tokens, can't be used; None if they can. A row with
+    unusable values is trained on without them, like a row without values.
     """
     if rows.num_rows == 0:
         return []
@@ -316,15 +317,15 @@ def _row_groups(rows: pa.Table) -> np.ndarray:
 
 
 # --- Vetting -------------------------------------------------------------------------------------------
-# Looks at the rows that a plan has chosen, before the ledger says that a step trains on them.
+# Check the rows that a plan has chosen, before the ledger records that a step trains on them.
 #
-# A plan is made from scalars, and a row's tokens can still be such that no step can train on it: ids beyond the model's
-# embedding, a logprob that is no logprob. The ledger is written before the step, and every later trainer makes the same
-# plan again, so that one such row would end a run for ever. What is read here is what training reads: rank 0 keeps it
-# for its own share of the batch (Plan.tokens).
+# A plan is made from scalars, but a row's arrays may still be unusable: ids beyond the model's embedding, invalid
+# logprobs. The ledger is written before the step, and every later trainer makes the same plan again, so one such row
+# would end the run permanently. The columns read here are those of training; rank 0 keeps them for its own share of the
+# batch (Plan.tokens).
 
 _MOST_NAMED = 5
-"""Maximum number of rows of one look that the log, or an error, names."""
+"""Maximum number of rows of one check that the log, or an error, names."""
 
 
 class Vetting:
@@ -334,9 +335,9 @@ class Vetting:
         """root: run whose model is trained. Raises ModelError if its model/ is damaged."""
         self._root, self._vocab_size = root, vocabulary_of(root)
         self.tokens: pa.Table | None = None
-        """Tokens of the rows of the last look; see `read_trained`."""
+        """Tokens of the rows of the last check; see `read_trained`."""
         self.not_computed: Collection[str] = ()
-        """rollout_ids of rows whose logprobs should have been computed, and were not."""
+        """rollout_ids of rows whose logprobs should have been computed, but were not."""
 
     def find(self, rows: pa.Table) -> list[str]:
         """Return the rollout_ids of rows that can't be trained on, and name them in the log.
@@ -352,10 +353,10 @@ class Vetting:
         return list(found)
 
     def check(self, rows: pa.Table, where: str, *, needs_logprobs: bool = False) -> None:
-        """Raise ConfigError if one of the rows, which are to be used as they are, has no place in the embedding.
+        """Raise ConfigError if a row, which must be used unchanged, has token ids beyond the embedding.
 
         Logprobs only have to be finite: an older ludic trained on others, within its bound of the ratio. where: the
-        plan that says so. needs_logprobs: refuse rows of which nobody kept them.
+        plan, for errors. needs_logprobs: refuse rows without stored logprobs.
         """
         found = self._look(rows, any_logprob=True)
         if found:
@@ -366,12 +367,12 @@ class Vetting:
         levels = [] if self.tokens is None else self.tokens[CAPTURE].to_pylist()
         if needs_logprobs and (num_without := sum(level in WITHOUT_LOGPROBS for level in levels)):
             raise ConfigError(
-                f"{where}: nobody kept the sampler's logprobs of {num_without} of {rows.num_rows} rows, and a replay "
-                "computes none; train on these rollouts offline, with compute_logprobs if token ids were kept"
+                f"{where}: the sampler's logprobs of {num_without} of {rows.num_rows} rows were not stored, and a "
+                "replay computes none; train on these rollouts offline, with compute_logprobs if token ids were kept"
             )
 
     def _look(self, rows: pa.Table, *, any_logprob: bool = False) -> dict[str, str]:
-        """Return what is wrong, by rollout_id."""
+        """Return the problems by rollout_id."""
         self.tokens = None
         if rows.num_rows == 0:
             return {}

@@ -1,9 +1,8 @@
 """Plan the stored steps of a run again, by any rules over the rollouts that each step considered.
 
-By the rules of the step's own trainer a plan equals the ledger in every bit, since what the planner saw follows from
-the ledger; only the time of the plan does not, if a user's SQL reads $now. Reads scores/, and earlier batches/ with
-their rollouts for an advantage that has a history. Imports no torch. Raises QueryError if the rules do not fit the
-rollouts.
+By the rules of the step's own trainer a plan equals the ledger bit for bit, since the planner's input follows from the
+ledger; only the time of the plan does not, if a user's SQL reads $now. Reads scores/, and earlier batches/ with their
+rollouts for an advantage that has a history. Imports no torch. Raises QueryError if the rules do not fit the rollouts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,7 +43,7 @@ class Replanner:
 
     @property
     def columns(self) -> list[str]:
-        """Columns of rollouts that `plan` wants."""
+        """Columns of rollouts that `plan` needs."""
         return self._planner.columns
 
     def plan(self, ledger: pa.Table, rollouts: pa.Table, find_untrainable: FindUntrainable | None = None) -> pa.Table:
@@ -91,7 +90,7 @@ class Replanner:
     def _scores_of(self, ledger: pa.Table) -> pa.Table:
         """Return the scores that the plan of the step used, of the versions that the ledger names.
 
-        A rollout that was dropped for scores of several versions has all that are stored.
+        A rollout that was dropped for scores of several versions gets all stored scores.
         """
         tables = [self._scores_in(url) for url in ledger["root"].unique().to_pylist()]
         known = pa.concat_tables(
@@ -132,7 +131,7 @@ def _as_it_was(ledger: pa.Table, rows: pa.Table) -> pa.Table:
 
 
 def _as_computed(ledger: pa.Table, rows: pa.Table) -> pa.Table:
-    """Return rows with the capture `trainer` where the step's trainer had computed the logprobs that nobody kept."""
+    """Return rows with the capture `trainer` where the step's trainer had computed missing logprobs."""
     is_dropped = pc.fill_null(pc.is_in(ledger["reason"], pa.array(list(NO_LOGPROBS))), False)
     is_computed = pc.and_(sampled_whole(rows), pc.invert(is_dropped))
     capture = pc.if_else(is_computed, pa.scalar("trainer"), rows["capture"])

@@ -1,6 +1,7 @@
-"""Replay another run: train on its batches step by step, or train by other rules on what its steps considered.
+"""Replay another run: train on its batches step by step, or by other rules on the rollouts that its steps considered.
 
-Reads that run's attempts/, checkpoints/, batches/ and scores/, and its rollouts, which must not have expired.
+Reads that run's attempts/, checkpoints/, batches/ and scores/, and its rollouts, which must not have expired. Raises
+ConfigError, which names the missing step or the unusable row.
 """
 
 import pyarrow as pa
@@ -51,7 +52,7 @@ class ReplaySource:
         return []
 
     def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
-        """Check that a replay of a cut begins with its checkpoint; else the step alone gives the position."""
+        """Check that a replay of a cut begins with its checkpoint; otherwise the step alone determines the position."""
         step = resumed.step if resumed else 0
         if step + 1 < self._first_step:
             raise ConfigError(
@@ -70,7 +71,7 @@ class ReplaySource:
         return plan_of_ledger(step, rows, self._vetting)
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Return more groups than any batch takes, so that workers are asked for none."""
+        """Return more groups than any batch takes, so that workers sample none."""
         return MORE_THAN_ANY_BATCH
 
     def close(self) -> None:
@@ -78,9 +79,9 @@ class ReplaySource:
 
 
 def plan_of_ledger(step: int, rows: pa.Table, vetting: Vetting) -> BatchPlan:
-    """Return a step's plan whose ledger rows come from another run: no group waits, and the step is the position.
+    """Return a step's plan with the ledger rows of another run: no group waits, and the step is the position.
 
-    vetting: has looked at the used rows.
+    vetting: has checked the used rows.
     """
     return BatchPlan(
         step=step,
@@ -107,8 +108,8 @@ def restamp(rows: pa.Table, url: str, attempt_id: int, trainer_version: int) -> 
 
 
 # --- Replan source: a branch of another run ------------------------------------------------------------
-# Trains by rules of its own over the rollouts that each step considered. Step n of the branch plans step replan_from +
-# n of the other run.
+# Trains by its own rules over the rollouts that each step considered. Step n of the branch plans step replan_from + n
+# of the other run.
 
 
 class ReplanSource:
@@ -135,7 +136,7 @@ class ReplanSource:
         return keep_code(self._root, self._rules.uses(), self._rules.files)
 
     def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
-        """Do nothing: the step alone gives the position."""
+        """Do nothing: the step alone determines the position."""
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> BatchPlan | None:
         """Return the plan of a step. Raises ConfigError if the rules leave no rollout of it."""
@@ -156,7 +157,7 @@ class ReplanSource:
         return plan_of_ledger(step, rows, self._vetting)
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Return more groups than any batch takes, so that workers are asked for none."""
+        """Return more groups than any batch takes, so that workers sample none."""
         return MORE_THAN_ANY_BATCH
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Sources of batch plans: what online, offline and replay training share.
+"""Define the protocol of sources of batch plans, and the parts that online, offline and replay sources share.
 
-The contract of a source and its plans; the planner's rules, from the settings and the users' SQL and Python files in
-the root; and the rows of earlier batches that an advantage continues from.
+Holds the contract of a source and its plans; builds the planner's rules from the settings and the users' SQL and Python
+files in the root; and recalls the rows of earlier batches that an advantage continues from. Raises ConfigError or
+ConsentError for rules that can't run.
 """
 
 import json
@@ -28,7 +29,7 @@ from ludic.store.records import CheckpointId, CheckpointInfo, CodeRecord
 logger = logging.getLogger(__name__)
 
 MORE_THAN_ANY_BATCH = 2**31
-"""Number of ready groups that a source reports if workers need not sample for it."""
+"""Number of ready groups that a source without workers reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,8 @@ class BatchPlan:
     """Groups that were read and remain for later steps."""
     num_unreadable_files: int
     tokens: pa.Table | None = None
-    """What rank 0 has read of the used rows to look at them (ludic.batches.reading.read_trained), and need not read
-    again. It is not sent to other ranks."""
+    """Columns of the used rows that rank 0 has read to check them (ludic.batches.reading.read_trained), and does not
+    read again. Not sent to other ranks."""
 
     def to_bytes(self) -> bytes:
         """Return the plan as Arrow IPC, for other ranks."""
@@ -66,16 +67,18 @@ def with_roots(plan: pa.Table, ledger: pa.Table) -> pa.Table:
 
 
 class Demand(Protocol):
-    """What a source tells of the groups that workers sample; ludic.training.publisher.Publisher keeps the budget."""
+    """Callbacks of a source about the groups that workers sample; ludic.training.publisher.Publisher implements
+    them."""
 
     def note_arrivals(self, rows: pa.Table, num_ready_groups: int) -> None:
-        """Note new rows. num_ready_groups: read and not planned, with them."""
+        """Record new rows. num_ready_groups: groups read and not planned, including the new ones."""
 
     def note_plan(self, step: int, num_ready_groups: int) -> None:
-        """Note that a step is planned. num_ready_groups: read and not yet planned."""
+        """Record that a step is planned. num_ready_groups: groups read and not yet planned."""
 
     def note_wait(self, num_ready_groups: int, num_missing_groups: int, idle_s: float, *, version: int) -> None:
-        """Note that a step, which starts from a version, waits for groups. num_ready_groups: what it could use."""
+        """Record that a step, which starts from a version, waits for groups. num_ready_groups: groups that it could
+        use."""
 
 
 class PlanSource(Protocol):
@@ -85,8 +88,8 @@ class PlanSource(Protocol):
     the constructor, which checks settings and users' code and writes nothing; `count_steps`; `keep_code`, just before
     it claims the root; `resume`, once, after the claim; `plan` for each step, in a thread; `close`.
 
-    A source writes neither the ledger nor any file but the users' code: the stream writes a plan's rows to the ledger
-    before the plan leaves its thread. So a source may change its position as soon as it returns a plan.
+    A source writes no files except the users' code: the stream writes a plan's rows to the ledger before the plan
+    leaves its thread. So a source may change its position as soon as it returns a plan.
     """
 
     def count_steps(self, resumed: CheckpointInfo | None) -> int | None:
@@ -120,7 +123,8 @@ _ENDLESS = 2**31 - 1
 
 
 def sampled_whole(rows: pa.Table) -> pa.ChunkedArray:
-    """Return which rows are the sampler's ids without logprobs that one version drew from its whole distribution.
+    """Return which rows have the sampler's ids but no logprobs, and were drawn by one version from its whole
+    distribution.
 
     With the weights of that version these logprobs can be computed. rows: with capture, policy_version,
     policy_version_last, top_p and top_k.
@@ -196,16 +200,16 @@ def names_in_root(root: Root) -> frozenset[str]:
 
 
 # --- Rows of earlier batches ---------------------------------------------------------------------------
-# An advantage that continues over batches, such as rae, sees after a restart the rows that it would have seen without
-# one. Reads batches/ and rollouts/.
+# After a restart, an advantage that continues over batches, such as rae, sees the same rows as without one. Reads
+# batches/ and rollouts/.
 
 
 def recall_history(
     root: Root, planner: Planner, checkpoint: CheckpointId, *, baseline_over: Literal["group", "kept"]
 ) -> None:
-    """Give the planner the newest rows of batches up to a checkpoint, as many as its advantage wants.
+    """Give the planner the newest rows of batches up to a checkpoint, as many as its advantage needs.
 
-    If their files are gone or broken, it has none, and an average begins again; a warning says so.
+    If their files are missing or broken, the history is empty and averages begin again, with a warning.
     """
     if not planner.history:
         return

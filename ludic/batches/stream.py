@@ -1,4 +1,4 @@
-"""Streams of batches: plans made, read and packed in a thread while the previous step trains.
+"""Plan, read and pack the next batch in a thread while the previous step trains.
 
 `PlannedStream` is the trainer's. One thread on each rank makes a batch: on rank 0 it plans (ludic.batches.source),
 writes the ledger and sends the plan to the other ranks as Arrow IPC; then each rank reads the row groups of its own
@@ -46,8 +46,8 @@ class PlannedStream:
         stop: threading.Event,
         computed: ReferenceIndex | None = None,
     ) -> None:
-        """source: in the state of the step before. attempt: its ledger is written. Both are None on other ranks.
-        computed: logprobs of rows of which nobody kept them."""
+        """source: in the state of the previous step. attempt: the one whose ledger is written. Both are None on other
+        ranks. computed: logprobs of rows without stored ones."""
         self._root, self._config, self._source, self._attempt, self._stop = root, config, source, attempt, stop
         self._computed = computed
         self._attention_tokens = run_on_main(partial(attention_tokens, root, config))
@@ -67,7 +67,7 @@ class PlannedStream:
     def next_batch(self) -> RankBatch | None:
         """Wait for the batch that was started, and return this rank's share, with counts summed over all ranks.
 
-        Returns None if rank 0 was told to stop or there are no more plans. Raises, on every rank, the source's errors,
+        Returns None if rank 0 was stopped or there are no more plans. Raises, on every rank, the source's errors,
         FencedError, and StoreError, SchemaError or InvalidBatchError if a rank can't read or train on a rollout.
         """
         assert self._next is not None, "no plan was started"
@@ -81,7 +81,7 @@ class PlannedStream:
         return replace(share, num_action_tokens=num_action_tokens, num_tokens=num_tokens, num_truncated=num_truncated)
 
     def close(self) -> None:
-        """Give up an unfinished batch. Waits for it at most 30 s: a rank that fails alone must not wait for rank 0."""
+        """Abandon an unfinished batch. Waits for it at most 30 s: a rank that fails alone must not wait for rank 0."""
         if self._source is not None:
             self._source.close()
         if self._next is not None:
@@ -130,8 +130,8 @@ def _in_background(function: Callable[[], Result]) -> "Future[Result]":
 class BatchStream:
     """Iterator over batches of stored rollouts, for your own training loop: one epoch per iteration. Writes nothing.
 
-    The next batch is read while the current one is used. Each rank plans by itself, over the same files and in the
-    same order, so ranks need not communicate.
+    The next batch is read while the current one is used. Each rank makes the same plans from the same files in the same
+    order, so ranks need not communicate.
 
     Like torchdata's nodes, it has `state_dict` and `load_state_dict`; the state is the one after the last batch
     returned. A new iteration continues an interrupted one. `epoch` counts from 1.
@@ -151,9 +151,9 @@ class BatchStream:
         """Read the scalars of all sources.
 
         config: settings that choose or pace online training are ignored. groups_per_batch, seed: None takes those of
-        the first source's run. loss_unit: pair uses rows only in the pairs that the advantage makes, for dpo,
-        ipo and orpo; episode weights rows so that episodes count alike. needs_logprobs: whether your loss takes a ratio
-        to the sampler; if not, rollouts whose logprobs nobody kept are used too, with NaN for them.
+        the first source's run. loss_unit: pair uses rows only in the pairs that the advantage makes, for dpo, ipo and
+        orpo; episode weights rows so that episodes count alike. needs_logprobs: whether your loss takes a ratio to the
+        sampler; if not, rollouts without stored logprobs are used too, with NaN for them.
 
         Raises ConfigError if there is nothing to train on, MissingRootError, StoreError, QueryError.
         """

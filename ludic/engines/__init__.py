@@ -1,1 +1,1 @@
-"""Inference engines behind one protocol: token ids in, token ids with logprobs out."""
+"""Sample with inference engines behind one protocol: token ids in, token ids with logprobs out."""

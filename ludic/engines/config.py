@@ -1,4 +1,4 @@
-"""Settings of a worker's inference engine. Imports nothing slow, so that `--help` answers at once."""
+"""Define the settings of a worker's inference engine; imports nothing slow, to keep `--help` fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,5 +43,5 @@ class EngineConfig:
 
     @property
     def is_vllm(self) -> bool:
-        """Whether the engine is vLLM in a worker's process, which takes whole GPUs, and memory at its start."""
+        """True if the engine is vLLM in a worker's process, which takes whole GPUs and reserves memory at its start."""
         return self.chosen() == VLLM

@@ -1,4 +1,4 @@
-"""Continuous batching: requests join a running batch, and leave it, between two tokens.
+"""Batch requests continuously: requests join a running batch, and leave it, between two tokens.
 
 One thread runs the model and changes its weights, so the event loops of the callers stay free. It exists while its
 `ContinuousBatch` does, and works only while there are requests. transformers' own continuous batching is not used: it
@@ -41,9 +41,9 @@ from ludic.records import WeightSpan
 from ludic.schema.columns import Columns, Ragged
 
 _JOIN_SHARE = 0.25
-"""Requests join at once if they are at least this share of those that run: their prefill holds the others up."""
+"""Requests join at once if they are at least this share of the running ones, since their prefill delays those."""
 _MOST_STEPS_OF_WAITING = 4
-"""Decoding steps after which fewer requests join too."""
+"""Decoding steps after which a smaller number of requests joins, too."""
 _LEAVE_SHARE = 0.25
 """Finished sequences leave once they are this share of the batch. Copying the cache without them costs about as much as
 one step, which copies it too, since it appends to it."""
@@ -51,7 +51,7 @@ one step, which copies it too, since it appends to it."""
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A request, and its completion as far as it has come."""
+    """A request and its completion so far."""
 
     request: GenerationRequest
     stop_token_ids: frozenset[int]
@@ -123,7 +123,7 @@ class _Call:
 
 
 class ContinuousBatch:
-    """Requests that wait, and those in the batch. Safe to call from several threads and event loops."""
+    """Waiting requests and those in the batch. Safe to call from several threads and event loops."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class ContinuousBatch:
             self._try_step(joining)
 
     def _take_waiting(self) -> list[_Call]:
-        """Remove from those that wait the calls that join the batch now."""
+        """Remove the calls that join the batch now from the waiting ones."""
         self._waiting = [call for call in self._waiting if not call.is_over]
         num_live = len(self._live())
         num = min(len(self._waiting), self._max_batch - num_live)
@@ -236,7 +236,7 @@ class ContinuousBatch:
         try:
             with torch.inference_mode():
                 self._step(joining)
-        except BaseException as error:  # else the tasks would wait for ever
+        except BaseException as error:  # else the tasks would wait without end
             self._rows, self._sequences = [], None
             for call in calls:
                 call.end(error)
@@ -246,7 +246,7 @@ class ContinuousBatch:
         version = self._usable_version()
         self._drop_finished(now=len(joining) > 0)
         if self._sequences is not None:
-            # A call cancelled while its prompt ran has no token yet; 0 is as good as any.
+            # A call cancelled during its prefill has no token yet; any token works, such as 0.
             tokens = [call.tokens[-1] if call.tokens else 0 for call in self._rows]
             self._sequences.extend(self._tensor(tokens, np.int64), self._recording(self._rows))
             _keep_experts(self._rows, self._sequences.experts)
@@ -265,7 +265,7 @@ class ContinuousBatch:
                 call.add(int(token), logprob, ids, version)
 
     def _drop_finished(self, *, now: bool) -> None:
-        """Take calls that are over out of the batch, if it pays. now: in any case, since others join."""
+        """Remove finished calls from the batch if that saves time. now: in any case, since others join."""
         live = [index for index, call in enumerate(self._rows) if not call.is_over]
         num_over = len(self._rows) - len(live)
         if num_over == 0 or (live and not now and num_over < _LEAVE_SHARE * len(self._rows)):
@@ -366,7 +366,7 @@ class CachedSequences:
         self._last_position = max_length - 1
         self._cache = DynamicCache(config=model.config)
         unique = list({prompt.tobytes(): prompt for prompt in prompts}.values())
-        # A state would also take in what padding leaves of itself, so only prompts of one length run together.
+        # Padding would change a state, so only prompts of equal length run together.
         runs = _by_length(unique) if any(isinstance(each, _State) for each in self._cache.layers) else [unique]
         tokens, mask = (array.to(model.device) for array in _pad_left(runs[0]))
         self._mask = mask
@@ -391,7 +391,7 @@ class CachedSequences:
 
     @property
     def can_join(self) -> bool:
-        """Whether `join` supports all layers of the cache."""
+        """True if `join` supports all layers of the cache."""
         return all(type(layer) in _JOINED for layer in self._cache.layers)
 
     def select(self, indexes: Tensor) -> None:

@@ -1,7 +1,8 @@
-"""Protocol of inference engines: token ids in, token ids with logprobs out; and the checks of requests and completions.
+"""Define the protocol of inference engines, and check requests and completions.
 
-Engines know neither the store nor text. They get a folder of weights and a version. The checks have the same messages
-for all engines.
+An engine gets token ids and returns token ids with logprobs; it knows neither the store nor text. Its weights come from
+a folder with a version. All engines share the checks and their messages. Raises ConfigError for a bad request,
+EngineError for a bad completion, ModelError for weights that give NaN.
 """
 
 import asyncio
@@ -42,12 +43,13 @@ class SamplingParams:
 
     @property
     def wants_kept_tokens(self) -> bool:
-        """Whether a completion must have kept_tokens: the mask is asked for, and top_k or top_p may cut tokens."""
+        """True if a completion must have kept_tokens: the mask is requested, and top_k or top_p may cut tokens."""
         return self.return_mask and self.temperature > 0 and (self.top_p < 1 or self.top_k is not None)
 
     @property
     def wanted_columns(self) -> Mapping[str, str]:
-        """Columns that a completion must have beside those of each, with what to do if an engine does not give them."""
+        """Columns that a completion must have beyond the common ones, with the remedy if an engine does not return
+        them."""
         wanted = {"kept_tokens": self.wants_kept_tokens, "experts": self.return_experts}
         return {name: _WITHOUT[name] for name, is_wanted in wanted.items() if is_wanted}
 
@@ -86,7 +88,7 @@ class Completion:
     top_p. kept_tokens with params.wants_kept_tokens: a Ragged of int32, the token ids, ascending, that top_k and top_p
     kept at each token, with the token itself; the logprob is under the softmax over them. experts with
     params.return_experts: (prompt_length + length - 1, L, K) int16, for each token that the model read, of the prompt
-    too, the K experts that the router of each of L layers chose, ascending. Any other is stored as it is."""
+    too, the K experts that the router of each of L layers chose, ascending. Any other array is stored unchanged."""
     first_token_s: float | None = field(default=None, compare=False)
     """Seconds from the request to its first token; None if the engine does not measure it."""
 
@@ -115,32 +117,31 @@ class Engine(Protocol):
     name: str
     """Library and its version, such as "vllm 0.32.0"; stored with each rollout."""
     repeats_in_any_batch: bool
-    """Whether a seed gives the same tokens whatever else is in the batch; if False, only in the same batch, since
+    """True if a seed gives the same tokens whatever else is in the batch. If False, only in the same batch, since
     logits round differently in another one."""
     policy_version: int
     """Version of the weights in use."""
     max_length: int
     """Maximum tokens of prompt and completion together."""
     max_batch: int
-    """Sequences that are decoded together; a worker keeps so many requests here. An engine without it is taken to
-    decode as many as `EngineConfig.max_batch` says by default."""
+    """Number of sequences that are decoded together; a worker keeps this many requests here. For an engine without it,
+    the default of `EngineConfig.max_batch` is assumed."""
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Return a completion of the request; the engine batches all requests that wait at the same time.
 
         May be called from any thread and event loop. Cancelling the task frees the request's slot in the batch. Raises
         ConfigError if the model does not know a token of the prompt, or if prompt and max_tokens together exceed
-        max_length; ModelError if the weights give NaN; HalfLoadedError if they are half loaded. Such a refusal of a
-        request affects no other. A request that begins while weights are loaded waits for them, or starts with the old
-        ones.
-        An error of the model's own step, such as a device without memory left, fails all requests in the batch.
+        max_length; ModelError if the weights give NaN; HalfLoadedError if they are half loaded. A refused request
+        affects no other. A request that begins while weights are loaded waits for them, or starts with the old ones. An
+        error of the model's own step, such as a device without memory left, fails all requests in the batch.
         """
         ...
 
     def load_weights(self, folder: str, version: int) -> None:
         """Replace the weights by those of a Hugging Face folder of the same architecture.
 
-        May be called from any thread. Requests being generated pause between two tokens and go on with the new
+        May be called from any thread. Requests being generated pause between two tokens and continue with the new
         weights; their completions have a span for each version. The key-value cache of their earlier tokens is kept, as
         in vLLM's mode `keep`: later logprobs are those of the new weights over keys and values of the old ones.
 
@@ -235,9 +236,9 @@ def nan_logits(version: int) -> str:
 
 
 def why_no_answer(request: GenerationRequest, completion: Completion, vocab_size: int | None) -> str | None:
-    """Return why a completion can't be the answer to a request; None if it can.
+    """Return the reason why a completion can't answer a request; None if it can.
 
-    A logprob that is NaN passes: it says that the weights give NaN.
+    A NaN logprob passes: it shows that the weights give NaN.
     """
     tokens, columns = completion.tokens, completion.columns
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
@@ -251,7 +252,7 @@ def why_no_answer(request: GenerationRequest, completion: Completion, vocab_size
     of_sampler = select(lambda column: column.set_by == "sampler")
     if others := columns.keys() - {column.name for column in of_sampler}:
         known = ", ".join(column.name for column in of_sampler)
-        return f"{min(map(str, others))} is no column that an engine sets, wanted {known}"
+        return f"{min(map(str, others))} is not a column that an engine sets, wanted {known}"
     for column in of_sampler:
         if not column.is_nullable and columns.get(column.name) is None:
             return f"no {column.name}, which each completion has"
@@ -262,7 +263,7 @@ def why_no_answer(request: GenerationRequest, completion: Completion, vocab_size
 
 
 def _stray_ids(tokens: np.ndarray, vocab_size: int | None) -> str | None:
-    """Describe token ids, (n,), if one is none of the model's; None if all are."""
+    """Describe token ids, (n,), if one is outside the model's vocabulary; None if all are inside."""
     num_ids = vocab_size or NUM_TOKEN_IDS
     if tokens.min(initial=0) >= 0 and tokens.max(initial=0) < num_ids:
         return None

@@ -1,7 +1,7 @@
-"""Engines by name: built-in, or your own class in a file.
+"""Find an inference engine by name: a built-in one, or a class in a user's file.
 
-ludic.code.kinds lists the built-in ones. An engine's file runs because the person who starts the worker names it:
-unlike environments, engines are never named by a root. Raises ConfigError for an unknown name.
+ludic.code.kinds lists the built-in ones. An engine's file needs no consent, since the person who starts the worker
+names it: unlike environments, engines are never named by a root. Raises ConfigError for an unknown name.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from ludic.engines.engine import Engine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSetup:
-    """What a worker tells its engine, apart from the first weights."""
+    """Settings that a worker passes to its engine, besides the first weights."""
 
     config: EngineConfig = field(default_factory=EngineConfig)
     device: str | None = None
     """"cpu" or "cuda"; None leaves it to the engine."""
     base: Callable[[], str] | None = None
-    """Returns the folder of the model that LoRA adapters belong to; None is the one that they name."""
+    """Returns the folder of the base model of LoRA adapters; None is the one that they name."""
     float32_head: bool = False
     """Compute logits in float32, as the trainer does."""
     keep_experts: bool = False

@@ -1,21 +1,23 @@
-"""Inference engine that samples on vLLM servers, over HTTP: token ids in, token ids with logprobs out, never text.
+"""Sample on vLLM servers over HTTP: token ids in, token ids with logprobs out, never text.
 
-Reads Hugging Face folders, to check them and to name them to the servers, which read the weights; writes nothing.
-Several workers may share servers, without a coordinator, by these rules (server_pool.py, server_loading.py):
+Checks Hugging Face folders and passes their paths to the servers, which read the weights; writes nothing. Several
+workers may share servers without a coordinator, by these rules (server_pool.py, server_loading.py):
 
-- **Who loads.** Each worker brings each of its servers to the newest version that it knows. A server's label says what
-  it holds, and who is loading (server_loading.py). Of workers that load at the same time one does; the others wait,
-  find the version there, and load nothing. A server that `ludic serve` started loads by itself, and workers only wait.
-- **The newest version of the run wins.** A server that holds a newer version than a worker wants stays as it is. The
-  worker samples with it and stores, for each token, the version that the server gives.
-- **A server gets requests** only while it holds the wanted version or a newer one. Not so: one that is down; one that
-  was started again, until it has loaded; one whose load failed half-way, until one succeeds; one that another run uses.
-- **A worker that dies while it loads** leaves a claim in the label, or a paused server, or both. After some seconds
+- **Who loads.** Each worker brings each of its servers to the newest version that it knows. A server's label names its
+  version and the worker that is loading (server_loading.py). If several workers want to load at the same time, one
+  does; the others wait until the version is there. A server that `ludic serve` started loads weights itself, and
+  workers only wait.
+- **The newest version of the run wins.** A server with a newer version than a worker wants keeps it. The worker samples
+  from it and stores, for each token, the version that the server reports.
+- **A server gets requests** only while it holds the wanted version or a newer one. Excluded are a server that is down,
+  one that was restarted and has not loaded yet, one whose load failed half-way until a load succeeds, and one that
+  another run uses.
+- **A worker that dies while it loads** leaves a claim in the label, a paused server, or both. After some seconds
   another worker, or its own next life, loads instead.
 
 Raises ConfigError for a server that was started with other flags than ludic needs, ModelError for a folder that can't
-be used, NoServerError if no server answers while weights are loaded, and EngineError if answers can't be used again
-and again.
+be used, NoServerError if no server answers while weights are loaded, and EngineError if the answers are repeatedly
+unusable.
 """
 
 import asyncio
@@ -49,7 +51,7 @@ from ludic.settings import check
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 1800.0
-"""Default time in which a server should answer a request, in seconds; then it is sent again."""
+"""Default time limit for an answer to a request, in seconds; then the request is sent again."""
 
 _FLOAT32_HEAD = """'{"head_dtype": "float32"}'"""
 _NO_URL = "engine server needs the URL of a server; set --server-url http://HOST:8000"
@@ -77,10 +79,10 @@ class ServerEngine:
     ) -> None:
         """Bring the servers to the weights of a folder, and return once one of them has these.
 
-        urls: such as http://node1:8000. run_id: workers of the same run share servers; None shares them with nobody.
-        max_batch: maximum requests that each server has at a time; further ones wait here. request_timeout_s: time in
-        which a server should answer a request. loads_all: also load into servers that `ludic serve` started, which is
-        for `ludic serve` itself. keep_experts: requests may ask for the experts that tokens are sent to.
+        urls: such as http://node1:8000. run_id: workers of the same run share servers; None does not share them.
+        max_batch: maximum requests that each server has at a time; further ones wait here. request_timeout_s: time
+        limit for an answer to a request. loads_all: also load into servers that `ludic serve` started, which is for
+        `ludic serve` itself. keep_experts: requests may ask for the experts that tokens are sent to.
         longrope: of EngineSetup.
         """
         if not urls:
@@ -98,7 +100,7 @@ class ServerEngine:
         self._thread.start()
         self._client = httpx2.AsyncClient(
             headers=_authorization(),
-            # vLLM closes a connection that is idle for 5 s; a request that meets this has to be sent again.
+            # vLLM closes a connection that is idle for 5 s; a request at that moment must be sent again.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
             trust_env=False,  # a proxy of the environment is for other hosts
         )
@@ -138,7 +140,7 @@ class ServerEngine:
         self._load(folder, version)
 
     def close(self) -> None:
-        """Stop looking after the servers, and end the thread; requests in flight are cancelled."""
+        """Stop managing the servers, and end the thread; requests in flight are cancelled."""
         if self._loop.is_closed():
             return
         self._wait_for(self._close())
@@ -165,7 +167,7 @@ class ServerEngine:
 
 
 async def find_silent(urls: Sequence[str]) -> dict[str, str]:
-    """Return why servers do not answer, by the URLs of those. Raises ConfigError for a bad URL, or if there is none."""
+    """Return why servers do not answer, by URL. Raises ConfigError for a bad URL, or if there is none."""
     if not urls:
         raise ConfigError(_NO_URL)
     silent: dict[str, str] = {}
@@ -197,7 +199,7 @@ class ServerOptions:
     """Engine options of engine server."""
 
     request_timeout_s: float = REQUEST_TIMEOUT_S
-    """Time in which a server should answer a request, in seconds; then it is sent again."""
+    """Time limit for an answer to a request, in seconds; then the request is sent again."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -206,7 +208,7 @@ class ServerOptions:
 
     @classmethod
     def from_json(cls, options: Mapping[str, Any]) -> "ServerOptions":
-        """Raises ConfigError for an option that there is not."""
+        """Raises ConfigError for an unknown option."""
         for name in options:
             if name not in cls.__slots__:
                 raise ConfigError(

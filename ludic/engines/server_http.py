@@ -1,8 +1,8 @@
-"""The HTTP endpoints of one vLLM server: tokens in, tokens out, and its weights.
+"""Call the HTTP endpoints of one vLLM server, to sample tokens and to replace its weights.
 
-Sends what vLLM documents and believes no answer before it is checked. Every call may be repeated. Raises
-UnreachableError if no answer comes, BadAnswerError if one can't be used, RefusedError if the server refuses the request
-itself, and ConfigError for a server that was started without the flags that ludic needs.
+Requests follow vLLM's documentation, and every answer is checked. Every call may be repeated. Raises UnreachableError
+if no answer comes, BadAnswerError if an answer can't be used, RefusedError if the server refuses the request itself,
+and ConfigError for a server that was started without the flags that ludic needs.
 """
 
 import io
@@ -33,9 +33,9 @@ _CALL_S = 30.0
 _CONNECT_S = 10.0
 _LOAD_S = 1800.0
 _SETUP_S = 120.0
-"""vLLM looks through its machine the first time."""
+"""Seconds of the first call to /server_info, for which vLLM inspects its machine."""
 _NO_LOGPROB = -9999.0
-"""What vLLM sends for NaN and for minus infinity."""
+"""Value that vLLM sends for NaN and for minus infinity."""
 _MOST_BYTES_OF_LOGPROB = 1 << 10
 """Largest JSON of one token with its logprob; vLLM adds the token's text, and its bytes as numbers."""
 _MOST_BYTES_OF_EXPERTS = 1 << 14
@@ -53,11 +53,11 @@ class UnreachableError(NoServerError):
 
 
 class _LostError(UnreachableError):
-    """A connection ended before the answer, as when the server closes it because it was idle; try again."""
+    """A connection ended before the answer, for example because it was idle; try again."""
 
 
 class BadAnswerError(EngineError):
-    """A server's answer can't be used: an error of its own, or not what was asked for."""
+    """A server's answer can't be used: it is an error, or does not match the request."""
 
 
 class RefusedError(BadAnswerError):
@@ -69,7 +69,7 @@ class MissingEndpointError(BadAnswerError):
 
 
 class _Said(msgspec.Struct):
-    """What a server said; its texts may repeat the key, and enter errors, logs and the names of engines."""
+    """A server's message; its texts may contain the key, and appear in errors, logs and the names of engines."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -119,7 +119,7 @@ class _WeightInfo(_Said):
 
 
 class _Device(msgspec.Struct, frozen=True):
-    """What vLLM 0.32 tells has no device_type, though its source has; on some hardware its device is null."""
+    """Device as vLLM 0.32 reports it: without device_type, though its source has it; null on some hardware."""
 
     device: str | None = None
     device_type: str | None = None
@@ -145,14 +145,14 @@ class _ServerInfo(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a server computes on, and how, as far as it tells."""
+    """A server's device and precision, as far as it reports them."""
 
     device: str = ""
-    """Such as cpu; "" if it is not told."""
+    """Such as cpu; "" if not reported."""
     dtype: str = ""
-    """Such as float32; "" if it is not told."""
+    """Such as float32; "" if not reported."""
     cuts_prompts: bool = False
-    """Whether it may compute a prompt in parts (chunked prefill)."""
+    """True if the server may compute a prompt in parts (chunked prefill)."""
 
 
 class _IsPaused(msgspec.Struct):
@@ -212,7 +212,7 @@ class Server:
         self.name = public_url(url)
         """The URL without credentials, for logs."""
         self._has_own_reload = True
-        """False once the server has said that it has no method of ludic's."""
+        """False once the server has reported that it lacks ludic's methods."""
 
     async def check_health(self) -> None:
         """Raise UnreachableError unless the server and its engine run. Does not wait for the engine."""
@@ -229,7 +229,7 @@ class Server:
         return models.data[0]
 
     async def version(self) -> str:
-        """Return the version of vLLM, such as 0.32.0; unknown if the server does not tell."""
+        """Return the version of vLLM, such as 0.32.0; "unknown" if the server does not report it."""
         try:
             return _parse(await self._call("GET", "/version"), _Version, self.name).version
         except MissingEndpointError:
@@ -241,8 +241,8 @@ class Server:
             content = await self._call("GET", "/weight_info")
         except MissingEndpointError as error:
             raise ConfigError(
-                f"{self.name} is no vLLM server whose weights can be changed (it has no /weight_info); start it with "
-                f"{FLAGS}, or run `ludic serve ROOT` on its machine"
+                f"{self.name} is not a vLLM server whose weights can be changed (it has no /weight_info); start it "
+                f"with {FLAGS}, or run `ludic serve ROOT` on its machine"
             ) from error
         return _parse(content, _WeightInfo, self.name).weight_version
 
@@ -260,11 +260,11 @@ class Server:
         await self._call("POST", "/resume")
 
     async def setup(self) -> Setup:
-        """Return what the server computes on, and how."""
+        """Return the server's device and precision."""
         try:
             content = await self._call("GET", "/server_info", params={"config_format": "json"}, timeout_s=_SETUP_S)
             found = _parse(content, _ServerInfo, self.name).vllm_config
-        except BadAnswerError:  # a developer's endpoint, which may change
+        except BadAnswerError:  # a development endpoint, which may change
             return Setup()
         device = found.device_config.device_type or found.device_config.device or ""
         return Setup(
@@ -275,14 +275,14 @@ class Server:
 
     @property
     def has_extension(self) -> bool:
-        """Whether it was started with ludic's worker extension; known after `reload`."""
+        """True if the server was started with ludic's worker extension; known after `reload`."""
         return self._has_own_reload
 
     async def reload(self, folder: str) -> None:
         """Replace the weights by those of a folder that the server sees.
 
-        Prefixes stay in its cache, for nobody: requests under other weights have another salt. Clearing the cache
-        would make vLLM compute the keys and values of the waiting requests again.
+        Prefixes stay in its cache unused: requests under other weights have another salt. Clearing the cache would make
+        vLLM compute the keys and values of the waiting requests again.
         """
         if self._has_own_reload:
             try:
@@ -328,7 +328,7 @@ class Server:
             return _to_array(data)
         except ValueError as error:
             raise BadAnswerError(
-                f"{self.name} answered with experts that are no array of NumPy: {one_line(error)}"
+                f"{self.name} answered with experts that are not a NumPy array: {one_line(error)}"
             ) from error
 
     async def complete(
@@ -375,7 +375,7 @@ class Server:
         finish_reason: str | None,
         spans: Sequence[LabelSpan] | None,
     ) -> ServerCompletion:
-        if finish_reason not in ("stop", "length"):  # abort: the server is going down, or somebody emptied it
+        if finish_reason not in ("stop", "length"):  # abort: the server is shutting down, or its requests were aborted
             raise BadAnswerError(f"{self.name} ended a request with {finish_reason}; wanted stop or length")
         if not 1 <= len(tokens) <= request.params.max_tokens or len(logprobs) != len(tokens):
             raise BadAnswerError(
@@ -425,7 +425,8 @@ class Server:
 
 
 def check_url(url: str) -> str:
-    """Return a server's URL without a slash or /v1 at its end. Raises ConfigError if it is none, or has a password."""
+    """Return a server's URL without a slash or /v1 at its end. Raises ConfigError if it is not a URL, or has a
+    password."""
     try:
         parsed = httpx2.URL(url)
         is_usable = (
@@ -437,7 +438,7 @@ def check_url(url: str) -> str:
         is_usable = False
     if not is_usable:
         raise ConfigError(
-            f"server_url is {public_url(url)}, which is no URL of a server; wanted one such as http://node1:8000"
+            f"server_url is {public_url(url)}, which is not the URL of a server; wanted one such as http://node1:8000"
         )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
@@ -485,7 +486,7 @@ def _to_array(data: bytes) -> np.ndarray:
         raise ValueError("its version of the format is neither 1.0 nor 2.0")
     try:
         shape, is_fortran, dtype = read_header(file)
-    # The header is an expression of Python, whose parser has more ways to fail.
+    # The header is a Python expression, whose parser may raise other errors.
     except Exception as error:
         raise ValueError(f"its header can't be read ({one_line(error)})") from error
     wanted, found = math.prod(shape) * dtype.itemsize, len(data) - file.tell()

@@ -1,13 +1,13 @@
-"""Load weights into one vLLM server, so that workers who share it do not undo each other's loads; and check the server.
+"""Load weights into a vLLM server that several workers share, and check the server before its tokens are stored.
 
-A load is claimed by the server's label, see below. vLLM has no compare-and-set, so a worker writes its claim, waits for
-longer than an answer takes, and goes on only if the label is still its own: of workers that claim at the same time, the
-last one to write loads. The label is read once more before it says that the new weights are in use; a worker whose
+A worker claims a load in the server's label, see below. vLLM has no compare-and-set, so the worker writes its claim,
+waits for longer than an answer takes, and continues only if the label is still its own: among workers that claim at the
+same time, the last writer loads. The label is read once more before the new weights are named in it; a worker whose
 claim is gone by then has been replaced, and changes nothing more.
 
-Before any of its tokens is stored, a server is asked how it was started. Raises ConfigError, with the flags, for a
-server that would sample another distribution, or give other logprobs, than the one asked for; and for one whose model
-can't be the run's. A load after which a server gives other logprobs than the files raises WrongWeightsError.
+Before any of its tokens is stored, the server's flags are checked. Raises ConfigError, with the flags, for a server
+that would sample from another distribution or return other logprobs than requested, or whose model can't be the run's.
+A load after which a server gives other logprobs than the files raises WrongWeightsError.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 _CLAIM_S = 0.1
 _POLL_EVERY_S = 0.1
 _STALE_S = 10.0
-"""Seconds in which a claim changes if its worker lives, who renews it. While vLLM reads weights it answers nothing, so
-those seconds do not count."""
+"""Seconds within which a live worker renews its claim. While vLLM reads weights it does not answer, so those seconds do
+not count."""
 
 
 class LoadFailedError(ModelError):
@@ -107,7 +107,7 @@ async def _settled(server: Server) -> tuple[str, bool]:
         waited_s = time.monotonic() - asked
         if label != before:
             since = time.monotonic()
-        elif waited_s > 1:  # it was reading weights
+        elif waited_s > 1:  # the server was reading weights
             since += waited_s
     return label, is_claim(label)
 
@@ -120,12 +120,13 @@ class _Loading:
     wanted: Wanted
     claim: str
     left: str
-    """Label of what the server holds if the load fails now."""
+    """Label of the server's weights if the load fails now."""
 
     async def run(self, setup: Setup) -> bool:
         """Load the weights and name them; returns False if another worker claimed the load in the meantime.
 
-        Whatever fails, no claim is left that others would wait for, nor a label of weights that were not compared.
+        After any failure, no claim is left that others would wait for, and no label names weights that were not
+        compared.
         """
         try:
             return await self._replace(setup)
@@ -157,7 +158,8 @@ class _Loading:
         return True
 
     async def _renewing(self, making: Coroutine[Any, Any, "LoadCheck"]) -> "LoadCheck | None":
-        """Return the check once it is made, which may take longer than a claim that does not change counts.
+        """Return the check once it is made, and renew the claim meanwhile, since that may take longer than a claim
+        lasts.
 
         Returns None if another worker has claimed the load in the meantime.
         """
@@ -173,7 +175,8 @@ class _Loading:
             task.cancel()
 
     async def _disown(self) -> None:
-        """Say that the weights are unknown if another worker has named those that it loaded: this one replaced them.
+        """Mark the weights as unknown if another worker has named the weights that it loaded: this worker replaced
+        them.
 
         Its pause may also have come after the other's resume. A worker that still claims the load ends both.
         """
@@ -213,7 +216,7 @@ def _failed(server: Server, wanted: Wanted, error: BadAnswerError) -> str:
 # Any other text means unknown weights: those that the server started with, or half-loaded ones.
 
 HALF_LOADED = "half loaded"
-"""Label of weights of which a part may be replaced."""
+"""Label of weights that may be partly replaced."""
 
 _LABEL = re.compile(r"([\w-]+):(\d+)( <- .*)?")
 
@@ -238,7 +241,7 @@ def weights_of(label: str) -> LoadedWeights | None:
 
 
 def is_claim(label: str) -> bool:
-    """Return whether somebody says that he is loading other weights."""
+    """Return whether a label claims that other weights are being loaded."""
     return " <- " in label
 
 
@@ -248,7 +251,7 @@ def claim(label: str, version: int, name: str) -> str:
 
 
 # --- Checks of a server ----------------------------------------------------------------------------------
-# What a server says over HTTP, and what a load left there.
+# Facts that a server reports over HTTP, and its weights after a load.
 
 _NEARLY_ZERO = 1e-3
 _MOST_COMPARED_BYTES = 2 << 30
@@ -266,16 +269,16 @@ class WrongWeightsError(BadAnswerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """What stays the same while a server runs."""
+    """Facts about a server that do not change while it runs."""
 
     version: str
     """Version of vLLM."""
     model: str
     """Name of the model in requests; SERVE_NAME if `ludic serve` started the server."""
     max_length: int | None
-    """Maximum tokens of prompt and completion together; None if the server does not tell."""
+    """Maximum tokens of prompt and completion together; None if the server does not report it."""
     has_generate: bool
-    """Whether it has /inference/v1/generate; else /v1/completions is used."""
+    """True if the server has /inference/v1/generate; else /v1/completions is used."""
 
 
 async def inspect(server: Server, *, vocab_size: int) -> ServerFacts:
@@ -305,7 +308,7 @@ async def inspect(server: Server, *, vocab_size: int) -> ServerFacts:
 def _check_logprobs(name: str, answer: ServerCompletion) -> None:
     """Raise ConfigError unless the logprob is that of the distribution sampled from: with top_k 1, it is 0.
 
-    Weights that give NaN tell nothing; they fail each request.
+    Weights that give NaN prove nothing here; they fail each request.
     """
     if abs(answer.logprobs[0]) > _NEARLY_ZERO:
         raise ConfigError(
@@ -327,20 +330,20 @@ async def _sample(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCheck:
-    """What is compared after a load; made before it, so that the server waits no longer for it."""
+    """Values to compare after a load; computed before it, so that the server does not wait for them."""
 
     vocab_size: int
     wrong_without_extension: str | None
-    """What a load without ludic's extension gets wrong, or may get wrong."""
+    """Errors, certain or possible, of a load without ludic's extension."""
     device: str
-    """Device of the server; "" if it does not tell."""
+    """Device of the server; "" if not reported."""
     tolerance: float
     """Maximum difference of logprobs, in nats."""
     model: PreTrainedModel | None
     """The weights of the folder; None compares nothing."""
 
     def check_extension(self, server: Server) -> None:
-        """Raise WrongWeightsError if the load that is over did not change all weights, or perhaps did not."""
+        """Raise WrongWeightsError if the last load did not change all weights, or possibly did not."""
         if self.wrong_without_extension and not server.has_extension:
             raise WrongWeightsError(
                 f"{self.wrong_without_extension}, unless it is started with ludic's extension; start it with {FLAGS}"
@@ -352,7 +355,7 @@ class LoadCheck:
             return
         prompt = np.linspace(0, self.vocab_size - 1, _NUM_COMPARED + 2, dtype=np.int32)[1:-1]
         request = GenerationRequest(prompt_tokens=prompt, params=SamplingParams(max_tokens=_NUM_COMPARED), seed=0)
-        # A salt of its own: prompts under it share no prefix with those under the weights before.
+        # A new salt: prompts under it share no prefix with those under the previous weights.
         salt = f"check {uuid4().hex}"
         answer, _ = await _sample(server, request, self.vocab_size, (await server.model()).id, salt)
         tokens = np.concatenate([prompt, np.array(answer.tokens, dtype=np.int32)])
@@ -369,8 +372,8 @@ class LoadCheck:
 async def make_load_check(folder: str, setup: Setup, *, is_first: bool, longrope: Longrope | None = None) -> LoadCheck:
     """Return the check of a load. Raises ModelError for a folder without a usable config.json.
 
-    setup: of the server; a device that is not told may be a CPU. is_first: the server holds none of the run's weights.
-    Such a load is compared, and on a CPU each one, if the files are small. longrope: factors of a longrope model.
+    setup: of the server; an unreported device may be a CPU. is_first: the server holds none of the run's weights. Such
+    a load is compared, and on a CPU every load, if the files are small. longrope: factors of a longrope model.
     """
     config, device = load_config(folder), setup.device
     model = None
@@ -386,7 +389,7 @@ async def make_load_check(folder: str, setup: Setup, *, is_first: bool, longrope
 
 
 def _wrong_without_extension(config: PretrainedConfig, device: str) -> str | None:
-    """Return what a load by vLLM 0.32 itself gets wrong. device: "" if the server does not tell it."""
+    """Return the errors of a load by vLLM 0.32 itself. device: "" if not reported."""
     if config.model_type == "gpt_oss":
         return "vLLM keeps the old experts of gpt-oss"
     text = config.get_text_config()
@@ -399,7 +402,7 @@ def _wrong_without_extension(config: PretrainedConfig, device: str) -> str | Non
 
 
 def _read(folder: str, longrope: Longrope | None) -> PreTrainedModel | None:
-    """Return a folder's model in float32; None if it is large, or transformers can't read it, as vLLM perhaps can."""
+    """Return a folder's model in float32; None if it is large, or if transformers can't read it, though vLLM may."""
     size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
     if size > _MOST_COMPARED_BYTES:
         logger.info("%s: logprobs of the server are not compared, as its files have %.1f GiB", folder, size / (1 << 30))

@@ -1,10 +1,10 @@
-"""Several vLLM servers as one: which of them get requests, and when they load weights.
+"""Combine several vLLM servers: choose the server of each request, and keep all servers at the wanted weights.
 
-Each server has a task that looks after it all the time and brings it to the wanted weights, whatever happened to it:
-new weights, a restart, a load that failed. It gets requests only while its label says that it holds the wanted version,
-or a newer one of the same run. An answer that did not come, or that can't be used, is stored nowhere, so its request is
-sent again; while no server may get any, requests wait. A request goes to the server that has most of its beginning in
-its prefix cache, or to the one with the fewest requests if the former is clearly busier.
+Each server has a task that brings it to the wanted weights after new weights, a restart or a failed load. A server gets
+requests only while its label names the wanted version, or a newer one of the same run. A missing or unusable answer is
+not stored, and its request is sent again; while no server is ready, requests wait. A request goes to the server with
+the longest prefix of it in its cache, or to the one with the fewest requests if the former is clearly busier. Raises
+NoServerError, ConfigError, ModelError or EngineError if no server can serve the requests.
 """
 
 import asyncio
@@ -41,25 +41,25 @@ logger = logging.getLogger(__name__)
 
 _POLL_EVERY_S = 2.0
 _POLL_AGAIN_S = 0.5
-"""Seconds between two looks at a server that gets no requests."""
+"""Seconds between two checks of a server that gets no requests."""
 _LOAD_AGAIN_S = 10.0
 """Seconds after which a load that failed is tried again."""
 _PATIENCE_S = 20.0
-"""Seconds in which a server should hold the wanted weights, unless it is loading them."""
+"""Seconds within which a server must hold the wanted weights, unless it is loading them."""
 _ABANDONED_S = 15.0
-"""Seconds after which a claim that does not change is looked into, and a pause that nobody claims."""
+"""Seconds after which an unchanged claim, or an unclaimed pause, is investigated."""
 _MOST_ATTEMPTS = 8
-"""Maximum number of answers that can't be used until a request fails."""
+"""Maximum number of unusable answers before a request fails."""
 _MORE, _TIMES = 16, 1.5
-"""A server that has a request's prefix gets it unless it has so many more requests than the one with the fewest, and so
-many times as many. SGLang's router decides likewise, with 64 and 1.5; batches here are smaller."""
+"""The server with a request's prefix gets the request unless it exceeds the server with the fewest requests by this
+number and by this factor. SGLang's router uses the same rule with 64 and 1.5; batches here are smaller."""
 _EXTRA_SHARE = 1 / 16
 """Requests above max_batch, as a share of it, that a server gets if it has their prefix and another server has room.
-When all batches are full, else a request would go to whichever server has ended one."""
+Without it, when all batches are full, a request would go to any server that has just finished one."""
 
 
 class _NanError(BadAnswerError):
-    """A server says that its weights give NaN; if it is so, all further answers say it too."""
+    """A server reports that its weights give NaN; if true, all further answers will, too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,18 +68,19 @@ class _Member:
 
     server: Server
     facts: ServerFacts | None = None
-    """None until it was inspected, and after it did not answer: it may have been started again, with other flags."""
+    """Facts of the server; None before its inspection, and after it did not answer, since it may have been restarted
+    with other flags."""
     is_ready: bool = False
     must_load: bool = False
-    """Load in any case: the wanted version is not newer than the one before."""
+    """Load in any case: the wanted version is not newer than the previous one."""
     error: LudicError | None = None
-    """Why it gets no requests, since the last time that it did or other weights were wanted."""
+    """Reason why it gets no requests; reset when it does, and when other weights are wanted."""
     said: str | None = None
     """The last warning about it."""
     seen: tuple[str, bool, float] = ("", False, 0.0)
     """Its last label, whether it was paused, and when both were first seen (monotonic, in seconds)."""
     calls: set[asyncio.Task] = field(default_factory=set)
-    """Requests that it is working on."""
+    """Requests in progress on it."""
     prefixes: "Prefixes" = field(default_factory=lambda: Prefixes())
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -100,16 +101,16 @@ class ServerPool:
         routing: Routing | None = None,
     ) -> None:
         """vocab_size, max_length, eos_token_ids: of the model. check_served: raises ConfigError, which begins with
-        `where`, for a max_model_len of a server. max_batch: requests that a server has at a time, and
-        a few more whose prefix it has.
+        `where`, for a max_model_len of a server. max_batch: requests that a server has at a time, apart from a few more
+        whose prefix it has.
 
         loads_all: load servers of `ludic serve` too. routing: of the model, for requests that ask for experts.
         """
         self._routing, self._check_served = routing, check_served
         self.max_length = max_length
-        """Maximum tokens of prompt and completion; fixed by the servers that are there when the first one is ready."""
+        """Maximum tokens of prompt and completion; fixed when the first server is ready."""
         self.version = "unknown"
-        """Version of vLLM at the server that was inspected last."""
+        """Version of vLLM on the server inspected last."""
         self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._max_batch, self._loads_all = max_batch, loads_all
         self._members = [_Member(server) for server in servers]
@@ -118,15 +119,15 @@ class ServerPool:
         self._wanted_since = 0.0
         self._is_started = False
         self._changed = asyncio.Event()
-        """Set, and replaced by a new one, whenever a server may get requests or has an error."""
+        """Event that is set, and replaced, whenever a server becomes ready or has an error."""
         self._waiting: deque[asyncio.Future[None]] = deque()
-        """One for each request that waits for a server, the first one first."""
+        """One for each request that waits for a server, in order."""
 
     async def want(self, wanted: Wanted) -> None:
         """Bring all servers to these weights; returns once one of them holds them, or newer ones of the same run.
 
         Raises NoServerError if no server answers for some time, ConfigError or ModelError if none can have them, and
-        then wants the weights before again.
+        then returns to the previous weights.
         """
         before = self._wanted
         self._set_wanted(wanted)
@@ -161,7 +162,7 @@ class ServerPool:
     async def sample(self, request: GenerationRequest) -> Completion:
         """Return a completion; see ludic.engines.engine.Engine.
 
-        Raises EngineError if answers can't be used, ModelError if they say that the weights give NaN.
+        Raises EngineError if answers can't be used, ModelError if they show that the weights give NaN.
         """
         try:
             return await self._sample_again(request)
@@ -212,14 +213,14 @@ class ServerPool:
                 self._wake(1)
 
     async def _next_server(self, request: GenerationRequest) -> _Member:
-        """Return the ready server that should get a request; waits for one that may get another request."""
+        """Return the ready server that should get a request; wait for one with room."""
         while True:
             ready = [member for member in self._members if member.is_ready]
             if any(len(member.calls) < self._max_batch for member in ready):
                 return ready[0] if len(self._members) == 1 else self._with_most_of(request, ready)
             gone = [member.error for member in self._members if isinstance(member.error, ModelError)]
             if len(gone) == len(self._members):
-                raise gone[0]  # their weights are gone; a worker that starts again takes newer ones
+                raise gone[0]  # their weights are gone; a restarted worker uses newer ones
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
@@ -236,9 +237,10 @@ class ServerPool:
         return self._wanted.weights.label
 
     def _with_most_of(self, request: GenerationRequest, ready: Sequence[_Member]) -> _Member:
-        """Return the server with most of a prompt's beginning, of those that are not clearly busier than another one.
+        """Return the server with the longest prefix of a prompt, among those that are not clearly busier than another
+        one.
 
-        Of equal ones, return the one with the fewest requests, which has room if any has.
+        Among equal ones, return the one with the fewest requests, which has room if any has.
         """
         blocks = hash_blocks(request.prompt_tokens, self._salt)
         fewest = min(len(member.calls) for member in ready)
@@ -247,11 +249,13 @@ class ServerPool:
             (member for member in ready if len(member.calls) <= most),
             key=lambda member: (member.prefixes.count(blocks), -len(member.calls)),
         )
-        found.prefixes.add(blocks)  # now, since the others of its group come before the first answer
+        found.prefixes.add(
+            blocks
+        )  # record it now, since the other requests of its group arrive before the first answer
         return found
 
     def _wake(self, count: int) -> None:
-        """Let requests that wait look for a server again."""
+        """Let waiting requests choose a server again."""
         while count > 0 and self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -285,7 +289,7 @@ class ServerPool:
                 experts=experts,
             )
         except OverflowError as error:
-            raise _bad_answer(server, f"a number that is no token id ({error})") from error
+            raise _bad_answer(server, f"a number that is not a token id ({error})") from error
         except ModelError as error:
             raise _NanError(f"{server.name}: {error}") from error
         if (found := why_no_answer(request, completion, self._vocab_size)) is not None:
@@ -311,7 +315,7 @@ class ServerPool:
         return spans
 
     async def _keep(self, member: _Member) -> None:
-        """Look after a server until the pool is closed."""
+        """Manage a server until the pool is closed."""
         while True:
             member.wake.clear()
             try:
@@ -330,17 +334,17 @@ class ServerPool:
             _drop_calls(member)
             raise
         label = await server.label()
-        # Of a server that is known, a pause matters only to requests.
+        # For a known server, a pause matters only to requests.
         is_paused = (member.facts is None or len(member.calls) > 0) and await server.is_paused()
         if member.facts is None and not is_paused:
             await self._inspect(member)
         is_abandoned = self._is_abandoned(member, label, is_paused)
-        if is_abandoned and not is_claim(label):  # who paused it has died before the resume
+        if is_abandoned and not is_claim(label):  # the worker that paused it has died before the resume
             label = HALF_LOADED
             await server.set_label(label)
         if member.must_load or not wanted.is_met_by(label) or is_abandoned:
             member.is_ready = False
-            member.prefixes.clear()  # it has them under another salt, or was started again
+            member.prefixes.clear()  # the server has them under another salt, or was restarted
             await self._bring(member, wanted, label)
         if member.facts is None:
             if await server.is_paused():
@@ -386,7 +390,7 @@ class ServerPool:
         member.must_load = False
 
     def _is_abandoned(self, member: _Member, label: str, is_paused: bool) -> bool:
-        """Return whether it has been paused, or its label a claim, for some time in which its label did not change."""
+        """Return whether the server has been paused, or claimed, for some time without a change of its label."""
         if member.seen[:2] != (label, is_paused):
             member.seen = label, is_paused, time.monotonic()
         return (is_paused or is_claim(label)) and time.monotonic() - member.seen[2] > _ABANDONED_S
@@ -419,14 +423,14 @@ class ServerPool:
 
 
 def _pause_s(member: _Member) -> float:
-    """Return the seconds until the next look at a server."""
+    """Return the seconds until the next check of a server."""
     if isinstance(member.error, ModelError):
         return _LOAD_AGAIN_S
     return _POLL_EVERY_S if member.is_ready else _POLL_AGAIN_S
 
 
 def _drop_calls(member: _Member) -> None:
-    """Give up the requests of a server that does not answer, so that they are sent to others."""
+    """Cancel the requests of a server that does not answer, so that they are sent to others."""
     for call in member.calls:
         call.cancel()
 
@@ -446,19 +450,19 @@ def _bad_answer(server: Server, found: str) -> BadAnswerError:
 
 
 def _why_no_candidates(answer: ServerCompletion) -> str | None:
-    """Return why the most likely tokens that a server tells are none; None if they are."""
+    """Return the problem with the most likely tokens that a server reports; None if there is none."""
     highest = array_columns()["response_logprobs"].highest or 0.0
     found = max((logprob for _, logprobs in answer.candidates or () for logprob in logprobs), default=0.0)
     return f"logprob {found:g} of a kept token, wanted at most 0" if found > highest else None
 
 
 # --- Prefixes of prompts in a server's cache -------------------------------------------------------------
-# Which beginnings of prompts a server has in its prefix cache, as far as a worker knows. Pure.
+# Prefixes of prompts in a server's cache, as far as a worker knows. Pure.
 #
 # vLLM keeps the keys and values of whole blocks of tokens. It names a block by a hash over its tokens, the hash of the
 # block before it, and, in the first block, the salt of the request. A worker does the same with what it sends to each
-# server, so the next turn of an episode and the other rollouts of a group find the server that has computed their
-# beginning. A wrong guess costs time only: vLLM itself decides what it takes from its cache.
+# server, so the next turn of an episode and the other rollouts of a group go to the server that has computed their
+# beginning. A wrong guess only costs time: vLLM itself decides what it uses from its cache.
 
 _BLOCK = 16
 """Tokens of a block; vLLM's own size on GPUs."""
@@ -474,7 +478,7 @@ class Prefixes:
 
     def add(self, blocks: Sequence[int]) -> None:
         """Remember blocks, from `hash_blocks`."""
-        for block in reversed(blocks):  # so that a sequence loses its last block first
+        for block in reversed(blocks):  # so that the last block of a sequence is forgotten first
             self._blocks[block] = None
             self._blocks.move_to_end(block)
         while len(self._blocks) > _MOST_BLOCKS:
@@ -485,7 +489,7 @@ class Prefixes:
         return next((index for index, block in enumerate(blocks) if block not in self._blocks), len(blocks))
 
     def clear(self) -> None:
-        """Forget all, as a server does that was started again."""
+        """Forget all blocks, like a restarted server."""
         self._blocks.clear()
 
 

@@ -1,4 +1,4 @@
-"""Embedded inference engine: Hugging Face transformers in this process, on the CPU or one accelerator.
+"""Sample with Hugging Face transformers in this process, on the CPU or one accelerator.
 
 Reads Hugging Face folders (safetensors; never pickled weights) and peft's LoRA folders, whose adapter it merges into
 the base that they name. Writes nothing. Raises ModelError if a folder can't be used, and ConfigError if a request
@@ -89,12 +89,12 @@ class TransformersEngine:
         self._attention, is_tried = exact_attention(_folder_of_weights(folder, base), folder)
         if not is_tried:
             logger.warning(
-                "%s: no small model of its configuration runs, so nobody has tried whether %s give exact logprobs; "
+                "%s: no small model of its configuration runs, so it is not tested whether %s give exact logprobs; "
                 "watch sampler_kl, which should be about 0",
                 *(folder, _WHAT),
             )
         self._model = _load_model(folder, dtype, base, self._attention, longrope).to(self._device)
-        if self._device.type == "cpu":  # nobody has measured it elsewhere
+        if self._device.type == "cpu":  # not measured elsewhere
             use_decoding_attention(self._model)
         if float32_head:
             _make_logits_in_float32(self._model)
@@ -219,7 +219,7 @@ def _folder_of_weights(folder: str, find_base: Callable[[], str] | None) -> str:
 
 
 def exact_attention(folder: str, where: str) -> tuple[str | None, bool]:
-    """Return the attn_implementation that samples exactly, and whether that was tried.
+    """Return the attn_implementation that samples exactly, and whether that was tested.
 
     The first is None for transformers' choice, or eager, as for capped scores. Raises ModelError if neither is exact.
     """
@@ -247,9 +247,9 @@ def _make_logits_in_float32(model: PreTrainedModel) -> None:
 # --- Attention for decoding ------------------------------------------------------------------------------
 # Each sequence asks with one new token.
 #
-# Query heads that share a key and value head are the rows of one small matrix, so keys and values are read as they are.
-# transformers' sdpa repeats them for each query head, which takes three times as long on a CPU (benchmarks/README.md).
-# Prompts, and models that do more than a mask and a scale, run transformers' sdpa.
+# Query heads that share a key and value head are the rows of one small matrix, so keys and values are read without
+# copies. transformers' sdpa repeats them for each query head, which takes three times as long on a CPU
+# (benchmarks/README.md). Prompts, and models that do more than a mask and a scale, run transformers' sdpa.
 #
 # Shapes: B = sequences, T = new tokens, L = tokens of the longest, H = heads, K = key and value heads, D = head size.
 
@@ -268,7 +268,7 @@ def use_decoding_attention(model: PreTrainedModel) -> None:
 
 
 def _can_switch(model: PreTrainedModel) -> bool:
-    """Return whether a model calls registered attention functions, and takes no decision by their names.
+    """Return whether a model calls registered attention functions without checking their names.
 
     transformers reads the source too. Models with an indexer, such as GLM-5, pass other arguments to unknown names.
     """

@@ -1,4 +1,4 @@
-"""Inference engine: vLLM in a child process, on the GPUs that this process may use or on the CPU.
+"""Sample with vLLM in a child process, on the GPUs that this process may use or on the CPU.
 
 Reads Hugging Face folders (safetensors), and peft's LoRA folders, whose adapters vLLM applies to the run's base. Raises
 ModelError if a folder can't be used, ConfigError if a request or an option can't be served, and EngineError if vLLM's
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """What vLLM gave for a request."""
+    """vLLM's output for a request."""
 
     output: "CompletionOutput"
     adapter: "Adapter | None"
@@ -71,7 +71,7 @@ class VllmEngine:
         """Start vLLM with the weights of a Hugging Face folder, or with a LoRA folder and its base."""
         setup = setup or EngineSetup()
         check_installed()
-        set_variables()  # before vLLM is imported, which reads some
+        set_variables()  # before the import of vLLM, which reads some of them
         self.name = package_of("vllm") or "vllm"
         self.policy_version = version
         self.max_batch: int = setup.config.max_batch
@@ -110,7 +110,7 @@ class VllmEngine:
     async def generate(self, request: GenerationRequest) -> Completion:
         check_request(request, vocab_size=self._vocab_size, max_length=self.max_length)
         check_keeps_experts(request, self.name, is_kept=self._routing is not None)
-        # Converted here, so that the event loop of vLLM does no more than it must.
+        # Converted here, to keep the event loop of vLLM free.
         params = _to_params(request, self._eos_token_ids, self._vocab_size)
         prompt = request.prompt_tokens.tolist()
         sampled = await asyncio.wrap_future(self._process.submit(self._generate(prompt, params)))
@@ -118,7 +118,7 @@ class VllmEngine:
 
     async def _generate(self, prompt: list[int], params: "SamplingParams") -> _Sampled:
         """Return the whole output; runs in the event loop of vLLM."""
-        async with self._replacing:  # else vLLM would give it a prefix that the older weights have computed
+        async with self._replacing:  # else vLLM could reuse a prefix computed with the older weights
             self._check_usable()
         is_timed = self._time_first_of_version(params)
         began, first_s = time.monotonic(), None
@@ -176,7 +176,7 @@ class VllmEngine:
         """Load an adapter; vLLM forgets the one that was used least recently if it has too many."""
         try:
             await self._process.llm.add_lora(adapter.request())
-        except Exception as error:  # its type is lost between the processes
+        except Exception as error:  # the error's type is lost between the processes
             raise ModelError(f"{adapter.folder}: vLLM can't use the LoRA adapter: {one_line(error)}") from error
 
     async def _replace(self, folder: str, version: int) -> None:
@@ -187,7 +187,7 @@ class VllmEngine:
                 await llm.pause_generation(mode="keep", clear_cache=False)
                 await llm.collective_rpc("ludic_reload_weights", kwargs={"weights_path": folder})
                 await llm.update_weight_version(str(version))
-            except Exception as error:  # its type is lost between the processes
+            except Exception as error:  # the error's type is lost between the processes
                 self._half_loaded = folder
                 # They end before vLLM goes on: a step with weights that are half loaded would end it.
                 for task in self._running:
@@ -365,7 +365,7 @@ class VllmProcess:
             try:
                 return future.result(timeout=_POLL_S)
             except Exception as error:
-                if self.is_dead:  # calls that a dead process has not answered wait for ever
+                if self.is_dead:  # calls that a dead process has not answered would hang
                     future.cancel()
                     raise self.died() from error
                 if future.done():

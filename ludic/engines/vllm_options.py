@@ -1,4 +1,4 @@
-"""Arguments for vLLM, in this process and over HTTP: of its start and of sampling; and how its outputs are read.
+"""Build vLLM's start and sampling arguments, in this process and over HTTP, and convert its outputs.
 
 Imports nothing of vLLM before it is needed. Raises ConfigError if vLLM is missing, for an option that it does not know
 or that ludic sets itself, and for sampling parameters that vLLM would change silently; ModelError if the weights give
@@ -81,7 +81,7 @@ def set_variables() -> None:
 
 
 def set_expert_variables(*, on_cpu: bool) -> None:
-    """Set those that vLLM needs to return experts. Raises ConfigError on the CPU, where it can't."""
+    """Set the variables that vLLM needs to return experts. Raises ConfigError on the CPU, where it can't."""
     if on_cpu:
         raise ConfigError(
             "keep_experts is set, and vLLM returns the experts of its routers on GPUs only; use --engine transformers, "
@@ -91,7 +91,7 @@ def set_expert_variables(*, on_cpu: bool) -> None:
 
 
 def set_cpu_variables(tensor_parallel: int, *, num_threads: int) -> None:
-    """Set those for the CPU. num_threads: threads that the model may use, unless OMP_NUM_THREADS is set."""
+    """Set the variables for the CPU. num_threads: threads that the model may use, unless OMP_NUM_THREADS is set."""
     _set_defaults(_CPU_DEFAULTS | {"OMP_NUM_THREADS": str(num_threads)})
     if tensor_parallel == 1:
         _set_defaults(_ONE_PROCESS_DEFAULTS)
@@ -105,7 +105,7 @@ def _set_defaults(variables: Mapping[str, str]) -> None:
 def start_arguments(folder: str, config: PretrainedConfig, setup: EngineSetup) -> dict[str, Any]:
     """Set the variables that the installed vLLM needs, and return the arguments of AsyncEngineArgs.
 
-    folder: of the model's weights; config: its config.json. Raises ConfigError for a device or an option that can't be.
+    folder: of the model's weights; config: its config.json. Raises ConfigError for an unsupported device or option.
     """
     from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -173,7 +173,7 @@ def fit_cpu(arguments: dict[str, Any]) -> None:
     """Change arguments of AsyncEngineArgs, in place, where vLLM for CPUs can't run a family otherwise."""
     from vllm import AsyncEngineArgs
 
-    with suppress(ValueError):  # a model that vLLM does not know; its start says so
+    with suppress(ValueError):  # a model that vLLM does not know; its start reports the error
         model = AsyncEngineArgs(**arguments).create_model_config()
         if model.has_inner_state:  # prompts whose states are kept are computed in parts
             arguments.setdefault("enable_prefix_caching", False)
@@ -204,15 +204,15 @@ def _cpu_cache_bytes(config: PretrainedConfig, max_batch: int) -> int:
         blocks = -(-text.max_position_embeddings // _BLOCK_TOKENS)
     except (AttributeError, TypeError):  # a model whose cache has another form
         return _MOST_CPU_CACHE_BYTES
-    # One block is the null block; one more a sequence, since requests that end free theirs a step later.
+    # One block is the null block; one more per sequence, since finished requests free theirs a step later.
     return min(_MOST_CPU_CACHE_BYTES, token_bytes * _BLOCK_TOKENS * (1 + max_batch * (1 + blocks)))
 
 
 # --- Sampling parameters and outputs ---------------------------------------------------------------------
-# Shared by the engine in this process and the one that asks servers.
+# Shared by the engine in this process and the one that uses servers.
 
 _LOWEST_TEMPERATURE = 0.01
-"""vLLM raises lower temperatures to this one, except 0, with no more than a warning in its log."""
+"""vLLM raises lower temperatures to this one, except 0, and only logs a warning."""
 _MOST_TIES = 8
 """Tokens as likely as the last one of top_k, which vLLM keeps too."""
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
@@ -223,7 +223,7 @@ def to_vllm_params(request: GenerationRequest, eos_token_ids: Sequence[int], voc
 
     eos_token_ids: the model's own end-of-sequence tokens. They are passed as stop tokens, and ignore_eos is set, so
     that neither the tokenizer's nor generation_config.json's can differ from those of other engines. A stop token is
-    the last token of the completion. logprobs 0 asks for the sampled token's alone, which are those of the
+    the last token of the completion. logprobs 0 requests only that of the sampled token, which are those of the
     distribution sampled from if vLLM was started with logprobs_mode processed_logprobs.
     """
     params = request.params
@@ -247,7 +247,7 @@ def to_vllm_params(request: GenerationRequest, eos_token_ids: Sequence[int], voc
 
 
 def _num_candidates(request: GenerationRequest, vocab_size: int) -> int:
-    """Return the number of most likely tokens whose logprobs tell which of them top_k and top_p kept."""
+    """Return the number of most likely tokens whose logprobs show which of them top_k and top_p kept."""
     top_k = request.params.top_k
     if top_k is None:
         raise ConfigError(

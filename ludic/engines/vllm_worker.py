@@ -1,7 +1,7 @@
-"""Methods that ludic adds to vLLM's workers; vLLM imports this in its own processes (worker_extension_cls).
+"""Extend vLLM's workers with ludic's methods; vLLM imports this module in its own processes (worker_extension_cls).
 
-There, the import also starts a thread that ends vLLM with the process that started it: the scheduler of vLLM 0.32 goes
-on if that process is killed, and keeps its memory.
+The import also starts a thread that ends vLLM with the process that started it: otherwise the scheduler of vLLM 0.32
+continues when that process is killed, and keeps its memory.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class WorkerExtension:
 
 @contextlib.contextmanager
 def _all_replaced(model: Any) -> Iterator[None]:
-    """Raise RuntimeError if vLLM logs meanwhile that layers with weights got none: they keep those that they had."""
+    """Raise RuntimeError if vLLM logs meanwhile that layers got no weights, and so keep their old ones."""
     log = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
     kept: list[str] = []
 

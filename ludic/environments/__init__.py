@@ -1,0 +1,1 @@
+"""Environments: their protocols, ludic's own ones, questions from data, and calls within limits."""

@@ -1,7 +1,7 @@
-"""Spell values of columns for JSON and MessagePack such that they come back the same: NaN, dates, decimals, bytes, ...
+"""Convert column values such as NaN, dates, decimals and bytes for JSON and MessagePack, and restore them exactly.
 
-What neither can hold, or would hold as something else, becomes {MARK: [kind, text]}. Other values stay as they are, so
-what JSON holds is spelled as JSON spells it. Raises nothing: a value of an unknown type is left for the encoder.
+A value that neither format can represent exactly becomes {MARK: [kind, text]}. All other values are unchanged. Raises
+nothing: a value of an unknown type is left for the encoder.
 """
 
 import math
@@ -15,11 +15,11 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 MARK = "__ludic__"
-"""Key of an object that stands for a value."""
+"""Key of an object that represents a value."""
 
 
 def spelled(value: Any) -> Any:
-    """Return a value as JSON and MessagePack can hold it."""
+    """Return a value that JSON and MessagePack can represent."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -36,7 +36,7 @@ def spelled(value: Any) -> Any:
 
 
 def read_back(value: Any) -> Any:
-    """Return the value that was spelled."""
+    """Return the original of a converted value."""
     if isinstance(value, list):
         return [read_back(each) for each in value]
     if not isinstance(value, dict):
@@ -53,7 +53,7 @@ def _is(kind: type) -> Callable[[Any], bool]:
 
 
 def _is_of_pandas(name: str) -> Callable[[Any], bool]:
-    """Arrow gives values of pandas for nanoseconds, if it is installed."""
+    """Return whether a value is pandas', which Arrow returns for nanoseconds if pandas is installed."""
     return lambda value: type(value).__name__ == name and type(value).__module__.startswith("pandas")
 
 
@@ -72,7 +72,7 @@ def _of_pandas(name: str, text: str) -> Any:
     return getattr(pd, name)(text)
 
 
-# In this order: values of pandas are also those of datetime, and a datetime is a date.
+# The order matters: values of pandas are datetime values, too, and a datetime is a date.
 _WRITERS: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
     "Timestamp": (_is_of_pandas("Timestamp"), _write_time),
     "Timedelta": (_is_of_pandas("Timedelta"), lambda value: value.isoformat()),

@@ -1,13 +1,13 @@
-"""Protocols of environments. Environments know nothing of tokens, models or training.
+"""Define the protocols of environments, which know nothing of tokens, models or training.
 
 To add your own, write a class in a file that implements `SingleTurnEnvironment` (a question and a score),
 `Environment` (several steps) or `MultiAgentEnvironment` (several agents), and name it `path/to/file.py:ClassName`.
 
 Every method but `example` may be a coroutine (`async def`), which is awaited. The others run in the thread of the event
-loop while they are quick, and in threads beside once they held up the other episodes (ludic.environments.placement). An
-attribute `run_in` of the class decides instead: "loop"; "thread", in which each episode has a thread, where its
-environment is made and called; or "process", in which the scores of an environment with a question and a score are made
-in other processes.
+loop while they are quick, and in separate threads once they delay the other episodes (ludic.environments.placement). An
+attribute `run_in` of the class overrides this: "loop"; "thread", where each episode has a thread in which its
+environment is created and called; or "process", where an environment with a question and a score computes scores in
+other processes.
 """
 
 import inspect
@@ -23,7 +23,8 @@ from ludic.code.run import misfit_of_call
 from ludic.records import ExtraValue, Message, ToolCall
 
 RUN_IN = ("auto", "loop", "thread", "process")
-"""Where the blocking methods of an environment run, by its attribute `run_in`; "auto", the default, by their time."""
+"""Values of the attribute `run_in`, which decides where blocking methods run; "auto", the default, decides by their
+time."""
 _MARK = "_is_tool_of_ludic"
 
 Split = Literal["train", "heldout"]
@@ -60,7 +61,7 @@ class Score:
 
     reward: float
     correct: bool | None = None
-    """Whether the answer is correct; None if that can't be said, as of a reward without a right answer."""
+    """True if the answer is correct; None if unknown, for example for a reward without a right answer."""
     span_rewards: tuple[SpanReward, ...] = ()
     """Rewards of parts of the answer, in addition to `reward`; each is stored at the last token of its part."""
     components: Mapping[str, float] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class Score:
 
 
 NUMBERS = (int, float, SupportsFloat)
-"""What isinstance takes for a number; the Protocol alone would take 25 µs for each of a reward's values."""
+"""Types that isinstance accepts as numbers; the Protocol alone would take 25 µs for each value of a reward."""
 
 
 def to_score(found: object, scorer: str) -> Score:
@@ -91,7 +92,7 @@ def to_score(found: object, scorer: str) -> Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAnswer:
-    """What one agent of one episode said, and its score so far; episodes of the same example are a group."""
+    """One agent's answer in one episode, and its score so far; episodes of the same example are a group."""
 
     text: str
     """Its last action; empty if no completion could be read as an action."""
@@ -100,13 +101,13 @@ class GroupAnswer:
     components: Mapping[str, float]
     """Named parts of the reward."""
     messages: tuple[Message, ...]
-    """The conversation as its last call saw it, and its answer."""
+    """The conversation of its last call, with its answer."""
     group_index: int
     """Index of the episode in its group, from 0."""
     agent_id: str
-    """Which agent of the environment it is; "agent" if there is only one."""
+    """Id of the agent in the environment; "agent" if there is only one."""
     correct: bool | None = None
-    """Whether the environment says that it is correct; see Score."""
+    """True if the environment reports it as correct; see Score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +121,14 @@ class Transition:
     """Rewards of parts of the action; see Score."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
     correct: bool | None = None
-    """Whether the answer is correct, see Score; of an episode of several steps the last one that says so counts."""
+    """True if the answer is correct, see Score; in an episode of several steps the last value counts."""
     terminated: bool
     truncated: bool = False
     info: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, ExtraValue] = field(default_factory=dict)
     """Values of the run's own columns x_*; see Score."""
     tool_results: tuple[str | None, ...] = ()
-    """Only of `run_tools`: the result of each call, in their order; None if a call was not run."""
+    """Only from `run_tools`: the result of each call, in order; None if a call was not run."""
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -203,7 +204,7 @@ class MultiAgentEnvironment(Protocol):
         ...
 
     def step(self, actions: Mapping[str, str]) -> Mapping[str, Transition] | Awaitable[Mapping[str, Transition]]:
-        """Apply the actions of these agents, and return what comes of them for each agent concerned.
+        """Apply the actions of these agents, and return the transition of each agent concerned.
 
         An observation of an agent that did not move is shown at its next turn, and a reward counts for its last move.
         The episode is over when it is over for all agents.
@@ -215,8 +216,8 @@ class MultiAgentEnvironment(Protocol):
 class ToolRunner(Protocol):
     """Environment with several steps that runs tool calls itself, all calls of a completion together.
 
-    A completion with such calls is a step of the environment, which it may end the episode with. An environment whose
-    tools are independent of each other needs only methods that are marked with `tool`.
+    A completion with such calls is a step of the environment, which may end the episode. An environment whose tools are
+    independent of each other needs only methods that are marked with `tool`.
     """
 
     @property
@@ -236,7 +237,7 @@ class ToolRunner(Protocol):
 
 @runtime_checkable
 class TaskScorer(Protocol):
-    """Environment that scores the tasks that its agent hands to others; else they get the reward of the episode."""
+    """Environment that scores delegated tasks; without it they get the reward of the episode."""
 
     def score_task(self, agent_id: str, task: str, answer: str) -> Score | Awaitable[Score]:
         """Return the score of an answer to a task; both texts come from the model. agent_id: who answered."""
@@ -250,11 +251,11 @@ class GroupScorer(Protocol):
     def score_group(
         self, example: Example, answers: Sequence[GroupAnswer]
     ) -> Sequence[Score | float] | Awaitable[Sequence[Score | float]]:
-        """Return what the reward of each answer becomes, in the order of the answers.
+        """Return the new reward of each answer, in the order of the answers.
 
         Called when all episodes of the example have ended, if at least one of them did not fail; failed ones are left
-        out. An environment with several steps is made for it, and not reset. The components of a Score replace those
-        of the same name.
+        out. For it, an environment with several steps is created, and not reset. The components of a Score replace
+        those of the same name.
         """
         ...
 
@@ -270,7 +271,7 @@ class Family:
     is_known: Callable[[str], bool]
     """Returns whether there is such a NAME. Raises ConfigError if the package is missing."""
     source: Callable[[str], tuple[str | None, str | None]]
-    """Returns the source file of a NAME, and the package with version that it belongs to; None for what has none."""
+    """Returns the source file of a NAME, and its package with version; None for either if there is none."""
 
 
 # --- The arguments that each method gets -----------------------------------------------------------------
@@ -291,7 +292,7 @@ def arguments_of(protocol: type, method: str) -> list[str]:
 def misfit_of_methods(environment: Any, protocol: type) -> str | None:
     """Return which method of an environment can't be called as a protocol does, and where it is; None if all can.
 
-    protocol: the one that the environment is used as. Methods of the others that it has are looked at, too.
+    protocol: the one that the environment is used as. Its methods of the other protocols are checked, too.
     """
     for each in (protocol, *_OPTIONAL):
         for method in methods_of(each):

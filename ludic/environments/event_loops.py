@@ -1,4 +1,4 @@
-"""The event loop of episodes, which ends even if a tool ignores its cancellation; and calls within and without one."""
+"""Run episodes in an event loop that ends even if a tool ignores its cancellation."""
 
 import asyncio
 import inspect
@@ -13,11 +13,11 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine in an event loop of its own, as asyncio.run does; raises what it raises.
 
     asyncio.run waits for all tasks and threads, so one tool that ignores its cancellation would hang the worker. Here
-    the tasks that are left have GRACE_S seconds to end; those that don't never run again, since their event loop is
-    closed. What asyncio.to_thread runs goes on in a daemon thread.
+    the remaining tasks have GRACE_S seconds to end; tasks that do not end never run again, since their event loop is
+    closed. Functions in asyncio.to_thread continue in a daemon thread.
 
-    Also works inside a running event loop, as of a notebook, which it blocks. A thread would not do: time limits work
-    by signals, which reach only the main thread.
+    Also works inside a running event loop, such as a notebook's, which it blocks. A thread is no alternative: time
+    limits use signals, which reach only the main thread.
     """
     # With a factory, the runner keeps the thread's own event loop, which the notebook needs.
     with outside_of_loops(), asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
@@ -35,14 +35,14 @@ async def _end_tasks() -> None:
     if left:
         _, stubborn = await asyncio.wait(left, timeout=GRACE_S)
         for task in stubborn:
-            asyncio.tasks._unregister_task(task)  # the hook by which Python lets others keep their own list of tasks
+            asyncio.tasks._unregister_task(task)  # Python's hook for registering tasks
 
 
 # --- Calls of which some are coroutines ------------------------------------------------------------------
 
 
 def call_all(calls: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Return what each call gives. If one raises, the coroutines of those before it are closed."""
+    """Return the result of each call. If one raises, the coroutines of earlier calls are closed."""
     found: list[Any] = []
     try:
         for call in calls:
@@ -57,7 +57,7 @@ def call_all(calls: Iterable[Callable[[], Any]]) -> list[Any]:
 async def wait_all(found: Sequence[Any]) -> list[Any]:
     """Return the values, those of coroutines once all have ended. Raises the error of the first one that failed."""
     waiting = [each for each in found if inspect.isawaitable(each)]
-    # Those that fail late fail within this call, not after it.
+    # Late failures occur within this call, not after it.
     results = iter(await asyncio.gather(*waiting, return_exceptions=True))
     ended = [next(results) if inspect.isawaitable(each) else each for each in found]
     for each in ended:
@@ -70,7 +70,7 @@ async def wait_all(found: Sequence[Any]) -> list[Any]:
 def outside_of_loops() -> Iterator[None]:
     """Let this thread forget the loop and the task that run in it, for as long as the block runs.
 
-    asyncio documents these calls for those who write loops and tasks of their own.
+    asyncio documents these calls for custom event loops and tasks.
     """
     loop = asyncio._get_running_loop()
     if loop is None:

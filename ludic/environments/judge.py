@@ -1,4 +1,4 @@
-"""Earlier place of ludic.adapters.judge; environments in users' files, which roots hold copies of, import it."""
+"""Former location of ludic.adapters.judge, which users' environments and their copies in roots still import."""
 
 from typing import Any
 

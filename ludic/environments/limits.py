@@ -1,9 +1,9 @@
-"""Call environments: in time, awaited if a method is a coroutine, and where ludic.environments.placement says.
+"""Call the methods of environments within time limits, in the place that ludic.environments.placement chooses.
 
-So an endless loop fails one episode, not the run. In the main thread a timer interrupts a call. This stops Python code,
-waiting for a socket, and C code that checks signals, such as `re` and big integers. A coroutine is cancelled. In a
-thread of the episode, Python code is interrupted, and other code is left behind. For code that holds Python's lock,
-`announce` reports each call to a guard in another process.
+An endless loop fails one episode, not the run. In the main thread a timer interrupts a call: Python code, a wait for a
+socket, and C code that checks signals, such as `re` and big integers. A coroutine is cancelled. In an episode's own
+thread, Python code is interrupted, and other code is abandoned. For code that holds Python's lock, `announce` reports
+each call to a guard in another process. Raises TimeLimitError at a limit.
 """
 
 import asyncio
@@ -33,9 +33,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_TIMEOUTS = 3
-"""Timeouts of a method in a row after which it is not called any more."""
+"""Consecutive timeouts of a method after which it is no longer called."""
 _MOST_WITHOUT_EXAMPLE = 16
-"""Examples in a row that an environment may fail to give; after more, its set-up is wrong, or it has no more."""
+"""Maximum consecutive examples that an environment may fail to give; after more, its set-up is wrong, or it has no
+examples left."""
 
 Announce = Callable[[str], Callable[[], None]]
 """Reports that a call with a description begins; returns a function that reports its end."""
@@ -53,9 +54,9 @@ class TimeLimit:
     def call(self, what: str, function: Callable[[], T], on_alarm: Callable[[], None] | None = None) -> T:
         """Call the function and return its result. on_alarm: called if the function sets an alarm of its own.
 
-        The function sees no event loop, so it can run one of its own, and can't cancel the task that calls it. Raises
-        TimeLimitError, which names `what`, if the call takes longer than the limit. Outside the main thread, and
-        if the function uses SIGALRM itself, the error is raised only when the function returns.
+        The function sees no event loop, so it can run its own, and can't cancel the task that calls it. Raises
+        TimeLimitError, which names `what`, if the call takes longer than the limit. Outside the main thread, and if the
+        function uses SIGALRM itself, the error is raised only when the function returns.
         """
         if self.timeout_s is None:
             with outside_of_loops(), _interrupted_after(_NEVER_S if on_alarm else None, on_alarm), only_exceptions():
@@ -69,7 +70,7 @@ class TimeLimit:
                     return answer
             except Interruption as raised:
                 interruption = raised
-        raise self._error(what) from interruption  # whose traceback says where the user's code was
+        raise self._error(what) from interruption  # its traceback shows the position in the user's code
 
     async def wait(self, what: str, awaitable: Awaitable[T]) -> T:
         """Return the result of a coroutine, which is cancelled at the limit. Raises TimeLimitError, as `call` does.
@@ -122,7 +123,7 @@ class LimitedEnvironments:
         """stop: if it is set, one timeout is enough."""
         self.limit = limit
         self.scores_groups = False
-        """Whether the environment, as it was last made, has a method score_group."""
+        """True if the last created environment has a method score_group."""
         self._name, self._make, self._stop = name, make, stop
         self.placement = Placement(name, run_in(make))
         self._lanes: list[_Lane] = []
@@ -132,10 +133,10 @@ class LimitedEnvironments:
         """Timeouts in a row, by method."""
         self._has_logged = False
         self._num_without_example = 0
-        """Examples in a row that it failed to give."""
+        """Consecutive examples that the environment failed to give."""
 
     def __call__(self) -> "HeldEnvironment":
-        """Make an environment in this thread. Raises TimeLimitError, and what the constructor raises."""
+        """Make an environment in this thread. Raises TimeLimitError, and the errors of the constructor."""
         with self.counted(CONSTRUCTOR) as what:
             return HeldEnvironment(self.call_in_this_thread(CONSTRUCTOR, what, self._make), self)
 
@@ -155,13 +156,16 @@ class LimitedEnvironments:
             raise
 
     def call_in_this_thread(self, method: str, what: str, function: Callable[[], T]) -> T:
-        """Return what a function returns, in this thread and in time. method, what: its name, short and long."""
+        """Return the result of a function, called in this thread within its limit. method, what: its name, short and
+        long."""
         on_alarm = self.placement.stay_for_alarms if self.placement.is_auto else None
-        # Measured within the limit: what announces a call lets other threads go first, and may take longer than it.
+        # Measured within the limit, since announcing a call lets other threads run first and may take longer than the
+        # call.
         return self.limit.call(what, partial(self.placement.call, method, function), on_alarm)
 
     async def call_in(self, lane: "_Lane", method: str, what: str, function: Callable[[], T]) -> T:
-        """Return what a function returns, in a thread and in time. Raises TimeLimitError, and what it raises."""
+        """Return the result of a function, called in a thread within its limit. Raises TimeLimitError, and its
+        errors."""
         async with self.placement.turn(method):
             try:
                 return await self.limit.wait(what, lane.thread.run(partial(self.placement.call, method, function)))
@@ -182,7 +186,7 @@ class LimitedEnvironments:
         return self._lanes[0]
 
     def count_example(self, error: str | None = None) -> None:
-        """Count an example, or why there was none. Raises ConfigError if there was none many times in a row."""
+        """Count an example, or the error instead. Raises ConfigError after many consecutive errors."""
         self._num_without_example = 0 if error is None else self._num_without_example + 1
         if self._num_without_example >= _MOST_WITHOUT_EXAMPLE:
             num = self._num_without_example
@@ -194,7 +198,7 @@ class LimitedEnvironments:
 
     @contextmanager
     def counted(self, method: str, where: str = "") -> Iterator[str]:
-        """Give the name of a call, and count its timeout. where: end of the name. Raises TimeLimitError."""
+        """Yield the name of a call, and count its timeout. where: end of the name. Raises TimeLimitError."""
         what = f"environment {self._name}: {method}{where}"
         num_timeouts = self._num_timeouts[method]
         if num_timeouts >= (1 if self._stop is not None and self._stop.is_set() else MOST_TIMEOUTS):
@@ -219,13 +223,13 @@ class _Lane:
     """A thread for blocking methods, of one episode or of all."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """loop: of the episodes that share it; None if it is of one."""
+        """loop: event loop of the episodes that share it; None if one episode has it."""
         self.loop, self.thread = loop, SideThread()
         self.turn = asyncio.Lock()
-        """Held by the call that the thread runs; the time in which others wait for it is no part of their limits."""
+        """Held by the call that the thread runs; waiting for it does not count towards the limit of a call."""
 
     def leave(self) -> None:
-        """Interrupt what the thread runs. Other episodes go on in a new one."""
+        """Interrupt the call in the thread. Other episodes continue in a new thread."""
         self.thread.interrupt()
         if self.loop is not None:
             self.thread = SideThread()
@@ -237,18 +241,18 @@ def _close_all(lanes: list[_Lane]) -> None:
 
 
 class HeldEnvironment:
-    """The environment of one episode, and how its methods are called."""
+    """The environment of one episode, with calls of its methods."""
 
     def __init__(self, environment: Any, limits: LimitedEnvironments, lane: _Lane | None = None) -> None:
-        """lane: where it was made, and its blocking methods run; None is the thread of the event loop."""
+        """lane: where it was created and its blocking methods run; None is the thread of the event loop."""
         self.environment = environment
-        """What the user wrote; around an environment with a question and a score, a SingleTurn."""
+        """The user's environment; one with a question and a score is wrapped in a SingleTurn."""
         self._limits, self._lane = limits, lane
         limits.placement.learn(environment)
         limits.scores_groups = callable(getattr(environment, "score_group", None))
         self._example_id = ""
         self._timed_out: str | None = None
-        """The call that went on in the thread when its time was over."""
+        """The call that continued in the thread after its time limit."""
 
     def example(self, index: int, split: Split) -> Example:
         """Return an example, in this thread. Raises TimeLimitError."""
@@ -256,7 +260,7 @@ class HeldEnvironment:
             return self._limits.limit.call(what, partial(self.environment.example, index, split))
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Return what a method returns, awaited if it is a coroutine. Raises TimeLimitError, and what it raises."""
+        """Return the result of a method, awaited if it is a coroutine. Raises TimeLimitError, and its errors."""
         if method in ("reset", "score_group"):
             self._example_id = args[0].example_id
         if self._limits.placement.where == "process":
@@ -281,7 +285,7 @@ class HeldEnvironment:
             self._lane.thread.close()
 
     async def _awaited(self, what: str, result: Any) -> Any:
-        """Return what a method returned, or the result of the coroutine that it returned."""
+        """Return a method's result, or the result of the coroutine that it returned."""
         if asyncio.isfuture(result) and result.get_loop() is not asyncio.get_running_loop():
             raise RuntimeError(f"{what} returned a task of another event loop; make the method a coroutine (async def)")
         return await self._limits.limit.wait(what, result) if inspect.isawaitable(result) else result
@@ -306,17 +310,17 @@ def run_in(make: Callable[[], Any]) -> str:
 
 
 _NEVER_S = 1e7
-"""Limit of a call that has none, to see whether it sets an alarm."""
+"""Limit of a call without one, to detect whether it sets an alarm."""
 _CLOCK_S = 0.5
-"""Seconds by which a timer that nobody else has set may be off."""
+"""Tolerance in seconds for recognizing the own timer."""
 
 
 @contextmanager
 def _interrupted_after(timeout_s: float | None, on_alarm: Callable[[], None] | None) -> Iterator[None]:
     """Raise Interruption in the block after timeout_s; only in the main thread, where Python delivers signals.
 
-    It is raised again after each further GRACE_S, since a bare `except` of the code may have taken it. on_alarm: called
-    if the block sets the alarm itself.
+    It is raised again after each further GRACE_S, since a bare `except` in the code may have caught it. on_alarm:
+    called if the block sets the alarm itself.
     """
     if timeout_s is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -334,7 +338,7 @@ def _interrupted_after(timeout_s: float | None, on_alarm: Callable[[], None] | N
         try:
             yield
         finally:
-            armed.clear()  # an alarm that comes later raises nothing, so that what follows is done
+            armed.clear()  # a later alarm raises nothing, so that the following lines run
     finally:
         left_s, _ = signal.setitimer(signal.ITIMER_REAL, 0)
         expected_s = began + timeout_s - time.monotonic()

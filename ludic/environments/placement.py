@@ -1,27 +1,27 @@
-"""Decide where the blocking methods of an environment run: by `run_in` of its class, or by the time that they take.
+"""Decide where the blocking methods of an environment run, by `run_in` of its class or by their measured time.
 
-"auto", the default, begins in the thread of the event loop, where a call holds up all episodes. The time of each call
-beyond QUICK_S is added to a balance of its method, at most COUNTED_S of one call; a quicker call subtracts what it
-leaves of QUICK_S. A balance above MOST_HELD_UP_S moves the environment, from its next episode on: 50 ms a call do so at
-the third call, 5 ms at the 34th, and one slow call among quick ones, such as a first import, never does.
+"auto", the default, begins in the thread of the event loop, where a call delays all episodes. The time of each call
+beyond QUICK_S is added to a balance of its method, at most COUNTED_S per call; a quicker call subtracts its difference
+to QUICK_S. A balance above MOST_HELD_UP_S moves the environment, from its next episode on: calls of 50 ms do so at the
+third call, calls of 5 ms at the 34th, and one slow call among quick ones, such as a first import, never does.
 
-An episode that has begun stays where it is. So the first episodes begin one by one, until a call of one was quick, or
-the environment has moved; PROBE_S without a call is enough, too.
+An episode never moves once begun. So the first episodes begin one by one, until a call was quick, the environment has
+moved, or PROBE_S have passed without a call.
 
-From then on each episode has a thread, in which its environment is made and called. Some calls take turns there:
+After the move each episode has a thread, in which its environment is created and called. Some calls take turns there:
 
-- Methods that compute. Python computes in one thread at a time, so many that compute at once would leave little to the
-  event loop and the engine; one does not. A method computes if a slow call of it was busy for more than half of its
-  time, until a slow call is busy for less than a tenth.
-- The calls of an environment with a question and a score, which all episodes share. It has one thread, since nothing
-  says that it may be called twice at once, and moves between two calls.
+- Methods that compute. Python computes in one thread at a time, so many computing methods at once would starve the
+  event loop and the engine; one does not. A method counts as computing if a slow call of it was busy for more than half
+  of its time, until a slow call is busy for less than a tenth.
+- The calls of an environment with a question and a score, which all episodes share. It has one thread, since it may not
+  be safe to call it concurrently, and moves between two calls.
 
 Questions that only ludic's own scorers score move to processes instead (ludic.environments.single_turn). They compute,
-and keep nothing between calls; of users' code nobody knows that.
+and keep no state between calls, which is unknown for users' code.
 
 Three things keep an environment in the event loop: an alarm that it sets (`signal.alarm` works in the main thread
 only), a call that computed until its time limit (only the main thread can interrupt code in C), and, once it has moved,
-an error that speaks of threads, as that of a signal or of a connection of SQLite does.
+an error that mentions threads, such as that of a signal or of an SQLite connection.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 QUICK_S = 0.002
-"""Seconds of a call that hold up nobody."""
+"""Seconds of a call that do not noticeably delay other episodes."""
 COUNTED_S = 0.05
-"""Most seconds of one call that count."""
+"""Maximum seconds of one call that count."""
 MOST_HELD_UP_S = 0.1
-"""Seconds beyond QUICK_S a call for which a method may hold up the event loop."""
+"""Total seconds beyond QUICK_S per call for which a method may delay the event loop."""
 PROBE_S = 5.0
-"""Seconds for which other episodes wait to see the first call of one."""
+"""Seconds for which other episodes wait for the first call of one."""
 AUTO = RUN_IN[0]
 CONSTRUCTOR = "its constructor"
 _BEFORE_ACTIONS = (CONSTRUCTOR, "reset", "next_agents")
-"""Calls that say nothing of those that follow an action."""
+"""Calls whose time does not predict that of calls after an action."""
 
 
 class Placement:
@@ -60,9 +60,9 @@ class Placement:
     def __init__(self, name: str, run_in: str) -> None:
         """run_in: of the class, one of RUN_IN."""
         self.where = "loop"
-        """Of the next episode: "loop", "thread" or "process", to which only ludic's own scorers move."""
+        """Place of the next episode: "loop", "thread" or "process", to which only ludic's own scorers move."""
         self.is_auto = True
-        """Whether the times of calls can change it."""
+        """True if the times of calls can change the place."""
         self._name = name
         self.is_shared = self._has_processes = False
         self._held_up_s: dict[str, float] = {}
@@ -70,7 +70,7 @@ class Placement:
         self._stays_since: str | None = None
         """Why the environment must stay in the event loop."""
         self._is_decided = self._was_slow = False
-        """Whether episodes may begin side by side, and whether a call after an action was slow before."""
+        """True if episodes may begin side by side, and True if a call after an action was slow before."""
         self._probe: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         """The end of the episode that runs alone."""
         self._computing: set[str] = set()
@@ -79,11 +79,11 @@ class Placement:
 
     @property
     def shares_thread(self) -> bool:
-        """Whether one thread serves all episodes."""
+        """True if one thread serves all episodes."""
         return self.is_auto and self.is_shared and self.where == "thread"
 
     def learn(self, environment: Any) -> None:
-        """Look at an environment that was made: a function that makes it does not say where it runs."""
+        """Learn from a created environment, since a function that creates it does not say where it runs."""
         self.is_shared = isinstance(environment, SingleTurn)
         self._has_processes = isinstance(environment, SingleTurn) and environment.has_processes
         if self.is_shared:
@@ -119,7 +119,7 @@ class Placement:
         self.end()
 
     def call(self, method: str, function: Callable[[], T]) -> T:
-        """Return what a function returns, and count the time that it takes in this thread."""
+        """Return the result of a function, and count its time in this thread."""
         if not self.is_auto:
             return function()
         began, busy_began = time.monotonic(), time.thread_time()
@@ -147,7 +147,7 @@ class Placement:
         self.stay("it sets alarms, which only the main thread can")
 
     def turn(self, method: str) -> AbstractAsyncContextManager[Any]:
-        """Return a context for a call in a thread: a method that computes has it alone."""
+        """Return a context for a call in a thread; methods that compute run one at a time."""
         loop = asyncio.get_running_loop()
         if self._turn is None or self._turn[0] is not loop:
             self._turn = loop, asyncio.Lock()
@@ -158,7 +158,7 @@ class Placement:
         if self.is_auto and self.where == "thread" and "thread" in str(error).lower():
             self.where, self.is_auto = "loop", False
             logger.warning(
-                "%s failed in a thread: %s; its next episodes run in the event loop, and hold up the others. Correct "
+                "%s failed in a thread: %s; its next episodes run in the event loop, and delay the others. Correct "
                 "it, or write run_in = 'loop' in the class",
                 *(what, error),
             )
@@ -182,7 +182,9 @@ class Placement:
             self._move(method, seconds)
 
     def _move(self, method: str, seconds: float) -> None:
-        what = f"environment {self._name}: {method} took {1000 * seconds:.0f} ms, in which no other episode went on"
+        what = (
+            f"environment {self._name}: {method} took {1000 * seconds:.0f} ms, during which all other episodes stopped"
+        )
         if self._stays_since is not None:
             self.is_auto = False
             logger.info("%s. It stays there: %s", what, self._stays_since)

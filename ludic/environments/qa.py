@@ -1,10 +1,11 @@
-"""Questions and answers from a file or a dataset, `qa/SOURCE`.
+"""The environment `qa/SOURCE`: ask questions from a file or a dataset, and score the answers.
 
 SOURCE is a data file (ludic.data_files), a folder of Dataset.save_to_disk, or a dataset's name on the Hugging Face Hub.
 A process reads it once, when it starts. Example number i depends only on the seed and the rows, so it is the same on
 every worker that reads the same rows. ludic does not copy the data into the root: each worker reads its own file. Its
-SHA-256 is recorded at each start, a change is logged, and the option sha256 refuses any other content. Rows that
-ludic.fit was given as values are in the root, by the option `stored`; SOURCE is then a name.
+SHA-256 is recorded at each start, a change is logged, and the option sha256 refuses any other content. Rows that were
+passed to ludic.fit as values are in the root, at the option `stored`; SOURCE is then only a name. Raises ConfigError,
+which names the source and the row.
 """
 
 import inspect
@@ -83,7 +84,7 @@ class QuestionOptions:
 
 
 class Questions:
-    """Single-turn environment of stored questions; reward = what the scorer returns, 0 or 1 for the built-in ones.
+    """Single-turn environment of stored questions; the reward is the scorer's result, 0 or 1 for the built-in ones.
 
     A question decides by its text whether it is held out, so no question is in both splits.
     """
@@ -153,7 +154,7 @@ _WHICH = {"train": "to train on; lower heldout_share", "heldout": "held out; rai
 def question_id(question: str, answer: str) -> str:
     """Return the identity of an example by its question, as of question_key, and its answer: 16 hexadecimal digits.
 
-    Roots of before example_ids was in run.json have no other, and two sides with other identities share this one.
+    Roots from before example_ids was in run.json have only this identity; two sides with different identities share it.
     """
     return sha256_of(f"{question}\0{answer}".encode()).hexdigest()[:16]
 
@@ -268,14 +269,14 @@ class ForeignScorer(Protocol):
     """
 
     question: str
-    """Column of the question unless the option names another."""
+    """Default column of the question."""
     answer: str | None
-    """Column of the right answer unless the option names another; None if the program has no such column."""
+    """Default column of the right answer; None if the program has no such column."""
     function: Callable[..., Any]
     """The user's function."""
 
     def score(self, example: Example, answer: str) -> Any:
-        """As Scorer."""
+        """Return the score of an answer; see Scorer."""
         ...
 
 
@@ -285,18 +286,18 @@ class RewardModelScorer(Protocol):
     name: str
     """Component of the reward."""
     loads_model: bool
-    """Whether the process that scores loads the model."""
+    """True if the process that scores loads the model."""
 
     def score(self, example: Example, answer: str) -> Awaitable[Score]:
-        """As Scorer."""
+        """Return the score of an answer; see Scorer."""
         ...
 
 
 class ForeignGroupScorer(ForeignScorer, Protocol):
-    """One that also scores all answers to a question in one call."""
+    """Foreign scorer that also scores all answers to a question in one call."""
 
     def score_group(self, example: Example, answers: Sequence[GroupAnswer]) -> Any:
-        """As GroupScorer."""
+        """Return the scores of all answers to a question; see GroupScorer."""
         ...
 
 
@@ -330,9 +331,10 @@ class QuestionScorers:
         first = next((each for each in (*foreign.values(), of_group) if each is not None), None)
         own = weights.keys() & _OF_LUDIC
         self.is_pure = own == weights.keys() and group_scorer is None
-        """Whether all scorers are ludic's own, which give the same score in any process."""
+        """True if all scorers are ludic's own, which return the same score in any process."""
         self.need_main_thread = not self.is_pure and bool(own & _INTERRUPTED)
-        """Whether they can't move: only the main thread can interrupt some of them, and others are not ludic's."""
+        """True if the scorers can't move to a process: only the main thread can interrupt some, and others are not
+        ludic's."""
         self.is_foreign = first is not None
         """Whether a scorer has the signature of another program."""
         self.question: str = options.question or ("question" if first is None else first.func.question)
@@ -351,9 +353,9 @@ class QuestionScorers:
         self.columns = tuple(dict.fromkeys(name for part in rubric.parts for name in part.columns))
         """Columns of a row that functions of columns take by name."""
         self.want_rows = self.is_foreign or any(part.takes_row for part in rubric.parts)
-        """Whether a scorer needs all columns of a row."""
+        """True if a scorer needs all columns of a row."""
         self.score: Callable[[Example, str], Score | Awaitable[Score]]
-        # A scorer named alone is no rubric: its Score is that of the answer.
+        # A single scorer needs no rubric: its Score is that of the answer.
         self.score = partial(_score_alone, scorers[scorer], scorer) if isinstance(scorer, str) else rubric.score
         if group_scorer is not None:
             score_group: GroupScoreFunction = (
@@ -366,7 +368,7 @@ class QuestionScorers:
             self.score_group = rubric.score_group if is_part else score_group
 
     def problem_of(self, answer: str) -> str | None:
-        """Return what is wrong with a right answer for one of these scorers; None if nothing is."""
+        """Return the problem of a right answer for one of these scorers; None if there is none."""
         if "numeric" in self._names and _whole_number(answer) is None:
             return "the scorer numeric wants a number, which answer_pattern can cut out of a text"
         return _problem_of_pattern(answer) if "regex" in self._names else None
@@ -416,12 +418,12 @@ def _reward_models(
                 )
     for name in settings:
         if name not in found:
-            raise ConfigError(f"scorer_options has {name!r}, which is no reward model among {', '.join(names)}")
+            raise ConfigError(f"scorer_options has {name!r}, which is not a reward model among {', '.join(names)}")
     return found
 
 
 def _foreign(kind: Kind, name: str) -> Any:
-    """Return the maker of a ForeignScorer, a partial of its class; None if the name is of no such scorer."""
+    """Return the factory of a ForeignScorer, a partial of its class; None if the name is not that of one."""
     return find(kind, name) if is_made_with_own(kind, name) else None
 
 
@@ -572,7 +574,7 @@ def _is_equal(gold: tuple[Any, ...], answer: str) -> bool:
     texts = [answer]
     if len(answer) <= _BARE_CHARACTERS and "\\boxed" not in answer:
         texts.append(f"\\boxed{{{answer.strip().strip('$')}}}")
-    # A time limit of math-verify's own would end the one of ludic, which uses the same signal.
+    # A time limit of math-verify would cancel ludic's, which uses the same signal.
     return any(verify(list(gold), _parse(text), timeout_seconds=None) for text in texts)
 
 
@@ -583,7 +585,7 @@ def _parse(text: str) -> list[Any]:
 
 
 def _quiet_math_verify() -> None:
-    """Drop the warning of math-verify that its time limits are off; ludic's are on."""
+    """Drop math-verify's warning that its time limits are off, since ludic's are on."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Timeout is disabled")
@@ -597,7 +599,7 @@ def _correct(is_right: bool) -> Score:
 
 
 def _whole_number(text: str) -> float | None:
-    """Return the number that a text is; None if it is anything else."""
+    """Return the whole number in a text; None if the text is anything else."""
     stripped = text.strip().removeprefix("$").removesuffix("%").strip()
     return _to_float(stripped) if _NUMBER.fullmatch(stripped) else None
 

@@ -1,9 +1,9 @@
 """Read questions and answers from a data file or a Hugging Face dataset.
 
-Every row is checked when it is read; an error names the source, the line or row, the column, what was found and what
-was wanted. Questions and answers are kept as Arrow text, about as large in memory as in a JSONL file.
+Every row is checked when it is read. Raises ConfigError, which names the source, the line or row, the column, the value
+found and the value wanted. Questions and answers are kept as Arrow text, about as large in memory as in a JSONL file.
 
-A row is identified by a column that says so (ID_COLUMNS), if its values are unique, else by all its columns.
+A row is identified by an id column (ID_COLUMNS) if its values are unique, else by all its columns.
 """
 
 import json
@@ -29,14 +29,14 @@ from ludic.paths import local_path
 from ludic.records import Message
 
 QUESTION_COLUMNS = ("question", "prompt", "messages")
-"""Columns that hold the question where no option names one; the first that is there."""
+"""Default columns of the question; the first present one is used."""
 ANSWER_COLUMN = "answer"
-"""Column of the right answer where no option names one."""
+"""Default column of the right answer."""
 ID_COLUMNS = ("id", "example_id", "task_id", "uid")
-"""Columns that identify a row; the first that is there, with a value in each row and no value twice, counts."""
+"""Columns that identify a row; the first present one with unique values in all rows is used."""
 
 LONGEST_ID = 256
-"""Most characters of a value that identifies a row."""
+"""Maximum characters of a value that identifies a row."""
 
 SourceKind = Literal["file", "folder", "hub"]
 
@@ -51,21 +51,21 @@ class QuestionColumns:
 
     question: str
     answer: str | None
-    """None for questions without a right answer, which only a scorer of one's own can score."""
+    """None for questions without a right answer, which only a user's scorer can score."""
     answer_pattern: re.Pattern[str] | None
     """Its first group, or else the whole match, is the answer; its last match counts. None takes the whole column."""
     problem_of: Callable[[str], str | None]
-    """Returns what is wrong with a right answer; None if nothing is."""
+    """Returns the problem of a right answer; None if there is none."""
     others: tuple[str, ...] = ()
-    """Columns that a scorer gets as they are."""
+    """Columns that a scorer gets unchanged."""
     optional: tuple[str, ...] = ()
-    """More columns that a scorer gets, of rows that have them."""
+    """Further columns that a scorer gets from rows that have them."""
     with_row: bool = False
-    """Whether a scorer gets all columns of the row."""
+    """True if a scorer gets all columns of the row."""
     any_answer: bool = False
-    """Whether a right answer may have any type."""
+    """True if a right answer may have any type."""
     with_ids: bool = False
-    """Whether rows are identified, for which all columns are read."""
+    """True if rows are identified, for which all columns are read."""
 
     @property
     def needed(self) -> list[str]:
@@ -88,7 +88,7 @@ class QuestionRow:
     columns: Mapping[str, Any]
     """Columns for a scorer, by name, as they are in the source."""
     id: str | None = None
-    """What identifies the row, if the rows are identified."""
+    """Identity of the row, if the rows are identified."""
 
     @property
     def question(self) -> str:
@@ -97,17 +97,17 @@ class QuestionRow:
 
 
 class Identities:
-    """What may identify the rows of a source: the columns of ID_COLUMNS, and a digest of all columns."""
+    """Possible identities of the rows of a source: the columns of ID_COLUMNS, and a digest of all columns."""
 
     def __init__(self) -> None:
         self.digests: list[str] = []
         """16 hexadecimal digits of each row."""
         self.columns: dict[str, list[str]] = {}
-        """Values of a column of ID_COLUMNS, one a row, each another one."""
+        """Values of a column of ID_COLUMNS, one per row, all different."""
         self.refused: dict[str, str] = {}
-        """Why a column of ID_COLUMNS is no identity, by its name."""
+        """Reason why a column of ID_COLUMNS is not an identity, by its name."""
         self._first: dict[str, dict[str, str]] = {name: {} for name in ID_COLUMNS}
-        """Where each value of a column came first."""
+        """First row with each value of a column."""
 
     def add(self, row: Mapping[str, Any], where: str) -> None:
         """Take the next row. where: names it in texts, such as line 3."""
@@ -144,7 +144,7 @@ class Identities:
 
 
 def choose_identity(sources: Sequence[Identities]) -> tuple[str | None, list[str]]:
-    """Return the column that identifies the rows of all sources, None for all columns; and why others do not."""
+    """Return the column that identifies the rows of all sources, None for all columns, and why other columns do not."""
     why = [f"column {name!r}: {text}" for each in sources for name, text in each.refused.items()]
     for name in ID_COLUMNS:
         values = [value for each in sources for value in each.columns.get(name, ())]
@@ -158,8 +158,8 @@ def choose_identity(sources: Sequence[Identities]) -> tuple[str | None, list[str
 def row_digest(row: Mapping[str, Any]) -> str:
     """Return a digest of all columns, 16 hexadecimal digits, whatever their order.
 
-    It is the same for formats that hold the same values; CSV holds texts. Null is as an absent column, since tables
-    fill columns up with null.
+    Equal values give the same digest in all formats; in CSV all values are texts. Null counts as an absent column,
+    since tables fill columns up with null.
     """
     text = json.dumps(_without_nulls(row), sort_keys=True, default=str)
     return sha256(text.encode()).hexdigest()[:16]
@@ -184,14 +184,14 @@ class QuestionRows:
     ) -> None:
         """texts: of each row its messages and its columns for a scorer as JSON, and its answer between them.
 
-        columns: those of any row, which are None in a row that lacks them, as a dataset has it. identities: of the
-        rows, if they are to be identified. unread: number of messages with a field that is not known, by its name.
+        columns: those of any row; None in a row that lacks them, as in a dataset. identities: of the rows, if they are
+        to be identified. unread: number of messages with an unknown field, by its name.
         """
         self.name = name
         self.unread = unread or {}
         self.identities = identities
         self.ids: pa.Array | None = None
-        """What identifies each row, chosen from `identities`."""
+        """Identity of each row, chosen from `identities`."""
         self._names = columns
         questions, answers, others = zip(*texts, strict=True)
         self._questions = pa.array(questions, pa.large_string())
@@ -216,7 +216,7 @@ class QuestionRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionSource:
-    """Where rows come from."""
+    """QuestionSource of rows: a file, a folder or a dataset."""
 
     name: str
     """Path of a file or a folder, or name of a dataset on the Hub."""
@@ -247,7 +247,7 @@ class QuestionSource:
         if _HUB_NAME.fullmatch(self.name) and not path.exists():
             return "hub"
         raise ConfigError(
-            f"{self.name!r} is no source of questions; wanted a file {DATA_FILES}, a folder of "
+            f"{self.name!r} is not a source of questions; wanted a file {DATA_FILES}, a folder of "
             "Dataset.save_to_disk, or the name of a dataset on the Hugging Face Hub, such as openai/gsm8k"
         )
 
@@ -296,7 +296,7 @@ class QuestionSource:
         return next(self.all_rows())
 
     def question_column(self) -> str:
-        """Return the column that holds the question where no option names one. Raises ConfigError as `read`."""
+        """Return the default column of the question. Raises ConfigError as `read`."""
         row = self.first_row()
         return next((name for name in QUESTION_COLUMNS if name in row), QUESTION_COLUMNS[0])
 
@@ -344,7 +344,7 @@ class QuestionSource:
             if self.kind == "folder":
                 return datasets.load_from_disk(self.path)
             return datasets.load_dataset(self.name, name=self.config, revision=self.revision)
-        except Exception as error:  # the package raises errors of many kinds: of the disk, the network, the format
+        except Exception as error:  # the package raises many kinds of errors: disk, network, format
             where = "a folder of Dataset.save_to_disk" if self.kind == "folder" else "a dataset on the Hugging Face Hub"
             hint = "" if self.kind == "folder" else "; there is no such file or folder here either"
             raise ConfigError(
@@ -414,7 +414,7 @@ def _choose_split(loaded: Any, split: str | None, name: str) -> Any:
 def _texts(row: Mapping[str, Any], columns: QuestionColumns, where: str, unread: Counter[str]) -> tuple[str, str, str]:
     """Check a row; return its messages as JSON, its answer, and its columns for a scorer as JSON.
 
-    unread: counts fields of messages that are not known.
+    unread: counts unknown fields of messages.
     """
     messages = _messages(value_in(row, columns.question, where), f"{where}, column {columns.question!r}", unread)
     others = {name: value_in(row, name, where) for name in columns.others}
@@ -423,7 +423,7 @@ def _texts(row: Mapping[str, Any], columns: QuestionColumns, where: str, unread:
     try:
         name = columns.answer
         if name is None and columns.with_row and str(row.get(ANSWER_COLUMN) or "").strip():
-            name = ANSWER_COLUMN  # no scorer needs it, and people want to see it
+            name = ANSWER_COLUMN  # no scorer needs it, but people want to see it
         answer = "" if name is None else _answer(value_in(row, name, where), columns, f"{where}, column {name!r}")
         return _encoded(messages), answer, _encoded(spelled(others))
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
@@ -431,7 +431,7 @@ def _texts(row: Mapping[str, Any], columns: QuestionColumns, where: str, unread:
             raise
         names = [*row] if columns.with_row else [*others]
         raise ConfigError(
-            f"{where}: the columns {', '.join(names)} hold {one_line(error)}; wanted what JSON can hold"
+            f"{where}: the columns {', '.join(names)} hold {one_line(error)}; wanted JSON values"
         ) from error
 
 
@@ -453,7 +453,7 @@ def value_in(row: Mapping[str, Any], name: str, where: str) -> Any:
 def _messages(value: Any, where: str, unread: Counter[str]) -> list[list[Any]]:
     """Return a question, which is a text or a list of messages, as [[role, content], ...].
 
-    Other fields of a message are a third element, by their names. unread: counts those that are not known.
+    Other fields of a message are a third element, by their names. unread: counts the unknown ones.
     """
     if isinstance(value, str):
         return [["user", _checked_text(value, where)]]

@@ -1,8 +1,8 @@
-"""Environments by name: built-in, those of other packages and of your data as PREFIX/NAME, or your own class.
+"""Find an environment by name: built-in, PREFIX/NAME for other packages and data files, or a user's class.
 
 To add a built-in environment, write its class, and its line in ludic.code.kinds; for those of a package, write an
-adapter in ludic/adapters/environments/ and its line there. Every failure raises ConfigError, which says what was
-requested, what was found and what to change.
+adapter in ludic/adapters/environments/ and its line there. Raises ConfigError, which names the request, the value found
+and the change to make.
 """
 
 import importlib
@@ -104,7 +104,7 @@ def load_scorer(name: str, options: Mapping[str, Any], seed: int, files: Files) 
 
 def _find(name: str, files: Files) -> Callable[..., Any]:
     """Return the class or function of a name; called with options, it returns an environment."""
-    if python_file_of(name) is not None:  # also a file in a folder that is named like a prefix
+    if python_file_of(name) is not None:  # this also covers a file in a folder named like a prefix
         return find(ENVIRONMENT, name, files)
     if name.startswith(QUESTIONS):
         return _questions(name.removeprefix(QUESTIONS), files)
@@ -157,8 +157,7 @@ def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
 def _unknown(name: str) -> LudicError:
     if name == RECORDED_ENV:
         return ConfigError(
-            f"environment {name!r} stands for that of a recorded run, which is in the program that was recorded; name "
-            "one with --env"
+            f"environment {name!r} is the placeholder of a recorded program's environment; name one with --env"
         )
     prefix = prefix_of(name)
     forms = [*ENVIRONMENT.names(), f"{QUESTIONS}FILE", *(f"{each}NAME" for each in ENVIRONMENT.packages)]
@@ -219,10 +218,10 @@ def _build_first(name: str, build: Callable[[], Any]) -> Any:
 
 
 def source_of(name: str, options: Mapping[str, Any]) -> tuple[str | None, str | None, dict[str, str]]:
-    """Return what tells the code of an environment that is no user's file from another; nothing of it runs.
+    """Return the identity of an environment's code if it is not a user's file; runs none of the code.
 
-    That is the sha256 of an installed environment's file, or of the data of qa/SOURCE, None if there is none; its
-    package with version, None if the module belongs to no package; and by the name `heldout` the sha256 of the file
+    Returns the sha256 of an installed environment's file or of the data of qa/SOURCE, None if there is none; its
+    package with version, None if the module belongs to no package; and under the name `heldout` the sha256 of the file
     with the held-out questions of qa/SOURCE, if there is one.
     """
     if name in ENVIRONMENT.built_in:

@@ -1,12 +1,12 @@
-"""Rewards of a question: several named ones with weights, and those that are plain functions of columns.
+"""Combine several named and weighted rewards of a question, and call rewards that are plain functions of columns.
 
     def reward(completion: str, answer: str) -> float          one answer, and columns of its row by name
     async def judge(completion, **columns) -> float            all columns; awaited
     def rank(completions: list[str], answer: str) -> list      all answers to a question
     def accuracy(completions, **kwargs) -> list                TRL's signature (ludic/adapters/scorers.py)
 
-`Rubric` adds them up, those of `ludic.fit` and the scorers in the option `scorer` of questions. `ludic.fit` writes the
-file in which workers find its functions.
+`Rubric` adds them up, for `ludic.fit` and for the option `scorer` of questions. `ludic.fit` writes the file in which
+workers find its functions. Raises ScorerError for a wrong result, ConfigError for a wrong signature.
 """
 
 import inspect
@@ -28,7 +28,7 @@ COMPLETION, COMPLETIONS = "completion", "completions"
 """Parameter for one answer, and for all answers to a question."""
 
 RewardFunction = Callable[..., Any]
-"""Returns a number, a bool, a Score or None, or of a group a list of them; or a coroutine that does."""
+"""Returns a number, a bool, a Score or None, for a group a list of these; or a coroutine that does."""
 
 
 # --- Several rewards -------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ class RewardPart:
     weight: float
     """Factor of the value in the sum; 0 only measures."""
     what: str
-    """Names it in errors."""
+    """Name of the reward in errors."""
     score: Callable[[Example, str], Any] | None = None
     """Returns the value of one answer, None if it has none; or a coroutine that does."""
     score_group: Callable[[Example, Sequence[GroupAnswer]], Any] | None = None
@@ -52,20 +52,20 @@ class RewardPart:
     columns: tuple[str, ...] = ()
     """Columns of the data set that it takes, if the data set has them."""
     takes_row: bool = False
-    """Whether it takes all columns."""
+    """True if the reward takes all columns."""
 
 
 class Rubric:
     """Named rewards with weights; `score` and `score_group` are scorers of questions.
 
     The reward is the sum of the values times their weights; weight 0 only measures. Each value, without its weight, is
-    a component under the name of its part, and what a Score names itself a component NAME.PART. A value of None is left
-    out, as in TRL; an answer for which no part with a weight has a value is not scored. Whether an answer is correct is
-    what the first part says that says so, by True, False or a Score; parts that see the group come last.
+    a component under the name of its part; the components of a Score are named NAME.PART. A value of None is left out,
+    as in TRL; an answer for which no weighted part has a value is not scored. The first part that returns True, False
+    or a Score with `correct` decides whether an answer is correct; parts that see the group come last.
     """
 
     def __init__(self, rewards: Mapping[str, tuple[RewardFunction, float]] | Iterable[RewardPart]) -> None:
-        """rewards: parts; or by name functions of columns, each of which `columns_of` has checked, and weights.
+        """rewards: parts; or functions of columns by name, checked by `columns_of`, with weights.
 
         Raises ConfigError if two parts have the same name.
         """
@@ -81,10 +81,10 @@ class Rubric:
         self._of_groups = [part for part in self.parts if part.score_group is not None]
 
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
-        """Score one answer by the parts that look at one; to be awaited if one of them is a coroutine.
+        """Score one answer by the parts that look at single answers; await the result if one of them is a coroutine.
 
-        Raises ScorerError, with the values of the other parts, if a part returns no finite number; and if no part
-        scores it, and none sees the group.
+        Raises ScorerError, with the values of the other parts, if a part returns anything but a finite number, and if
+        no part scores the answer and none sees the group.
         """
         found = call_all(partial(part.score, example, answer) for part in self._single if part.score is not None)
         return self._later(found) if any(map(inspect.isawaitable, found)) else self._sum(found)
@@ -111,9 +111,10 @@ class Rubric:
     def score_group(
         self, example: Example, answers: Sequence[GroupAnswer]
     ) -> Sequence[Score] | Awaitable[Sequence[Score]]:
-        """Add the parts that look at all answers to a question; to be awaited if one of them is a coroutine.
+        """Add the parts that look at all answers to a question; await the result if one of them is a coroutine.
 
-        Raises ScorerError if no part scores one of the answers, or if a part returns no list of finite numbers.
+        Raises ScorerError if no part scores one of the answers, or if a part returns anything but a list of finite
+        numbers.
         """
         found = call_all(
             partial(part.score_group, example, answers) for part in self._of_groups if part.score_group is not None
@@ -154,11 +155,11 @@ class Rubric:
 
 
 _Scored = tuple[RewardPart, Score]
-"""A part with what it says of an answer."""
+"""A part with its result for an answer."""
 
 
 def _scored(part: RewardPart, value: Any) -> list[_Scored]:
-    """Return a part with its value; nothing if it has none. Raises ScorerError for what is no finite number."""
+    """Return a part with its value; nothing if it has none. Raises ScorerError for anything but a finite number."""
     return [] if value is None else [(part, score_of(value, part.what, part.function))]
 
 
@@ -212,7 +213,7 @@ def _place(function: Callable[..., Any] | None) -> str:
 
 
 def rubric_of(scorer: Any) -> Rubric | None:
-    """Return the rubric whose method `score` or `score_group` a scorer is; None if it is no such method."""
+    """Return the rubric whose method `score` or `score_group` a scorer is; None for any other scorer."""
     owner = getattr(scorer, "__self__", None)
     return owner if isinstance(owner, Rubric) else None
 
@@ -274,14 +275,14 @@ def is_of_trl(function: RewardFunction) -> bool:
 
 
 def sees_group(function: RewardFunction) -> bool:
-    """Return whether a reward looks at all answers to a question; one of TRL gets them one by one."""
+    """Return whether a reward looks at all answers to a question; TRL's get them one by one."""
     return _parameters(function)[0] and not is_of_trl(function)
 
 
 def columns_of(name: str, function: RewardFunction, present: Collection[str], where: str) -> list[str]:
     """Return the columns that a reward takes. present: those of the data set `where`.
 
-    Raises ConfigError for a parameter that is no column, and for a function that takes no completion.
+    Raises ConfigError for a parameter that is not a column, and for a function without a completion.
     """
     parameters = inspect.signature(function).parameters
     own = _OF_TRL if is_of_trl(function) else ()

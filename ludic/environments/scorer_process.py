@@ -1,4 +1,4 @@
-"""A process that scores answers of one environment: the program that ScorerProcesses starts (single_turn.py).
+"""Score answers of one environment in a separate process, which ScorerProcesses starts (single_turn.py).
 
 Reads messages from standard input and answers each on standard output, until standard input ends.
 """
@@ -27,7 +27,7 @@ from ludic.errors import ScorerError
 def main() -> None:
     """Make the environment of the first message, then score until standard input ends."""
     end_with_parent()
-    # What the user's code prints goes to standard error, and does not come between messages.
+    # Output of the user's code goes to standard error, so that it does not mix with messages.
     source, target = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -72,7 +72,7 @@ def _run() -> NoReturn:
     with suppress(BrokenPipeError, KeyboardInterrupt):
         main()
     sys.stderr.flush()
-    os._exit(0)  # threads that the user's code has started hold nobody up
+    os._exit(0)  # threads of the user's code must not delay the end
 
 
 if __name__ == "__main__":

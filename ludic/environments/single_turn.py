@@ -1,9 +1,9 @@
-"""Environments with a question and a score: as episodes of one step, and with their scores made in processes beside.
+"""Run environments with a question and a score as episodes of one step, and compute their scores in processes.
 
-Processes are for scorers that crash, leak, or run for ever in C code. The environment is made once more in each
-process, from its name, its options and the texts of users' files; examples, answers and scores go to and fro as
-MessagePack. A process takes one call at a time. One that ends, or whose call has met its time limit or was cancelled,
-is replaced by a new one for a later call. Raises ScorerError.
+Processes are for scorers that crash, leak, or run without end in C code. Each process creates the environment again,
+from its name, its options and the texts of users' files; examples, answers and scores are exchanged as MessagePack. A
+process takes one call at a time. A process that ended, or whose call reached its time limit or was cancelled, is
+replaced by a new one at a later call. Raises ScorerError.
 """
 
 import asyncio
@@ -53,7 +53,8 @@ class SingleTurn:
         *,
         begins_here: bool = False,
     ) -> None:
-        """processes: in which the answers are scored; None scores them here. begins_here: score here until told."""
+        """processes: in which the answers are scored; None scores them here. begins_here: score here until
+        `score_in_processes`."""
         self.environment = environment
         self._processes = processes
         self._scorer: SingleTurnEnvironment | ScorerProcesses = environment
@@ -63,7 +64,7 @@ class SingleTurn:
 
     @property
     def has_processes(self) -> bool:
-        """Whether the answers can be scored in processes."""
+        """True if the answers can be scored in processes."""
         return self._processes is not None
 
     def score_in_processes(self) -> None:
@@ -71,7 +72,8 @@ class SingleTurn:
         self._scorer = self._processes or self._scorer
 
     def __getattr__(self, name: str) -> Any:
-        """What else the environment has, such as score_task and tools; private names are the adapter's own."""
+        """Return other attributes of the environment, such as score_task and tools; private names are the adapter's
+        own."""
         if name.startswith("_") or name == "environment":
             raise AttributeError(name)
         found = getattr(self.environment, name)
@@ -85,7 +87,7 @@ class SingleTurn:
         return example.messages
 
     def step(self, action: str) -> Transition | Awaitable[Transition]:
-        """Score the answer and end the episode; to be awaited if `score` is a coroutine.
+        """Score the answer and end the episode; await the result if `score` is a coroutine.
 
         Raises RuntimeError if no episode is open: before reset, or at a second step.
         """
@@ -121,7 +123,8 @@ def transition_of(found: Score | float) -> Transition:
 # --- Scores in processes ---------------------------------------------------------------------------------
 
 MOST_PROCESSES = min(8, os.cpu_count() or 1)
-"""Processes of one environment, and so the calls that run at a time; others wait, which is no part of their time."""
+"""Maximum processes of one environment, and so of concurrent calls; waiting for one does not count towards a call's
+limit."""
 _START_LIMIT_S = 120.0
 """Seconds in which a process imports its packages and makes the environment."""
 _SENDABLE = "wanted texts, numbers, bytes, dates, lists and mappings"
@@ -163,9 +166,9 @@ class ScorerResult(msgspec.Struct):
     """Fields of each Score."""
     error: str | None = None
     traceback: str | None = None
-    """Of the user's code, if it raised the error."""
+    """Traceback of the user's code, if it raised the error."""
     components: dict[str, float] = {}
-    """Of ScorerError."""
+    """Components of the ScorerError."""
 
 
 class ScorerProcesses:
@@ -207,7 +210,7 @@ class ScorerProcesses:
             assert process is not None
             try:
                 result = msgspec.msgpack.decode(await process.ask(message), type=ScorerResult)
-            except BaseException as error:  # also the end of its time
+            except BaseException as error:  # also at its time limit
                 self._drop(process)
                 if isinstance(error, _EndedError):
                     raise ScorerError(f"the process that scored for environment {self._name} {error}") from None
@@ -281,7 +284,7 @@ class _Process:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End the process and what it started, without waiting for its answer."""
+        """End the process and its children, without waiting for its answer."""
         self._is_killed = True
         if self._process is not None:
             _kill(self._process)
@@ -361,7 +364,7 @@ def encode(message: Any, what: str) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of NumPy or a mapping as what MessagePack has."""
+    """Return a NumPy value or a mapping as a MessagePack type."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, np.bool_):

@@ -1,4 +1,4 @@
-"""Splits of examples into train and held-out, and the example of an unlimited index.
+"""Split examples into train and held-out, and map an unlimited index to an example.
 
 One rule for all environments: only the hash of a text that identifies the example (its key) decides whether it is
 held out. So no seed, option or process can move an example to the other split. Nothing here depends on hash(), on the

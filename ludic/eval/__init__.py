@@ -1,1 +1,1 @@
-"""Evaluation: sample held-out examples, measure them with error bars, compare in pairs. Depends on no trainer."""
+"""Evaluate policies: sample held-out examples, measure them with error bars, compare in pairs. Needs no trainer."""

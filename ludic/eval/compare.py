@@ -1,4 +1,4 @@
-"""Compare evaluations in pairs: of the same examples, the difference between a baseline and each other side.
+"""Compare evaluations in pairs: compute the difference between a baseline and other sides on the same examples.
 
 Reads evals/ and evaluations/ of each side's root. Warns if prompts, settings or the code that scored differ. Raises
 ConfigError if a side has no samples, or two sides share no environment or example (ludic.eval.pairing).
@@ -38,7 +38,7 @@ from ludic.store.records import EvaluationRecord
 
 _DEFAULT = ("mean_reward",)
 _EQUAL = 10.0**-REWARD_DIGITS
-"""Difference of two means up to which they are equal: sums of rewards are rounded."""
+"""Maximum difference of two means that count as equal, since sums of rewards are rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +47,15 @@ class Side:
 
     root: Root
     version: int | None = None
-    """None is the newest version with samples."""
+    """Version of the weights; None is the newest version with samples."""
 
 
 def parse_sides(texts: Sequence[int | str], root: Root | None = None) -> list[Side]:
-    """Parse sides: ROOT@VERSION, ROOT (its newest version with samples), or a VERSION or @VERSION of the root before.
+    """Parse sides: ROOT@VERSION, ROOT (its newest version with samples), or VERSION or @VERSION of the previous root.
 
     VERSION is a number or latest. root: that of a first side without one; its newest version with samples is the
-    baseline of a single side that is another root's. Raises ConfigError for fewer than two sides,
-    MissingRootError for a root that is not there.
+    baseline of a single side that is another root's. Raises ConfigError for fewer than two sides, MissingRootError for
+    a root that does not exist.
     """
     if len(texts) == 1 and root is not None and _split(str(texts[0]))[0]:
         texts = [LATEST, *texts]
@@ -104,7 +104,7 @@ class _Opened:
         )
 
     def environments(self) -> list[SampledEnvironment]:
-        """Its environments, each as it was sampled last."""
+        """Its environments, each with its newest evaluation."""
         return [self.as_sampled(env, evaluations[0]) for env, evaluations in self.sampled.items()]
 
     def samples(self, env: str, evaluation: str | None) -> Samples:
@@ -137,8 +137,8 @@ def compare(
     """Compare each of the others with the baseline, in every environment that both have, whatever its name.
 
     env: environments to compare; none are all. evaluation: id of the settings to compare; None takes the newest that
-    both sides were sampled with, or the newest of each. difference: the difference that should be found, for power and
-    the number of examples. seed: of the permutation test. connections: those to use.
+    both sides were sampled with, or the newest of each. difference: the difference to detect, for power and the number
+    of examples. seed: of the permutation test. connections: those to use.
     """
     measures = [load_measure(name) for name in config.measures or _DEFAULT]
     check_measure_parameters(measures, config.params)
@@ -243,7 +243,7 @@ class _Pairs:
     only: tuple[int, int]
     """Examples that only the baseline has, and that only the other side has."""
     num_missing: tuple[int, int]
-    """Values that are not there on each side, as of episodes that are not scored."""
+    """Number of missing values on each side, for example of episodes that are not scored."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         for ids, a, b in zip(self.example_ids, self.a.tolist(), self.b.tolist(), strict=True):
@@ -336,7 +336,7 @@ def _record(samples: Samples) -> EvaluationRecord | None:
 
 
 def _of_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
-    for name in sorted((a.keys() | b.keys()) - {"example_ids"}):  # pair_examples tells of it
+    for name in sorted((a.keys() | b.keys()) - {"example_ids"}):  # pair_examples reports it
         of_a, of_b = a.get(name), b.get(name)
         if name == "env_options":
             of_a, of_b = comparable_options(of_a), comparable_options(of_b)

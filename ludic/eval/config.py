@@ -1,4 +1,4 @@
-"""Settings of evaluations. Imports nothing slow, so that `--help` answers at once."""
+"""Define the settings of evaluations; imports nothing slow, to keep `--help` fast."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from ludic.settings import (
 
 LATEST = "latest"
 DIFFERENCE = 0.05
-"""The difference that a comparison should find, unless another is given: for power and the examples needed."""
+"""Default difference that a comparison should detect, for power and the number of examples needed."""
 OVERRIDDEN = (
     *SAMPLING,
     *("accept_incomplete", "max_steps", "max_sequence_tokens", "parser", "format_reward", "context", "tools"),
@@ -85,7 +85,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
-    """What to measure on stored samples, and how sure it is."""
+    """Measures on stored samples, and the confidence of their intervals."""
 
     measures: tuple[str, ...] = ()
     """Measures, by a name in ludic/sql/measures/ or the path of a .sql file (docs/evaluation.md). None given: mean

@@ -1,4 +1,4 @@
-"""Contamination: how much of the evaluated prompts occurs in texts that runs trained on.
+"""Measure contamination: the part of evaluated prompts that occurs in texts that runs trained on.
 
 Reads evals/, the ledgers and the messages of the rollouts that they used, through the SQL of ludic/sql/contamination/
 or a user's file. Raises ConfigError if nothing is evaluated or trained on, QueryError for SQL that fails.
@@ -36,7 +36,7 @@ class Overlaps:
     num_trained: int
     """Rollouts that gradient steps used."""
     num_absent: int
-    """Those whose text is not in these roots."""
+    """Rollouts without text in these roots, which were not compared."""
 
 
 def find_overlaps(

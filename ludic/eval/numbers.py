@@ -1,4 +1,4 @@
-"""The numbers of stored evaluations: each measure with its interval, by evaluation, version and environment.
+"""Compute the numbers of stored evaluations: each measure with its interval, by evaluation, version and environment.
 
 Reads evals/ and evaluations/ through SQL; samples nothing. Raises QueryError for a measure that fails, ConfigError if
 nothing is stored or an interval does not fit a measure.
@@ -38,12 +38,12 @@ _table_numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Which stored samples to measure; None is all."""
+    """Choice of stored samples to measure; None is all."""
 
     versions: Sequence[int] | None = None
     envs: Sequence[str] | None = None
     evaluations: Sequence[str | None] | None = None
-    """Ids of evaluations; None among them stands for rows that were neither sampled by `ludic eval` nor imported."""
+    """Ids of evaluations; None among them means rows that `ludic eval` did not sample and that were not imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def stored_versions(con: duckdb.DuckDBPyConnection, root: Root, versions: str | 
 
 
 def nothing_stored(con: duckdb.DuckDBPyConnection, root: Root, chosen: Chosen) -> str:
-    """Return the message of an error: no samples are stored, and which ones are."""
+    """Return an error message: the wanted samples are not stored; it lists the stored ones."""
     named = (("version", chosen.versions), ("environment", chosen.envs), ("evaluation", chosen.evaluations))
     wanted = [f"{what} {', '.join(map(str, values))}" for what, values in named if values is not None]
     stored = [f"version {version} of {env}" for version, env in con.execute(_STORED).fetchall()]
@@ -221,7 +221,8 @@ def check_measures(config: MeasureConfig, n: int) -> None:
 
 
 def try_measures(root: Root, config: MeasureConfig, n: int) -> None:
-    """Run measures over no samples, before any is made. Raises as `check_measures` does, and QueryError for bad SQL."""
+    """Run measures over an empty table, before sampling. Raises as `check_measures` does, and QueryError for bad
+    SQL."""
     check_measures(config, n)
     with Connections() as connections:
         for measure, defaults in _chosen_measures(config, n):
@@ -249,7 +250,7 @@ def _load(*names: str) -> list[tuple[SqlText, Mapping[str, Any]]]:
 def _rows(
     samples: Samples, measure: SqlText, defaults: Mapping[str, Any], interval: IntervalMethod, config: MeasureConfig
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each part of a measure; an interval for shares is replaced where others are measured."""
+    """Yield a row for each part of a measure; an interval for shares is replaced for other measures."""
     params = measure.bind({**defaults, **config.params})
     for keys, part in parts(samples.measure(measure, params)):
         method: IntervalMethod = interval if part.is_share else "clustered"
@@ -283,9 +284,9 @@ class MeasurePart:
     num_values: int
     num_missing: int
     trials: np.ndarray | None
-    """(G,) independent trials of an example's share; None for a measure that is none, or has no value."""
+    """(G,) independent trials of an example's share; None for a measure that is not a share, or has no value."""
     is_binary: bool
-    """Whether each example has one value, 0 or 1."""
+    """True if each example has one value, 0 or 1."""
 
     @property
     def is_share(self) -> bool:

@@ -1,8 +1,8 @@
-"""Pair environments and examples of two sides of a comparison: those that are the same, whatever they are called.
+"""Pair the equal environments and examples of two sides of a comparison, also under different names.
 
-Environments of questions are the same if their rows and options are; others, and those of which no record says more, if
-their names are. Examples are the same by their ids; if both sides make ids from other rows or in another way, by the
-question and the answer that their stored rows hold. Reads evaluations/ and evals/.
+Environments of questions are equal if their rows and options are; other environments, and those without a record, if
+their names are. Examples are paired by id, or by the stored question and answer if the two sides make ids from
+different rows or in different ways. Reads evaluations/ and evals/.
 """
 
 import re
@@ -28,15 +28,15 @@ _CHOOSING = ("split", "config", "revision")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledEnvironment:
-    """An environment as one side has sampled it."""
+    """An environment of one side, with the record of its evaluation."""
 
     name: str
     record: EvaluationRecord | None
-    """What it was sampled with; None if `ludic eval` did not sample it."""
+    """Record of the evaluation; None if `ludic eval` did not sample it."""
 
     @property
     def content(self) -> tuple[Any, ...] | None:
-        """Digests of the rows of questions; None for other environments, and if they are not known."""
+        """Digests of the rows of questions; None for other environments, and if unknown."""
         if self.record is None or not is_questions(self.name):
             return None
         codes = from_dicts(self.record.code)
@@ -58,7 +58,7 @@ class SampledEnvironment:
 
     @property
     def example_ids(self) -> str:
-        """What identifies an example of questions (ludic.defaults.ExampleIds)."""
+        """Identification of examples of questions (ludic.defaults.ExampleIds)."""
         settings = {} if self.record is None else self.record.settings
         own = settings.get("env_options")
         given = own.get("example_ids") if isinstance(own, Mapping) else None
@@ -66,7 +66,7 @@ class SampledEnvironment:
 
 
 def comparable_options(options: Any) -> Any:
-    """Return options without what names data and rewards in a root: records hold the digests of both."""
+    """Return options without the names of data and rewards in a root, whose digests the records hold."""
     if not isinstance(options, Mapping):
         return options
     kept = {name: value for name, value in options.items() if name not in (*STORED, "example_ids")}
@@ -119,16 +119,16 @@ _WAYS: tuple[Callable[[SampledEnvironment, SampledEnvironment], bool], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """How the examples of two sides are paired."""
+    """Pairing of the examples of two sides."""
 
     a: Mapping[str, str] | None = None
-    """What both sides have of an example, by the baseline's id; None: the id."""
+    """Common key of an example by the baseline's id; None: the id is the key."""
     b: Mapping[str, str] | None = None
     """The same by the other side's id."""
     warnings: tuple[str, ...] = ()
 
     def common(self, of_a: Iterable[str], of_b: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Yield the ids that both sides have for the same example, in the order of the baseline."""
+        """Yield the ids of the same example on both sides, in the order of the baseline."""
         a, b = self.a, self.b
         here = {each if b is None else b[each]: each for each in of_b if b is None or each in b}
         for each in of_a:
@@ -138,14 +138,14 @@ class Examples:
 
 
 def pair_examples(a: SampledEnvironment, b: SampledEnvironment, of_a: Samples, of_b: Samples) -> Examples:
-    """Return how examples are paired: by id, if both sides make ids in the same way from the same rows."""
+    """Return the pairing of examples: by id, if both sides make ids in the same way from the same rows."""
     if a.record is None or b.record is None or not is_questions(a.name):
         return Examples()
     has_same_rows = a.content == b.content and a.selected == b.selected and (a.content is not None or a.name == b.name)
     if a.example_ids == b.example_ids and (has_same_rows or a.example_ids == "question"):
         return Examples()
     rows = [samples.ask(figure("question_keys")).to_pylist() for samples in (of_a, of_b)]
-    # Rows of an older schema hold no answers; then the question alone is what both have.
+    # Rows of an older schema hold no answers; then only the question is common to both.
     with_answer = all(any(row["wanted"] is not None for row in each) for each in rows)
     keys, num_left_out, num_unasked = [], 0, 0
     for each in rows:

@@ -1,8 +1,8 @@
-"""What an evaluation samples: versions, examples, settings, and the blocks of samples that are not stored yet.
+"""Plan an evaluation: its versions, examples and settings, and the blocks of samples that are not stored yet.
 
-Reads names in policies/ and evals/, and policies/LATEST. Everything here follows from settings and stored names, so
-that any number of processes plan the same blocks, and a process that is started again goes on where the last one was
-killed.
+Reads names in policies/ and evals/, and policies/LATEST. The plan depends only on settings and stored names, so any
+number of processes plan the same blocks, and a restarted process continues where the last one was killed. Raises
+ConfigError if there is nothing to evaluate.
 """
 
 import logging
@@ -36,7 +36,7 @@ _OF_AGENTS = (
 )
 """Settings of a run that decide its agents' episodes."""
 _FEWEST_REPEATS = 100
-"""Examples in a row that came before, after which an environment has no other ones; more if it had more."""
+"""Consecutive repeated examples after which an environment counts as exhausted; more if it had more examples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def environment_settings(root: Root, config: EvalConfig) -> list[RunConfig]:
     run = run_of(root)
     names = tuple(dict.fromkeys(config.env or run.env))
     options = {**run.env_options, **config.env_options}
-    for name, of_run in run.env_options.items():  # other options do not change which data it is
+    for name, of_run in run.env_options.items():  # other options do not change the data
         if name in config.env_options and isinstance(options[name], Mapping):
             options[name] = {**stored_options(of_run), **options[name]}
     for name in config.env_options:
@@ -104,9 +104,9 @@ def sampling_params(run: RunConfig, config: EvalConfig) -> SamplingParams:
 
 
 def settings_of(run: RunConfig, params: SamplingParams) -> dict[str, object]:
-    """Return all settings that decide the samples of an environment, as JSON can hold them."""
+    """Return all settings that decide the samples of an environment, as JSON values."""
     agents = {name: getattr(run, name) for name in _OF_AGENTS}
-    # Named only if it was set, so that evaluations from before there was this setting keep their ids.
+    # Included only if set, so that evaluations from before this setting keep their ids.
     if run.max_observation_characters != MAX_OBSERVATION_CHARACTERS:
         agents["max_observation_characters"] = run.max_observation_characters
     sampling = {name: asdict(params)[name] for name in SAMPLING}
@@ -179,7 +179,7 @@ def missing_blocks(
     """Return the blocks that are not stored. examples: indexes in order. n: samples of each.
 
     The examples of a block are consecutive ones with the same missing samples, at most `examples_per_call`, and begin
-    at fixed places, so that processes that began at different times make the same blocks.
+    at fixed positions, so that processes that began at different times make the same blocks.
     """
     done: dict[int, set[int]] = {}
     for block in stored:
@@ -205,9 +205,9 @@ def _gaps(n: int, done: set[int]) -> Iterator[range]:
 
 
 # --- Versions that are due while a run trains ----------------------------------------------------------
-# Nothing is written, and nobody waits for this: a version that is published while an older one is evaluated takes the
-# place of those between them, and a version whose weights are gone is left out. A process that is started again first
-# finishes the versions that it had begun.
+# Writes nothing and delays no other process: if several versions are published while an older one is evaluated, only
+# the newest is evaluated next, and a version whose weights are gone is left out. A restarted process first finishes the
+# versions that it had begun.
 
 _POLL_S, _RETRY_S = 0.5, 5.0
 
@@ -216,12 +216,12 @@ def due_versions(root: Root, every: int, is_over: Callable[[], bool], stop: thre
     """Yield version 0, multiples of `every` as they are published, and the last version once training is over.
 
     is_over: returns whether no version will be published any more. Ends after the last version, or when `stop` is set.
-    Versions that are passed over are logged.
+    Skipped versions are logged.
     """
     taken: int | None = None
     while not stop.is_set():
         try:
-            over = is_over()  # before the newest version is read, which is then the last one
+            over = is_over()  # checked before the newest version is read, which is then the last one
             newest = _newest(root, -1)
             if taken is None and newest >= 0:
                 begun = _begun(root, newest, every)
@@ -229,7 +229,7 @@ def due_versions(root: Root, every: int, is_over: Callable[[], bool], stop: thre
                 yield from begun
                 continue
         except (SchemaError, StoreError) as error:
-            logger.warning("looking again for new versions: %s", error)
+            logger.warning("checking again for new versions: %s", error)
             stop.wait(_RETRY_S)
             continue
         due = newest if over else newest - newest % every

@@ -1,11 +1,10 @@
-"""Sample an evaluation: what is missing in evals/ is sampled as a stream of blocks, each stored when it is complete.
+"""Sample the missing samples of an evaluation as a stream of blocks, each stored when it is complete.
 
 Reads policies/ and evals/, writes evals/, evaluations/ and evaluators/. The next block of a version begins when the
-engine has room, not when the last one is complete, so one long answer holds up nothing but its own block. Any number of
-processes may evaluate the same: each claims the blocks that it has begun, and waits at the end for those of the others.
-A killed process loses the blocks that it was sampling; others sample them. Raises ConfigError for weights that are
-not stored, ConsentError for code of the root that the user has not agreed to, TimeLimitError if an environment is not
-made or returns no example in time.
+engine has room, not when the last one is complete, so a long answer delays only its own block. Any number of processes
+may share an evaluation: each claims its blocks, and waits at the end for those of the others. The blocks of a killed
+process are sampled by others. Raises ConfigError for weights that are not stored, ConsentError for code of the root
+that the user has not agreed to, TimeLimitError if an environment is not made or returns no example in time.
 """
 
 import asyncio
@@ -62,11 +61,12 @@ logger = logging.getLogger(__name__)
 BatchCallback = Callable[[RolloutBatch], None]
 
 _POLL_S = 1.0
-"""Mean seconds between looks at blocks that others have claimed."""
+"""Mean seconds between checks of blocks that others have claimed."""
 _MOST_COMPLETE = 16
-"""Complete blocks that wait to be stored; no further block begins then, so that a slow filesystem fills no memory."""
+"""Maximum complete blocks that wait to be stored; no further block begins then, which bounds memory if the filesystem
+is slow."""
 _TICK_S = 0.1
-"""Seconds between looks at `stop`: a signal does not wake an event loop."""
+"""Seconds between checks of `stop`: a signal does not wake an event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def evaluate(
     with _Weights(root, make_engine, model) as weights, BlockClaims(root) as claims:
         sampler = _Sampler(root, everything, weights, claims, stop, in_flight=first.in_flight, report=report)
         if versions is None:
-            # A process waits for what others have begun only when nothing is left to begin, of any version.
+            # A process waits for the blocks of others only when no version has a block left to begin.
             for version in chosen:
                 sampler.sample(version, wait=False)
             for version in chosen:
@@ -130,10 +130,10 @@ def _follow(sampler: "_Sampler", versions: Iterable[int]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSamples:
-    """What `evaluate` sampled."""
+    """Evaluations that `evaluate` sampled."""
 
     versions: Sequence[int] | None
-    """None: all that are stored, after a run was followed."""
+    """Versions that were evaluated. None: all stored ones, after following a run."""
     evaluations: Mapping[str, Sequence[str]]
     """Ids of the evaluations of each settings, by their label."""
 
@@ -170,7 +170,7 @@ def _check_weights(root: Root, versions: Iterable[int], opened: Sequence[_Opened
     missing = [
         version
         for version in versions
-        if version != 0  # the first model, which may lie elsewhere
+        if version != 0  # the first model, which may be elsewhere
         and not has_weights(root, version)
         and any(_blocks_left(root, each, version) for each in opened)
     ]
@@ -217,14 +217,14 @@ class _Left:
     def __init__(self, root: Root, opened: Sequence[_Opened], version: int, claims: BlockClaims) -> None:
         self._root, self._claims = root, claims
         blocks = [_Block(each, block, version) for each in opened for block in _blocks_left(root, each, version)]
-        random.shuffle(blocks)  # so that processes that began together rarely claim the same block
+        random.shuffle(blocks)  # random, so that concurrent processes rarely claim the same block
         self._blocks = {block.name: block for block in blocks}
 
     def __bool__(self) -> bool:
         return bool(self._blocks)
 
     def take(self) -> _Block | None:
-        """Claim a block that nobody samples, and return it; None if there is none. Raises StoreError."""
+        """Claim a block that no process samples, and return it; None if there is none. Raises StoreError."""
         of_others = self._claims.of_others() if self._blocks else ()
         for name in [name for name in self._blocks if name not in of_others]:
             if not self._root.exists(name):
@@ -241,7 +241,7 @@ class _Left:
 
 
 class _Sampler:
-    """Samples what is missing of a version, and stores it."""
+    """Samples and stores the missing blocks of a version."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class _Sampler:
         self._failures = FailureLog(logger)
 
     def sample(self, version: int, *, wait: bool) -> None:
-        """Sample until all is stored or `stop` is set. wait: for blocks that others sample, and may not finish."""
+        """Sample until all is stored or `stop` is set. wait: also for blocks that others sample, which may fail."""
         while not self.stop.is_set():
             left = _Left(self.root, self._opened, version, self.claims)
             first = left.take()
@@ -287,8 +287,8 @@ class _Sampler:
 class _Stream:
     """Blocks in flight. Begins a block when the engine has room for it, and stores each one when it is complete.
 
-    Blocks that are not complete have an episode that runs, but for the newest one: there are at most as many of them as
-    episodes run, plus one, and their complete answers have at most the tokens sampled during the longest episodes.
+    Each incomplete block except the newest has a running episode. So there are at most as many as running episodes plus
+    one, and their complete answers have at most the tokens sampled during the longest episodes.
     """
 
     def __init__(self, sampler: _Sampler, left: _Left, agent: Agent, calls: EngineCalls) -> None:
@@ -310,7 +310,7 @@ class _Stream:
         try:
             self._begin(first)
             while not self._sampler.stop.is_set():
-                # One block a round, so that what is complete is taken however long the code of users blocks the loop.
+                # One block per round, so that complete blocks are stored even if users' code blocks the loop.
                 has_begun = await self._begin_block()
                 if not self._open:
                     break
@@ -393,7 +393,7 @@ class _Stream:
 
 
 def _until_next_poll_s() -> float:
-    # Two processes that claimed the same block at the same moment, and both took it back, meet by chance only.
+    # Two processes that claimed the same block at once, and both released it, rarely meet again.
     return _POLL_S * random.uniform(0.5, 1.5)
 
 
@@ -412,7 +412,7 @@ def _store(root: Root, batch: RolloutBatch) -> bool:
 
 
 class _Weights:
-    """Loads versions into one engine, when they are needed: what is stored is reported without them."""
+    """Loads versions into one engine, on demand: stored samples are reported without loading."""
 
     def __init__(self, root: Root, make_engine: MakeEngine, model: str | None) -> None:
         self._root, self._make_engine, self._model = root, make_engine, model
@@ -462,7 +462,7 @@ class _Weights:
 
     @contextmanager
     def _folder(self, version: int) -> Iterator[tuple[str, bool]]:
-        """Give the folder of a version, and whether it is the run's first model, which is version 0."""
+        """Yield the folder of a version, and whether it is the run's first model, which is version 0."""
         try:
             folder = fetch_policy(self._root, version, self._cache)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Confidence intervals of a mean over examples, and tests of a difference between two policies. Only NumPy."""
+"""Compute confidence intervals of a mean over examples, and test a difference between two policies, with NumPy only."""
 
 # Shapes: G = examples. means: (G,) float64, mean of an example's values; examples count alike, however many values they
 # have. differences: (G,) float64, of examples that both sides have, mean of B's values minus mean of A's.
@@ -19,7 +19,7 @@ import numpy as np
 # FEWEST_EXAMPLES, their spread says nothing about others, and only shares have an interval.
 
 ESTIMAND = "mean over examples, each with the mean of its values"
-"""What all figures of evaluations and comparisons estimate."""
+"""Quantity that all figures of evaluations and comparisons estimate."""
 
 FEWEST_EXAMPLES = 5
 """Examples from which an interval is computed by their spread. If half of all examples are hard and half are easy, 4
@@ -50,19 +50,19 @@ def korn_graubard(means: np.ndarray, confidence: float = 0.95, *, trials: np.nda
     For means between 0 and 1 (Korn and Graubard 1998, "Confidence intervals for proportions with small expected number
     of positive counts estimated from survey data", Survey Methodology 24, 193-201). trials: (G,) independent trials
     behind each mean; None: one each. The effective number of trials is share (1 - share) / error**2, times (z / t)**2
-    for an error that is estimated from few examples. They leave open what to do with few examples; here, by
+    for an error that is estimated from few examples. The paper does not treat few examples; here, by
     benchmarks/intervals.py:
 
     - error: the standard error of the mean of the examples' means.
     - t has as many degrees of freedom as the spread of the examples allows: 2 G / (kurtosis - (G - 3) / (G - 1)), from
       1 to G - 1 (Satterthwaite 1946 with the variance of a variance; O'Neill 2014, "Some useful moment results in
       sampling problems", The American Statistician 68). If one example of ten has all successes, they are 2, not 9.
-    - z, the normal quantile, stands for t with the trials' degrees of freedom, which is hardly larger.
+    - z, the normal quantile, approximates t with the trials' degrees of freedom, which is hardly larger.
     - The effective number is at least the number of examples, since no values between 0 and 1 spread more than those
       that are 0 or 1. It is this number if examples do not differ. With one value an example the interval is Clopper
       and Pearson's.
-    - It is at most G**2 / sum(1 / trials), which would be right if all examples had one chance, and at most G**2 / 4:
-      a few examples may all be of one kind, and then their spread says nothing of the others.
+    - It is at most G**2 / sum(1 / trials), which would be right if all examples had one chance, and at most G**2 / 4: a
+      few examples may all be of one kind, and their spread then does not represent the others.
 
     The error is None where examples do not differ.
     """
@@ -169,7 +169,7 @@ def _differ(means: np.ndarray) -> bool:
 
 
 # --- Tests of a difference on the same examples, their power, and Holm's correction --------------------
-# Power is that of the test that is used: McNemar's exact test, or the permutation test.
+# Power is that of the test in use: McNemar's exact test, or the permutation test.
 
 EXACT_UP_TO = 16
 """Differences that are not 0, up to which all signs are tried: 65,536 ways."""
@@ -179,7 +179,7 @@ _TIE = 1e-9
 """Relative difference of sums that count as equal; they are added in different orders."""
 _POWER = 0.8
 _MOST_PAIRS = 256
-"""Pairs up to which the power is that of the test itself; beyond, that of its normal approximation."""
+"""Maximum pairs for which the power of the test itself is computed; beyond, its normal approximation."""
 FEWEST_FOR_POWER = 20
 """Pairs from which power is estimated. Of 6, a power of 0.14 came out as 0.31 on average (benchmarks/intervals.py)."""
 _NUM_POWER_FLIPS = 2_000
@@ -188,7 +188,7 @@ _NUM_DRAWS = 400
 
 
 def mcnemar(num_gains: int, num_losses: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test: gains among the examples that changed are a fair coin."""
+    """Return the two-sided p-value of McNemar's exact test: each changed example is a gain with probability 1/2."""
     num = num_gains + num_losses
     tail, ways = 0, 1
     for count in range(min(num_gains, num_losses) + 1):
@@ -198,9 +198,9 @@ def mcnemar(num_gains: int, num_losses: int) -> float:
 
 
 def mcnemar_mid_p(num_gains: int, num_losses: int) -> float:
-    """Return the two-sided mid-p-value of McNemar's test: half the probability of what was found is left out.
+    """Return the two-sided mid-p-value of McNemar's test: half the probability of the observed counts is left out.
 
-    The exact test finds too little; this one hardly ever exceeds its level (Fagerland, Lydersen, Laake 2013, "The
+    The exact test is conservative; this one hardly ever exceeds its level (Fagerland, Lydersen, Laake 2013, "The
     McNemar test for binary matched-pairs data", BMC Medical Research Methodology 13:91).
     """
     num = num_gains + num_losses
@@ -246,12 +246,12 @@ def fewest_pairs(confidence: float = 0.95) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """What a comparison could find. None: it cannot be estimated."""
+    """Power of a comparison. None: it can't be estimated."""
 
     power: float | None
-    """Probability that a true difference is found by the test that is used."""
+    """Probability that the test in use detects a true difference."""
     examples_needed: int | None
-    """Examples that find it with a probability of 0.8."""
+    """Number of examples needed to detect it with a probability of 0.8."""
 
 
 def power(

@@ -1,7 +1,7 @@
-"""Read a suite: a TOML file that lists what to evaluate, each entry with an environment, its options and measures.
+"""Read a suite: a TOML file with entries to evaluate, each with an environment, its options and measures.
 
-Everything is checked before anything is sampled. Raises ConfigError, which names the file, the entry, the key, what was
-found and what was wanted.
+Everything is checked before sampling begins. Raises ConfigError, which names the file, the entry, the key, the value
+found and the value wanted.
 """
 
 import json
@@ -32,12 +32,12 @@ OF_THE_CALL = (
     "env_timeout_s",
     "episode_timeout_s",
 )
-"""Settings that a suite does not hold: which weights, and limits of the machine."""
+"""Settings that a suite can't hold: the weights, and limits of the machine."""
 _SETTINGS = tuple(
     each.name for each in settings_of(EvalConfig) if each.name not in (*OF_THE_CALL, "env", "env_options")
 )
 _SHARED = (*_SETTINGS, "measures", "params")
-"""Keys of an entry that may also be given at the top, for every entry that does not give its own."""
+"""Keys of an entry that may also be given at the top, as defaults for all entries."""
 _OF_AN_ENTRY = ("name", "env", "questions", "options", *_SHARED)
 
 
@@ -146,7 +146,7 @@ def labelled(label: str) -> Iterator[None]:
 
 
 def _with_env(values: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry's values with `env` in the place of `questions`, all of which are asked unless options say."""
+    """Return an entry's values with `env` in place of `questions`; by default all questions are asked."""
     given = [key for key in ("env", "questions") if key in values]
     if len(given) != 1:
         raise ConfigError(f"{' and '.join(given) or 'neither env nor questions'} given, wanted env or questions")
@@ -163,7 +163,7 @@ def _with_env(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a table that JSON can hold, since the root keeps it as JSON."""
+    """Return a table of JSON values, since the root stores it as JSON."""
     value = values.get(key, {})
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key} is {_show(value)}, wanted a table")
@@ -197,7 +197,7 @@ class Paths:
     """Folder of the suite."""
 
     def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an entry's values with the paths of files that are there. Values of other types stay as they are."""
+        """Return an entry's values with the paths of existing files. Values of other types are unchanged."""
         env = values["env"]
         known: dict[str, Callable[[Any], Any]] = {
             "env": self._env,
@@ -215,7 +215,7 @@ class Paths:
         return f"{QUESTIONS}{self._source('questions', env.removeprefix(QUESTIONS))}"
 
     def _source(self, key: str, source: Any) -> Any:
-        """Return the path of a file of questions or a folder of a dataset; the name of a dataset stays as it is."""
+        """Return the path of a file of questions or a folder of a dataset; the name of a dataset is unchanged."""
         if not isinstance(source, str) or not (is_data_file(source) or _is_there(self.folder / source)):
             return source
         return self._path(key, source)
@@ -256,7 +256,7 @@ class Paths:
         return option if own is None else option.removesuffix(own) + self._code(key, own)
 
     def _code(self, key: str, setting: Any) -> Any:
-        """Return path/to/file.py:name with the file's path; any other setting stays as it is."""
+        """Return path/to/file.py:name with the file's path; any other setting is unchanged."""
         file = python_file_of(setting) if isinstance(setting, str) else None
         return setting if file is None else f"{self._path(key, file)}{setting[len(file) :]}"
 

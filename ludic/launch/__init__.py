@@ -1,1 +1,1 @@
-"""Start the processes of a run on this machine, and end them together."""
+"""Start the processes of a run on this machine, supervise them, and end them together."""

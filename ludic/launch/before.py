@@ -1,8 +1,8 @@
-"""Checks before a run starts: `ludic check`, and the first seconds of `ludic run`.
+"""Check a run before it starts, for `ludic check` and in the first seconds of `ludic run`.
 
-They find, before a root is made or a process started, what would end a process again and again: a missing package, a
-server that does not answer, a model without a chat template, LoRA targets that it lacks, a full disk, SQL that gives no
-number, an environment that fails. Each check returns what it found, or raises a LudicError that says what to do.
+Before a root is created or a process started, the checks find mistakes that would end a process again and again: a
+missing package, a server that does not answer, a model without a chat template, missing LoRA targets, a full disk, SQL
+that returns no number, a failing environment. Each check returns its result, or raises a LudicError with the remedy.
 `checks` run no users' code; `code_checks` do, and so come after consent.
 """
 
@@ -43,7 +43,7 @@ Check = Callable[[], TrialNote | str]
 
 
 def check_start(start: Start, *, has_workers: bool = True) -> None:
-    """Run all checks that run no users' code; log what is doubtful. Raises LudicError at the first mistake.
+    """Run all checks without users' code; log doubtful results. Raises LudicError at the first mistake.
 
     has_workers: false for a trainer of stored rollouts alone.
     """
@@ -57,7 +57,7 @@ def consented_files(start: Start, code: CodeSettings) -> Files:
 
 
 def check_code(start: Start, files: Files) -> None:
-    """Run the checks of users' code; log what is doubtful. Raises LudicError at the first mistake.
+    """Run the checks of users' code; log doubtful results. Raises LudicError at the first mistake.
 
     files: contents that replace those on disk.
     """
@@ -67,7 +67,7 @@ def check_code(start: Start, files: Files) -> None:
 def try_all(checks: Mapping[str, Check], rows: Sequence[Mapping[str, str]] = ()) -> list[Mapping[str, str]]:
     """Run all checks; returns rows of earlier ones, and for each a row with `check`, `state` and `found`.
 
-    state: ok, look (a person should look at it), wrong, or left out, for the same mistake as an earlier one.
+    state: ok, look (doubtful), wrong, or left out, for the same mistake as an earlier one.
     """
     tried = list(rows)
     for name, check in checks.items():
@@ -93,7 +93,7 @@ def _run(checks: Mapping[str, Check]) -> None:
 
 @contextmanager
 def checks(start: Start, *, has_workers: bool = True) -> Iterator[Mapping[str, Check]]:
-    """Give the checks that run no users' code, by name, in order; a copy of a remote model lasts for the block.
+    """Yield the checks that run no users' code, by name, in order; a copy of a remote model lasts for the block.
 
     has_workers: as in `check_start`.
     """
@@ -183,7 +183,7 @@ def _check_packages(start: Start) -> str:
         needed.append("vllm")
     if (log_to := start.train.tracker.log_to) != "none":
         require_tracker(log_to)
-        if start.processes.launcher == "local":  # else the trainer may run where there is another account
+        if start.processes.launcher == "local":  # otherwise the trainer may run on a machine with another account
             require_account(log_to)
         needed.append(log_to)
     if start.processes.launcher == "ray":
@@ -224,7 +224,7 @@ def _check_server(start: Start) -> TrialNote | str:
 
 _WORD_BYTES = {"bfloat16": 2, "float16": 2}
 _SMALL = 20_000_000
-"""Weights up to which the memory on a CPU is not worth the seconds of a plan: with activations, some GB."""
+"""Maximum weights for which memory on a CPU is not planned, which takes seconds: with activations, some GB."""
 _OPTIMIZER_BYTES = 12
 """Bytes of a trained weight in a checkpoint: the weight and two moments of AdamW, in float32."""
 
@@ -284,12 +284,12 @@ class _Model:
         return name if doubt is None else TrialNote(f"read as {name}: {doubt}", is_doubtful=True)
 
     def check_reference(self) -> str:
-        """Look for the reference model, which the trainer loads when it has begun."""
+        """Check that the reference model exists, which the trainer loads after its start."""
         reference = self._start.train.loss.reference
         if reference is None:
             return "none"
         root = self._start.root
-        # Of a run that is there, the trainer finds its first model wherever it is.
+        # The trainer of an existing run finds its first model itself.
         if reference in (self._start.run.model, None if root is None else root.record.model):
             return "the run's model"
         try:
@@ -312,7 +312,7 @@ class _Model:
         return f"on {layers} layers"
 
     def check_experts(self) -> str:
-        """Look for experts to keep or replay, without the model's weights."""
+        """Check for experts to keep or replay, without the model's weights."""
         if not self._start.run.keep_experts and not self._start.train.batch.replay_experts:
             return "not kept"
         from ludic.models.experts import routing_of
@@ -334,7 +334,7 @@ class _Model:
         """Compare the free space with a checkpoint and two versions, and with all that are kept."""
         url, settings = self._start.url, self._start.train
         if is_url(url):
-            return f"{url} is no folder of this machine"
+            return f"{url} is not a folder of this machine"
         place = Path(url).absolute()
         while not place.exists():
             place = place.parent
@@ -372,7 +372,7 @@ class _Model:
         """Compare what each process needs with the memory of this machine's GPUs, or of the machine."""
         start = self._start
         if start.processes.launcher != "local":
-            return f"not looked at on {start.processes.launcher}; `ludic plan` tells what is needed"
+            return f"not checked on {start.processes.launcher}; `ludic plan` shows the needed memory"
         if self._num_weights is not None and self._num_weights < _SMALL and not visible_gpus():
             return f"a model of {self._num_weights:,} weights is small beside this machine"
         from ludic.launch.plan import Settings, local_machine, plan

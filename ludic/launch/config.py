@@ -1,4 +1,4 @@
-"""Settings of the processes that `ludic run` starts. Imports nothing slow, so that `--help` answers at once."""
+"""Define the settings of the processes that `ludic run` starts; imports nothing slow, to keep `--help` fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Evaluate versions of a run in this process, with an engine of its own."""
+"""Evaluate versions of a run in this process, with its own engine."""
 
 import logging
 import threading
@@ -50,7 +50,7 @@ def evaluate_in_process(
     guard: bool = False,
     report: BatchCallback | None = None,
 ) -> EvaluationSamples:
-    """Sample what is not stored yet, until `stop` is set; returns the ids of the evaluations.
+    """Sample the missing samples, until `stop` is set; return the ids of the evaluations.
 
     configs: as in ludic.eval.sampling.evaluate; the other arguments are those of ludic.launch.work.work. Raises
     ConsentError, ConfigError or TimeLimitError.
@@ -87,7 +87,7 @@ def _with_numbers(root: Root, versions: Iterable[int], sampled: Container[int]) 
         yield version
         if version not in sampled:
             continue
-        with suppress(LudicError):  # training goes on, and so does this
+        with suppress(LudicError):  # training continues, and so does the evaluation
             for row in numbers(root, measure, Chosen(versions=[version])).rows:
                 found = f"mean reward {number(row['estimate'], 3)} of {row['num_examples']} examples"
                 found += f", 95% interval {interval_text(row, 3)}"
@@ -95,10 +95,11 @@ def _with_numbers(root: Root, versions: Iterable[int], sampled: Container[int]) 
 
 
 def log_missed(root: Root, every: int) -> None:
-    """Log which versions were due and have no samples."""
+    """Log the due versions without samples."""
     if missed := missed_versions(root, every):
         logger.warning(
-            "%s were due and not evaluated: newer ones came, or weights were deleted", describe_versions(missed)
+            "%s were due but not evaluated: newer versions were published, or weights were deleted",
+            describe_versions(missed),
         )
 
 
@@ -106,13 +107,13 @@ def _is_over(root: Root, until_step: int | None) -> bool:
     """Return whether training has reached a step and stored its checkpoint, after which no version is published."""
     if until_step is None:
         return False
-    latest = latest_policy(root)  # first, since it costs less than to look for checkpoints
+    latest = latest_policy(root)  # first, since it costs less than a search for checkpoints
     policy = read_policy(root, latest.version) if latest else None
     return policy is not None and policy.step >= until_step and last_step(root) >= until_step
 
 
 def _prepare_code(root: Root, config: EvalConfig, code: CodeSettings) -> None:
-    """Record consent to users' code that the user names here, and to what `code` gives."""
+    """Record consent to users' code that the user names here, and to the code in `code`."""
     for run in environment_settings(root, config):
         uses = sampling_uses(run, run_of(root))
         if code.is_given or any(use.is_users and not use.named_by_root for use in uses):

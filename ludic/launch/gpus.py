@@ -1,8 +1,8 @@
 """Decide which GPUs each process of a run on this machine gets, by CUDA_VISIBLE_DEVICES. Pure.
 
-The trainer takes one GPU per rank, the first ones; the workers divide the others. Where there are too few, workers
-share GPUs with each other, and as a last resort with the trainer. A worker whose engine spreads the model over several
-GPUs gets so many, and shares them with no other worker.
+The trainer gets the first GPUs, one per rank; the workers divide the others. If there are too few, workers share GPUs
+with each other, and as a last resort with the trainer. A worker whose engine spreads the model over several GPUs gets
+that number, not shared with other workers. Raises ConfigError if the GPUs do not suffice.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ludic.training.config import TrainConfig
 
 WHOLE_SHARE = 0.9
-"""Share of a GPU's memory that workers divide; what is left is for CUDA and the libraries. vLLM's own default."""
+"""Share of a GPU's memory that workers divide; the rest is for CUDA and the libraries. vLLM's own default."""
 _MEMORY_BESIDE_TRAINER = 0.5
 """Share of a GPU's memory that workers divide if the trainer uses the same GPU."""
 

@@ -1,8 +1,8 @@
-"""Watch a worker from another process, and end it when a call of its environment can't be interrupted.
+"""Watch a worker from a separate process, and end it when a call of its environment can't be interrupted.
 
-C code that holds Python's lock stops every thread of its process, so the guard is a separate process. The calls that go
-on stand in memory that both share, which costs a call a microsecond. The guard ends with its input, and names the call
-in which the worker ended, such as one that calls os._exit.
+C code that holds Python's lock stops every thread of its process, so the guard is a separate process. Calls in progress
+are recorded in shared memory, at a cost of a microsecond per call. The guard ends when its standard input closes, and
+names the call in which the worker ended, such as one that calls os._exit.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from typing import BinaryIO
 _GRACE_S = 10.0
 """Seconds between the limit, when the call is interrupted, and the end of the worker, if the call continues."""
 _MOST_NAMES = 3
-"""Calls that are named, of those that go on; one of them holds Python's lock."""
+"""Maximum calls in progress that are named; one of them holds Python's lock."""
 _HEAD = struct.Struct("d")
-"""Seconds of time.monotonic(), which is one clock for all processes. At the start of a page: when a call last began or
-ended there. At the start of a call: when it began, or 0."""
+"""Seconds of time.monotonic(), which is one clock for all processes. At the start of a page: time when a call last
+began or ended there. At the start of a call: time when it began, or 0."""
 _CALL_BYTES = 256
-"""Bytes of a call: when it began, and its name in UTF-8, which may be cut, up to a zero."""
+"""Bytes of a call: its starting time, and its name in UTF-8, which may be cut, up to a zero byte."""
 _PAGE_CALLS = 1024
 _PAGE_BYTES = _PAGE_CALLS * _CALL_BYTES
 """The first place of a page has its own head instead of a call."""
@@ -35,14 +35,14 @@ _PAGE_BYTES = _PAGE_CALLS * _CALL_BYTES
 
 @contextlib.contextmanager
 def guarded(timeout_s: float | None) -> Iterator[Callable[[str], Callable[[], None]]]:
-    """Start a process that ends this one when a call takes too long. Gives the function that announces calls to it.
+    """Start a process that ends this one when a call takes too long. Yields the function that announces calls to it.
 
-    That function returns another one, which says that the call has ended.
+    That function returns another one, which reports the end of the call.
     """
     if timeout_s is None:
         yield lambda call: lambda: None
         return
-    from ludic.children import start_python  # the guard itself, which runs this file, has no packages
+    from ludic.children import start_python  # not at the top: the guard, which runs this file, has no packages
 
     with _shared_file() as shared:
         board = _Board(shared.fileno())
@@ -53,16 +53,16 @@ def guarded(timeout_s: float | None) -> Iterator[Callable[[str], Callable[[], No
 
 
 def _shared_file() -> BinaryIO:
-    """Open a file without a name; in memory, where there are such files."""
+    """Open a file without a name, in memory if the system supports that."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("ludic-calls"), "r+b")
-    import tempfile  # imports much, and the guard itself has no use for it
+    import tempfile  # imports much, which the guard does not need
 
     return tempfile.TemporaryFile()
 
 
 class _Board:
-    """The calls that go on, in a file that the guard reads; it grows by pages."""
+    """The calls in progress, in a file that the guard reads; it grows by pages."""
 
     def __init__(self, file: int) -> None:
         self._file, self._num_pages, self._taking = file, 0, threading.Lock()
@@ -71,14 +71,14 @@ class _Board:
 
     def _grow(self) -> None:
         end = self._num_pages * _PAGE_BYTES
-        # Whole: a write to memory that then finds no room on a disk would end the process.
+        # Allocate the page now: a later write to mapped memory without room on the disk would end the process.
         os.pwrite(self._file, bytes(_PAGE_BYTES), end)
         self._num_pages += 1
         page = mmap.mmap(self._file, _PAGE_BYTES, offset=end)
         self._free.extend((page, slot * _CALL_BYTES) for slot in range(1, _PAGE_CALLS))
 
     def begin(self, call: str) -> Callable[[], None]:
-        """Add a call of any thread; returns the function that takes it away."""
+        """Add a call of any thread; return the function that removes it."""
         with self._taking:
             if not self._free:
                 self._grow()
@@ -97,7 +97,8 @@ class _Board:
 
 
 def _look(file: int) -> tuple[float, list[tuple[float, str]]]:
-    """Return when a call last began or ended, and the calls that go on: when each began, and its name; oldest first."""
+    """Return the time when a call last began or ended, and the calls in progress: start and name of each, oldest
+    first."""
     data = os.pread(file, os.fstat(file).st_size, 0)
     last_change, calls = 0.0, list[tuple[float, str]]()
     for page in range(0, len(data), _PAGE_BYTES):
@@ -111,24 +112,24 @@ def _look(file: int) -> tuple[float, list[tuple[float, str]]]:
 
 
 def watch(worker: int, limit_s: float, file: int) -> None:
-    """Look at the calls until standard input ends; kill the worker if a call takes longer than `limit_s`."""
+    """Check the calls until standard input ends; kill the worker if a call takes longer than `limit_s`."""
     late: list[str] = []
-    wait_s = limit_s  # no call that begins from now on is late before
+    wait_s = limit_s  # no call that begins later is late before then
     while not late:
         ended = select.select([0], [], [], wait_s)[0]
         last_change, calls = _look(file)
         if ended:
-            if calls:  # else it has ended by itself
+            if calls:  # otherwise it has ended normally
                 print(f"ludic: the worker ended during a call: {calls[-1][1]}", file=sys.stderr, flush=True)
             return
-        # A call that began or ended shows that Python's lock is free: what waits is ended by its own limit, if late.
+        # A call that began or ended shows that Python's lock is free, so late calls end by their own limits.
         now = time.monotonic()
         if calls and now >= max(last_change, calls[0][0]) + limit_s:
             late = [name for began, name in calls if began + limit_s <= now]
         next_end = max(last_change, calls[0][0]) if calls else now
         wait_s = max(0.0, next_end + limit_s - now)
     names = " and ".join(dict.fromkeys(late[:_MOST_NAMES])) + (" and others" if late[_MOST_NAMES:] else "")
-    print(f"ludic: {names} went on after {limit_s:g} s, so this worker ends", file=sys.stderr, flush=True)
+    print(f"ludic: {names} did not end within {limit_s:g} s, so this worker ends", file=sys.stderr, flush=True)
     # Not SIGKILL: a supervisor treats that as a kill by the user, and would restart the worker without limit.
     os.kill(worker, signal.SIGABRT)
 

@@ -1,4 +1,4 @@
-"""Run the workers and the trainer of a run: as processes of this machine, restarted when they die, or by a launcher."""
+"""Run the workers and the trainer of a run on this machine, restarting those that die, or through a launcher."""
 
 import logging
 import os
@@ -93,7 +93,7 @@ def launch_processes(
     model: str | None = None,
     server: StartServer | None = None,
 ) -> int:
-    """Run all processes until the trainer is done, and show what they do; returns the last step trained.
+    """Run all processes until the trainer is done, and show their progress; return the last step trained.
 
     model: location of the run's first model, if it is not where run.json says. server: forks processes (start_server).
     A run that already reached num_steps starts no process, except the one that evaluates. Raises ConfigError,
@@ -115,7 +115,7 @@ def launch_processes(
             if replaces is not None:
                 _supervise(root, config, processes, engines, model, replaces, plan, evaluator, update_view, server)
             if evaluator and evaluation:
-                logger.info("training is done; the evaluation of its last version goes on")
+                logger.info("training is done; the evaluation of its last version continues")
                 finish(evaluator, environment=environment_of(1, processes), tick=update_view, server=server)
                 log_missed(root, evaluation["every"])
         if evaluator:
@@ -141,7 +141,7 @@ def predecessor(root: Root, *, take_over: bool = False) -> int:
     """
     root.check_same_run()
     free = newest_claim(root) if take_over else await_free(root, threading.Event())
-    assert free is not None, "only who is told to stop gets none"
+    assert free is not None, "None only after a stop"
     return free
 
 
@@ -212,7 +212,7 @@ def limit_memory(engine: EngineConfig, plan: GpuPlan | None, worker: int) -> Eng
 
 
 def _see(gpus: Gpus) -> Mapping[str, str]:
-    """Return the environment variable that shows a process its GPUs only."""
+    """Return the environment variable that limits a process to its GPUs."""
     return {VARIABLE: ",".join(gpus)}
 
 
@@ -265,7 +265,7 @@ def _args(root: Root, command: str, name: str, settings: Mapping[str, Any]) -> l
 def _is_slot_free(root: Root, slot: int) -> bool:
     try:
         holder = newest_slot_claim(root, slot)
-    except StoreError:  # the supervisor asks again later
+    except StoreError:  # the supervisor calls again later
         return False
     except SchemaError:  # a new life claims the number after it
         return True

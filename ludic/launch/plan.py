@@ -47,7 +47,7 @@ BYTES_A_TOKEN = 7.2
 _WORKER_HOST = {"cpu": 10**9, "cuda": 6 * 10**9}
 """Bytes of host memory of a worker's process or processes without weights. Measured for cpu; assumed for cuda."""
 _SERVER_HOST = 10**9
-"""Bytes of host memory of a worker that asks servers."""
+"""Bytes of host memory of a worker that uses servers."""
 
 _ADVICE = (
     "to need less, try in this order: --dtype bfloat16, --activation-checkpointing, a smaller "
@@ -58,7 +58,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a run would run on."""
+    """Hardware that a run would use."""
 
     gpus: int
     """Number of GPUs; 0 plans for the CPU."""
@@ -97,7 +97,7 @@ def _host_bytes() -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a run that its memory follows from."""
+    """The settings that determine the memory of a run."""
 
     run: RunConfig
     train: TrainConfig
@@ -127,7 +127,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcePlan:
-    """What a run needs."""
+    """Resources that a run needs."""
 
     sizes: ModelSizes
     needs: Sequence[Need]
@@ -162,7 +162,8 @@ def plan(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Reso
 
 
 def resolved(config: PreTrainedConfig, settings: Settings, machine: Machine) -> Settings:
-    """Return the settings with what processes would choose on this machine. The engine auto is vllm on GPUs."""
+    """Return the settings with the values that processes would choose on this machine. The engine auto is vllm on
+    GPUs."""
     is_on_cpu = machine.gpus == 0 or settings.train.model.device == "cpu"
     engine = settings.engine
     if engine.engine == ENGINE:
@@ -229,7 +230,7 @@ class _Planner:
 
     @property
     def _context(self) -> int:
-        """Tokens that the model can see."""
+        """Maximum tokens of the model's context."""
         return max_positions(self._config, self._run.longrope)
 
     @property
@@ -273,7 +274,7 @@ class _Planner:
             yield Need(process=name, place="host", parts={**(on_device if self._device == "cpu" else {}), **host})
 
     def _named_parts(self, parts: Parts) -> Parts:
-        """Return a rank's parts by names that say what they are of."""
+        """Return a rank's parts under descriptive names."""
         model = self._train.model
         kept = "inputs of the layers" if model.activation_checkpointing else "all of the layers"
         names = {
@@ -289,17 +290,17 @@ class _Planner:
 
     @property
     def _limit_of_trainer(self) -> int:
-        """Bytes of a GPU that may be planned for and that workers which share it leave to a rank."""
+        """Bytes of a GPU available to a rank, without the share of workers on the same GPU."""
         usable, gpus = int(USABLE * self._machine.gpu_bytes), self._gpus
         if gpus is None or self._engine.engine == "server":
             return usable
         taken = [sum(self._taken(slot) for slot, its in enumerate(gpus.workers) if gpu in its) for gpu in gpus.trainer]
-        if self._engine.engine == VLLM:  # whose share leaves nothing free
+        if self._engine.engine == VLLM:  # whose share leaves no memory free
             return int(USABLE * (self._machine.gpu_bytes - max(taken, default=0)))
         return usable - max(taken, default=0)
 
     def _taken(self, slot: int) -> int:
-        """Return the bytes that a worker takes of each of its GPUs."""
+        """Return the bytes that a worker takes on each of its GPUs."""
         if self._engine.engine == VLLM:
             return int(self._share(slot) * self._machine.gpu_bytes)
         return sum(self._of_engine.values())
@@ -336,7 +337,7 @@ class _Planner:
 
     @cached_property
     def _of_engine(self) -> Parts:
-        """Bytes of one device of a worker's engine, with the cache of a full batch; of vLLM, which takes its share in
+        """Bytes of one device of a worker's engine, with the cache of a full batch; for vLLM, which takes its share in
         any case, with the cache of as many sequences as fit, at least one."""
         dtype = self._sampler_dtype
         spread = self._engine.tensor_parallel
@@ -435,7 +436,7 @@ class _Planner:
         )
 
     def _of_context(self) -> Iterator[str]:
-        """Say if vLLM, whose cache must hold a sequence of the model's whole context, would refuse to start."""
+        """Warn if vLLM, whose cache must hold a sequence of the model's whole context, would refuse to start."""
         context = self._engine.engine_options.get("max_model_len", self._context)
         *others, _ = self._of_engine.values()
         room = max(self._limit_of_worker - sum(others), 0)

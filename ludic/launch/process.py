@@ -1,4 +1,4 @@
-"""Helpers of long-running work: stop cleanly on signals, and end with the process that started this one."""
+"""Stop long-running work cleanly on signals, and end it with the process that started it."""
 
 import faulthandler
 import json
@@ -37,7 +37,8 @@ LAUNCHER = "LUDIC_LAUNCHER"
 
 STOP_WITHIN = "LUDIC_STOP_WITHIN_S"
 """Environment variable: seconds that this process and those that it starts have to stop cleanly after SIGTERM, such as
-to finish a step and write a checkpoint. What starts processes sets it for them, and waits as long before it kills."""
+to finish a step and write a checkpoint. A process that starts others sets it for them, and waits as long before it
+kills them."""
 
 _TORCHRUN_STOP_WITHIN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Environment variable of torchrun: seconds between SIGTERM and SIGKILL to its ranks."""
@@ -52,7 +53,8 @@ _POLL_S = 1.0
 
 
 def stop_variables(within_s: int) -> dict[str, str]:
-    """Return the environment variables of processes, torchrun's ranks included, that have so many seconds to stop."""
+    """Return the environment variables that give processes, torchrun's ranks included, this number of seconds to
+    stop."""
     return {STOP_WITHIN: str(within_s), _TORCHRUN_STOP_WITHIN: str(within_s)}
 
 
@@ -79,10 +81,10 @@ def stop_on_signals() -> threading.Event:
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM and Ctrl-C set while the block lasts; for work that a notebook or a script starts.
+    """Yield an event that SIGTERM and Ctrl-C set during the block; for work started by a notebook or a script.
 
-    After such a signal the block ends by itself, and KeyboardInterrupt is raised at its end. A second Ctrl-C interrupts
-    the block at once. Only the main thread can handle signals: in another one the event is never set.
+    After such a signal the block should end soon, and KeyboardInterrupt is raised at its end. A second Ctrl-C
+    interrupts the block at once. Only the main thread can handle signals: in another one the event is never set.
     """
     stop, is_signalled = threading.Event(), threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -103,7 +105,7 @@ def interruptible() -> Iterator[threading.Event]:
 
 
 def interruptible_unless(stop: threading.Event | None) -> AbstractContextManager[threading.Event]:
-    """Give the caller's event, or one that Ctrl-C sets, as `interruptible` does."""
+    """Yield the caller's event, or one that Ctrl-C sets, as `interruptible` does."""
     return interruptible() if stop is None else nullcontext(stop)
 
 
@@ -142,7 +144,7 @@ def _end_after(wait: Callable[[], None], stop: threading.Event) -> None:
     def end() -> None:
         wait()
         stop.set()
-        # Needs no Python, should another thread hold the interpreter lock, or stderr block.
+        # Works without Python, in case another thread holds the interpreter lock or stderr blocks.
         grace_s = stop_within_s()
         faulthandler.dump_traceback_later(grace_s + _LAST_WORDS_S, exit=True, file=2)
         time.sleep(grace_s)
@@ -179,9 +181,9 @@ def _end_by_kernel() -> None:
 # Settings of the processes that ludic starts here: one JSON file each, which the process reads with --config.
 #
 # Arguments would be parsed again, have a largest length and are shown to all users of the machine. The files are in a
-# private temporary folder (ludic.temporary), which is deleted when the process that made it ends, or by the next one
-# if it was killed. A restarted process gets a new file. Files for clusters (ludic.adapters.clusters) hold flags
-# instead: people read and change them, and a file beside them would have to reach every machine.
+# private temporary folder (ludic.temporary), which is deleted when the process that made it ends, or by the next one if
+# it was killed. A restarted process gets a new file. Files for clusters (ludic.adapters.clusters) hold flags instead:
+# people read and change them, and an additional file would have to reach every machine.
 
 
 def config_args(name: str, settings: Mapping[str, Any]) -> list[str]:
@@ -191,7 +193,7 @@ def config_args(name: str, settings: Mapping[str, Any]) -> list[str]:
     its file yet never finds those of another.
     """
     text = json.dumps(dict(settings), indent=1)
-    if not _files_of(os.getpid()).folder.is_dir():  # a run of days outlives what cleans temporary folders
+    if not _files_of(os.getpid()).folder.is_dir():  # a cleaner of temporary folders may delete it during a run of days
         _files_of.cache_clear()
     path = _files_of(os.getpid()).folder / f"{name}-{sha256(text.encode()).hexdigest()[:16]}.json"
     path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Create roots with everything that a run needs on other machines: run.json, code/, model/.
+"""Create a root with all files that a run needs on other machines: run.json, code/, model/.
 
 Raises ConfigError if the settings differ from those of an existing run, ModelError if the model is not found or differs
 from the run's first model.
@@ -127,11 +127,11 @@ def with_longrope(run: RunConfig, folder: Path) -> RunConfig:
     """Return the settings of a new run with the factors of its model, which longrope of run.json records.
 
     folder: of the model's config.json. Long factors are for rows above original_max_position_embeddings, so they are
-    taken if max_sequence_tokens lets rows be as long. Raises ConfigError for settings that the model does not fit.
+    used if max_sequence_tokens allows such rows. Raises ConfigError for settings that the model does not fit.
     """
     if run.longrope is None and b"short_factor" not in (folder / "config.json").read_bytes():
         return run
-    # Imports torch, which other models need not for this.
+    # Imports torch, which other models do not need here.
     from ludic.models.rope import max_positions, original_length
     from ludic.models.weight_files import load_config
 
@@ -139,7 +139,7 @@ def with_longrope(run: RunConfig, folder: Path) -> RunConfig:
     original = original_length(config)
     if original is None:
         if run.longrope is not None:
-            raise ConfigError(f"longrope is {run.longrope}, and {run.model} is no longrope model; leave it out")
+            raise ConfigError(f"longrope is {run.longrope}, and {run.model} is not a longrope model; leave it out")
         return run
     longest = run.max_sequence_tokens or 0
     longrope: Longrope = run.longrope or ("long" if longest > original else "short")

@@ -1,4 +1,4 @@
-"""Run a vLLM server on this machine that follows a run's policies.
+"""Run a vLLM server on this machine that serves the newest policy of a run.
 
 Reads policies/, keeps copies of the newest ones in a temporary folder if the root is remote, and writes nothing to the
 root. Restarts vLLM when it dies; vLLM ends with this process. Workers find that the server loads weights itself, and
@@ -105,7 +105,7 @@ class _Server:
         self._said: str | None = None
 
     def bring_to(self, folder: str, version: int) -> None:
-        """Load a version, unless it is loaded; what can't be loaded now is tried again at the next call."""
+        """Load a version, unless it is loaded; a failed load is retried at the next call."""
         if version == self._version:
             return
         try:
@@ -120,7 +120,7 @@ class _Server:
                 )
             else:
                 self._engine.load_weights(folder, version)
-        except NoServerError:  # it is starting, or started again
+        except NoServerError:  # vLLM is starting or restarting
             return
         except ModelError as error:
             if str(error) != self._said:

@@ -1,14 +1,14 @@
-"""A process that has imported torch and transformers, from which the processes of a run are forked in milliseconds.
+"""Fork the processes of a run in milliseconds from a process that has already imported torch and transformers.
 
-A supervisor, such as `ludic run`, has one of its own. It has no name in the file system, and ends when the supervisor's
-end of their socket closes. The supervisor sends arguments and environment of a process as JSON, with descriptors of its
-standard input and its log. The server forks, and answers with the process's id and a descriptor of it; once the process
-has ended, it sends the exit status. The end of the server ends no process that it has forked.
+Each supervisor, such as `ludic run`, has its own server. The server has no name in the file system, and ends when the
+supervisor's end of their socket closes. The supervisor sends arguments and environment of a process as JSON, with
+descriptors of its standard input and its log. The server forks, and answers with the process's id and a descriptor of
+it; once the process has ended, it sends the exit status. Forked processes survive the end of the server.
 
-A forked process is what `python -P -m ARGS` would be: it has its own session, environment, streams, title and random
-numbers. What libraries read from the environment while they are imported can't change any more, so a process whose
-environment differs from the server's in more than FREE is not forked. It is not the forkserver of multiprocessing,
-whose children unpickle, and take over their parent's path of modules.
+A forked process behaves like `python -P -m ARGS`: it has its own session, environment, streams, title and random
+numbers. Variables that libraries read at import can't change any more, so a process whose environment differs from the
+server's in more than FREE is not forked. multiprocessing's forkserver is not used, since its children unpickle and take
+over their parent's module path.
 
 The server imports nothing that starts threads or looks for GPUs, since a fork copies neither. Linux only.
 """
@@ -49,19 +49,19 @@ MODULES = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
 )
-"""What the server imports, which takes each trainer, worker and evaluator seven seconds."""
+"""Modules that the server imports, which takes each trainer, worker and evaluator seven seconds."""
 
 _LONGEST_START_S = 120.0
-"""Seconds until a server that does not answer is given up; the first answer waits for its imports."""
+"""Seconds after which an unresponsive server is abandoned; the first answer waits for its imports."""
 _MOST_BYTES = 1 << 20
 _POLL_S = 0.01
 
 
 @contextmanager
 def start_server(start: Start) -> Iterator["StartServer | None"]:
-    """Give a server that forks the run's processes, and imports while the caller makes its checks.
+    """Yield a server that forks the run's processes, and imports while the caller makes its checks.
 
-    Gives None if none of the processes can be forked, or this system has no descriptors of processes. Raises
+    Yields None if none of the processes can be forked, or this system has no descriptors of processes. Raises
     ConfigError.
     """
     if not _has_forks(start.processes, start.engine, start.run.num_workers):
@@ -78,10 +78,10 @@ _early: list["StartServer"] = []
 
 @contextmanager
 def started_early(processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> Iterator[None]:
-    """Start the server of the run that the block launches: it imports while the block makes that run.
+    """Start the server of the run that the block launches: it imports while the block creates that run.
 
     num_workers: of the run's schedule. A run with another environment starts a server of its own. Does nothing where
-    `start_server` gives None. Raises ConfigError.
+    `start_server` yields None. Raises ConfigError.
     """
     if not _has_forks(processes, engine, num_workers):
         yield
@@ -174,7 +174,7 @@ class StartServer:
             while (started := self._hear()) is None:
                 pass
         except BaseException as error:
-            stdin.close()  # a process that was forked all the same ends by this
+            stdin.close()  # this ends a process that was forked nevertheless
             if not isinstance(error, OSError):
                 raise
             self.close()
@@ -186,14 +186,14 @@ class StartServer:
         return process
 
     def listen(self) -> None:
-        """Take what the server has said of processes that ended."""
+        """Receive the server's messages about ended processes."""
         with suppress(OSError):
             while not self.has_ended and _is_ready(self._socket.fileno()):
                 if (unclaimed := self._hear()) is not None:  # `start` was interrupted before the answer
                     os.close(unclaimed[1])
 
     def close(self) -> None:
-        """End the server; processes that it has forked go on, and how they end is not known."""
+        """End the server; forked processes continue, but their exit status stays unknown."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -205,7 +205,7 @@ class StartServer:
         self.close()
 
     def _hear(self) -> tuple[int, int] | None:
-        """Take one message; return id and descriptor of a process that has started. Raises OSError if there is none."""
+        """Receive one message; return id and descriptor of a started process. Raises OSError if there is none."""
         data, descriptors, _, _ = socket.recv_fds(self._socket, _MOST_BYTES, 1)
         if not data:
             self.close()
@@ -225,7 +225,7 @@ class ForkedProcess:
         """descriptor: of the process (pidfd)."""
         self._server, self.pid, self._descriptor, self.stdin = server, pid, descriptor, stdin
         self.returncode: int | None = None
-        """As that of Popen; -SIGKILL if the server has ended first, since only it learns how a process ends."""
+        """Exit status as in Popen; -SIGKILL if the server ended first, since only the server receives the status."""
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -253,7 +253,7 @@ class ForkedProcess:
 
 
 def _is_ready(descriptor: int) -> bool:
-    """Return whether there is something to read, or a process has ended; `select` refuses descriptors from 1,024 on."""
+    """Return whether a descriptor is readable or its process has ended; `select` refuses descriptors from 1,024 on."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
@@ -281,7 +281,7 @@ def main() -> None:
     for name in MODULES:
         import_module(name)
     gc.collect()
-    gc.freeze()  # a collection would write into every page, and each process would get a copy of it
+    gc.freeze()  # a collection would write to every page, so that each process would get its own copy
     _become(serve(connection))
 
 
@@ -328,7 +328,7 @@ def _fork(descriptors: Sequence[int]) -> int:
     for descriptor in (*descriptors, writing):
         os.close(descriptor)
     if pid:
-        os.read(reading, 1)  # until the session is there, whose processes a supervisor kills together
+        os.read(reading, 1)  # wait for the session, whose processes a supervisor kills together
         os.close(reading)
     return pid
 
@@ -345,17 +345,17 @@ def _leave() -> NoReturn:
 
 
 def _become(request: Mapping[str, Any]) -> None:
-    """Be `python -P -m ARGS` of a request."""
+    """Set up the process like `python -P -m ARGS` of a request."""
     import numpy as np
     import torch
     from setproctitle import setproctitle
 
     sys.orig_argv[:] = python_words(["-m", *request["args"]])
-    setproctitle(" ".join(sys.orig_argv))  # first: it looks for the memory of the first environment
+    setproctitle(" ".join(sys.orig_argv))  # first, since it searches for the memory of the original environment
     os.environ.clear()
     os.environ.update(request["environment"])
     module, *sys.argv[1:] = request["args"]
-    np.random.seed()  # what users' code draws from; `random` has done so itself
+    np.random.seed()  # NumPy's generator, which users' code may use; `random` reseeds itself
     torch.default_generator.seed()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

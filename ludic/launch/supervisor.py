@@ -1,7 +1,7 @@
 """Start and watch processes on this machine, and restart those that die.
 
-A process that ends with LASTING_EXIT_CODE, or as wrong usage, is not started again: a new start would meet the same
-mistake.
+A process that ends with LASTING_EXIT_CODE, or for wrong usage, is not restarted, since a new start would fail with the
+same error. Raises ProcessDiedError for it, and after repeated deaths.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _MOST_DEATHS = 3
-"""Number of deaths in a row, each soon after the start or with the same last words, that ends the supervision."""
+"""Consecutive deaths, each soon after the start or with the same last line, after which the supervision ends."""
 _QUICK_S = 20.0
 _REST_S = 60.0
-"""Seconds between the starts of a process that died so often, if the run goes on without it."""
+"""Seconds between the starts of such a process, if the run continues without it."""
 _HEALTHY_S = 3600.0
 """Seconds of life that reset the count of deaths."""
 _TIME = re.compile(r"^\d\d:\d\d:\d\d ")
@@ -47,7 +47,7 @@ _POLL_EVERY_S = 2.0
 
 
 class ProcessDiedError(LudicError, RuntimeError):
-    """A process died repeatedly, or of a mistake that a new start would meet again."""
+    """A process died repeatedly, or from an error that a new start would meet again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,9 +106,10 @@ class ChildProcess:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of this process, besides those of all children."""
     may_fork: bool = False
-    """Whether it may be forked from the start server; if not, or if it can't be, it is started from nothing."""
+    """True if it may be forked from the start server; otherwise, or if that fails, it is started as a new
+    interpreter."""
     is_aside: bool = False
-    """Whether the others go on without it: an exit with 0 or by a lasting mistake is its end, and repeated deaths only
+    """True if the others continue without it: it ends at an exit with 0 or a lasting error, and repeated deaths only
     delay its next start."""
     num_restarts: int = 0
     _life: _Life | None = field(default=None, repr=False)
@@ -129,7 +130,7 @@ class ChildProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 environment=variables,
-                # We pass Ctrl-C on, as SIGTERM; and a child's own processes can be killed with it.
+                # A new session: Ctrl-C is passed on as SIGTERM, and a child can be killed with its own processes.
                 start_new_session=True,
             )
         self._life = _Life(process=process, started=started, progress=progress, log_start=log_start)
@@ -181,7 +182,7 @@ class ChildProcess:
             said = f"{self.name} died {self._deaths.most} times {how}: {self.last_words()}"
             if not self.is_aside:
                 raise ProcessDiedError(said)
-            logger.warning("%s; it is started each %g s, and the others go on", said, _REST_S)
+            logger.warning("%s; it is restarted every %g s, and the others continue", said, _REST_S)
         words = self.last_words()
         self.kill_rest()
         self.num_restarts += 1
@@ -197,7 +198,7 @@ class ChildProcess:
             error.detail = self._detail()
             raise error
         self._is_given_up = True
-        logger.warning("%s; the others go on", said)
+        logger.warning("%s; the others continue", said)
 
     def _count_death(self) -> None:
         deaths = self._deaths
@@ -221,7 +222,7 @@ class ChildProcess:
             self.process.stdin.close()
 
     def last_words(self) -> str:
-        """Return the log line that gives the reason of its last death, without secrets, and the path of the log."""
+        """Return the log line with the reason of its last death, without secrets, and the path of the log."""
         return f"{mask(self._last_line())} ({self.log} has more)"
 
     def _last_line(self) -> str:
@@ -245,7 +246,7 @@ class ChildProcess:
 
 
 def make_log_folder(folder: Path) -> None:
-    """Make the folder of a log before each start: a private one, if it lies where other users may make folders too.
+    """Create the folder of a log before each start; a private one if other users may create folders beside it.
 
     Raises SchemaError if it is a symbolic link, StoreError if another user may have made it.
     """
@@ -266,7 +267,7 @@ def supervise(
 ) -> None:
     """Run all children until `main` exits with 0; restart those that end before. Then, or on an error, stop all.
 
-    `tick` is called some times a second. server: forks those that may be forked. Raises ProcessDiedError, and
+    `tick` is called several times a second. server: forks children that may be forked. Raises ProcessDiedError, and
     KeyboardInterrupt after stopping all.
     """
     processes = [main, *others]
@@ -291,7 +292,7 @@ def finish(
     tick: Callable[[], None],
     server: StartServer | None = None,
 ) -> None:
-    """Run a child aside to its end, in a new life, after the others; does nothing if it has ended with 0.
+    """Run an optional child to its end, in a new life, after the others; does nothing if it has ended with 0.
 
     server: forks it if that may be. Raises ProcessDiedError as `ChildProcess.restart` does, and KeyboardInterrupt after
     stopping it.

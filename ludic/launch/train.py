@@ -1,4 +1,4 @@
-"""Train on a run's rollouts in this process, or as several ranks that torchrun starts."""
+"""Train on a run's rollouts in this process, or with several ranks that torchrun starts."""
 
 import os
 import threading
@@ -91,7 +91,8 @@ def train_args(
 
 
 def args_of_ranks(args: Sequence[str]) -> list[str]:
-    """Return the arguments of torchrun that its ranks get as `args`: it puts values for $ and a name, and $ for $$."""
+    """Return the arguments for torchrun that its ranks receive as `args`: torchrun replaces $NAME by a value, and $$ by
+    $."""
     return [arg.replace("$", "$$") for arg in args]
 
 
@@ -102,7 +103,7 @@ def last_step(root: Root) -> int:
 
 
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
-    """Store users' files and record consent as `code` says, and to the user's own files that the root holds."""
+    """Store users' files, and record consent according to `code`, and to the user's own files in the root."""
     rules = rules_of(run_of(root), config)
     uses = rules.uses(names_in_root(root))
     if code.is_given or gives_consent(root, uses):

@@ -1,8 +1,8 @@
-"""Try the code of a run before it starts: its environments, the prompts that they give, and its SQL.
+"""Try the code of a run before it starts: its environments, their first prompts, and its SQL.
 
-Runs users' code, and so comes after consent: it asks each environment for an example and for the first observation of
-an episode, scores made-up answers of questions, and renders the first prompts with the model's chat template. Starts no
-servers of tools. Each check returns what it found, or raises a LudicError that says what to do.
+Runs users' code, and so comes after consent: it gets an example and the first observation of an episode from each
+environment, scores made-up answers of questions, and renders the first prompts with the model's chat template. Starts
+no servers of tools. Each check returns its result, or raises a LudicError with the remedy.
 """
 
 import json
@@ -44,31 +44,31 @@ _SYNTHETIC_TOOL = {
     "type": "function",
     "function": {
         "name": "made_up_tool",
-        "description": "Stands for the run's tools, whose servers do not run yet.",
+        "description": "Placeholder for the run's tools, whose servers do not run yet.",
         "parameters": {"type": "object", "properties": {}},
     },
 }
 _SLOW_S = 10.0
-"""Seconds after which a call is told, since a person waits for it."""
+"""Seconds after which a slow call is logged, since a person waits for it."""
 _POSITIONS = re.compile("position|n_ctx|seq_len")
 """Matches the entries of a config.json that may limit the length of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialNote:
-    """What a check found that is no error."""
+    """Result of a check without an error."""
 
     text: str
     is_doubtful: bool = False
-    """Whether a person should look at it: the run starts, and is logged a warning."""
+    """True if it is doubtful: the run starts, with a warning in the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _First:
-    """What the agents of an environment see first."""
+    """First messages of the agents of an environment."""
 
     prompts: Mapping[str, tuple[Message, ...]]
-    """By the id of the agent."""
+    """Messages by the id of the agent."""
     tools: Sequence[Mapping[str, Any]]
     """Schemas of the environment's own tools."""
 
@@ -77,13 +77,13 @@ class Trial:
     """Environments, the agent's parts and SQL, as a worker and a trainer load them."""
 
     def __init__(self, start: Start, files: Files = NO_FILES, *, slow_s: float = _SLOW_S) -> None:
-        """files: contents that replace those on disk. slow_s: seconds of a call after which it is told."""
+        """files: contents that replace those on disk. slow_s: seconds of a call after which it is logged."""
         self._start, self._files, self._slow_s = start, files, slow_s
         self._limit = TimeLimit(timeout_s=start.processes.env_timeout_s)
         self._has_agents = bool(start.run.sub_agents)
-        """Whether an episode may have rows of several agents, who are compared with each other."""
+        """True if an episode may have rows of several agents, who are compared with each other."""
         self._first: dict[str, _First] = {}
-        """By environment, of those that were tried and are sound."""
+        """By environment; only sound environments that were tried."""
 
     @cached_property
     def _environments(self) -> Mapping[str, LimitedEnvironments]:
@@ -98,7 +98,7 @@ class Trial:
     # --- Environments ----------------------------------------------------------------------------------------
 
     def check_environment(self, name: str) -> TrialNote | str:
-        """Ask for an example and the first observation, and if it is a question for the scores of made-up answers."""
+        """Get an example and the first observation, and for questions score made-up answers."""
         found: list[TrialNote | str] = []
 
         async def look() -> None:
@@ -122,7 +122,7 @@ class Trial:
             held.close()
 
     async def _begin(self, name: str, held: HeldEnvironment, example: Example) -> _First:
-        """Begin an episode, and return what its agents see; a protocol of the user's own may begin it otherwise."""
+        """Begin an episode, and return its agents' first messages; a user's protocol may begin it differently."""
         prompts = {"agent": example.messages}
         if self._start.run.protocol in (None, *PROTOCOL.built_in):
             with self._guarded(name, "reset"):
@@ -184,7 +184,8 @@ class Trial:
 
     @contextmanager
     def _guarded(self, name: str, what: str) -> Iterator[None]:
-        """Raise ConfigError, with file and line of a user's mistake, for what fails an episode; say what takes long.
+        """Raise ConfigError, with file and line of a user's mistake, for an error that fails an episode; log slow
+        calls.
 
         Raises _TooSlowError for a call that did not return in time.
         """
@@ -202,7 +203,10 @@ class Trial:
                 raise _TooSlowError(str(cause)) from error
             is_users = isinstance(cause, Exception) and not isinstance(cause, LudicError)
             raise ConfigError(f"environment {name}: {describe_at(cause) if is_users else error}") from error  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:  # of `checked`: the reward is no number; of tools: there is no schema
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # from `checked`: the reward is not a number; from tools: there is no schema
             raise ConfigError(f"environment {name}: {error}") from error
         finally:
             timer.cancel()
@@ -210,7 +214,8 @@ class Trial:
     # --- Prompts ---------------------------------------------------------------------------------------------
 
     def check_prompts(self, folder: Path) -> TrialNote | str:
-        """Render what agents see first, as a worker will. folder: of the model, with config.json and the tokenizer."""
+        """Render the agents' first messages as a worker will. folder: of the model, with config.json and the
+        tokenizer."""
         tokenizer = read_tokenizer(str(folder))
         tokenizer.name_or_path = self._start.run.model
         render_prompt(tokenizer, [Message(role="user", content="made up")])  # refuses a tokenizer without a template
@@ -222,7 +227,7 @@ class Trial:
             if (prompts := [messages for messages in first.prompts.values() if messages])
         }
         if not lengths:
-            return "none: no environment gives a first prompt by itself"
+            return "none: no environment gives a first prompt"
         name = max(lengths, key=lambda each: lengths[each])
         return self._compare_with_positions(name, lengths[name], folder)
 
@@ -289,22 +294,22 @@ class Trial:
 
 
 def _hidden_message(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the index of the first message that the chat template leaves out; None if it shows all, or is not known.
+    """Return the index of the first message that the chat template omits; None if it shows all, or if that is unknown.
 
-    Rendered with a mark in the place of each text: a text may occur elsewhere.
+    Rendered with a mark in place of each text, since a text may occur elsewhere.
     """
     marked = [replace(message, content=f"Message{index}x") for index, message in enumerate(messages)]
     try:
         text = render_text(tokenizer, marked, tools=tools)
-    except ModelError:  # of a template that reads the texts
+    except ModelError:  # raised by a template that reads the texts
         return None
-    # Some templates show the calls of a message in the place of its text.
+    # Some templates show the calls of a message instead of its text.
     expected = [index for index, message in enumerate(messages) if message.content and not message.tool_calls]
     return next((index for index in expected if f"Message{index}x" not in text), None)
 
 
 class _TooSlowError(ConfigError):
-    """A call of an environment did not return in time; to try others would take as long again."""
+    """A call of an environment did not return in time; trying others would take as long again."""
 
 
 def _least_positions(config: Any) -> int:

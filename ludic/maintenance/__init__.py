@@ -1,1 +1,1 @@
-"""Keep a root tidy and sound: compact, expire, quarantine, verify."""
+"""Maintain a root: compact small files, expire old rows, verify files and quarantine broken ones."""

@@ -1,11 +1,11 @@
-"""Rewrite the many small files of a partition into few large ones, safe at any crash and beside any reader.
+"""Merge the many small files of a partition into few large ones, safely despite crashes and concurrent readers.
 
-A plan is put into the intent log first (store/files.py). Then each output is put beside its sources if
-absent, and only sources that a stored output's footer names are deleted. A compactor that finds an unfinished plan
-continues it.
-Each step depends only on stored files, so two compactors at once, or one that died at any point, do no harm.
-While both a source and its output exist, ludic's readers take the rows once, and other readers see them twice.
-Compacted files are never compacted again; files that arrive late go into the next plan.
+A plan is written to the intent log first (store/files.py). Then each output is written beside its sources if absent,
+and only sources that a stored output's footer names are deleted. A compactor that finds an unfinished plan continues
+it. Each step depends only on stored files, so concurrent or killed compactors do no harm. While both a source and its
+output exist, ludic's readers return the rows once; other readers see them twice. Compacted files are never compacted
+again; files that arrive late go into the next plan. Raises StoreError if the filesystem fails; broken sources are left
+alone and reported.
 """
 
 from collections import deque
@@ -70,13 +70,13 @@ from ludic.store.root import Root
 
 
 ROW_GROUP_ROWS = 1024
-"""Maximum rows in a row group of a compacted file; ROW_GROUP_BYTES may end it earlier. More rows make scans little
-faster and the read of one rollout slower (benchmarks/compaction.py)."""
+"""Maximum rows in a row group of a compacted file; ROW_GROUP_BYTES may end it earlier. More rows make scans hardly
+faster, but the read of one rollout slower (benchmarks/compaction.py)."""
 REQUESTS_ROW_GROUP_ROWS = 1 << 16
 """Maximum rows in a row group of a compacted file of requests/, whose rows are small and are read all together."""
 
 _MOST_BYTES = ROW_GROUP_BYTES
-"""Memory for rows that are sorted together, and most bytes of a row group."""
+"""Memory for rows that are sorted together, and maximum bytes of a row group."""
 _READ_AHEAD_BYTES = 32 << 20
 _TABLE_BYTES = 1 << 14
 """Memory that a small table takes beside its values, so that thousands of tiny files stay within the bounds above."""
@@ -117,7 +117,7 @@ def read_indexes(root: Root, files: Sequence[AppendedFile]) -> tuple[list[Source
     lost: list[LostSourceError] = []
     schemas = list[pa.Schema]()
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        # Some at a time: a result that waits holds a schema of its own.
+        # Some at a time, since each waiting result holds its own schema.
         batches = (files[start : start + _INDEXED_AHEAD] for start in range(0, len(files), _INDEXED_AHEAD))
         for index in chain.from_iterable(pool.map(partial(_try_index, root), batch) for batch in batches):
             if isinstance(index, SourceIndex):
@@ -140,7 +140,7 @@ def _read_index(root: Root, file: AppendedFile) -> SourceIndex:
     with _lost(file), open_parquet(root, file.name, file.table) as parquet:
         metadata = parquet.metadata
         if metadata.num_rows == 0:
-            raise SchemaError("it holds no rows; no worker writes such a file")
+            raise SchemaError("it holds no rows, so no worker wrote it")
         return SourceIndex(
             file=file,
             schema=parquet.schema_arrow,
@@ -163,7 +163,7 @@ def _share_schema(index: SourceIndex, own: pa.Schema, schemas: list[pa.Schema]) 
     try:
         common_schema(own, [*schemas, index.schema])
     except pa.ArrowException as error:
-        return LostSourceError(index.file, f"its columns do not go with those of other files: {error}")
+        return LostSourceError(index.file, f"its columns do not fit those of other files: {error}")
     schemas.append(index.schema)
     return index
 
@@ -214,12 +214,12 @@ def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> No
     ):
         for rows in _sorted_by_group(_read_ahead(pool, root, row_groups, schema)):
             num_rows, size_bytes = num_rows + rows.num_rows, rows.nbytes
-            release_memory(size_bytes)  # before as well: encoding takes the most memory
+            release_memory(size_bytes)  # also before, since encoding takes the most memory
             for start, stop in row_group_bounds(rows, max_rows=max_rows, max_bytes=_MOST_BYTES):
                 writer.write_table(rows.slice(start, stop - start), row_group_size=stop - start)
             del rows
             release_memory(size_bytes)
-    assert num_rows == sum(source.num_rows for source in sources), "rows were lost or doubled while they were merged"
+    assert num_rows == sum(source.num_rows for source in sources), "rows were lost or duplicated by the merge"
 
 
 def _read_ahead(
@@ -249,7 +249,7 @@ def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
         if file.table == "rollouts":
             mine = pc.and_(mine, pc.equal(table["sequence"], file.sequence))
         if not pc.all(mine).as_py():
-            raise SchemaError("it holds rows of another worker or sequence; somebody copied it")
+            raise SchemaError("it holds rows of another worker or sequence, so it is a copy under a wrong name")
         return as_schema(with_capture(table) if file.table == "rollouts" else table, schema, file.name)
 
 
@@ -324,7 +324,7 @@ class CompactionReport(Result):
         return figures | {"before": figures.pop("before_version")}
 
     def parts(self) -> Iterator[Part]:
-        """Each partition before and after, what was left alone, and a sentence."""
+        """Each partition before and after, the files left alone, and a summary."""
         if self.partitions:
             columns = ("name", "num_files_before", "num_files_after", "size_bytes_before", "size_bytes_after")
             rows = [asdict(each) for each in self.partitions]
@@ -337,13 +337,14 @@ class CompactionReport(Result):
             became = "would become" if self.dry_run else "became"
             yield f"{plural(num_files, 'file')} of {plural(len(self.partitions), 'partition')} {became} {num_left:,}"
         elif self.before_version == 0:
-            yield "no version is sealed yet: name one with --before, or take --all-versions of a run that is finished"
+            yield "no version is sealed yet: name one with --before, or use --all-versions for a finished run"
         else:
             yield "there is nothing to compact"
 
 
 def sealed_before(root: Root) -> int:
-    """Return the first version that is not sealed. Workers and the newest trainer's window are past all sealed ones.
+    """Return the first version that is not sealed; workers and the newest trainer's window are past all sealed
+    versions.
 
     Returns 0 if none is sealed: no policy was published, or the trainer takes rollouts of any age. A recorded trainer
     takes none from here, so all versions but its newest are sealed.

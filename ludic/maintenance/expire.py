@@ -1,7 +1,8 @@
-"""Delete rollouts and other rows that are no longer needed, whole files only.
+"""Delete files of rollouts and other rows that a rule says are no longer needed.
 
-Keeps files that a resumed trainer would train on or that steps were trained on, unless told otherwise. The trainer
-prunes weights and checkpoints; the ledger, metrics and policy.json are never deleted.
+Only whole files are deleted. Files that a resumed trainer would train on, or that steps were trained on, are kept by
+default. The trainer prunes weights and checkpoints; the ledger, metrics and policy.json are never deleted. Raises
+QueryError for a bad predicate, StoreError if the filesystem fails.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,7 +69,7 @@ class ExpiryReport(Result):
         }
 
     def parts(self) -> Iterator[Part]:
-        """What was deleted by partition, and what was kept and why."""
+        """Files deleted, by partition, and files kept, with the reason."""
         done = "would be deleted" if self.dry_run else "deleted"
         if self.folder not in FOLDERS:
             sizes = self.files.values()
@@ -135,7 +136,7 @@ def expire(
 
 
 def _files_of_older_steps(root: Root, rule: ExpiryRule) -> dict[str, int]:
-    """Return the files and their bytes. They leave no tombstone: resume and replay do not read them."""
+    """Return the files and their bytes. They get no tombstone: resume and replay do not read them."""
     latest = latest_policy(root)
     rows = ask(
         connect(root),
@@ -152,7 +153,7 @@ def _files_of_older_steps(root: Root, rule: ExpiryRule) -> dict[str, int]:
 def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
     """Return the files of a folder whose rows are all older, and their bytes; not those that can't be read.
 
-    They leave no tombstone: the ledger holds the rewards that were used, and rollouts say which requests are done.
+    They get no tombstone: the ledger holds the used rewards, and rollouts show which requests are done.
     """
     assert rule.age is not None
     first_kept, row = datetime.now(UTC) - rule.age, rule.row

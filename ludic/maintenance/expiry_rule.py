@@ -1,4 +1,4 @@
-"""The rule by which rollouts expire."""
+"""Define the rule that chooses the files to expire. Raises ConfigError for a bad rule."""
 
 import re
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Load and save models: weights, LoRA adapters, tokenizer and chat template, the tiny model; each once."""
+"""Load and save models: weights, LoRA adapters, tokenizers, chat templates and the tiny model."""

@@ -3,10 +3,10 @@
 Reads a tokenizer folder and no other files. Raises ModelError if a tokenizer can't be loaded or has no usable chat
 template.
 
-Only the chat template writes special tokens. In a message they are texts of others, such as "<|im_end|>" in the result
-of a tool, which would end the turn and could forge the next one; a space is put behind their first character. If the
-name of a special token holds a space itself, it is another character, which no name holds. In recorded answers they are
-text by a mark, QUOTE, which ludic.models.encoding takes out again: what is trained is the text itself.
+Only the chat template may write special tokens. The name of one within a message, such as "<|im_end|>" in the result of
+a tool, would end the turn and could forge the next one; so a space is inserted after its first character, or another
+character that no name contains if names contain spaces. In recorded answers, which are trained on unchanged, the mark
+QUOTE is inserted instead, and ludic.models.encoding removes it again.
 """
 
 import re
@@ -50,7 +50,7 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
 
 
 def read_tokenizer(folder: str) -> Tokenizer:
-    """Load the tokenizer of a local folder without transformers where the tokens are the same, else with it.
+    """Load the tokenizer of a local folder, without transformers where that gives the same tokens.
 
     Raises ConfigError, which says how to install transformers, where it is needed and is not installed.
     """
@@ -101,22 +101,22 @@ def render_text(
 
 
 QUOTE = "\ufdd0"
-"""Mark behind the first character of a special token's name that is text. It is no character of Unicode's."""
+"""Mark after the first character of a special token's name that is plain text; not a Unicode character."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _READS_REASONING = {name: re.compile(rf"[.'\"]{name}\b") for name in REASONING}
-"""How to find that a chat template reads the thinking of a message, by the name under which it does."""
+"""Patterns that show under which name a chat template reads the thinking of a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Template:
-    """What a chat template knows, by its text."""
+    """Features of a chat template, found in its text."""
 
     has_marks: bool
     has_developer: bool
-    """A developer is a system under a newer name; templates that do not know it would leave the message out."""
+    """`developer` is a newer name of `system`; templates that do not know it would omit the message."""
     reasoning: Sequence[str]
-    """Names under which it reads thinking."""
+    """Names under which the template reads thinking."""
 
 
 @lru_cache(maxsize=8)
@@ -130,12 +130,13 @@ def _read_template(template: str) -> _Template:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """How answers that were recorded elsewhere are prepared for a template."""
+    """Preparation of answers recorded elsewhere for a template."""
 
     quoted: "Names"
-    """Special tokens whose names are text in answers; names of others, such as marks of tool calls, stand for them."""
+    """Special tokens whose names are plain text in answers; names of others, such as marks of tool calls, are encoded
+    as these tokens."""
     ends: tuple[str, ...]
-    """Names of tokens at which a model stops; as the last text of an answer one is its end, which the template adds."""
+    """Names of stop tokens; one at the end of an answer is its end, which the template adds itself."""
 
     def prepared(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return an answer without its end token, with a QUOTE in the names that are text."""
@@ -143,7 +144,7 @@ class Recorded:
         return {name: _broken_up(value, self.quoted, QUOTE) for name, value in {**message, "content": content}.items()}
 
     def _end_of(self, content: str) -> int:
-        """Return where a text ends without the end tokens behind it, and the blanks around these."""
+        """Return the end of a text without trailing end tokens and the blanks around them."""
         end = stop = len(content)
         while stop:
             if content[stop - 1].isspace():
@@ -174,7 +175,7 @@ class ChatRenderer:
         template = _read_template(str(tokenizer.chat_template))
         self._has_developer, self._reasoning = template.has_developer, template.reasoning
         self.has_marks = template.has_marks
-        """Whether the template marks parts with {% generation %}."""
+        """True if the template marks parts with {% generation %}."""
 
     def text(self, end: int, *, add_generation_prompt: bool) -> str:
         """Return the text of the first `end` messages. Raises ModelError as `render_prompt` does."""
@@ -185,7 +186,7 @@ class ChatRenderer:
         return self._render(prepared, add_generation_prompt=add_generation_prompt)[0]
 
     def marked_text(self, end: int) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text of the first `end` messages, and where the parts in {% generation %} begin and end in it."""
+        """Return the text of the first `end` messages, with start and end of the parts in {% generation %}."""
         return self._render(self.prepared(end))
 
     def prepared(self, end: int) -> list[dict[str, Any]]:
@@ -234,7 +235,7 @@ class ChatRenderer:
                 add_generation_prompt=add_generation_prompt,
                 special_tokens=tokenizer.special_tokens_map,
             )
-        # A template is a program: its expressions raise what Python's do, such as TypeError for a sum of text and
+        # A template is a program: its expressions may raise any Python error, such as TypeError for a sum of text and
         # number.
         except Exception as error:
             roles = ", ".join(message["role"] for message in prepared)
@@ -255,7 +256,7 @@ _FEW = 64
 
 
 class Names:
-    """Names of added tokens, found in a text in a time that does not depend on how many they are."""
+    """Finds the names of added tokens in a text, in a time independent of their number."""
 
     def __init__(self, names: Iterable[str], *, shortest: int = 2) -> None:
         """Shorter names than `shortest` are left out, since a name of a single character can't be broken up."""
@@ -270,25 +271,25 @@ class Names:
         by_length = sorted(known, key=len, reverse=True)
         few = 0 < len(known) <= _FEW
         self._any = re.compile("|".join(map(re.escape, by_length))) if few else None
-        """Finds the names if they are few, several times as fast as the tree, whose time does not depend on them."""
+        """Pattern for a small number of names, several times as fast as the tree."""
         characters = set("".join(known))
         self._first = re.compile(f"[{re.escape(''.join(sorted(self._tree)))}]" if known else "(?!)")
-        # No name holds it, so that each name which is broken up leaves fewer in the text, and the search for more ends.
+        # No name contains it, so breaking up a name creates no new one, and the search ends.
         self._apart = next(each for each in chain(" ", map(chr, count(ord("\u00b7")))) if each not in characters)
 
     def broken_up(self, text: str, apart: str | None = None) -> str:
-        """Return the text without names: behind the first character of each comes `apart`.
+        """Return the text with `apart` inserted after the first character of each name.
 
-        None, or an `apart` that the text holds, is a space or what is used for it.
+        None, or an `apart` that the text contains, is replaced by a space or its substitute.
         """
         apart = self._apart if apart is None or apart in text else apart
-        while spans := list(self.spans(text)):  # again, since a name may hold another
+        while spans := list(self.spans(text)):  # repeat, since a name may contain another
             borders = [0, *(start + 1 for start, _ in spans), len(text)]
             text = apart.join(text[start:end] for start, end in pairwise(borders))
         return text
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield where names begin and end; behind each, of several the longest, the search goes on."""
+        """Yield start and end of the names, the longest at each place; the search continues after each."""
         if self._any is not None:
             yield from (match.span() for match in self._any.finditer(text))
             return
@@ -305,7 +306,7 @@ class Names:
 
 
 _special_names: WeakKeyDictionary[Any, Names] = WeakKeyDictionary()
-"""Special tokens of each tokenizer; to list them takes longer than to search a message for them."""
+"""Special tokens of each tokenizer; listing them takes longer than searching a message for them."""
 
 
 def _special_tokens(tokenizer: Tokenizer) -> Names:
@@ -316,14 +317,14 @@ def _special_tokens(tokenizer: Tokenizer) -> Names:
 
 
 def is_markup(tokenizer: Tokenizer, text: str) -> bool:
-    """Return whether a text is nothing but names of special tokens, and blanks."""
+    """Return whether a text consists of names of special tokens and blanks only."""
     spans = _special_tokens(tokenizer).spans(text)
     rest = [0, *chain.from_iterable(spans), len(text)]
     return not any(text[start:end].strip() for start, end in zip(rest[::2], rest[1::2], strict=True))
 
 
 def _broken_up(value: Any, special: Names, apart: str | None = None) -> Any:
-    """Return a message for a template in which no text holds the name of a special token."""
+    """Return a message for a template, with the names of special tokens in its texts broken up."""
     if isinstance(value, dict):
         return {_broken_up(key, special, apart): _broken_up(each, special, apart) for key, each in value.items()}
     if isinstance(value, list):
@@ -332,10 +333,10 @@ def _broken_up(value: Any, special: Names, apart: str | None = None) -> Any:
 
 
 def _as_template_inputs(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    """Yield messages for a template. Tool calls and their results have ids, since some templates want them.
+    """Yield messages for a template. Tool calls and their results get ids, which some templates require.
 
-    A result has the id that it names, else that of the call in its place. Calls without ids are counted, as are results
-    of calls that are not apart from the text; Mistral's templates want nine letters and digits.
+    A result gets the id that it names, else that of the call at its position. Calls without ids, and results of calls
+    that are part of the text, are numbered; Mistral's templates require nine letters and digits.
     """
     call_ids: Iterator[str] = iter(())
     for message in messages:
@@ -361,9 +362,9 @@ def as_template_input(message: Message) -> dict[str, Any]:
 
 
 def _as_function_call(number: int, call: ToolCall) -> dict[str, Any]:
-    """Return a tool call for a template. Arguments are parsed, since templates print JSON; other text stays text.
+    """Return a tool call for a template. Arguments are parsed as JSON, which templates print; other text stays text.
 
-    number: of the call in its message, which a call without an id gets as one.
+    number: of the call in its message; used as id of a call without one.
     """
     try:
         arguments = read_json(call.arguments)

@@ -1,7 +1,8 @@
-"""Render chat templates as transformers does, without it: the same settings of Jinja, filters, functions and tags.
+"""Render chat templates exactly as transformers does, but without importing it.
 
-Templates are programs of others. They run in Jinja's sandbox, as they do there. Raises what a template raises:
-jinja2.TemplateError if it refuses a conversation, and any error of Python's.
+Jinja has the same settings, filters, functions and tags. Templates are other people's programs, so they run in Jinja's
+sandbox, as in transformers. Raises jinja2.TemplateError if a template refuses a conversation, and any Python error of
+its expressions.
 """
 
 import json
@@ -18,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _rendering: ContextVar[tuple[list[str], list[tuple[int, int]]]] = ContextVar("rendering")
-"""What was rendered so far, and the marked parts of it. A template is compiled once, and may run in several threads."""
+"""The text rendered so far, and its marked parts. A template is compiled once, and may run in several threads."""
 
 
 def render(
@@ -63,7 +64,7 @@ def _compiled(template: str) -> Template:
 
 
 class _GenerationTag(Extension):
-    """The tag {% generation %}, which marks what the model said."""
+    """The tag {% generation %}, which marks the model's own text."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -88,7 +89,7 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes characters of HTML."""
+    """Return a value as JSON; Jinja's own filter would escape HTML characters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,12 +1,12 @@
-"""Encode many texts in one call, on all cores; a part that several texts share is encoded once.
+"""Encode many texts in one call, on all cores; parts that several texts share are encoded once.
 
-The calls of a conversation repeat it, since each prompt holds all turns before it. A tokenizer of Hugging Face's
-tokenizers first takes the names of added tokens out of a text, and encodes what is between them apart. So a text is
-encoded in parts, from one such name to the next. Texts are encoded whole where an added token also takes the blanks
-around it, or only whole words, and with any other tokenizer.
+Each prompt of a conversation repeats all earlier turns. Hugging Face's tokenizers first split a text at the names of
+added tokens, and encode the pieces separately. So a text is encoded here in parts, from one such name to the next.
+Texts are encoded as a whole if an added token strips blanks around it or matches only whole words, and with any other
+tokenizer. Raises any error of the tokenizer.
 
-A QUOTE of ludic.models.chat in the name of a special token is taken out; the tokens are those of the name as text. With
-texts that are encoded whole, both sides of it are encoded apart, which gives other tokens of the same text.
+A QUOTE of ludic.models.chat in the name of a special token is removed, and the name is encoded as plain text. In texts
+that are encoded as a whole, both sides of it are encoded separately, which gives other tokens of the same text.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
-    """Return what `encode` returns for each text, of at least one. Raises any error if one can't be encoded."""
+    """Return `encode` of each text; there must be at least one. Raises any error if a text can't be encoded."""
     borders = _borders(tokenizer)
     parts_of = [text.split(QUOTE) if borders is None else _parts(borders, text) for text in texts]
     parts = list(dict.fromkeys(part for parts in parts_of for part in parts))
@@ -40,11 +40,11 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def _tokens_of_parts(backend: Any, borders: Names, parts: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the tokens of each part: those of the added token that it begins with, and of the text behind it."""
+    """Return the tokens of each part: the added token at its start, and the tokens of the text after it."""
     quoting = [part for part in parts if QUOTE in part]
     heads = {part: part[: next((end for start, end in borders.spans(part) if not start), 0)] for part in quoting}
     plain = list(dict.fromkeys([*(part for part in parts if QUOTE not in part), *heads.values()]))
-    # Without the offsets of tokens in a text, which take a fifth of the time.
+    # Without token offsets, which take a fifth of the time.
     found = backend.encode_batch_fast(plain, add_special_tokens=False)
     tokens = {part: np.asarray(each.ids, np.int32) for part, each in zip(plain, found, strict=True)}
     if quoting:
@@ -82,7 +82,7 @@ def _borders(tokenizer: Tokenizer) -> Names | None:
         return None
     if backend.truncation or backend.padding or backend.encode_special_tokens:
         return None
-    # Those that are normalized are looked for later, in what is between the others.
+    # Normalized names are searched for later, between the others.
     first = [token for token in backend.get_added_tokens_decoder().values() if not token.normalized]
     if any(token.lstrip or token.rstrip or token.single_word for token in first):
         return None

@@ -1,13 +1,14 @@
-"""Routers of mixtures of experts: record the experts that tokens are sent to, or send tokens to given experts.
+"""Record the experts that a mixture-of-experts router chooses for each token, or replay recorded choices.
 
-A sampler and a trainer round differently, so that near a tie a router chooses other experts, and a token's logprob
-jumps. Router replay sends each token in the trainer to the experts of the sampler, with the trainer's own weights for
-them (Ma et al. 2025, "Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers").
+Sampler and trainer round differently, so near a tie the trainer's router may choose other experts, which changes a
+token's logprob abruptly. Router replay sends each token in the trainer to the experts of the sampler, with the
+trainer's own weights for them (Ma et al. 2025, "Stabilizing MoE Reinforcement Learning by Aligning Training and
+Inference Routers").
 
-Every family's router ends in `torch.topk` over the scores of its experts. So a router is known by that call, within a
-module that holds `experts`, and needs no line in a list; a family whose router chooses in another way is refused.
+Every supported router ends in `torch.topk` over the scores of its experts. A router is recognized by that call within a
+module with `experts`, so no list of families is needed; a family whose router chooses in another way is refused.
 
-Pure tensor code. Raises ModelError, which says what a model's routers lack.
+Pure tensor code. Raises ModelError, with the reason, for a model whose routers are not supported.
 """
 
 # Shapes: T = tokens of a forward pass, L = layers with experts, K = experts that a token is sent to.
@@ -28,14 +29,14 @@ from ludic.models.weight_files import make_model
 from ludic.schema.validation import UNKNOWN_EXPERT, Routing
 
 _CHOICE = "_ludic_choice"
-"""Attribute of a module with experts: what happens to the choice of its router now, None most of the time."""
+"""Attribute of a module with experts: handler of its router's choice, None outside `record` and `replay`."""
 
 
 class Routers:
     """The routers of a model, in the order of its layers."""
 
     def __init__(self, model: PreTrainedModel, where: str) -> None:
-        """Change the model in place, once; a forward pass is the same until `record` or `replay`.
+        """Prepare the model in place, once; forward passes are unchanged outside `record` and `replay`.
 
         where: the model's name in errors. Raises ModelError if the model has no experts.
         """
@@ -104,7 +105,7 @@ class Routers:
 
 
 def routing_of(config: PreTrainedConfig, where: str) -> Routing:
-    """Return what the routers of a configuration's models choose from. Loads no weights.
+    """Return the layers and experts that a configuration's routers choose from. Loads no weights.
 
     Raises ModelError if such a model has no experts.
     """
@@ -117,7 +118,7 @@ def routing_of(config: PreTrainedConfig, where: str) -> Routing:
 
 
 def _numbers(config: PreTrainedConfig, where: str) -> tuple[int, int]:
-    """Return the experts of a layer, and how many a token is sent to."""
+    """Return the number of experts of a layer, and the number that a token is sent to."""
     text = config.get_text_config(decoder=True)
     found = [first_of(text, names) for names in (EXPERTS, CHOSEN)]
     if not all(found) or not all(isinstance(number, int) for number in found):
@@ -126,7 +127,7 @@ def _numbers(config: PreTrainedConfig, where: str) -> tuple[int, int]:
 
 
 def _has_experts(module: nn.Module) -> bool:
-    # JetMoE has experts in its attention, and others that are named otherwise.
+    # JetMoE has experts in its attention, too, under other names.
     is_attention = type(module).__name__.endswith("Attention")
     return not is_attention and any(name == "experts" for name, _ in module.named_children())
 
@@ -144,7 +145,7 @@ def _run_with(choice: "_Choice", forward: Callable[..., Any], *args: Any, **kwar
 
 
 class _Choice(TorchFunctionMode):
-    """Sees the call by which one router chooses its experts."""
+    """Handles the call by which one router chooses its experts."""
 
     def __init__(self, num_experts: int, chosen: int) -> None:
         super().__init__()
@@ -163,7 +164,7 @@ class _Choice(TorchFunctionMode):
         return self.see(scores, result)
 
     def see(self, scores: Tensor, own: Any) -> Any:
-        """Return the choice to go on with. own: the router's own, of values and indices (T, K)."""
+        """Return the choice to use. own: the router's own choice, values and indices (T, K)."""
         raise NotImplementedError
 
 

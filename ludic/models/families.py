@@ -1,10 +1,10 @@
-"""Find out whether ludic computes a family of models as transformers does, before a large one is loaded.
+"""Check on a small random model whether ludic computes a model family as transformers does.
 
-A way of running a model, such as packed sequences, is tried on a small random model of the same configuration: its
-logprobs must be those that transformers' plain attention gives for each sequence alone. So a family that is new, or
-changes with a release of transformers, needs no line in a list. A verdict costs about a second, once: it is kept in the
-user's cache folder, under a digest of the small configuration, the versions of torch and transformers, and ludic's own
-code. Raises ModelError, which names the family and what is wrong.
+A way of running a model, such as packed sequences, is tried on a small model of the same configuration before a large
+one is loaded: its logprobs must equal those of transformers' plain attention on each sequence alone. So no list of
+families is needed, also when a release of transformers changes one. A check takes about a second; its verdict is cached
+in the user's cache folder, under a digest of the small configuration, the versions of torch and transformers, and
+ludic's own code. Raises ModelError, which names the family and what is wrong.
 """
 
 import hashlib
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 TOLERANCE = 1e-4
 """Nats; float32 rounds exact families to some 1e-6."""
 SEQUENCE_LENGTHS = (5, 23, 1, 14, 6, 4, 70)
-"""Tokens of the sequences of a probe, without the first one: below, at and above WINDOW, one without a neighbour
-before it, and one beyond the chunks of 64 tokens that are no number of a configuration."""
+"""Lengths of the sequences of a probe in tokens, without the first token: below, at and above WINDOW, one without a
+predecessor, and one beyond chunks of 64 tokens, a size that configurations do not name."""
 NUM_TOKENS = 100
 """Ids below this are plain tokens of every small model; a model that is loaded may know fewer."""
 
 _MOST_PARAMETERS = 30_000_000
-"""A small model that is larger has sizes that `shrink` does not know; it would take seconds."""
+"""Maximum parameters of a small model: a larger one has sizes that `shrink` does not know, and would take seconds."""
 _CODE = ("models", "training", "engines")
 """Folders of ludic whose code a verdict depends on."""
 
@@ -75,18 +75,18 @@ def without_kernels() -> Iterator[None]:
 def check_family(folder: str, where: str, run: SampleWithModel, *, attention: str | None, what: str) -> bool:
     """Raise ModelError if `run` gives other logprobs than transformers for models of a folder's config.json.
 
-    Returns False if no small model could be made and judged; then `check_model` can judge the loaded one. where: the
+    Returns False if no small model could be made and checked; then `check_model` can check the loaded one. where: the
     model's name in errors. attention: attn_implementation of the model that is passed to `run`; None is transformers'
-    choice. what: begin of the error's reason, such as "packed sequences".
+    choice. what: beginning of the error's reason, such as "packed sequences".
     """
     try:
         config = load_config(folder)
     except ModelError:
-        return True  # who loads the model says what is wrong with the folder
+        return True  # loading the model reports the error
     check_rope(config, where)
     try:
         small = shrink(config)
-    except Exception as error:  # every configuration checks its values in its own way
+    except Exception as error:  # each configuration class checks its values differently
         logger.debug("%s: no small %s could be made: %s", where, config.model_type, one_line(error))
         return False
     file = _verdict_file(small, attention, what)
@@ -127,7 +127,7 @@ def _refusal(config: PreTrainedConfig, where: str, what: str, problem: str) -> M
 
 
 class _UnknownError(Exception):
-    """The small model does not run even by itself, so it tells nothing."""
+    """The small model does not run even without packing, so it proves nothing."""
 
 
 def _problem_with_any_factors(small: PreTrainedConfig, run: SampleWithModel, attention: str | None) -> str | None:
@@ -140,7 +140,7 @@ def _problem_with_any_factors(small: PreTrainedConfig, run: SampleWithModel, att
 def _problem(small: PreTrainedConfig, run: SampleWithModel, attention: str | None, longrope: Longrope) -> str | None:
     """Return what is wrong with a way of running a small model, None if nothing is. Raises _UnknownError.
 
-    Layers that run many times amplify rounding: what is wrong in float32 alone, and right in float64, is right.
+    Repeated layers amplify rounding: a result that is wrong in float32 but right in float64 counts as right.
     """
     problem = None
     for dtype in (torch.float32, torch.float64):
@@ -179,8 +179,8 @@ class _WholeSoftmax(TorchFunctionMode):
 
 
 def _small_model(small: PreTrainedConfig, dtype: torch.dtype, longrope: Longrope) -> PreTrainedModel:
-    """Return a model with large random weights, which runs by itself. Raises _UnknownError."""
-    # Eager attention does all that a family's authors wrote, such as caps and sinks.
+    """Return a model with large random weights that runs. Raises _UnknownError."""
+    # Eager attention implements everything that a family's authors wrote, such as caps and sinks.
     try:
         with torch.device("meta"):
             size = _make(small, dtype, "eager", longrope).num_parameters()
@@ -211,7 +211,7 @@ def _difference(
         found = run(model)
     except ModelError as error:
         return str(error)
-    except Exception as error:  # what a model lacks shows as AttributeError, TypeError, KeyError, ...
+    except Exception as error:  # missing parts of a model show as AttributeError, TypeError, KeyError, ...
         return f"{type(error).__name__}: {one_line(error)}"
     largest = 0.0
     for tokens, logprobs in found:
@@ -235,7 +235,8 @@ def logprobs_alone(model: PreTrainedModel, tokens: np.ndarray) -> Tensor:
 
 
 def spread(model: PreTrainedModel) -> None:
-    """Make every parameter matter: initial weights hide much, such as sinks that begin at 0, and caps of scores."""
+    """Make every parameter matter: initial weights hide errors, for example in sinks that begin at 0 and in caps of
+    scores."""
     for parameter in model.parameters():
         noise = torch.randn_like(parameter)
         if parameter.ndim < 2:
@@ -269,7 +270,7 @@ def _code_digest() -> str:
 
 
 def _read(file: Path) -> dict[str, str | bool | None] | None:
-    """Return a kept verdict; None if there is none, or none that can be used."""
+    """Return a cached verdict; None if there is no usable one."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         verdict = json.loads(file.read_bytes())
         if isinstance(verdict["is_known"], bool) and isinstance(verdict["problem"], str | None):
@@ -278,7 +279,7 @@ def _read(file: Path) -> dict[str, str | bool | None] | None:
 
 
 def _keep(file: Path, verdict: dict[str, str | bool | None]) -> None:
-    """Keep a verdict; without a folder that can be written, the next process judges again."""
+    """Cache a verdict; without a writable folder, the next process checks again."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as new:
@@ -287,15 +288,14 @@ def _keep(file: Path, verdict: dict[str, str | bool | None]) -> None:
 
 
 # --- Small configurations ------------------------------------------------------------------------------
-# A few small layers, one of each kind, which compute what the large ones compute.
-#
-# Only numbers that say how large something is are changed, by their names; scales, windows' presence, kinds of layers,
-# kinds of positions and every switch stay. Each length at which a model may begin to compute in another way becomes one
-# that sequences of a probe cross. Raises what transformers raises for a configuration that it refuses.
+# Make a small configuration: a few small layers, one of each kind, with the same computations as the large ones. Only
+# sizes are changed, recognized by their names; scales, presence of windows, kinds of layers and positions, and every
+# switch stay. Each length at which a model may compute differently becomes one that sequences of a probe cross. Raises
+# the errors of transformers for a configuration that it refuses.
 
 VOCAB_SIZE = 128
 WINDOW = 6
-"""Most tokens of a window, a chunk, a block or the original context of a small model."""
+"""Maximum tokens of a window, a chunk, a block or the original context of a small model."""
 
 _HEADS, _HEAD, _HIDDEN, _EXPERTS = 4, 16, 64, 4
 _FIRST_SPECIAL = 120
@@ -304,7 +304,7 @@ _MOST_KINDS = 4
 _DROPPED = ("architectures", "auto_map", "dtype", "id2label", "label2id", "quantization_config", "transformers_version")
 
 _LONGEST_NAME = 100
-"""Characters of the longest name in a configuration that is looked at: the patterns below take long for more."""
+"""Maximum characters of a configuration's name that is matched: the patterns below are slow for longer ones."""
 _LAYERS = re.compile(r"(num_)?(hidden|encoder|decoder)_layers|n_layers?|num_layers|depth|num_layers_per_stack")
 _HEAD_COUNTS = re.compile(r"(\w+_)?(num|n)_(\w*_)?heads?|(encoder|decoder)_attention_heads|attention_heads")
 _KEY_HEADS = re.compile(r"(\w+_)?num_(key_value|kv)_heads|n_head_kv|num_query_groups")
@@ -340,7 +340,7 @@ _AT_MOST: Mapping[re.Pattern[str], int] = {
     }.items()
 }
 _LENGTHS = re.compile(r"\w*(window|chunk|length|position_embeddings|ctx|context|seq_?len|block_size)(_\w+)?")
-"""Lengths, where no rule before has the name."""
+"""Lengths, for names that no earlier rule matches."""
 NO_LIMITS: Mapping[re.Pattern[str], str] = {
     re.compile(pattern): reason
     for pattern, reason in {
@@ -351,13 +351,13 @@ NO_LIMITS: Mapping[re.Pattern[str], str] = {
         r"max_window_layers|\w*window_pattern|\w+_chunks_before": "layers or chunks, not tokens",
     }.items()
 }
-"""Names that speak of a length, at which a decoder does not begin to compute in another way, and why."""
+"""Names of lengths that do not change how a decoder computes, with the reason."""
 
 
 def shrink(config: PreTrainedConfig, *, scale: int = 1) -> PreTrainedConfig:
     """Return a small configuration of the same family; parts for images or sound shrink like the decoder.
 
-    scale: factor of all widths. vLLM for CPUs wants heads of 32 numbers, and experts of a multiple of 32.
+    scale: factor of all widths. vLLM for CPUs needs heads of 32 numbers, and experts of a multiple of 32.
     """
     return make_config(_shrunk(config.to_dict(), scale))
 
@@ -384,7 +384,8 @@ def _shrunk(values: Mapping[str, Any], scale: int) -> dict[str, Any]:
 def _part(
     name: str, value: Any, values: Mapping[str, Any], depth: int | None, layers: list[int], heads: int, scale: int
 ) -> Any:
-    """Return the small value of one entry. layers: those that are kept of `depth`. heads: attention heads before."""
+    """Return the small value of one entry. layers: the kept ones of `depth`. heads: the former number of attention
+    heads."""
     if isinstance(value, dict) and depth is not None and value and all(str(key).isdigit() for key in value):
         by_layer = {int(key): _shrunk(part, scale) if isinstance(part, dict) else part for key, part in value.items()}
         return {new: by_layer[old] for new, old in enumerate(layers) if old in by_layer}
@@ -428,7 +429,7 @@ def _most(name: str, limits: Mapping[re.Pattern[str], int]) -> int | None:
 
 
 def _layers_of_each_kind(values: Mapping[str, Any], depth: int | None) -> list[int]:
-    """Return the first layer of each kind, twice over: a later layer sees what an earlier one let through."""
+    """Return the first layer of each kind, twice: a later layer depends on the output of an earlier one."""
     if depth is None:
         return [0, 0]
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == depth]

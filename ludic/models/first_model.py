@@ -1,9 +1,9 @@
-"""Find models by folder, Hugging Face id or URL, and find a run's first model.
+"""Find a model by folder, Hugging Face id or URL, and find the first model of a run.
 
-The first weights are searched for under the root's model/, at the location in run.json, where they were when the run
+The first weights are searched for under the root's model/, at the location in run.json, at their location when the run
 began, and in a policy of step 0; --model names another location. Except for that policy, a folder is used only if its
-fingerprints equal those of model/identity.json, so that no other model is taken. Imports no torch. Raises ModelError,
-which names the locations that were tried.
+fingerprints equal those of model/identity.json, so no other model is used by mistake. Imports no torch. Raises
+ModelError, which names the locations that were tried.
 """
 
 import json
@@ -46,7 +46,7 @@ _SMALL_FILES = (*CONFIG_FILES, *TOKENIZER_FILES)
 
 
 def is_hub_id(source: str) -> bool:
-    """Return whether a text can be a Hugging Face id and is no local folder."""
+    """Return whether a text can be a Hugging Face id and is not a local folder."""
     return _HUB_ID.fullmatch(source) is not None and not Path(source).is_dir()
 
 
@@ -69,7 +69,7 @@ def local_folder(source: str, *, revision: str | None = None, with_weights: bool
     folder = Path(source).expanduser()
     if not folder.is_dir():
         if not is_hub_id(source):
-            raise ModelError(f"{_absent(source)}, and it is no Hugging Face id; {_ADVICE}")
+            raise ModelError(f"{_absent(source)}, and it is not a Hugging Face id; {_ADVICE}")
         folder = _snapshot(source, revision, with_weights)
     yield folder
 
@@ -104,7 +104,7 @@ def _snapshot(model_id: str, revision: str | None, with_weights: bool) -> Path:
 
 
 def _why_not_from_hub(model_id: str, error: Exception) -> str:
-    """Say why the Hub gave no model, and what to do."""
+    """Describe why the Hub returned no model, and the remedy."""
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -163,7 +163,7 @@ def first_model(root: Root, given: str | None = None) -> Iterator[Path]:
     given: the only location to search, instead of all. Raises ModelError if the weights are not found.
     """
     identity = read_identity(root)
-    if identity is None:  # written by an older ludic, and its model was not found since then
+    if identity is None:  # written by an older ludic, whose model was not found later
         with local_folder(given or root.record.model) as folder:
             yield folder
         return
@@ -173,7 +173,7 @@ def first_model(root: Root, given: str | None = None) -> Iterator[Path]:
 
 @contextmanager
 def base_of_run(root: Root, given: str | None = None) -> Iterator[Callable[[], str]]:
-    """Give a function that returns the folder of `first_model`, which is searched for at the first call."""
+    """Yield a function that returns the folder of `first_model`, which is searched for at the first call."""
     with ExitStack() as stack:
         yield cache(lambda: str(stack.enter_context(first_model(root, given))))
 
@@ -271,7 +271,7 @@ def first_small_files(root: Root) -> Iterator[Path]:
 def stop_tokens_of(folder: Path) -> tuple[int, ...]:
     """Return the tokens at which a folder's model stops, by its generation_config.json or else its config.json.
 
-    Raises ModelError if the files are damaged or none.
+    Raises ModelError if the files are damaged or missing.
     """
     try:
         texts = {name: (folder / name).read_bytes() for name in CONFIG_FILES if (folder / name).is_file()}
@@ -282,7 +282,7 @@ def stop_tokens_of(folder: Path) -> tuple[int, ...]:
         own = config.get("text_config") or config
         if ids is None and "eos_token_id" in own:
             ids = own["eos_token_id"]
-        elif ids is None:  # a default of the model's family, which transformers left out
+        elif ids is None:  # transformers leaves out the defaults of the model's family
             require("transformers", TRAIN, f"{folder}: config.json leaves out its eos_token_id")
             ids = _load_config(folder).get_text_config().eos_token_id
     except (OSError, KeyError, ValueError, AttributeError) as error:
@@ -308,7 +308,7 @@ def vocabulary_of(root: Root) -> int | None:
         config = json.loads(files["config.json"])
         # As get_text_config of transformers, which takes seconds to import: a model of several kinds of input has two.
         size = (config.get("text_config") or config).get("vocab_size")
-        if size is None:  # a default of the model's family, which transformers left out
+        if size is None:  # transformers leaves out the defaults of the model's family
             require("transformers", TRAIN, f"{root.url}: the model's config.json leaves out its vocab_size")
             with first_config(root) as folder:
                 size = _load_config(folder).get_text_config().vocab_size

@@ -1,7 +1,7 @@
 """Check the JSON files of a model's folder before transformers, peft or vLLM reads them.
 
-A folder may come with another user's root, and such a file can name others: an index names files of weights,
-config.json code of the Hub. Every function of ludic that has a folder loaded calls `check_model_folder` first. Imports
+A folder may come with another user's root, and its files can name other files: an index names files of weights,
+config.json names code of the Hub. Every function of ludic that loads a folder calls `check_model_folder` first. Imports
 no torch. Raises ModelError, which names the file, the entry and its value.
 """
 
@@ -20,18 +20,19 @@ _CHECKED = ("config*.json", "*.index.json", ADAPTER_CONFIG, _TOKENIZER_CONFIG, "
 _NAMES_FILES = ("weight_map", "transformers_weights", "configuration_files", "fast_tokenizer_files")
 """Entries whose values are files of the folder; transformers joins them to its path."""
 _NAMES_CODE = "_implementation"
-"""End of entries that choose code: of attention and of experts, and whatever comes. With a slash it is on the Hub."""
+"""Suffix of entries that choose code, such as that of attention and of experts. A value with a slash names code on the
+Hub."""
 
 
 def check_model_folder(folder: str | Path) -> None:
     """Raise ModelError if a file of a local folder names files outside of it, or code of the Hub.
 
-    A file that is no JSON is left to what reads it.
+    A file that is not JSON is left to its reader.
     """
     for file in {file for pattern in _CHECKED for file in Path(folder).glob(pattern)}:
         values = _read(file)
         check_values(values, str(file))
-        # transformers reads this index in the place of model.safetensors.index.json; it may lie in a folder below.
+        # transformers reads this index in the place of model.safetensors.index.json; it may be in a subfolder.
         name = values.get("transformers_weights") if isinstance(values, dict) else None
         if isinstance(name, str):
             index = Path(folder, name)
@@ -69,10 +70,10 @@ def check_adapter(folder: str | Path) -> None:
 
 
 def without_files(folder: str | Path) -> dict[str, None]:
-    """Return arguments of AutoTokenizer.from_pretrained that take names of files from tokenizer_config.json.
+    """Return arguments of AutoTokenizer.from_pretrained that override file names in tokenizer_config.json.
 
-    transformers would open those which it does not look for in the folder by itself, from anywhere on this machine.
-    They are left over from the machine that wrote the file, so they are no mistake.
+    transformers would otherwise open these files from anywhere on this machine. They are left over from the machine
+    that wrote the file, so they are not an error.
     """
     values = _read(Path(folder, _TOKENIZER_CONFIG))
     return {key: None for key in values if key.endswith("_file")} if isinstance(values, dict) else {}

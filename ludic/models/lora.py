@@ -1,4 +1,4 @@
-"""LoRA through peft: train adapters on linear layers while the model's own weights are frozen, or merge them.
+"""Train LoRA adapters with peft on linear layers of a frozen model, save and load them, or merge them.
 
 An adapted layer computes W x + (alpha / rank) B A x, with A random and B zero at first (Hu et al. 2021, arXiv
 2106.09685, section 4.1). Add adapters before sharding the model. Reads and writes peft's folders:
@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from ludic.errors import ModelError, one_line
 from ludic.models.folder_check import ADAPTER_CONFIG, check_adapter
 
-# Each trainer imports this module, and most have no adapters: peft takes half a second.
+# Each trainer imports this module, and most use no adapters; importing peft takes half a second.
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
 
@@ -107,7 +107,7 @@ def merged_weights(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> 
     merged = base_weights(state_dict)
     for name, layer in _adapted_layers(model).items():
         a, b = (state_dict[f"{name}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
-        # Not layer.scaling, which is 0 while another thread has the adapters off.
+        # Not layer.scaling, which is 0 while another thread has disabled the adapters.
         change = layer.lora_alpha[_ADAPTER] / layer.r[_ADAPTER] * (b @ a)
         weight = merged[f"{name}.weight"]
         merged[f"{name}.weight"] = (weight + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
@@ -117,7 +117,7 @@ def merged_weights(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> 
 @contextmanager
 def adapters_off(model: PreTrainedModel) -> Iterator[None]:
     """Disable the adapters inside the block."""
-    # Scale 0 instead of peft's own switch, which also turns gradients off; FSDP2 would see that twice a step.
+    # Scale 0 instead of peft's own switch, which also turns gradients off, a change that FSDP2 would see twice a step.
     layers = _adapted_layers(model).values()
     for layer in layers:
         layer.set_scale(_ADAPTER, 0)
@@ -164,8 +164,8 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, where: str) -> dict
 
 
 _OF_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""Ends of names that peft takes for parts of stacked experts, also where they are dense layers or shared experts. It
-would adapt the experts, several times as many weights as all else."""
+"""Suffixes of names that peft treats as parts of stacked experts, even for dense layers or shared experts. It would
+adapt the experts, several times as many weights as all else."""
 
 
 def _has_stacked_experts(model: PreTrainedModel) -> bool:
@@ -187,7 +187,7 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str], source: str) 
         # peft compares lists of names in the same way.
         found = [module for name, module in names.items() if f".{name}".endswith(f".{target}")]
         if not found:
-            raise ModelError(f"{source}: lora_targets has {target!r}, but no layer's name ends so")
+            raise ModelError(f"{source}: lora_targets has {target!r}, but no layer's name ends with it")
         if any(module is end for module in found for end in ends):
             raise ModelError(
                 f"{source}: lora_targets has {target!r}, which is the head or the embeddings; logprobs are made from "

@@ -1,6 +1,6 @@
-"""Reward models: AutoModelForSequenceClassification, with the batches in which it scores concurrent conversations.
+"""Score conversations with a reward model (AutoModelForSequenceClassification) in batches.
 
-A process loads a model once for all that use it with the same settings, into a thread of its own. Rollouts end at
+A process loads a model once for all users with the same settings, and runs it in its own thread. Rollouts end at
 different times, so a conversation waits up to `max_wait_ms` for others, and they share a forward pass. Raises
 ModelError if there is no such model, or it has no chat template or no head of labels; ConfigError for settings that
 can't work.
@@ -39,7 +39,7 @@ _SYNTHETIC_CHAT = (Message(role="user", content="made up"), Message(role="assist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Location of a model, the way in which it is loaded, and the size of its batches."""
+    """Location of a model, loading settings, and size of its batches."""
 
     source: str
     """Folder, Hugging Face id or URL."""
@@ -54,7 +54,7 @@ class Loading:
 
 
 class RewardModel:
-    """A model with a head of labels. May be made anywhere; its weights are loaded at the first use."""
+    """A model with a classification head. May be created anywhere; its weights are loaded at the first use."""
 
     def __init__(self, loading: Loading) -> None:
         """Read configuration and tokenizer, and check them. Raises ModelError, ConfigError."""
@@ -69,14 +69,14 @@ class RewardModel:
         self.labels: Mapping[int, str] = dict(config.id2label)
         """Names of the labels, by index."""
         self.max_length = min(max_positions(config, None), self._tokenizer.model_max_length)
-        """Most tokens that the model was made for; of a longrope model, with its short factors."""
+        """Maximum tokens that the model supports; for a longrope model, with its short factors."""
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._loaded: Future[None] | None = None
         self._lock = Lock()
         finalize(self, self._queue.put, None).atexit = False  # _end_threads comes then
 
     def load(self) -> "Future[None]":
-        """Load the weights, unless they are loaded already; the result comes when they are, and raises ModelError."""
+        """Load the weights, unless they are loaded; the result is set when they are, or raises ModelError."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = Future()
@@ -105,7 +105,7 @@ _making = Lock()
 
 
 def shared_model(loading: Loading) -> RewardModel:
-    """Return the model of this process that is loaded in this way, which lives as long as somebody holds it."""
+    """Return this process's model with these settings, which exists as long as it is referenced."""
     with _making:
         model = _models.get(loading)
         if model is None:
@@ -158,7 +158,7 @@ _END_WITHIN_S = 30.0
 
 @atexit.register
 def _end_threads() -> None:
-    """Let forward passes end before the process does: Python would abort a thread that returns from torch later."""
+    """Wait for forward passes before the process ends: Python would abort a thread that returns from torch later."""
     running = [(thread, queue) for thread, queue in _threads.items() if thread.is_alive()]
     for _, queue in running:
         queue.put(None)
@@ -195,7 +195,7 @@ def _load(loading: Loading, device: torch.device) -> PreTrainedModel:
             str(folder),
             dtype=dtype,
             where=loading.source,
-            strict=False,  # a reward model may keep the head of the language model that it was
+            strict=False,  # a reward model may keep the head of its former language model
             kind=AutoModelForSequenceClassification,
         )
     model.config.get_text_config().use_cache = False
@@ -206,7 +206,7 @@ def _load(loading: Loading, device: torch.device) -> PreTrainedModel:
 
 
 def _gather(first: _Item, loading: Loading, queue: "SimpleQueue[_Item | None]") -> tuple[list[_Item], bool]:
-    """Return the first item and those that come within max_wait_ms, and whether None came after them."""
+    """Return the first item and those that arrive within max_wait_ms, and whether None followed."""
     items = [first]
     until = time.monotonic() + loading.max_wait_ms / 1000
     while len(items) < loading.max_batch_size:
@@ -221,7 +221,7 @@ def _gather(first: _Item, loading: Loading, queue: "SimpleQueue[_Item | None]") 
 
 
 def _batches(items: Sequence[_Item], max_tokens: int) -> Iterator[list[_Item]]:
-    """Yield items of similar lengths, so many that they fit with their padding; those that nobody waits for never."""
+    """Yield batches of items of similar lengths that fit with their padding, without cancelled items."""
     items = [item for item in items if item.logits.set_running_or_notify_cancel()]
     batch: list[_Item] = []
     for item in sorted(items, key=lambda each: len(each.tokens)):
@@ -253,8 +253,8 @@ def _forward(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> np.ndar
     shape = len(sequences), max(map(len, sequences))
     config: Any = model.config.get_text_config()
     own_pad = config.pad_token_id
-    # A decoder reads the logits at the last token that is no padding. If the model names none, this is the last token,
-    # and any id will do that no sequence has.
+    # A decoder reads the logits at the last token that is not padding. If the model names no padding token, that is the
+    # last token, and any id that no sequence contains works.
     pad = own_pad if own_pad is not None else _unused_id(sequences, config.vocab_size)
     tokens, mask = np.full(shape, pad, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     for row, each in enumerate(sequences):

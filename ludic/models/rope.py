@@ -1,12 +1,12 @@
-"""Rotary positions that are the same whatever else is in a pass.
+"""Make a model's rotary positions independent of the other rows of a forward pass, or refuse the model.
 
-transformers computes two kinds by the longest row of a pass, so that a row's logprobs would depend on its neighbours:
+transformers computes two kinds from the longest row of a pass, so that a row's logprobs would depend on its neighbours:
 
 - longrope (Phi-3-128k, Phi-4-mini, PhiMoE) has factors for short rows and for long ones. ludic takes one of the two for
   a whole run, as vLLM does by its max_model_len (Phi3LongRoPEScaledRotaryEmbedding in 0.32).
-- dynamic has a base that grows with the longest row. It is refused.
+- dynamic has a base that grows with the longest row; it is refused.
 
-The others, such as yarn, llama3 and linear, do not look at a pass. Raises ModelError for a model, ConfigError for
+The others, such as yarn, llama3 and linear, do not depend on a pass. Raises ModelError for a model, ConfigError for
 settings.
 """
 
@@ -60,7 +60,7 @@ def max_positions(config: PretrainedConfig, longrope: Longrope | None) -> int:
 
 
 def check_served(config: PretrainedConfig, longrope: Longrope | None, max_model_len: Any, where: str) -> None:
-    """Raise ConfigError unless vLLM takes the run's factors. max_model_len: vLLM's. where: begin of the error."""
+    """Raise ConfigError unless vLLM takes the run's factors. max_model_len: vLLM's. where: beginning of the error."""
     original = original_length(config)
     if original is None:
         return
@@ -74,7 +74,7 @@ def check_served(config: PretrainedConfig, longrope: Longrope | None, max_model_
 
 
 def pin_rope(model: PreTrainedModel, longrope: Longrope | None) -> None:
-    """Give a model rotary positions that no pass changes, in place; its configuration stays as it is.
+    """Give a model rotary positions that no pass changes, in place; its configuration is unchanged.
 
     longrope: factors of a longrope model; None is short. Raises ModelError as `check_rope` does.
     """
@@ -100,7 +100,7 @@ def _pin(module: Any, longrope: Longrope, layer_type: str | None) -> None:
     setattr(module, f"{prefix}inv_freq", nn.Buffer(frequencies, persistent=False))
     setattr(module, f"{prefix}attention_scaling", scaling)
     if hasattr(module, "rope_init_fn"):
-        # PhiMoE asks for them in each pass, and by its configuration. transformers 5.19 gives it the short factors of
+        # PhiMoE computes them in each pass, from its configuration. transformers 5.19 gives it the short factors of
         # long rows too, with the long scale; vLLM and the model's own code take the long ones.
         module.rope_init_fn = partial(_pinned, frequencies, scaling)
         module.config = deepcopy(config)
@@ -108,7 +108,7 @@ def _pin(module: Any, longrope: Longrope, layer_type: str | None) -> None:
 
 
 def _fixed(kind: str) -> str:
-    """Return a kind that transformers leaves alone in a pass."""
+    """Return a rope_type that transformers does not change in a pass."""
     return "default" if kind == _LONGROPE or _DYNAMIC in kind else kind
 
 
@@ -124,5 +124,6 @@ def _parameters(config: PretrainedConfig) -> list[Mapping[str, Any]]:
 
 
 def _has_fixed_base(config: PretrainedConfig, values: Mapping[str, Any]) -> bool:
-    """Return whether a dynamic kind is none: HunYuan's alpha gives a base for rows of all lengths."""
+    """Return whether a model with rope_type dynamic has a fixed base: HunYuan's alpha gives one for rows of all
+    lengths."""
     return config.model_type.startswith("hunyuan") and bool(values.get("alpha"))

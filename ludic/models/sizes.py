@@ -1,7 +1,7 @@
-"""What attention costs beside a model's weights, from its configuration; names of fields and of layers in those.
+"""Compute the cost of attention relative to a model's weights, from its configuration alone.
 
-Nothing is loaded. A configuration of another kind than a transformer decoder with gated MLPs gets the figures of such a
-decoder of its width. ludic.training.memory has the sizes of weights and activations.
+Nothing is loaded. Any configuration is treated as a transformer decoder with gated MLPs of its width.
+ludic.training.memory has the sizes of weights and activations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mlp", "moe")
-"""Kinds of layers, by the names of layer_types, that compare no pairs of tokens and keep no keys."""
+"""Names in layer_types of layers without attention, which compare no pairs of tokens and store no keys."""
 _EXPERT_WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "ffn_hidden_size")
 
 

@@ -1,8 +1,9 @@
 """Create tiny causal language models for demos, tests and benchmarks, without a download.
 
-Writes a Hugging Face folder: Qwen3 weights drawn from a seed, and a tokenizer, of words or of bytes.
+Writes a Hugging Face folder: Qwen3 weights drawn from a seed, and a tokenizer of words or of bytes. Raises ConfigError
+for a size that no model can have.
 
-It is a Qwen3, not a Qwen2, because AutoTokenizer of transformers 5 replaces the pre-tokenizer of every folder of
+The model is a Qwen3, not a Qwen2, because AutoTokenizer of transformers 5 replaces the pre-tokenizer of every folder of
 model type qwen2 by Qwen2's own; it does not change Qwen3 folders.
 """
 
@@ -192,7 +193,8 @@ def make_tiny_chat_model(
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_key_value_heads=hidden_size // HEAD_DIM,
-        # Near 1 / sqrt(hidden_size). With the usual 0.02, 375 steps do not teach so small a model to copy a number.
+        # Near 1 / sqrt(hidden_size). With the usual 0.02, this small model does not learn to copy a number in 375
+        # steps.
         initializer_range=0.08,
     )
 

@@ -1,9 +1,9 @@
-"""Read a tokenizer folder with the package tokenizers, where that gives what AutoTokenizer of transformers gives.
+"""Read a tokenizer folder with the package tokenizers, if that gives the same tokens as transformers' AutoTokenizer.
 
-transformers builds the tokenizers of some model families by code of its own, from parts of tokenizer.json: it takes
-another pre-tokenizer for each folder of model type qwen2, for instance. A folder is read here only if its files say
-that the two are the same; for others `read_folder` raises NeedsTransformersError, so that no text is tokenised in
-another way than a trainer or a worker does. Imports no torch and no transformers.
+For some model families transformers builds the tokenizer with its own code from parts of tokenizer.json: for example,
+it replaces the pre-tokenizer of every folder of model type qwen2. A folder is read here only if its files show that
+both results are the same; for others `read_folder` raises NeedsTransformersError, so that no text is tokenised
+differently than in a trainer or a worker. Imports no torch and no transformers.
 """
 
 import json
@@ -19,23 +19,23 @@ from ludic.errors import ModelError
 
 
 class Tokenizer(Protocol):
-    """What prompts, imports and texts need of a tokenizer; those of transformers are some."""
+    """Interface of the tokenizers that ludic uses; transformers' tokenizers implement it."""
 
     name_or_path: str
-    """Where it comes from, for errors."""
+    """Folder or id that it was loaded from, for errors."""
     chat_template: str | dict[str, str] | None
     """Its chat template, or several by name."""
     split_special_tokens: bool
-    """Whether names of special tokens in a text are text."""
+    """True if names of special tokens in a text are encoded as plain text."""
 
     @property
     def special_tokens_map(self) -> Mapping[str, str]:
-        """Names of tokens with a use of their own, such as eos_token, by this use."""
+        """Names of tokens with a special role, such as eos_token, by role."""
         ...
 
     @property
     def all_special_tokens(self) -> Sequence[str]:
-        """Names of these tokens and of more special ones."""
+        """Names of these tokens and of other special tokens."""
         ...
 
     @property
@@ -71,13 +71,13 @@ class Tokenizer(Protocol):
 
 
 class NeedsTransformersError(ModelError):
-    """Only transformers can tell how a tokenizer folder is to be read."""
+    """Only transformers can read this tokenizer folder correctly."""
 
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Names of tokens with a use of their own in every tokenizer; a folder may name more."""
+"""Roles of tokens in every tokenizer; a folder may name more."""
 _PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes of transformers that take tokenizer.json as it is."""
+"""Classes of transformers that use tokenizer.json unchanged."""
 OVERRULED: Mapping[str, str] = {
     "hyperclovax_vision_v2": "GPT2Tokenizer",
     "qwen2": "Qwen2Tokenizer",
@@ -86,17 +86,17 @@ OVERRULED: Mapping[str, str] = {
     "qwen3_5_moe_text": "Qwen3_5Tokenizer",
     "qwen4_exp": "Qwen3_5Tokenizer",
 }
-"""Class that transformers takes for a model type, whatever tokenizer_config.json says."""
+"""Class that transformers uses for a model type, whatever tokenizer_config.json says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a class of transformers builds, of byte-level BPE, in the place of what tokenizer.json says."""
+    """Parts of a byte-level BPE tokenizer that a class of transformers builds instead of those in tokenizer.json."""
 
     normalizer: Any
     pre_tokenizer: Any
     defaults: tuple[str, ...]
-    """Named tokens that it has by itself."""
+    """Named tokens that the class adds itself."""
 
 
 _QWEN2_WORDS = (
@@ -127,7 +127,8 @@ class FolderTokenizer:
     """A tokenizer that `read_folder` read; has the members of transformers' tokenizers that `Tokenizer` lists."""
 
     def __init__(self, backend: Backend, config: Mapping[str, Any], name_or_path: str) -> None:
-        """config: tokenizer_config.json with what other files say. Adds tokens to the backend that only it names."""
+        """config: tokenizer_config.json, completed from other files. Adds tokens to the backend that only the config
+        names."""
         self.backend_tokenizer, self.name_or_path = backend, name_or_path
         template = config.get("chat_template")
         if isinstance(template, list):
@@ -200,7 +201,7 @@ _CLEANED_UP = (
     (" ' ", "'"),
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
-"""What transformers replaces in decoded texts, in this order, of tokenizers with clean_up_tokenization_spaces."""
+"""Replacements of transformers in decoded texts, in this order, for tokenizers with clean_up_tokenization_spaces."""
 
 
 # --- Reading a folder ------------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ _CLEANED_UP = (
 def read_folder(folder: str | Path) -> FolderTokenizer:
     """Return the tokenizer of a local folder.
 
-    Raises NeedsTransformersError if only transformers can tell how it is read; any error if a file is damaged.
+    Raises NeedsTransformersError if only transformers can read it correctly; any error if a file is damaged.
     """
     folder = Path(folder)
     file = folder / "tokenizer.json"
@@ -262,7 +263,8 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 
 def _difference(name: str, tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return how a tokenizer.json differs from what a class of transformers builds; empty if it does not."""
+    """Describe how a tokenizer.json differs from the tokenizer that a class of transformers builds; empty if it does
+    not."""
     built = BUILT.get(name)
     if built is None:
         return "ludic does not know what that class builds"
@@ -275,7 +277,7 @@ def _difference(name: str, tokenizer: Mapping[str, Any], config: Mapping[str, An
     differs += ["model"] if model.get("type") != "BPE" else []
     differs += [key for key in built.defaults if key not in config]
     differs += ["add_prefix_space"] if config.get("add_prefix_space") else []
-    # The class adds them one after the other behind the vocabulary, wherever tokenizer.json has them.
+    # The class appends them to the vocabulary in order, wherever tokenizer.json has them.
     added = [each["id"] for each in tokenizer["added_tokens"] if each["content"] not in model["vocab"]]
     size = len(model["vocab"])
     differs += ["added_tokens"] if added != [*range(size, size + len(added))] else []
@@ -286,7 +288,7 @@ def _difference(name: str, tokenizer: Mapping[str, Any], config: Mapping[str, An
 
 
 def _kept(component: Any) -> Any:
-    """Return a component of a tokenizer.json without what changes only the offsets of tokens."""
+    """Return a component of a tokenizer.json without entries that change only the offsets of tokens."""
     if isinstance(component, list):
         return [_kept(each) for each in component]
     if isinstance(component, dict):
@@ -322,7 +324,7 @@ def _as_token(value: Any) -> Any:
 
 
 def _named(config: Mapping[str, Any], backend: Backend) -> dict[str, str | AddedToken]:
-    """Return the tokens with a use of their own, by this use."""
+    """Return the tokens with a special role, by role."""
     values = dict(config)
     if backend.padding is not None:
         values.setdefault("pad_token", backend.padding["pad_token"])
@@ -343,7 +345,7 @@ def _items_of(name: str, tokens: Mapping[str, Any]) -> dict[str, str | AddedToke
 def _texts_of(name: str, tokens: Any) -> Sequence[str | AddedToken]:
     found = [] if isinstance(tokens, dict) else [_as_token(each) for each in tokens]
     if not all(isinstance(each, str | AddedToken) for each in found):
-        raise NeedsTransformersError(f"its {name} are no texts")
+        raise NeedsTransformersError(f"its {name} are not texts")
     return found
 
 
@@ -353,9 +355,9 @@ def _add(
     named: Mapping[str, str | AddedToken],
     more: Sequence[str | AddedToken],
 ) -> None:
-    """Add tokens that tokenizer.json lacks, in the order in which transformers does, which gives them their ids.
+    """Add tokens that tokenizer.json lacks, in the order of transformers, which determines their ids.
 
-    Those that it has are added again, since one with a use of its own becomes special.
+    Existing ones are added again, since a token with a role becomes special.
     """
     new: list[str | AddedToken] = [token for _, token in sorted(declared.items())]
     known = {token.content for token in backend.get_added_tokens_decoder().values()} | {str(token) for token in new}

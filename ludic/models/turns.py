@@ -1,12 +1,12 @@
-"""Find where the model's turns begin and end in the text of a chat template.
+"""Find start and end of the model's turns in the text that a chat template renders.
 
-A turn is what the model would have to sample after the prompt that a worker would send. So it begins behind all that
-the template writes to ask for an answer, such as <think>, and it ends with the token that ends a turn. That token is
-found in the template, from an answer of one word with and without a next message; it is not searched for in answers. A
-template that writes none gets the tokenizer's end token, which is not part of its text.
+A turn is the text that the model would have to sample after the prompt that a worker would send. It begins after
+everything that the template writes to request an answer, such as <think>, and ends with the end-of-turn token. That
+token is found by rendering an answer of one word with and without a next message, not by a search in answers. For a
+template that writes none, the tokenizer's end token is used, which is not part of the text.
 
-Pure, except that templates run. Raises RefusedRecordError, which says what the template does, where a turn can't be
-told; ModelError if the template fails or refuses a conversation.
+Pure, except that templates run. Raises RefusedRecordError, with the behaviour of the template, if a turn can't be
+determined; ModelError if the template fails or refuses a conversation.
 """
 
 import re
@@ -32,25 +32,25 @@ class Turn:
     """One turn of the model, as text."""
 
     prompt: str
-    """What a worker would send."""
+    """Prompt that a worker would send."""
     said: str
-    """What the model samples then."""
+    """Text that the model samples after the prompt."""
     end_token: int | None
-    """Token that is sampled behind `said`, whose text the template does not write; None if `said` is all."""
+    """Token that is sampled after `said` and that the template does not write; None if there is none."""
     trained: Sequence[tuple[int, int]]
-    """Where the parts of `said` to train on begin and end: those in {% generation %}, all without such marks."""
+    """Start and end of the parts of `said` to train on: those in {% generation %}, or all of it without such marks."""
     hides_reasoning: bool
-    """Whether `said` lacks the thinking that the message has apart from its content."""
+    """True if `said` lacks the thinking that the message holds beside its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ending:
-    """What a template writes behind an answer."""
+    """The text that a template writes after an answer."""
 
     tail: str
-    """All that it writes behind the last message's text."""
+    """Everything that the template writes after the last message's text."""
     sampled: str
-    """The beginning of it, or of what it writes before a next message, that the model samples; empty if it is none."""
+    """The part of it, or of the text before a next message, that the model samples; may be empty."""
     token: int | None
     """The token that ends a turn, the last of `sampled` if that is not empty; None if the tokenizer has none."""
 
@@ -61,7 +61,7 @@ _NO_TOOLS: Sequence[Mapping[str, Any]] = ()
 
 
 class TurnFinder:
-    """Finds turns with one tokenizer; conversations share what is known of its template."""
+    """Finds turns with one tokenizer; conversations share the facts about its template."""
 
     def __init__(self, tokenizer: Tokenizer, stop_tokens: Collection[int] = ()) -> None:
         """stop_tokens: those of the model's generation_config.json, besides the tokenizer's eos_token."""
@@ -91,16 +91,17 @@ class TurnFinder:
         return np.array([bos] if is_added and tokens[:1].tolist() != [bos] else [], np.int32)
 
     def recorded(self) -> Recorded:
-        """Return how recorded answers are prepared: tokens by which the template sets turns apart are text in them."""
+        """Return how recorded answers are prepared: tokens with which the template separates turns are plain text in
+        them."""
         if self._recorded is None:
             said = [("user", "question"), ("assistant", _SYNTHETIC_ANSWER), ("user", "more")]
             messages = [Message(role=role, content=content) for role, content in said]
             try:
                 text = ChatRenderer(self.tokenizer, messages).text(len(messages), add_generation_prompt=False)
-            except ModelError:  # of a template that wants other messages; the end tokens are text at least
+            except ModelError:  # the template needs other messages; at least the end tokens are plain text
                 text = ""
             of_turns = {text[start:end] for start, end in self._added.spans(text)} & self._special
-            # Tokens with such a use never mark a tool call.
+            # Tokens with such a role never mark a tool call.
             named = {name for use, name in self.tokenizer.special_tokens_map.items() if use in NAMED}
             ends = set(self._stops)
             with suppress(ModelError):
@@ -110,7 +111,7 @@ class TurnFinder:
         return self._recorded
 
     def ending(self, follower: str, before: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> _Ending:
-        """Return what the template writes behind an answer. follower: role of the next message, user or tool.
+        """Return the text that the template writes after an answer. follower: role of the next message, user or tool.
 
         before: messages before an answer, for templates that refuse a conversation of one question and one answer.
         """
@@ -127,7 +128,7 @@ class TurnFinder:
         last = self._tail(answered, tools)
         try:
             followed = self._tail([*answered, Message(role=follower, content="more")], tools)
-        except ModelError:  # it wants a tool call before the result
+        except ModelError:  # the template needs a tool call before the result
             followed = last
         found = [last[:end] for start, end in self._added.spans(last)]
         if chosen := self._end_of([text for text in found if followed.startswith(text)] or found):
@@ -148,7 +149,7 @@ class TurnFinder:
         return next(stops, texts[0] if texts else None)
 
     def name_at_end(self, text: str) -> str | None:
-        """Return the added token with whose name a text ends, without the blanks behind it; None if there is none."""
+        """Return the added token whose name ends a text, trailing blanks aside; None if there is none."""
         text = text.rstrip()
         start, end = next(iter([*self._added.spans(text)][-1:]), (0, 0))
         return text[start:] if end == len(text) and start < end else None
@@ -158,7 +159,7 @@ class TurnFinder:
         return name in self._special or name in self._stops
 
     def common(self, one: str, other: str) -> str:
-        """Return how two texts begin alike, up to a whole name of an added token."""
+        """Return the common beginning of two texts, up to a whole name of an added token."""
         length = _num_common(one, other)
         return one[: next((start for start, end in self._added.spans(one) if start < length < end), length)]
 
@@ -175,21 +176,21 @@ class TurnsOfConversation:
         self._renderer = ChatRenderer(turns.tokenizer, messages, tools=tools, recorded=turns.recorded())
 
     def prompt(self, end: int) -> str:
-        """Return the text that a worker would send to have the first `end` messages answered."""
+        """Return the prompt that a worker would send after the first `end` messages."""
         return self._renderer.text(end, add_generation_prompt=True)
 
     def said(self, prompt: str, completion: str) -> str:
-        """Return what the model said behind a prompt, from a recorded completion, without its end token.
+        """Return the model's text after a prompt, from a recorded completion, without its end token.
 
-        Names of tokens that set turns apart are text in it. A completion does not begin the thinking again that the
-        prompt begins.
+        Names of tokens that separate turns are plain text in it. A completion does not repeat the opening of the
+        thinking if the prompt has it.
         """
         text: str = self._turns.recorded().prepared({"content": completion})["content"]
         opening = _OPENING.search(prompt)
         return _without_opening(text, opening[1]) if opening else text
 
     def of_last(self, end: int, *, is_cut: bool = False) -> Turn:
-        """Return the turn that said the last of the first `end` messages. is_cut: by a limit, so that it has no end."""
+        """Return the turn of the last of the first `end` messages. is_cut: cut by a limit, so it has no end."""
         index = end - 1
         prompt = self.prompt(index)
         text = self._text(end)
@@ -230,7 +231,7 @@ class TurnsOfConversation:
     def _ended(self, rest: str, index: int) -> tuple[str, str, int | None]:
         """Return an answer's text, the sampled part of its ending, and the token that ends it.
 
-        rest: what the template writes from the answer on.
+        rest: the text that the template writes from the answer on.
         """
         follower = "tool" if self._messages[index].tool_calls else "user"
         ending = self._turns.ending(follower, self._messages[:index], self._tools)
@@ -245,13 +246,13 @@ class TurnsOfConversation:
             return rest, "", ending.token
         raise RefusedRecordError(
             f"the chat template ends message {index} with {rest[-20:]!r}, and other answers with {ending.tail!r}, so "
-            "which token ends it can't be told; leave it out, or give tokens"
+            "which token ends it can't be determined; leave it out, or give tokens"
         )
 
     def _stored_start(self, index: int, prompt: str, text: str) -> tuple[int, str, str]:
-        """Return where an answer begins in a text, what the model says before it, and the text.
+        """Return the start of an answer in a text, the model's text before it, and the text.
 
-        For a template that shows an answer otherwise than behind the prompt for it.
+        For a template that shows a stored answer differently than after the prompt for it.
         """
         before = self._renderer.prepared(index)
         made_up = self._renderer.text_of(
@@ -272,7 +273,7 @@ class TurnsOfConversation:
             return at + len(asking), "", text
         raise RefusedRecordError(
             f"the chat template asks for an answer with {asking[-40:]!r} and shows message {index} without that, so "
-            "what the model said behind it can't be told; give tokens, or take a template that shows both alike"
+            "what the model said after it can't be determined; give tokens, or take a template that shows both alike"
         )
 
     def _after_thinking(
@@ -280,7 +281,7 @@ class TurnsOfConversation:
     ) -> tuple[int, str, str]:
         """Return the same for a template whose prompts begin the thinking, and that leaves it out of stored answers.
 
-        The thinking is put before the answer as such models write it. blank: what the prompt has behind <think>.
+        The thinking is put before the answer as such models write it. blank: the prompt's text after <think>.
         """
         answer = {**self._renderer.prepared(index + 1)[index]}
         content, reasoning = answer["content"], answer.get("reasoning_content")
@@ -301,17 +302,17 @@ class TurnsOfConversation:
         if not text.startswith(head):
             raise RefusedRecordError(
                 f"the chat template begins thinking in prompts and shows message {index} as "
-                f"{text[_num_common(head, text) :][:40]!r}, so what the model said can't be told; give tokens"
+                f"{text[_num_common(head, text) :][:40]!r}, so what the model said can't be determined; give tokens"
             )
         return len(head), lead, text
 
     def _check_shown(self, index: int, said: str) -> None:
-        """Refuse an answer of which the template shows no text or not all tool calls, or whose text it refuses."""
+        """Refuse an answer if the template omits its text or a tool call, or refuses its text."""
         message, prepared, text = self._messages[index], self._renderer.prepared(index + 1), said.replace(QUOTE, "")
         calls, spoken = message.tool_calls, message.content + (message.reasoning or "")
         names = Counter(call.name for call in calls)
         if any(name in spoken or text.count(name) < number for name, number in names.items()):
-            # The first and the last call of each tool: which of them a template leaves out, it does for all.
+            # The first and the last call of each tool: a template that omits one of them omits it for all tools.
             first = {call.name: number for number, call in reversed([*enumerate(calls)])}
             last = {call.name: number for number, call in enumerate(calls)}
             for left_out in sorted({*first.values(), *last.values()}):
@@ -350,15 +351,16 @@ def _without_opening(thought: str, blank: str) -> str:
 
 
 def _num_common(one: str, other: str) -> int:
-    """Return the number of characters with which two texts begin alike."""
+    """Return the length of the common beginning of two texts."""
     most = min(len(one), len(other))
     return bisect_left(range(most), True, key=lambda length: not one.startswith(other[: length + 1]))
 
 
 def _marked(marks: Sequence[tuple[int, int]], start: int, body: int, length: int) -> list[tuple[int, int]]:
-    """Return the marked parts of what was said; one that reaches the end of the answer's text also has its end.
+    """Return the marked parts of the model's text; one that reaches the end of the answer's text includes its end
+    token.
 
-    start: index of what was said in the text. body: length of the answer's text. length: with its end.
+    start: index of the model's text in the text. body: length of the answer's text. length: with its end.
     """
     parts = [(max(first - start, 0), min(until - start, length)) for first, until in marks]
     parts = [(first, until) for first, until in parts if first < until]

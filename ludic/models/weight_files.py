@@ -1,4 +1,4 @@
-"""Load models, and read a Hugging Face folder into a model in use, without a second one in memory.
+"""Load models, and read a Hugging Face folder into a loaded model without a second copy in memory.
 
 `load_pretrained` is the one way in which ludic loads a model, and reads what transformers reads; `make_model` is the
 one way in which it makes a model without weights. Both choose the implementations of attention and experts, since a
@@ -31,8 +31,8 @@ from ludic.models.folder_check import check_model_folder, check_values
 from ludic.models.rope import pin_rope
 
 MAKING_MODELS = RLock()
-"""Held while transformers makes a model: it changes its classes on the way, so that another thread's model would lack
-tied weights."""
+"""Held while transformers creates a model: it changes its classes meanwhile, so another thread's model would lack tied
+weights."""
 
 _BUFFER_BYTES = 4 << 20
 """735 MB take 0.13 s with this buffer, 0.19 s with 256 KiB or 16 MiB."""
@@ -97,7 +97,7 @@ def load_pretrained(
                 experts_implementation=None,
                 dtype=dtype or "auto",
                 device_map=None,
-                trust_remote_code=False,  # the default None asks in the terminal
+                trust_remote_code=False,  # the default None would prompt in the terminal
                 ignore_mismatched_sizes=True,  # so that the report has them; refused below
                 output_loading_info=True,
                 **options,
@@ -141,7 +141,7 @@ def make_model(
 
 
 def repaired(model: PreTrainedModel, longrope: Longrope | None = None) -> PreTrainedModel:
-    """Return a model without what transformers 5.19 gets wrong, changed in place; every model that is made needs it.
+    """Correct errors of transformers 5.19 in a model, in place, and return it; every new model needs this.
 
     Nemotron-H takes time_step_min for the lowest time step, in a pass over many tokens only, so that tokens that are
     sampled one by one get other logprobs. Its configuration says time_step_limit. Rotary positions may depend on the
@@ -166,9 +166,7 @@ def _check_loaded(where: str, report: Mapping[str, Any], *, strict: bool) -> Non
     if report["missing_keys"]:
         raise ModelError(f"{where}: the weights lack {_some(report['missing_keys'])}; the folder is incomplete")
     if strict and report["unexpected_keys"]:
-        raise ModelError(
-            f"{where}: the weights hold {_some(report['unexpected_keys'])}, which the model has no place for"
-        )
+        raise ModelError(f"{where}: the weights hold {_some(report['unexpected_keys'])}, which the model does not use")
 
 
 def _some(names: set[str]) -> str:
@@ -240,7 +238,7 @@ def check_tensors(stored: Mapping[str, StoredTensor], model: PreTrainedModel) ->
 
 
 def read_into(model: PreTrainedModel, stored: Mapping[str, StoredTensor]) -> None:
-    """Copy tensors, which `check_tensors` let pass, into the parameters of their names.
+    """Copy tensors that passed `check_tensors` into the parameters with their names.
 
     Raises ModelError if a file can't be read; some parameters then have new values and others old ones.
     """
@@ -334,7 +332,7 @@ def load_config(folder: str) -> PretrainedConfig:
     """Return a folder's config.json.
 
     Raises ModelError if there is none that transformers can use, or if a file of the folder names one outside of it, or
-    code of the Hub: whatever loads the folder, also vLLM, asks for its configuration first.
+    code of the Hub: all loaders of a folder, also vLLM, read its configuration first.
     """
     try:
         return _read_config(folder)
@@ -357,12 +355,13 @@ def _read_config(folder: str) -> PretrainedConfig:
 
 
 def _check_files(folder: str) -> None:
-    """Raise ModelError if a file of a folder, or the config.json of a Hugging Face id, names what ludic never opens."""
+    """Raise ModelError if a file of a folder, or the config.json of a Hugging Face id, names files that ludic never
+    opens."""
     if Path(folder).is_dir():
         check_model_folder(folder)
         return
     values = None
-    with suppress(OSError, ValueError):  # whoever loads it says so
+    with suppress(OSError, ValueError):  # loading reports the error
         values = PretrainedConfig.get_config_dict(folder)[0]
     check_values(values, folder)
 
@@ -418,7 +417,7 @@ class StoredGenerationConfig(GenerationConfig):
     __slots__ = ("text",)  # no part of the configuration, which is the object's __dict__
 
     def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
-        """Write what transformers would, and the file as it was read where that refuses."""
+        """Write the file as transformers would, or unchanged if transformers refuses."""
         try:
             super().save_pretrained(save_directory, *args, **options)
         except ValueError:  # such as a temperature beside do_sample: false, in files of well-known models

@@ -1,6 +1,6 @@
 """Record the rollouts and steps of another program's trainer in a root: `ludic.record`.
 
-Chapters, each on those before it: rows, what a row has that nobody gave; groups, what a caller gives; losses, what was
-not stored; life, the files of one recorder; queue, the thread that writes them; recorder, what a trainer calls.
-Imports no torch and asks no SQL.
+Modules, each built on those before it: rows fills in missing values; groups reads the caller's groups; losses counts
+rows that were not stored; life writes the files of one recorder; queue runs life in a thread; recorder is the API that
+a trainer calls. Imports no torch and runs no SQL.
 """

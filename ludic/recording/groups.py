@@ -1,7 +1,7 @@
-"""Turn what a caller gives into groups of rollouts: rollouts, dictionaries of columns, or an Arrow table. No I/O.
+"""Convert a caller's rollouts, dictionaries of columns or Arrow table to groups of rollouts. No I/O.
 
-Raises InvalidBatchError, which names group, row and column, for a key that is no column and a value that can't become
-one. What fits is checked again, as a whole, before it is stored (ludic.schema.validation).
+Raises InvalidBatchError, which names group, row and column, for a key that is not a column and a value that does not
+fit its column. The whole batch is validated again before it is stored (ludic.schema.validation).
 """
 
 import json
@@ -34,7 +34,7 @@ _NEEDED = ("prompt_tokens", "response_tokens", "episode_reward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What rows that don't say it have."""
+    """Values for rows that leave them out."""
 
     sampled_with: Mapping[str, Any]
     """Value of each of ludic.recording.rows.SAMPLED_WITH."""
@@ -43,7 +43,7 @@ class Defaults:
     """The run's own columns, type by name."""
     policy_version: int
     episode_numbers: Iterator[int]
-    """Numbers that no episode of this recorder has had."""
+    """Counter of episodes of this recorder; each number is used once."""
 
 
 def read_groups(given: Any, defaults: Defaults) -> tuple[list[RolloutGroup], list[str]]:
@@ -103,7 +103,7 @@ def _of_group(group: Any, where: str, defaults: Defaults) -> RolloutGroup:
         rollouts = tuple(rows if are_rollouts else _rollouts(rows, where, defaults))
     except LudicError:
         raise
-    except Exception as error:  # of a value of a type that is never an id, a number or a list of numbers
+    except Exception as error:  # raised for a value whose type can't be an id, a number or a list of numbers
         raise InvalidBatchError(
             f"{where}: a value has the wrong type, {type(error).__name__} was raised: {one_line(error)}"
         ) from error
@@ -165,7 +165,7 @@ def _rollout(given: dict[str, Any], is_last: bool, where: str, defaults: Default
 
 
 def _one_step(columns: GivenRow, length: int) -> tuple[AgentStep, ...]:
-    """Return the step of a response that the model gave at once."""
+    """Return the step of a response from a single model call."""
     messages = columns.get("messages", ())
     action = messages[-1].content if messages and messages[-1].role == "assistant" else None
     reason = columns["finish_reason"]
@@ -188,7 +188,9 @@ def _read(row: Any, where: str, extra_columns: Mapping[str, str]) -> dict[str, A
     for name in row:
         if name not in known:
             what = unknown_name("column", str(name), sorted(known))
-            raise InvalidBatchError(f"{where}: {what}; other texts go under metadata, and extra_columns declares x_...")
+            raise InvalidBatchError(
+                f"{where}: {what}; put other texts under metadata, or declare x_... in extra_columns"
+            )
     for name in _NEEDED:
         if name not in row or (row[name] is None and name != "episode_reward"):
             raise InvalidBatchError(f"{where}: there is no {name}; wanted {', '.join(_NEEDED)}")
@@ -220,8 +222,8 @@ def _value(name: str, value: Any, where: str) -> Any:
 
 @cache
 def _warn_of_field(name: str) -> None:
-    """Say once in a process what of messages is not stored."""
-    logger.warning("%s is no field of a message that is stored; it is left out", name)
+    """Log once per process that a field of messages is not stored."""
+    logger.warning("%s is not a stored field of a message; it is left out", name)
 
 
 def plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Write the files of one recorder: its claims, rollouts, ledgers and metrics. Runs in one thread.
+"""Write the files of one recorder in one thread: its claims, rollouts, ledgers and metrics.
 
 A life opens the root and claims a slot of workers/ at its first job, and an attempt at its first step. A job that fails
-because of the filesystem is done again, under the same names, until it succeeds or is given up.
+because of the filesystem is retried under the same names until it succeeds or is given up.
 """
 
 import itertools
@@ -60,7 +60,7 @@ from ludic.store.writer import commit, encode_rows, file_parts, stamped
 logger = logging.getLogger(__name__)
 
 MOST_KNOWN_ROWS = 1 << 16
-"""Rows that are known for steps to name: the newest that were appended, and those that were found in files."""
+"""Maximum rows that a step can name: the newest appended rows, and those found in files."""
 _LONGEST_HOST = 100
 """Characters of the machine's name in a worker_id, which has at most 200 in all."""
 
@@ -69,7 +69,7 @@ _LONGEST_HOST = 100
 
 @dataclass(slots=True, eq=False)
 class KnownGroup:
-    """A group that was appended, for as long as its rows are known."""
+    """An appended group whose rows are still known."""
 
     group_id: str
     env_name: str
@@ -79,7 +79,7 @@ class KnownGroup:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class KnownRow:
-    """What a ledger says of a row that was appended, and where the row lies once it is stored."""
+    """Ledger values of an appended row, and its address once it is stored."""
 
     rollout_id: str
     group: KnownGroup
@@ -100,7 +100,7 @@ class StoredRows:
 
     table: pa.Table
     known: Sequence[KnownRow]
-    """In the order of the table."""
+    """Arrays or rows in the order of the table."""
     group_ids: Sequence[str]
     folder: Folder
 
@@ -131,33 +131,33 @@ class LedgerStep:
     rows: Sequence[LedgerRow]
     size_bytes: int
     numbers: Row | None = None
-    """What its ledger says of the step, by column of the metrics table; None until the ledger is stored."""
+    """Metrics of the step that follow from its ledger, by column; None until the ledger is stored."""
     lacks_rows: bool = False
-    """Whether some of its rows were lost, so that its ledger is without them."""
+    """True if some of its rows were lost, so that its ledger is without them."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StepNumbers:
-    """More numbers of a step, whose job comes before."""
+    """Additional metrics of a step whose own job comes before."""
 
     of: LedgerStep
     values: Row
     row: Row | None = None
-    """The row of the table, once it is made: a second try stores the same."""
+    """The encoded row of the table, so that a retry stores the same bytes."""
     size_bytes: int = 4096
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Find:
-    """Rows that other recorders, or earlier lives, have stored, to be found by their ids."""
+    """A search by id for rows that other recorders, or earlier lives, have stored."""
 
     rollout_ids: Set[str]
     until: float
-    """When to stop, in seconds of time.monotonic(): nobody waits for it any more."""
+    """Deadline in seconds of time.monotonic(), after which no caller waits for the result."""
     found: Mapping[str, KnownRow] = field(default_factory=dict)
-    """Those that are stored, as far as files were read."""
+    """Rows found in the files read so far."""
     is_complete: bool = False
-    """Whether all files were read that may hold the others."""
+    """True if all files that may hold the missing rows were read."""
     size_bytes: int = 4096
 
 
@@ -165,7 +165,7 @@ Job = StoredRows | LedgerStep | StepNumbers | Find
 
 
 def new_worker_id() -> str:
-    """Return an id that is unique to one recorder. It follows no schedule, so it does not begin as a worker's does."""
+    """Return an id that is unique to one recorder. It follows no schedule, so it does not begin like a worker's id."""
     host = re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())[:_LONGEST_HOST]
     return f"recorder-{host}-{os.getpid()}-{new_id()[-12:]}"
 
@@ -192,7 +192,7 @@ class Life:
         """
         self.worker_id = new_worker_id()
         self.vocab_size: int | None = None
-        """Tokens that the model knows; None if its configuration is not known, and before the root was opened."""
+        """Vocabulary size of the model; None if its configuration is unknown, and before the root was opened."""
         self.newest_step = 0
         """Newest step of the root's ledger when it was opened."""
         self._url, self._run, self._given, self._config, self._folder = url, run, given, config, folder
@@ -210,12 +210,12 @@ class Life:
         self._fenced = Event()
         self._last_step = 0
         self._is_first = True
-        """Whether this life has taken no step."""
+        """True if this life has taken no step."""
         self._num_metrics: Counter[int] = Counter()
 
     @property
     def can_start(self) -> bool:
-        """Whether it can make a new root."""
+        """True if this life can create a new root."""
         return self._run is not None
 
     @property
@@ -233,9 +233,9 @@ class Life:
         return run_of(self._root) if self._root else None
 
     def open(self) -> Root:
-        """Open or make the root, and claim a slot; does nothing if that is done.
+        """Open or create the root, and claim a slot; does nothing the second time.
 
-        Raises ConfigError or OwnedError for a root that is not to be recorded into, StoreError if it can't be reached.
+        Raises ConfigError or OwnedError for a root that can't be recorded into, StoreError if it can't be reached.
         """
         if self._root is None:
             self._root = _open_root(self._url, self._run, self._given, take_over=self._take_over)
@@ -253,7 +253,7 @@ class Life:
                 at = str(path.resolve())
                 keep_model(root, path, identify(path, root.record.model, at=at, with_weights=False))
             self.vocab_size = vocabulary_of(root)
-        except (ModelError, ImportError) as error:  # a family's default number of tokens, which transformers knows
+        except (ModelError, ImportError) as error:  # transformers knows the default vocabulary size of a family
             logger.warning("%s: token ids are not compared with the model's vocabulary: %s", root.url, error)
 
     # --- Rollouts ------------------------------------------------------------------------------------------------
@@ -276,9 +276,9 @@ class Life:
         self._prepared = []
 
     def find(self, job: Find) -> None:
-        """Find stored rows that are not known any more, or never were, in files of others first, the newest first.
+        """Find stored rows that are not known here; files of other processes first, newest first.
 
-        A file that can't be read is passed over: else it would keep all later jobs waiting.
+        A file that can't be read is skipped, since it would block all later jobs.
         """
         root = self.open()
         found = {name: self._others[name] for name in job.rollout_ids if name in self._others}
@@ -302,7 +302,7 @@ class Life:
         job.found, job.is_complete = found, not missing or (is_complete and time.monotonic() <= job.until)
 
     def _note_read(self, file: RolloutFile, rows: Mapping[str, KnownRow]) -> None:
-        """Keep the rows of a file for later steps; old ones are read again if a step names them."""
+        """Keep the rows of a file for later steps; old rows are read again if a step names them."""
         self._others.update(rows)
         self._read.add(file.name)
         while len(self._others) > MOST_KNOWN_ROWS:
@@ -321,7 +321,7 @@ class Life:
         rows = _ledger(job, attempt.attempt_id)
         try:
             write_ledger(root, attempt, job.step, rows)
-        except FencedError as error:  # what it says is for trainers that stop then
+        except FencedError as error:  # its message is for trainers, which stop then
             raise _taken_over(root, attempt) from error
         self._last_step = job.step
         job.lacks_rows = len(rows) < len(job.rows)
@@ -353,12 +353,12 @@ class Life:
             except FencedError as error:
                 raise _taken_over(root, self._attempt) from error
             logger.warning(
-                "%s: step %d follows step %d; what was recorded of step %d and later ones is superseded",
+                "%s: step %d follows step %d; the recorded steps from %d on are superseded",
                 *(root.url, step, self._last_step, step),
             )
             self._release()
         earlier = attempt_of_steps(root) if self._is_first else {}
-        lease = _claim(root)  # again after a failure: an attempt that is there, and has no step, does no harm
+        lease = _claim(root)  # retried after a failure: an attempt without steps does no harm
         previous = newest_attempt(root, before=lease.attempt_id)
         parent = (previous.attempt_id, step - 1) if previous is not None and step > 1 else None
         self._attempt, self._last_step = record_attempt(root, lease, parent, self._config), step - 1
@@ -372,20 +372,20 @@ class Life:
         return self._attempt
 
     def _release(self) -> None:
-        """End the attempt, and say so in its lease."""
+        """End the attempt, and mark its lease as released."""
         self._attempt = None
         self._held.close()
 
     # --- The end -------------------------------------------------------------------------------------------------
 
     def say_lost(self, lost: Lost) -> None:
-        """Store in the claim what was lost, if that has changed."""
+        """Store the losses in the claim, if they have changed."""
         if self._root is not None and self._claim is not None and lost != self._lost:
             self._claim = change_claim(self._root, self._claim, lost=_as_json(lost))
             self._lost = lost
 
     def end(self, lost: Lost) -> None:
-        """Release the attempt, and say in the claim that this life has ended, and what it lost."""
+        """Release the attempt, and record the end of this life and its losses in the claim."""
         self._release()
         if self._root is not None and self._claim is not None:
             ended_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -398,13 +398,15 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _as_json(lost: Lost) -> dict[str, Any] | None:
-    found = {name: value for name, value in asdict(lost).items() if name != "waiting"}  # a claim says what is for good
+    found = {
+        name: value for name, value in asdict(lost).items() if name != "waiting"
+    }  # a claim holds only final losses
     return found if lost else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A file of rollouts that is not put yet."""
+    """An encoded file of rollouts that is not written yet."""
 
     file: RolloutFile
     rows: pa.Table
@@ -449,10 +451,10 @@ def _read_known(root: Root, file: RolloutFile, wanted: Set[str]) -> dict[str, Kn
 
 def _open_root(url: str, run: RunConfig | None, given: Mapping[str, Any], *, take_over: bool | None) -> Root:
     no_retries = Event()
-    no_retries.set()  # the queue tries again, and warns less often
+    no_retries.set()  # the queue retries, and warns less often
     try:
         storage = replace(Storage.connect(url), stop=no_retries)
-    except StoreError as error:  # of a scheme that nothing serves here: to try again would not help
+    except StoreError as error:  # the scheme is not supported here, so a retry would not help
         raise ConfigError(str(error)) from error
     if not storage.exists(RUN.template):
         if run is None:
@@ -489,22 +491,22 @@ def _check_recorded(root: Root) -> None:
                 "another root"
             )
         raise ConfigError(
-            f"{root.url} is a run that ludic trained, last as attempt {attempt.attempt_id}, and its steps and policies "
-            "follow from each other; record into another root"
+            f"{root.url} is a run that ludic trained, last as attempt {attempt.attempt_id}, and its steps and "
+            "policies depend on each other; record into another root"
         )
     if latest_policy(root) is not None:
-        raise ConfigError(f"{root.url} has policies, which ludic's workers sample with; record into another root")
+        raise ConfigError(f"{root.url} has policies, which ludic's workers sample from; record into another root")
 
 
 def _taken_over(root: Root, attempt: Attempt | None) -> FencedError:
-    """Return why an attempt that a newer one has fenced records no more steps."""
+    """Return the reason why an attempt fenced by a newer one records no more steps."""
     newer = read_lease(root, attempt.attempt_id + 1) if attempt is not None else None
     who = f"attempt {newer.attempt_id} of {newer.owner}" if newer is not None else "another process"
     return FencedError(f"{who} has taken the steps over, and this process records no more steps")
 
 
 def _check_not_alive(root: Root) -> None:
-    """Raise OwnedError if another process of this machine records the steps now, as far as that can be proven."""
+    """Raise OwnedError if another process of this machine provably records the steps now."""
     newest = newest_claim(root)
     lease = read_lease(root, newest)
     if lease is None or lease.released or lease.process is None or lease.process == describe_process(os.getpid()):
@@ -517,7 +519,7 @@ def _check_not_alive(root: Root) -> None:
 
 
 def _claim(root: Root) -> Lease:
-    """Claim the next attempt, which fences an earlier recorder at once, with a warning if it may live.
+    """Claim the next attempt, which fences an earlier recorder at once, with a warning if it may be alive.
 
     Raises OwnedError if a trainer of ludic owns the root.
     """
@@ -529,7 +531,7 @@ def _claim(root: Root) -> Lease:
                 raise OwnedError(f"{root.url}: ludic trains this run, as attempt {newest} of {earlier.owner}")
         if ledger_steps(root, newest):
             logger.warning(
-                "%s: attempt %d of %s, since %s, has not ended by itself; this recorder takes the steps over from it",
+                "%s: attempt %d of %s, since %s, has not released its lease; this recorder takes over its steps",
                 *(root.url, newest, earlier.owner, earlier.since),
             )
     try:
@@ -581,7 +583,7 @@ def _ledger_row(each: LedgerRow, job: LedgerStep) -> dict[str, Any]:
 
 
 def _numbers(job: LedgerStep, rows: pa.Table) -> dict[str, Any]:
-    """Return the numbers of a step that follow from its ledger."""
+    """Return the metrics of a step that follow from its ledger."""
     used = rows.filter(rows["used"])
     num_tokens = pc.sum(used["prompt_length"]).as_py() or 0
     num_tokens += pc.sum(used["response_length"]).as_py() or 0

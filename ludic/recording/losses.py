@@ -1,4 +1,4 @@
-"""Count and name what a recorder could not store."""
+"""Count and name the groups, steps and metrics that a recorder could not store."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from ludic.results import plural
 
 MOST_NAMED = 100
-"""Groups that are named; all are counted."""
+"""Maximum groups that are named; all are counted."""
 _MOST_REASONS = 20
 _OTHERS = "other reasons"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What a recorder was given and has not stored so far. False if nothing."""
+    """Data that a recorder has not stored yet; false if there is none."""
 
     num_rollouts: int = 0
     num_groups: int = 0
@@ -27,18 +27,18 @@ class Waiting:
         return bool(self.num_groups or self.num_steps)
 
     def __str__(self) -> str:
-        """What waits and why, on one line."""
+        """Waiting data and the reason, on one line."""
         if not self:
             return "nothing waits"
         rows = f"{plural(self.num_rollouts, 'rollout')} in {plural(self.num_groups, 'group')}"
         ledgers = f"the ledger of {plural(self.num_steps, 'step')}"
         what = " and ".join([rows] * bool(self.num_groups) + [ledgers] * bool(self.num_steps))
-        return f"{what} wait, not stored so far{f': {self.reason}' if self.reason else ''}"
+        return f"{what} wait to be stored{f': {self.reason}' if self.reason else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """What a recorder could not store, for good or so far. False if nothing."""
+    """Data that a recorder could not store, finally or so far; false if there is none."""
 
     num_rollouts: int = 0
     num_groups: int = 0
@@ -47,24 +47,24 @@ class Lost:
     steps: Sequence[tuple[int, int]] = ()
     """Steps without a ledger, or without some rows of it, as half-open intervals."""
     steps_without_metrics: Sequence[tuple[int, int]] = ()
-    """Steps whose numbers, or some of them, are not stored, as half-open intervals."""
+    """Steps with metrics that are not stored, as half-open intervals."""
     reasons: Mapping[str, int] = field(default_factory=dict)
-    """Number of groups, steps and rows of numbers by reason, of which there are some 20 at most; rows without a group
-    that are counted at once are 1."""
+    """Number of lost groups, steps and rows of metrics by reason, with about 20 reasons at most; rows without a group
+    that are counted together count as 1."""
     waiting: Waiting = field(default_factory=Waiting)
-    """What waits while the store fails, and is stored once it works again."""
+    """Data that waits while the store fails, and is stored once it works again."""
 
     def __bool__(self) -> bool:
         return bool(self.reasons or self.waiting)
 
     def __str__(self) -> str:
-        """What was lost and why, on one line."""
+        """Lost data and the reasons, on one line."""
         if not self:
             return "nothing was lost"
         groups = f" in {plural(self.num_groups, 'group')}" if self.num_groups else ""
         parts = [f"{plural(self.num_rollouts, 'rollout')}{groups}"] if self.num_rollouts or self.num_groups else []
         parts += [f"the ledger of {_named(self.steps)}"] if self.steps else []
-        parts += [f"the numbers of {_named(self.steps_without_metrics)}"] if self.steps_without_metrics else []
+        parts += [f"the metrics of {_named(self.steps_without_metrics)}"] if self.steps_without_metrics else []
         lost = [f"lost: {', '.join(parts)} ({'; '.join(self.reasons)})"] if self.reasons else []
         return "; ".join([*lost, *([str(self.waiting)] if self.waiting else [])])
 
@@ -84,10 +84,10 @@ class Losses:
         self._numbers: set[int] = set()
         self._reasons: Counter[str] = Counter()
         self._so_far: Lost | None = Lost()
-        """What `so_far` returns; None if something was added since."""
+        """Result of `so_far`; None if something was added since."""
 
     def add_groups(self, group_ids: Sequence[str], num_rollouts: int, reason: str, *, num_unnamed: int = 0) -> None:
-        """Count groups with all their rows. num_unnamed: number of more groups, which have no ids."""
+        """Count groups with all their rows. num_unnamed: number of further groups, without ids."""
         self._num_rollouts += num_rollouts
         self._num_groups += len(group_ids) + num_unnamed
         self._group_ids += group_ids[: MOST_NAMED - len(self._group_ids)]
@@ -99,7 +99,7 @@ class Losses:
         self._add(reason, 1)
 
     def add_numbers(self, step: int, reason: str) -> None:
-        """Count a step whose numbers are not stored."""
+        """Count a step whose metrics are not stored."""
         self._numbers.add(step)
         self._add(reason, 1)
 

@@ -1,6 +1,7 @@
-"""The thread of a recorder: jobs wait for it in bounded memory, and are done in order, again after a failure.
+"""Run the jobs of a recorder in a thread: in order, in bounded memory, and again after a failure.
 
-Nobody waits for it longer than the caller says, whatever the store does: a filesystem that hangs holds only the thread.
+A caller waits at most for its own timeout, whatever the store does: a hanging filesystem blocks only the thread. Jobs
+that do not fit into memory are counted as lost.
 """
 
 import logging
@@ -19,14 +20,14 @@ from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 256 << 20
-"""Bytes of jobs that wait; more are lost."""
+"""Maximum bytes of waiting jobs; jobs beyond it are lost."""
 _FILE_BYTES = 64 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
-"""Between two tries of a job."""
+"""Seconds between two tries of a job."""
 _HANGS_S = 5.0
-"""A store that did no job for so long, while somebody waited, hangs."""
+"""Seconds without a finished job, while a caller waits, after which the store counts as hanging."""
 _TRIES_AT_THE_END = 3
-"""Of a job that fails while the recorder is closed."""
+"""Seconds between two tries of a job while the recorder is closed."""
 _LAST_WORDS_S = 2.0
 _WARN_EVERY_S = 60.0
 
@@ -38,10 +39,10 @@ class Queue:
         """Start the thread, which opens the root first. where: the root, for messages."""
         self._life, self._where = life, where
         self._jobs: deque[tuple[int, Job]] = deque()
-        """Jobs that wait, with their numbers; the first ones may be in the thread's hands."""
+        """Waiting jobs with their numbers; the thread may be working on the first ones."""
         self._in_hand: list[Job] = []
         self._size_bytes = self._newest = self._flushed = 0
-        """Bytes of the jobs; the number of the newest job, and of the newest that is to be done at once."""
+        """Bytes of the jobs; number of the newest job, and of the newest that must be done at once."""
         self._since = 0.0
         """When the first job was added."""
         self._moved_at = time.monotonic()
@@ -60,13 +61,13 @@ class Queue:
 
     @property
     def lost(self) -> Lost:
-        """What was lost for good so far."""
+        """Final losses so far."""
         with self._changed:
             return self._losses.so_far()
 
     @property
     def waiting(self) -> Waiting:
-        """What is not stored so far."""
+        """Data that is not stored yet."""
         with self._changed:
             jobs = [job for _, job in self._jobs]
             rows = [job for job in jobs if isinstance(job, StoredRows)]
@@ -81,7 +82,7 @@ class Queue:
         """Add a job, and return its number. Waits for room unless the store fails; without room the job is lost."""
         with self._changed:
             if not self._has_room(job):
-                self._flushed = self._newest  # rows that wait for company would else keep their room
+                self._flushed = self._newest  # rows that wait for more rows would otherwise keep their room
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._has_room(job) or self.failure or self._is_over, patience_s)
             self._newest += 1
@@ -98,7 +99,7 @@ class Queue:
             return self._newest
 
     def lose_groups(self, num_groups: int, num_rollouts: int, reason: str) -> None:
-        """Count groups that no job holds, and that have no ids."""
+        """Count groups without ids that no job holds."""
         with self._changed:
             self._losses.add_groups((), num_rollouts, reason, num_unnamed=num_groups)
             self._warn()
@@ -110,15 +111,15 @@ class Queue:
             self._warn()
 
     def lose_numbers(self, step: int, reason: str) -> None:
-        """Count numbers of a step that no job holds."""
+        """Count metrics of a step that no job holds."""
         with self._changed:
             self._losses.add_numbers(step, reason)
             self._warn()
 
     def wait(self, number: int | None, timeout_s: float, *, is_patient: bool) -> bool:
-        """Have all jobs up to one done; return whether they are over, after at most timeout_s seconds.
+        """Wait until all jobs up to one are done, for at most timeout_s seconds; return whether they are.
 
-        number: of the job; None is the newest. is_patient: wait on while the store fails.
+        number: of the job; None is the newest. is_patient: continue to wait while the store fails.
         """
         with self._changed:
             until = self._newest if number is None else number
@@ -132,9 +133,9 @@ class Queue:
             return is_over()
 
     def suspect(self) -> None:
-        """Take the store for one that fails if it does no job, so that nobody waits for it until it does one.
+        """Treat the store as failing if it finishes no job, so that no caller waits until it finishes one.
 
-        Called by those who waited in vain.
+        Called after a wait timed out.
         """
         with self._changed:
             idle_s = time.monotonic() - self._moved_at
@@ -152,13 +153,13 @@ class Queue:
             return self._life.is_open
 
     def close(self, timeout_s: float) -> Lost:
-        """Do the jobs that wait, in at most timeout_s seconds, count the others as lost, and end the life."""
+        """Do the waiting jobs in at most timeout_s seconds, count the others as lost, and end the life."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
         try:
             self._thread.join(timeout_s)
-        finally:  # also if a person interrupts it
+        finally:  # also if interrupted by Ctrl-C
             with self._changed:
                 self._give_up()
         self._thread.join(_LAST_WORDS_S)
@@ -180,7 +181,7 @@ class Queue:
         self._warn()
 
     def _give_up(self) -> None:
-        """Count all jobs as lost, and take no others."""
+        """Count all jobs as lost, and accept no others."""
         self._is_over = True
         for _, job in self._jobs:
             self._lose(job, "the recorder ended before it was stored")
@@ -189,14 +190,14 @@ class Queue:
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
-        self._warn(f"nothing is stored at the moment, and is tried again: {one_line(error)}")
+        self._warn(f"storing fails at the moment and is retried: {one_line(error)}")
         self._changed.notify_all()
 
     def _warn(self, text: str | None = None) -> None:
         """Log a warning, at most one a minute; without a text it says what was lost so far."""
         if time.monotonic() - self._warned >= _WARN_EVERY_S:
             self._warned = time.monotonic()
-            logger.warning("%s: %s; the trainer goes on", self._where, text or self._losses.so_far())
+            logger.warning("%s: %s; the trainer continues", self._where, text or self._losses.so_far())
 
     # --- In the thread -------------------------------------------------------------------------------------------
 
@@ -213,10 +214,12 @@ class Queue:
         try:
             self._life.end(lost)
         except Exception as error:
-            logger.warning("%s: the claim does not say that this recorder has ended: %s", self._where, one_line(error))
+            logger.warning(
+                "%s: the end of this recorder could not be recorded in its claim: %s", self._where, one_line(error)
+            )
 
     def _pause(self, pause_s: float) -> bool:
-        """Wait before a job is tried again; return False if it is not. A recorder that closes waits less."""
+        """Wait before a job is retried; return False if it is not retried. A closing recorder waits less."""
         with self._changed:
             if not self._is_closing:
                 self._changed.wait_for(lambda: self._is_closing, pause_s)
@@ -250,7 +253,7 @@ class Queue:
         return is_old or num_groups >= FLUSH_GROUPS or self._size_bytes >= _FILE_BYTES
 
     def _head(self) -> list[Job]:
-        """Return the first job; of rows, all that make a file together."""
+        """Return the first job; for rows, all jobs that share a file."""
         first = self._jobs[0][1]
         if not isinstance(first, StoredRows):
             return [first]
@@ -263,7 +266,7 @@ class Queue:
         return found
 
     def _try(self, jobs: Sequence[Job]) -> bool:
-        """Do jobs; return False if they are to be done again."""
+        """Do jobs; return False if they must be done again."""
         try:
             self._do(jobs)
             reason = None
@@ -271,7 +274,7 @@ class Queue:
             with self._changed:
                 self._fail(error)
             return False
-        except BaseException as error:  # an extension's panic is no Exception; the trainer goes on, whatever it is
+        except BaseException as error:  # an extension's panic is not an Exception; the trainer continues in any case
             reason = one_line(error) or type(error).__name__
             self._life.forget_rows()
             if not jobs:
@@ -304,7 +307,7 @@ class Queue:
             self._life.find(first)
         else:
             self._life.put_rows([job for job in jobs if isinstance(job, StoredRows)])
-        with suppress(LudicError):  # the next job says it
+        with suppress(LudicError):  # the next job reports it
             self._life.say_lost(self.lost)
 
 

@@ -1,7 +1,7 @@
-"""What the trainer of another program calls: `ludic.record`, and the Recorder that it returns.
+"""Record the trainer of another program: `ludic.record`, and the Recorder that it returns.
 
-A mistake of the caller raises at the call. A store that fails never does, unless it was asked to: a thread stores what
-was given, in the order in which it was given, and what it can't store is counted and named.
+A mistake of the caller raises at the call. A failing store raises only with stop_on_failure: a thread stores the data
+in the order of the calls, and counts and names the data that it can't store.
 """
 
 import atexit
@@ -50,10 +50,10 @@ logger = logging.getLogger(__name__)
 OPEN_S = 20.0
 STEP_S = 10.0
 CLOSE_S = 30.0
-"""Most seconds that record(), append() and step(), and close() wait for the store."""
+"""Maximum seconds that record(), append() and step(), and close() wait for the store."""
 
 _MOST_OPEN_STEPS = 1000
-"""Steps to come whose numbers are kept until then."""
+"""Maximum future steps whose metrics are kept until then."""
 Advantages = Mapping[str, Any] | Iterable[Any] | None
 
 _METRICS = {column.name: column.type for column in load_table("metrics").columns if column.catalogue.get("recorded")}
@@ -84,28 +84,28 @@ def record(
             recorder.append(groups)
             recorder.step(1, advantages=..., metrics={"loss": 0.1})
 
-    Makes the root, or goes on as its next life. The newest life owns the steps: its first step takes them over from an
-    earlier one, and steps that it takes again supersede the earlier ones, whose rows stay.
+    Creates the root, or continues as its next life. The newest life owns the steps: its first step takes them over from
+    an earlier life, and steps that it repeats supersede the earlier ones, whose rows stay.
 
     Args:
         root: Folder or URL of the run.
         model: Folder or Hugging Face id of the model that is trained; None is that of an existing root.
         env: Environment of rows that name none; None is that of the root, and `recorded` for a new one.
         trainer: Name and version of the program, such as "trl 1.16.0".
-        settings: Its settings, for people; secrets are masked, and what JSON can't hold is stored as text.
+        settings: Its settings, for people; secrets are masked, and values that do not fit JSON are stored as text.
         model_folder: Folder with the model's configuration and tokenizer, which the root keeps; None is `model`.
         stop_on_failure: Raise StoreError from append, step and flush if the store fails.
-        take_over: What becomes of another process that records the steps here, and lives on this machine. False refuses
-            the root. Else rows are added beside it, and the first step takes the steps over from it, with a warning.
-        group_size, groups_per_batch: Of a new root, for people and for `ludic train`; None is 8.
-        temperature, top_p, top_k, max_tokens: How rows were sampled that don't say it. None is as the root says, for a
-            new one 1, 1, off and 256; a top_k of 0 is off.
+        take_over: What to do if another live process of this machine records the steps here. False refuses the root.
+        Otherwise rows are added beside it, and the first step takes over its steps, with a warning. group_size,
+        groups_per_batch: Of a new root, for people and for `ludic train`; None is 8. temperature, top_p, top_k,
+        max_tokens: Sampling parameters of rows that leave them out. None takes those of the root, for a new one 1, 1,
+        off and 256; a top_k of 0 is off.
         extra_columns: Extra columns of the run's rollouts, type by name, such as {"x_source": "string"}; None takes
             those of an existing root.
 
     Raises:
         ConfigError: A setting is wrong; or the root has another model or other extra columns, or is a run that ludic
-            itself trains. A store that can't be reached is no error: it is tried again.
+            itself trains. A store that can't be reached raises no error: it is retried.
         OwnedError: A trainer of ludic trains this root now; or take_over is False, and another live process of this
             machine records its steps.
     """
@@ -126,29 +126,31 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with(settings: Mapping[str, Any], of_rows: Mapping[str, Any]) -> RunConfig:
-    """Return settings of a run with those of rows that don't say it. Raises ConfigError for one that is wrong."""
+    """Return settings of a run with the defaults of its rows. Raises ConfigError for a wrong setting."""
     off = {"top_k": None} if of_rows.get("top_k") == 0 else {}
     return RunConfig(**{**settings, **of_rows, **off})
 
 
 def _model_folder(folder: str | os.PathLike[str] | None) -> str | None:
-    """Return the path of a model's folder. Raises ConfigError if it is none."""
+    """Return the path of a model's folder. Raises ConfigError if it holds no model."""
     if folder is not None and not (Path(folder).expanduser() / "config.json").is_file():
-        raise ConfigError(f"model_folder is {os.fspath(folder)!r}, which holds no config.json; wanted one of a model")
+        raise ConfigError(
+            f"model_folder is {os.fspath(folder)!r}, which holds no config.json; wanted the folder of a model"
+        )
     return None if folder is None else os.fspath(folder)
 
 
 class Recorder:
     """Stores the rollouts and steps of one process; returned by `ludic.record`. Safe from several threads.
 
-    Close it, or use it in `with`. Several processes record into one run as several recorders, of which one calls
-    `step`. A process that was forked since opens a recorder of its own.
+    Close it, or use it in `with`. Several processes record into one run with one recorder each, of which one calls
+    `step`. A process forked later opens its own recorder.
     """
 
     def __init__(
         self, life: Life, url: str, run: RunConfig, of_rows: Mapping[str, Any], *, stop_on_failure: bool
     ) -> None:
-        """Use `ludic.record`. run: settings until the root is open. of_rows: those that the caller gave for rows."""
+        """Use `ludic.record`. run: settings until the root is open. of_rows: the caller's settings of rows."""
         self.root = url
         """Folder or URL of the run."""
         self._life, self._run, self._of_rows, self._stop_on_failure = life, run, of_rows, stop_on_failure
@@ -158,11 +160,11 @@ class Recorder:
         self._known: OrderedDict[str, KnownRow] = OrderedDict()
         self._group_ids: set[str] = set()
         self._fresh: deque[KnownRow] = deque(maxlen=MOST_KNOWN_ROWS)
-        """The newest rows that were appended since the last step."""
+        """The newest rows appended since the last step."""
         self._num_fresh = 0
-        """Number of all of them."""
+        """Number of all rows appended since the last step."""
         self._step: LedgerStep | None = None
-        """The newest step, whose numbers are not stored yet."""
+        """The newest step, whose metrics are not stored yet."""
         self._numbers: dict[int, dict[str, Any]] = {}
         self._version: int | None = None
         """None before the first step, unless the caller set it."""
@@ -178,20 +180,20 @@ class Recorder:
         atexit.register(self.close)
 
     def describe(self) -> str:
-        """Say on one line where this records, and what is there."""
+        """Describe on one line where this records, and the present state of the root."""
         if (number := self._life.number) is None:
             return f"records to {self.root} as soon as it can be reached: {self.waiting.reason}"
         if not (newest := self._life.newest_step):
             return f"records to {self.root}, life {number}"
-        there = f"the root has steps up to {newest}; those that this life takes again are superseded"
+        there = f"the root has steps up to {newest}; steps that this life repeats supersede them"
         return f"records to {self.root}, life {number}; {there}"
 
     @property
     def version(self) -> int:
-        """Version of the weights that sampled rows which don't say it: after `step` the version that follows.
+        """Version of the sampling weights for rows that leave it out; after `step`, the following version.
 
-        At first it is the newest step of the root. A loop that goes on from an earlier checkpoint sets it; raises
-        ConfigError for what is no whole number from 0.
+        At first it is the newest step of the root. A loop that resumes from an earlier checkpoint sets it; raises
+        ConfigError for anything but a whole number from 0.
         """
         return self._life.newest_step if self._version is None else self._version
 
@@ -201,16 +203,16 @@ class Recorder:
 
     @property
     def lost(self) -> Lost:
-        """What could not be stored, counted and named; false if nothing.
+        """Data that could not be stored, counted and named; false if there is none.
 
-        While the store fails, what waits for it is part of it (`Lost.waiting`), and no longer once it is stored.
+        While the store fails, `Lost.waiting` also counts the waiting data, until it is stored.
         """
         waiting = self.waiting
         return replace(self._queue.lost, waiting=waiting if waiting.reason else Waiting())
 
     @property
     def waiting(self) -> Waiting:
-        """What is not stored so far, and why if the store fails; false if nothing waits."""
+        """Data that is not stored yet, and the reason if the store fails; false if nothing waits."""
         return self._queue.waiting
 
     def append(self, groups: Any) -> list[str]:
@@ -220,7 +222,7 @@ class Recorder:
         table, or anything with `__arrow_c_stream__`, whose column group_id says which rows are a group. Keys of a
         dictionary are columns of the rollouts table (docs/schemas.md) or extra columns. It needs prompt_tokens (P,)
         int32, response_tokens (R,) int32 and episode_reward; response_logprobs (R,) float32 are nats. Without them
-        capture is `ids`. What else is left out has the defaults of an import.
+        capture is `ids`. Other columns that are left out get the defaults of an import.
 
         Returns before the rows are stored. Raises InvalidBatchError, and stores none of them, for rows that do not fit
         the table, the run's model or its vocabulary, and for a group or row that was appended before.
@@ -251,19 +253,19 @@ class Recorder:
         version: int | None = None,
         dropped: Mapping[str, str] | None = None,
     ) -> None:
-        """Store what a gradient step trains on; call it before the optimizer moves.
+        """Store the rows that a gradient step trains on; call it before the optimizer step.
 
         Waits until its ledger is stored, for at most 10 seconds, and not while the store fails. A step that is not
-        above the one before takes that one, and later ones, again: they are superseded.
+        above the previous one supersedes the recorded steps from it on.
 
         Args:
             n: The step, from 1.
             advantages: Of the rows that it uses, by rollout_id: a number, or (R,) one for each response token; or a
-                sequence, for all rows that were appended since the last step, in order; None uses these, and says no
-                advantage. An advantage that is not finite is stored as null, with a warning.
+                sequence, for all rows that were appended since the last step, in order; None uses these, without
+                advantages. An advantage that is not finite is stored as null, with a warning.
             metrics: As for `metrics`.
             version: Version of the weights that the step started from; None is n - 1.
-            dropped: Reasons of rows that it leaves out, by rollout_id. In a sequence of advantages they have theirs.
+            dropped: Reasons of rows that it leaves out, by rollout_id. A sequence of advantages includes their places.
 
         Raises ConfigError for a row that this recorder does not know, and for advantages that fit no row.
         """
@@ -299,11 +301,11 @@ class Recorder:
         self._raise_failure()
 
     def metrics(self, n: int, numbers: Mapping[str, Any]) -> None:
-        """Add numbers of a step, until the next step; they are stored then, or at the end.
+        """Add metrics of a step; they are stored at the next step, or at the end.
 
         numbers: by name. The name of a column of the metrics table, such as loss, grad_norm or learning_rate, is that
         column; all others go to its map `other`, also those of columns that ludic computes from the ledger, such as
-        reward_mean. None, infinities and NaN are left out. Raises ConfigError for what is no number.
+        reward_mean. None, infinities and NaN are left out. Raises ConfigError for a value that is not a number.
         """
         self._check()
         _whole("n", n, least=1)
@@ -317,16 +319,16 @@ class Recorder:
                 self._lose_numbers(max(self._numbers), f"more than {_MOST_OPEN_STEPS} later steps had numbers")
 
     def lose(self, num_groups: int, num_rollouts: int, reason: str) -> None:
-        """Count groups that the caller could not give, so that `lost` says so as of those that could not be stored.
+        """Count groups that the caller could not provide, so that `lost` includes them.
 
         reason: why, on one line; secrets in it are masked.
         """
         self._queue.lose_groups(num_groups, num_rollouts, mask(reason))
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
-        """Wait until what was appended is stored, or lost for good, at most timeout_s seconds; return whether it is.
+        """Wait until all appended data is stored or finally lost, for at most timeout_s seconds; return whether it is.
 
-        If not, `waiting` says what is not and why. The numbers of the newest step still wait for more.
+        If not, `waiting` has the rest and the reason. The metrics of the newest step still wait for more.
         """
         self._check()
         is_done = self._queue.wait(None, timeout_s, is_patient=True)
@@ -334,7 +336,7 @@ class Recorder:
         return is_done
 
     def close(self) -> None:
-        """Store what waits, in at most 30 seconds, and end this life; what is lost then is counted and logged.
+        """Store the waiting data in at most 30 seconds, and end this life; the rest is counted as lost and logged.
 
         Does nothing the second time, and in a forked process. Raises StoreError only with stop_on_failure.
         """
@@ -365,7 +367,7 @@ class Recorder:
         try:
             self.close()
         except StoreError:
-            if error is None:  # else it was logged, and must not hide the trainer's own error
+            if error is None:  # otherwise it was logged, and must not hide the trainer's own error
                 raise
 
     # --- What the calls share ------------------------------------------------------------------------------------
@@ -373,8 +375,8 @@ class Recorder:
     def _check(self) -> None:
         if self._pid != os.getpid():
             raise ConfigError(
-                f"{self.root}: this recorder is of process {self._pid}, and process {os.getpid()} was forked from it; "
-                "call ludic.record there, too"
+                f"{self.root}: this recorder belongs to process {self._pid}, from which process {os.getpid()} was "
+                "forked; call ludic.record in each process"
             )
         if self._is_closed:
             raise ConfigError(f"{self.root}: this recorder was closed; call ludic.record again")
@@ -390,7 +392,7 @@ class Recorder:
             raise StoreError(f"{self.root}: {self.lost}")
 
     def _follow_root(self) -> None:
-        """Take over what the root says, as soon as it is open."""
+        """Take over the settings of the root, as soon as it is open."""
         if self._is_open or not self._life.is_open:
             return
         stored = self._life.run
@@ -419,12 +421,12 @@ class Recorder:
             joined = tokens if len(batches) == 1 else None
             try:
                 table = to_table(batch, run_id="", sequence=0, extra_columns=extra_columns, tokens=joined)
-            except pa.ArrowException as error:  # a number that no float or int64 holds
+            except pa.ArrowException as error:  # a number that fits neither float nor int64
                 raise InvalidBatchError(f"a column can't hold a value of its rows: {one_line(error)}") from error
             known = [row for group in of_folder for row in _known_rows(group)]
             group_ids = [group.rollouts[0].group_id for group in of_folder]
             jobs.append(StoredRows(table=table, known=known, group_ids=group_ids, folder=folder))
-        for job in jobs:  # all fit by now, or none is added
+        for job in jobs:  # all rows are valid here, so all or none are added
             self._queue.add(job, patience_s=_left(until))
             if job.folder == "rollouts":
                 self._know({row.rollout_id: row for row in job.known})
@@ -433,7 +435,7 @@ class Recorder:
                 self._num_fresh += len(job.known)
 
     def _know(self, rows: Mapping[str, KnownRow], needed: Set[str] = frozenset()) -> None:
-        """Keep rows for steps to name, and forget the oldest ones beyond MOST_KNOWN_ROWS, but none of those needed."""
+        """Keep rows that steps may name; forget the oldest beyond MOST_KNOWN_ROWS, except needed ones."""
         self._known.update(rows)
         for name in needed & self._known.keys():
             self._known.move_to_end(name)
@@ -452,8 +454,8 @@ class Recorder:
                     )
                 if rollout.rollout_id in self._known or rollout.group_id in self._group_ids:
                     raise InvalidBatchError(
-                        f"{where}: it or its group, {rollout.group_id}, was appended before; a group is appended once, "
-                        "with all its rows"
+                        f"{where}: it or its group, {rollout.group_id}, was appended before; "
+                        "append a group once, with all its rows"
                     )
 
     def _find(
@@ -471,7 +473,7 @@ class Recorder:
         with self._lock:
             self._know(found, named)
         if not is_complete and (missing := job.rollout_ids - found.keys()):
-            self._queue.lose_rows_of_step(n, "rows that it names could not be looked for in time")
+            self._queue.lose_rows_of_step(n, "the search for rows that it names timed out")
             named -= missing
         if isinstance(advantages, Mapping):
             advantages = {name: value for name, value in advantages.items() if name in named}
@@ -484,7 +486,7 @@ class Recorder:
         )
 
     def _put_numbers(self) -> None:
-        """Store the numbers of the newest step, to which no others are added."""
+        """Store the metrics of the newest step, which is complete now."""
         if self._step is not None:
             values = self._numbers.pop(self._step.step)
             self._queue.add(
@@ -606,16 +608,16 @@ def _ledger_row(n: int, row: KnownRow, value: Any, reason: str | None) -> Ledger
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # of an integer that no float can hold
+    except OverflowError:  # for an integer that does not fit a float
         return False
 
 
 def _as_json(settings: Mapping[str, Any]) -> Any:
-    """Return settings as JSON has them, without secrets; what it can't hold is text, NaN and infinities too."""
+    """Return settings as JSON values without secrets; other values, NaN and infinities become text."""
     try:
         text = json.dumps(public_values(settings), default=lambda value: mask_fields(str(value)))
     except (RecursionError, ValueError) as error:
-        raise ConfigError(f"settings hold what no JSON can: {one_line(error)}") from error
+        raise ConfigError(f"settings hold a value that does not fit JSON: {one_line(error)}") from error
     return json.loads(text, parse_constant=str)
 
 

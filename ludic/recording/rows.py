@@ -1,4 +1,4 @@
-"""Fill in what rows of other programs leave out, for imports and for recorded rows. Pure."""
+"""Fill in missing values of rows of other programs, for imports and for recorded rows. Pure."""
 
 import hashlib
 import numbers
@@ -21,15 +21,16 @@ SAMPLED_WITH = ("model", "temperature", "top_p", "top_k", "max_tokens")
 
 
 def example_id(prompt: str) -> str:
-    """Return the id of an example that has no other. prompt: as JSON text; its digest is the id, also in older rows."""
+    """Return the id of an example without its own id: a digest of the prompt, given as JSON text, also in older
+    rows."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:12]
 
 
 def episode_columns(given: Mapping[str, Any], sampled_with: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that the rows of an episode share, as if it were a group of one.
 
-    given: columns that are known, at least env_name and env_example_id; None is the same as leaving one out.
-    sampled_with: value of each of SAMPLED_WITH, for rows that don't say.
+    given: known columns, at least env_name and env_example_id; None is the same as leaving one out. sampled_with: value
+    of each of SAMPLED_WITH, for rows that leave it out.
     """
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(given.get("wanted"), str):
@@ -59,8 +60,8 @@ def row_arrays(arrays: Mapping[str, Any], reward: float | None) -> dict[str, Any
     """Return the arrays of a row: logprobs of 0 where none are known, and the reward at the last token.
 
     arrays: by column, at least response_tokens. reward: the episode's, in its last row; None in others. A mask of
-    another length stays, so that who checks the row sees it. Raises RefusedRecordError for a reward that is no number,
-    or that float32 can't hold.
+    another length stays, so that the validation of the row reports it. Raises RefusedRecordError for a reward that is
+    not a number, or does not fit float32.
     """
     zeros = np.zeros(len(arrays["response_tokens"]), np.float32)
     columns = {"response_logprobs": zeros, **arrays}

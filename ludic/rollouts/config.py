@@ -1,4 +1,4 @@
-"""Settings of a worker, and of `ludic sample`. Imports no engine and no store, so that `--help` answers at once."""
+"""Define the settings of a worker and of `ludic sample`; imports no engine and no store, to keep `--help` fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

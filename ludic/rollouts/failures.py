@@ -1,4 +1,4 @@
-"""Log what users' code raises while rollouts are sampled: the first of each kind with its traceback, then counts."""
+"""Log errors of users' code while rollouts are sampled: the first of each kind with its traceback, then counts."""
 
 import logging
 import re
@@ -9,20 +9,20 @@ from ludic.code.run import place_of
 from ludic.records import GROUP_CLOSED, Rollout
 
 _MOST_KINDS = 100
-"""Kinds that are told; messages without a place may differ in each rollout."""
+"""Maximum kinds that are logged; messages without a code position may differ in each rollout."""
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 
 
 class FailureLog:
-    """Logs failed rollouts, and tools that failed in rollouts that went on. Two are of one kind if they are of one
-    environment, and their errors of one class and from one line."""
+    """Logs failed rollouts, and tools that failed in rollouts that continued. Two failures are of one kind if they have
+    the same environment, error class and line of code."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def take(self, rollouts: Iterable[Rollout]) -> None:
-        """Log the first rollout of each kind; later how many there were, at 10, at 100 and so on."""
+        """Log the first rollout of each kind; later only the count, at 10, at 100 and so on."""
         found: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], Rollout] = {}
         for rollout in rollouts:

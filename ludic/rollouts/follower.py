@@ -1,6 +1,7 @@
-"""Follow the newest policy: fetch it, load it into the engine, and say how long that took.
+"""Follow the newest policy: fetch it, load it into the engine, and measure the times of both.
 
-Reads policies/. A policy that is missing, half-written or broken leaves the weights in use as they are.
+Reads policies/. A policy that is missing, half-written or broken leaves the weights in use unchanged, with a warning.
+Raises ReplacedRootError if the root is another run.
 """
 
 import logging
@@ -30,7 +31,8 @@ logger = logging.getLogger(__name__)
 _REFUSED_S = 10.0
 """Seconds until a broken policy is read again."""
 _POLL_S = 10.0
-"""Seconds between looks at run.json while there is no LATEST, which else says that the root is still the same run."""
+"""Seconds between checks of run.json while there is no LATEST, which otherwise shows that the root is still the same
+run."""
 
 
 class WeightSync:
@@ -133,7 +135,7 @@ class WeightSync:
 
 
 class SwapTimes:
-    """The times of a worker's newest version; taken once, with the first rollouts of the version."""
+    """The times of a worker's newest version; reported once, with the first rollouts of the version."""
 
     def __init__(self, root: Root) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""Metrics of the rollouts that a worker appends at once, named as in schemas/metrics.v1.json. Pure."""
+"""Compute the metrics of the rollouts that a worker appends together, named as in schemas/metrics.v1.json. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
@@ -8,7 +8,8 @@ from ludic.printable import left_out
 from ludic.records import GROUP_CLOSED, Rollout, RolloutBatch, RolloutGroup, comparable_reward
 
 _MOST_CHARACTERS = 500
-"""Characters of an error in a metrics row, both ends; rows are read often, and the end names file and line."""
+"""Maximum characters of an error in a metrics row, from both ends; rows are read often, and the end names file and
+line."""
 
 
 def stream_metrics(
@@ -23,9 +24,8 @@ def stream_metrics(
 ) -> Iterator[dict[str, Any]]:
     """Yield one metrics row per environment, so that rewards of different scales are not mixed.
 
-    wait_s, step_s: seconds since the rows before in which no episode ran, and in which some did.
-    policy_version, num_running, waited_for: see schemas/metrics.v1.json. swap: times of a new version's first rollouts,
-    for the first row.
+    wait_s, step_s: seconds since the previous rows without and with running episodes. policy_version, num_running,
+    waited_for: see schemas/metrics.v1.json. swap: times of a new version's first rollouts, for the first row.
     """
     names = sorted({rollout.env_name for group in batch.groups for rollout in group.rollouts})
     for env_name in names:

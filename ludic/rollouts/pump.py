@@ -1,6 +1,7 @@
-"""Keep episodes going: one starts as soon as a slot is free, those of the group that began first before all others.
+"""Schedule the episodes of open groups: start one as soon as a slot is free, oldest group first.
 
-Touches no files. A worker, an evaluation and `GroupSampler` put groups in, and take them out when they are complete.
+Touches no files. A worker, an evaluation and `GroupSampler` start groups, and take them when they are complete. Raises
+the errors of the engine; other errors fail their episode.
 """
 
 import asyncio
@@ -42,16 +43,16 @@ RunEpisode = Callable[[LimitedEnvironments, EpisodeRequest], Awaitable[Sequence[
 """Runs an episode and returns its rows, at least one."""
 
 _MOST_WAITING = 8
-"""Episodes that run at a time, as a multiple of the sequences that the engine decodes together: most of them may wait
+"""Maximum concurrent episodes, as a multiple of the sequences that the engine decodes together: most of them may wait
 for their environments."""
 _SETTLED_S = 0.02
-"""Seconds after its start in which an episode counts as one that is about to ask the engine."""
+"""Seconds after its start in which an episode counts as about to call the engine."""
 _POLL_S = 0.05
-"""Seconds between looks for weights, after others have failed to load half-way."""
+"""Seconds between checks for new weights after a load failed half-way."""
 
 _start: ContextVar["_Start"] = ContextVar("start")
-"""Start of the episode whose task runs. Threads and processes that an episode starts keep its context as long as they
-live, so there is nothing large in it."""
+"""Start of the episode whose task runs. Threads and processes of an episode keep its context as long as they exist, so
+it holds nothing large."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,18 +60,18 @@ class BegunGroup:
     """A group that has begun."""
 
     number: int
-    """The number that it was started with."""
+    """Number with which it was started."""
     requests: Sequence[EpisodeRequest]
-    """Of its episodes."""
+    """Requests of its episodes."""
     environments: LimitedEnvironments
     began_s: float
     """Time of the event loop at its start."""
     rows: dict[int, Sequence[Rollout]] = field(default_factory=dict)
     """Rows of the episodes that have ended, by their index in the group."""
     ended_at: dict[int, datetime] = field(default_factory=dict)
-    """When these ended."""
+    """Times at which these ended."""
     left: "dict[int, _Episode]" = field(default_factory=dict)
-    """The other episodes, by their index: those that run, and those that wait for a slot."""
+    """The other episodes by index: running ones, and those that wait for a slot."""
 
     @property
     def episodes(self) -> list[Sequence[Rollout]]:
@@ -98,7 +99,7 @@ class BegunGroup:
 @dataclass(slots=True, eq=False)
 class _Start:
     settles_s: float = 0.0
-    """Time until which the episode counts as asking the engine, if it has not done so yet."""
+    """Time until which the episode counts as calling the engine, if it has not done so yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +112,7 @@ class _Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A group whose episodes have all ended, and which has its last scores."""
+    """A group whose episodes have all ended, with its final scores."""
 
     begun: BegunGroup
     group: RolloutGroup
@@ -122,7 +123,7 @@ class Finished:
 
 
 class Scheduler:
-    """Groups that have begun and are not complete. All methods belong to one event loop."""
+    """Groups that have begun and are not complete. Call all methods in one event loop."""
 
     def __init__(
         self,
@@ -134,25 +135,25 @@ class Scheduler:
         calls: "EngineCalls | None" = None,
         close_groups_at: int | None = None,
     ) -> None:
-        """in_flight: episodes that run at a time. None: as many as keep the engine of `calls` full, whatever they wait
-        for; all at once without `calls`. extra_columns: the run's own columns; an episode with other values fails.
+        """in_flight: maximum concurrent episodes. None: as many as keep the engine of `calls` full, or all at once
+        without `calls`. extra_columns: the run's own columns; an episode with other values fails.
         close_groups_at: episodes of a group that end before the others are given up; None waits for all.
         """
         self._run_episode, self._environments, self._extra_columns = run_episode, environments, extra_columns
         self._in_flight, self._calls, self._close_groups_at = in_flight, calls, close_groups_at
         self._waiting: OrderedDict[_Episode, None] = OrderedDict()
-        """Episodes that wait for a slot, in their order: the first one leaves as fast as any other."""
+        """Episodes that wait for a slot, in order; removing the first one is as fast as removing any other."""
         self._running: dict[asyncio.Task[Any], _Episode] = {}
         self._scoring: set[asyncio.Task[None]] = set()
         """Calls of score_group."""
         self._new: deque[_Start] = deque()
-        """Of episodes that may be about to ask the engine, in their order."""
+        """Tasks of episodes that may be about to call the engine, in order."""
         self._finished: list[Finished] = []
         self._open: dict[int, BegunGroup] = {}
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
         self.is_paused = False
-        """Whether no further episode starts, though slots are free."""
+        """True if no further episode starts, though slots are free."""
         if calls is not None:
             calls.on_change = self.wake
 
@@ -173,12 +174,12 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no episode runs and no group is being scored."""
+        """True if no episode runs and no group is being scored."""
         return not self._running and not self._scoring
 
     @property
     def has_room(self) -> bool:
-        """Whether a further group would begin at once."""
+        """True if another group would begin at once."""
         return not self._waiting and not self.is_paused and self._free_slots() > 0
 
     def start(
@@ -198,14 +199,13 @@ class Scheduler:
         return group
 
     def wake(self) -> None:
-        """End the wait of `wait`, which then looks again."""
+        """Wake `wait`, which then checks again."""
         self._changed.set()
 
     async def wait(self, timeout_s: float | None = None) -> list[Finished]:
         """Wait until an episode or a call of the engine ends, or for a time; returns the groups completed since.
 
-        With a time of 0, the tasks that are ready have one turn. Raises what an episode raised: errors of the engine,
-        which end everything.
+        With a time of 0, the tasks that are ready have one turn. Raises the errors of the engine, which end everything.
         """
         self._fill()
         with suppress(TimeoutError):
@@ -232,7 +232,7 @@ class Scheduler:
 
     @property
     def _keeps_full(self) -> bool:
-        """Whether as many episodes run as keep the engine full."""
+        """True if as many episodes run as keep the engine full."""
         return self._in_flight is None and self._calls is not None
 
     def _free_slots(self) -> int:
@@ -295,7 +295,7 @@ class Scheduler:
             self._finish(group)
 
     def _close_group(self, group: BegunGroup) -> None:
-        """End the other episodes of a group, those that wait for a slot too; each has its rows, with an error."""
+        """End the other episodes of a group, also those that wait for a slot; their rows get an error."""
         for episode in group.left.values():
             episode.ending.end(GROUP_CLOSED)
             if episode in self._waiting:
@@ -303,7 +303,7 @@ class Scheduler:
                 self._begin(episode)
 
     async def _score(self, group: BegunGroup) -> None:
-        """Let the environment score the answers of a group together, while other episodes go on."""
+        """Let the environment score the answers of a group together, while other episodes continue."""
         fitting = _without_misfits(group.episodes, self._extra_columns)
         scored = await score_together(group.environments, group.requests[0], fitting)
         group.rows = dict(enumerate(scored))
@@ -324,9 +324,9 @@ class Scheduler:
 
 
 class EngineCalls(Engine):
-    """Passes everything on to an engine, counts the requests that it has, and notes when its first tokens came."""
+    """Wraps an engine, counts its open requests, and records the time of its first tokens."""
 
-    name: str  # these come from the engine, through __getattr__
+    name: str  # attributes of the engine, through __getattr__
     repeats_in_any_batch: bool
     policy_version: int
     max_length: int
@@ -373,7 +373,7 @@ class EngineCalls(Engine):
         return completion
 
     async def _generate(self, request: GenerationRequest) -> Completion:
-        """Generate; if weights fail to load half-way, generate again with the next ones that load."""
+        """Generate; if a load of weights fails half-way, generate again with the next loaded weights."""
         while True:
             num_loads = self._num_loads
             try:
@@ -391,7 +391,7 @@ class EngineCalls(Engine):
         self._may_begin.clear()
 
     def release(self) -> None:
-        """Let the requests go on."""
+        """Let the requests continue."""
         self._may_begin.set()
 
     def load_weights(self, folder: str, version: int) -> None:
@@ -435,7 +435,7 @@ def _group(request: EpisodeRequest, episodes: Sequence[Sequence[Rollout]]) -> Ro
 def _without_misfits(
     episodes: Sequence[Sequence[Rollout]], extra_columns: Mapping[str, str]
 ) -> Sequence[Sequence[Rollout]]:
-    """Fail the episodes with values that do not fit the schema; the store would refuse the batch of all."""
+    """Fail the episodes with values that do not fit the schema; the store would otherwise refuse the whole batch."""
     rows = [row for of_episode in episodes for row in of_episode]
     errors = {rows[row].episode_id: f"{column} {found}" for row, column, found in find_misfits(rows, extra_columns)}
     if not errors:
@@ -447,7 +447,7 @@ def _without_misfits(
 
 
 def _failed(row: Rollout, error: str) -> Rollout:
-    """Return a row with an error, with its tokens, and without what a user's code gave."""
+    """Return a row with an error, with its tokens, and without values of users' code."""
     return replace(
         with_columns(failed(row, error), token_rewards=np.zeros(row.response_length, np.float32)),
         agent_steps=(),
@@ -458,17 +458,18 @@ def _failed(row: Rollout, error: str) -> Rollout:
 
 
 # --- Scores of all answers to an example together --------------------------------------------------------
-# Score the answers to one example together: give them to the environment's score_group, and its scores to the rows.
+# Score the answers to one example together: pass them to the environment's score_group, and write its scores into the
+# rows.
 #
-# Touches no files. A score replaces what the environment had given: the difference is added to the last step, and at
-# the last token of its completion, so that the sums over steps and tokens stay those of the episode. An error of
-# score_group fails all episodes of the group.
+# Touches no files. A score replaces the environment's earlier reward: the difference is added at the last step, and at
+# the last token of its completion, so that the sums over steps and tokens stay equal to the episode's reward. An error
+# of score_group fails all episodes of the group.
 
 Episodes = Sequence[Sequence[Rollout]]
 
 
 async def score_together(environments: LimitedEnvironments, request: EpisodeRequest, episodes: Episodes) -> Episodes:
-    """Return the rows of a group's episodes with the rewards that score_group gives; never raises what it raises.
+    """Return the rows of a group's episodes with the rewards of score_group, whose errors are not raised.
 
     request: of any of the episodes, which share its example.
     """
@@ -487,7 +488,7 @@ async def score_together(environments: LimitedEnvironments, request: EpisodeRequ
             [
                 row
                 if row.error is not None
-                # What single answers scored says which scorer it was not.
+                # The components of single answers show which scorer did not fail.
                 else replace(failed(row, why, error.traceback), reward_components=row.reward_components)
                 for row in rows
             ]
@@ -532,7 +533,7 @@ def _steps(agent: Sequence[Rollout]) -> list[EnvironmentStep]:
 
 
 def _reward_of_steps(agent: Sequence[Rollout]) -> float:
-    """Return what the environment gave; the rest of an episode's reward is for its format."""
+    """Return the environment's reward; the rest of an episode's reward is for its format."""
     return add_rewards(step.reward or 0.0 for step in _steps(agent))
 
 

@@ -1,4 +1,4 @@
-"""Sample answers to one prompt, from a run's policy or from any model. Stores nothing.
+"""Sample answers to one prompt from a run's policy or from any model, without storing them.
 
 Reads policies/ of a root, or a Hugging Face folder, id or URL. Raises ConfigError if there are no such weights or a
 setting does not fit the model, ModelError if the model can't be loaded.
@@ -37,7 +37,7 @@ class Answer:
     """(length,) float32, nats, under the distribution sampled from."""
     finish_reason: FinishReason
     policy_version: int | None
-    """Version of the run's weights; None for a model that is no run's."""
+    """Version of the run's weights; None for a model outside a run."""
 
     @property
     def mean_logprob(self) -> float:
@@ -49,7 +49,7 @@ class Answers(Result, Sequence[Answer]):
     """Answers to one prompt."""
 
     def __init__(self, source: str, answers: Sequence[Answer]) -> None:
-        """source: root or model that was asked."""
+        """source: root or model that answered."""
         self.source = source
         self._answers = answers
 
@@ -79,7 +79,7 @@ class Answers(Result, Sequence[Answer]):
         return {"source": self.source, "policy_version": self._answers[0].policy_version, "answers": answers}
 
     def parts(self) -> Iterator[Part]:
-        """Each answer below a line of its figures."""
+        """Each answer, after a line of its figures."""
         for number_, answer in enumerate(self._answers, 1):
             facts = f"{number_}: {len(answer.tokens)} tokens, finish_reason {answer.finish_reason}"
             yield Sentence(f"{facts}, mean logprob {number(answer.mean_logprob, 4)}", style="dim")

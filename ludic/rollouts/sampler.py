@@ -1,6 +1,7 @@
-"""Sample a batch of rollouts from group numbers: example, requests, episodes, groups; and make the parts of a run.
+"""Sample the groups of a run from their numbers, with the environments, parser, context and tools of its settings.
 
-An episode may have any number of rows, of one agent or of several; the rows of a group's episodes are its rollouts.
+An episode may have any number of rows, of one or several agents; the rows of a group's episodes are its rollouts.
+Raises ConfigError or ConsentError if a part of the run can't be made.
 """
 
 import logging
@@ -73,7 +74,7 @@ class GroupSampler:
     def request(self, group_number: int, split: Split = "train") -> EpisodeRequest:
         """Return the request that a group's episodes share; its seed is the group's. Raises ConfigError, as `sample`.
 
-        If the environment fails to give the example, the request says why, and its episodes fail.
+        If the environment fails to give the example, the request holds the error, and its episodes fail.
         """
         env_name, index = self.turns.of(group_number)
         example, failed = self._example(env_name, index, split)
@@ -98,7 +99,7 @@ class GroupSampler:
         )
 
     def _example(self, env_name: str, index: int, split: Split) -> tuple[Example, EpisodeFailedError | None]:
-        """Return an example and None; or an empty one, and why the environment has none of this index."""
+        """Return an example and None; or an empty example, and the reason why there is none of this index."""
         environments = self.environments[env_name]
         try:
             example = calls.example(environments, index, split)
@@ -115,7 +116,7 @@ class GroupSampler:
 
 
 class TurnOrder:
-    """Environments take turns at the groups of a run; one that is named twice gets twice as many groups.
+    """Assigns environments to the groups of a run in turn; one that is named twice gets twice as many groups.
 
     With a curriculum the first one begins alone, and after each `curriculum` groups another one joins: in the stage of
     n environments, group g is of environment g % n. The last stage does not end.
@@ -133,7 +134,7 @@ class TurnOrder:
     def of(self, group_number: int) -> tuple[str, int]:
         """Return the environment of a group, and the number of its earlier groups in the order of the whole run.
 
-        The time depends on how often this one is named, not on the number of the others.
+        The time depends on how often this environment is named, not on the number of others.
         """
         num_envs = len(self._envs)
         if self._curriculum is not None:
@@ -232,7 +233,7 @@ def open_code(
     files = trusted_files(root, uses)
     here = located(run, root)
     environments = check_sampling_code(here, files, limit, stop)
-    # Comes last: a file that can't be run is not kept, so that its fixed version is read.
+    # Comes last: a file that can't run is not stored, so that its fixed version is read later.
     return environments, files, keep_code(root, sampling_uses(here), files)
 
 
@@ -248,7 +249,7 @@ def check_agent(run: RunConfig, files: Files = NO_FILES) -> None:
 
 
 def equip(agent: Agent, run: RunConfig, files: Files = NO_FILES) -> Agent:
-    """Return the agent with what the run's settings name; starts the servers of its tools.
+    """Return the agent with the parts that the run's settings name; starts the servers of its tools.
 
     files: users' files to run instead of those on disk. Raises ConfigError if a part can't be made.
     """

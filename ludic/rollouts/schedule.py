@@ -1,4 +1,4 @@
-"""Schedule: the numbers of the groups that a worker samples, a function of run.json and the worker's slot.
+"""Compute the numbers of the groups that a worker samples, from run.json and the worker's slot.
 
 Groups are numbered over the whole run. The worker in slot s of num_workers samples the numbers s, s + num_workers,
 s + 2 num_workers, ... A worker in a slot beyond num_workers has its own range of numbers, so that any number of
@@ -77,7 +77,7 @@ class CommittedGroups:
     """Files that hold them, without compacted and expired ones."""
 
     def add(self, positions: Iterable[int | None]) -> int:
-        """Add positions, but those of other schedules (None); returns the number of new ones."""
+        """Add positions, except those of other schedules (None); return the number of new ones."""
         new = {position for position in positions if position is not None and position not in self.positions}
         for position in new:
             self.positions.add(position)
@@ -99,7 +99,7 @@ def read_earlier_lives(root: Root, slot: int) -> CommittedGroups:
     """Read which groups this slot committed, from its own files, compacted files and tombstones of expired files.
 
     Broken files count as not committed, expired files as committed. Rows of another run, whose worker outlived a root
-    that was made again, count as not committed: nobody trains on them.
+    that was created again, count as not committed, since they are never trained on.
     """
     schedule = Schedule.of_slot(run_of(root), slot)
     lives = CommittedGroups()

@@ -1,4 +1,4 @@
-"""Rollout worker: a stream of episodes that follows the newest policy and appends groups as they become complete.
+"""Run a rollout worker: sample a stream of episodes with the newest policy, and append groups when they are complete.
 
 Reads policies/, writes rollouts/, metrics/ and its claim in workers/. It shares only the root with the trainer, so it
 may start first, die, or run beside other workers. An episode starts as soon as another one ends, and new weights are
@@ -51,12 +51,12 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
 _BUSY_WAIT_S = 0.05
 """Shortest pause between reads of LATEST while episodes run, which reads would slow down."""
 _READS_A_SECOND = 2000
-"""Most reads of LATEST in a second by all waiting workers of a run. S3 serves 5,500 GETs a second below a prefix; 1,000
-workers that all begin with _SHORTEST_WAIT_S would send about 10,000 (benchmarks/scale.py)."""
+"""Maximum reads of LATEST per second by all waiting workers of a run. S3 serves 5,500 GETs a second below a prefix;
+1,000 workers that all begin with _SHORTEST_WAIT_S would send about 10,000 (benchmarks/scale.py)."""
 
 _SHORTEST_AGE_S, _AGE_SHARE = 0.05, 0.1
-"""A complete group waits for others, so that files are few: at least so many seconds, and at most FLUSH_AGE_S; between
-them, this share of the time that it was sampled in."""
+"""A complete group waits for others, to write fewer files: at least this number of seconds, at most FLUSH_AGE_S, and in
+between this share of its sampling time."""
 _TICK_S = 0.1
 """Seconds between looks at `stop`: a signal does not wake an event loop."""
 
@@ -90,7 +90,8 @@ def opened_stream(
     report: Callable[[RolloutBatch], None] | None = None,
     announce: Announce | None = None,
 ) -> Iterator["Stream"]:
-    """Claim the slot, find what its earlier lives committed, and give the stream; at the end, flush and release."""
+    """Claim the slot, find the groups that its earlier lives committed, and yield the stream; at the end, flush and
+    release."""
     check_not_recorded(root)
     slot = new_slot() if config.slot is None else config.slot
     run = run_of(root)
@@ -127,12 +128,13 @@ class _Unread:
     made: MadeFile
     attempt_id: int
     planned_step: int
-    """Of the LATEST that was known when its groups were complete."""
+    """Value from the LATEST that was known when its groups were complete."""
 
     def is_read(self, latest: LatestPolicy) -> bool:
-        """Whether the file counts as read, or never will be.
+        """True if the file counts as read, or never will be.
 
-        A later trainer counts what it finds. Two plans after a file is made, it has been listed or left out for good.
+        A later trainer counts the files that it finds. Two plans after a file is written, it has been listed or left
+        out for good.
         """
         return (
             self.made.sequence <= latest.seen.get(self.made.worker_id, -1)
@@ -162,24 +164,24 @@ class _Store:
         self._num_unread = 0
         """Groups that have begun, and are in no file that counts as read: being sampled, complete, or appended."""
         self._known: LatestPolicy | None = None
-        """LATEST at the newest of them that are about to be appended."""
+        """LATEST as of the newest groups that are about to be appended."""
         self._unread: list[_Unread] = []
         self._of_earlier_lives: Sequence[MadeFile] = earlier
 
     def begin(self, num_groups: int = 1) -> None:
-        """Count groups that begin, until the trainer has read them, whoever holds them meanwhile."""
+        """Count groups that begin, until the trainer has read them."""
         self._num_unread += num_groups
 
     def expect(self, latest: LatestPolicy | None) -> None:
-        """Note that groups are about to be appended. latest: as it is known now."""
+        """Record that groups are about to be appended. latest: the newest known LATEST."""
         self._known = latest
 
     def num_unread(self, latest: LatestPolicy) -> int:
-        """Return how many groups the trainer has not read, of this life and, if that is known, of the one before.
+        """Return the number of groups that the trainer has not read, of this life and, if known, of the previous one.
 
-        Those of this life count from their start.
+        Groups of this life count from their start.
         """
-        # What the trainer read of older lives is not known, and by far the most of it was used.
+        # Which groups of older lives the trainer has read is unknown; almost all of them were used.
         before = [file for file in self._of_earlier_lives if file.worker_id in latest.seen]
         self._num_unread += sum(file.num_groups for file in before)
         self._of_earlier_lives = ()
@@ -195,9 +197,9 @@ class _Store:
     def append(
         self, batch: RolloutBatch | None, events: Sequence[GroupEvent], times: SwapTimes, metrics: Mapping[str, Any]
     ) -> None:
-        """Append a batch, what became of groups, and metrics, and begin to flush.
+        """Append a batch, ends of groups, and metrics, and begin to flush.
 
-        Groups should be safe soon, and the trainer may wait. metrics: of the batch.
+        Flush at once, since groups should be safe soon and the trainer may wait. metrics: of the batch.
         """
         _persist(self.stop, self._check_slot)
         _persist(self.stop, partial(self.writer.append, batch, events))
@@ -281,7 +283,7 @@ class Stream:
     async def _sample(self, following: "asyncio.Task[None]") -> None:
         clock, said, idle_since = asyncio.get_running_loop().time, False, None
         while not self._is_over():
-            # One group a round: the rest of the round is never put off, however long the code of users blocks the loop.
+            # One group per round, so that the rest of the round is not delayed by users' code that blocks the loop.
             has_begun = self._begin_group()
             began, is_idle = clock(), self._scheduler.is_idle
             self._take(await self._scheduler.wait(0.0 if has_begun else self._next_poll_s()))
@@ -350,7 +352,7 @@ class Stream:
             self._scheduler.wake()
 
     async def _quiet(self) -> None:
-        """Wait until no completion, or no episode, runs on; the weights change then."""
+        """Wait until no completion, or no episode, is running; then the weights change."""
         if self._config.swap == "completion":
             self._calls.hold()
         else:
@@ -415,7 +417,7 @@ class Stream:
             self._report(batch)
 
     def _measure(self) -> dict[str, Any]:
-        """Return what rows of metrics say of the time since the rows before."""
+        """Return the values of metrics rows about the time since the previous rows."""
         now = asyncio.get_running_loop().time()
         idle_s, self._idle_s = self._idle_s, 0.0
         step_s, self._committed_at = max(1e-6, now - self._committed_at - idle_s), now
@@ -455,7 +457,7 @@ class Stream:
         if latest is None:
             return "waiting for a policy that can be loaded; `ludic train` publishes policies"
         if latest.budget is None:
-            return "waiting for a trainer of this version of ludic, which says how many groups may be open"
+            return "waiting for a trainer of this version of ludic, which sets how many groups may be open"
         return (
             f"nothing to sample: {latest.num_ready} groups are ready for the trainer, {self._store.num_unread(latest)} "
             f"of this worker are not read yet, and its budget is {latest.budget} for {latest.num_workers} "
@@ -470,7 +472,8 @@ def _longest_wait_s(sampled_s: float) -> float:
 def _persist(stop: threading.Event, write: Callable[[], None]) -> None:
     """Write, and retry while the filesystem fails; after `stop` is set, try once more and raise any error.
 
-    An error of a writer belongs to an earlier write, which the writer retries itself; it has not taken the new data.
+    An error of a writer belongs to an earlier write, which the writer retries itself; the new data was not accepted
+    then.
     """
     for wait_s in back_off(_SHORTEST_WAIT_S, _LONGEST_WAIT_S):
         try:
@@ -483,5 +486,5 @@ def _persist(stop: threading.Event, write: Callable[[], None]) -> None:
 
 
 def pauses_between_reads(root: Root) -> Iterator[float]:
-    """Yield the seconds between reads of LATEST by a worker that waits."""
+    """Yield the seconds between reads of LATEST by a waiting worker."""
     return root.pauses(_SHORTEST_WAIT_S, _LONGEST_WAIT_S, least_s=run_of(root).num_workers / _READS_A_SECOND)

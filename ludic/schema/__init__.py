@@ -1,4 +1,4 @@
-"""Schemas of the tables, validation of batches, and conversion of records to Arrow and back."""
+"""Load the schemas of tables, validate batches, and convert records to Arrow and back."""
 
 from ludic.extra_columns import EXTRA_TYPES, check_extra_columns, extra_names
 from ludic.schema.arrays import values_of

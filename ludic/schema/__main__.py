@@ -1,4 +1,4 @@
-"""Print the documentation of the tables, which docs/schemas.md holds: `python -m ludic.schema`."""
+"""Print docs/schemas.md, the documentation of the tables: `python -m ludic.schema`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Arrays of rows as Arrow columns and back, bit for bit and without a Python loop over tokens; by ArrayColumn. No I/O.
+"""Convert arrays of rows to Arrow columns and back, bit for bit and without a Python loop over tokens. No I/O.
 
 Raises TooLargeError if the arrays of many rows do not fit into one Arrow array.
 """
@@ -22,7 +22,7 @@ class TooLargeError(Exception):
 
 
 def check_size(count: int, column: str, unit: str) -> None:
-    """Raise TooLargeError if a column can't hold so many of these."""
+    """Raise TooLargeError if a column can't hold this number of units."""
     if count > MAX_ELEMENTS:
         raise TooLargeError(f"{column} holds {count} {unit}, at most {MAX_ELEMENTS} fit in a row")
 
@@ -33,7 +33,7 @@ def check_size(count: int, column: str, unit: str) -> None:
 def to_arrow(column: ArrayColumn, arrays: Sequence[Any], numbers: pa.Array | None = None) -> pa.Array:
     """Return the arrays of rows, None for an absent one, as an Arrow array of the column's type.
 
-    numbers: what `join` returns for these arrays, if it is known; then none may be absent.
+    numbers: the result of `join` for these arrays, if known; then no array may be absent.
     """
     type_ = column.arrow_type
     if column.num_dimensions == 0:
@@ -41,7 +41,7 @@ def to_arrow(column: ArrayColumn, arrays: Sequence[Any], numbers: pa.Array | Non
     present = [array for array in arrays if array is not None]
     if not present:
         return pa.nulls(len(arrays), type_)
-    # Offsets first, so that more numbers than they can count are refused before they are joined.
+    # Offsets first, so that an array with too many numbers for them is refused before the numbers are joined.
     outer = _offsets([0 if array is None else len(array) for array in arrays], column.name)
     levels, types = [], [type_]
     for level in range(1, column.num_dimensions):
@@ -79,7 +79,7 @@ def join(column: ArrayColumn, arrays: Sequence[Any]) -> pa.Array:
 
 
 def _offsets(lengths: Iterable[int] | np.ndarray, column: str) -> pa.Array:
-    """Return (rows + 1,) int32: the begin of each row's elements, and the end of the last row's."""
+    """Return (rows + 1,) int32: the start of each row's elements, and the end of the last row's."""
     ends = np.append(0, np.cumsum(np.asarray(lengths, np.int64)))
     check_size(int(ends[-1]), column, "elements")
     return pa.array(ends.astype(np.int32))

@@ -1,8 +1,8 @@
-"""The arrays of a row, by the catalogue: what each runs along, and the checks, cuts and joins that follow from it.
+"""Define the arrays of a row from the catalogue of columns; check, cut and join them. No I/O.
 
-A column of `schemas/rollouts.v1.json` with the key `along` is an array of a Rollout, and one row there is all that the
-rest of ludic is told of it. Its further keys are the fields of ArrayColumn. They are not part of the stored schema. No
-I/O; knows no record.
+A column of `schemas/rollouts.v1.json` with the key `along` is an array of a Rollout; the rest of ludic learns about the
+array from that row alone. Its further keys are the fields of ArrayColumn and not part of the stored schema. Raises
+SchemaError for a row of the catalogue that is wrong.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,23 +38,23 @@ class Ragged(Sequence[np.ndarray]):
     __slots__ = ("bounds", "values")
 
     def __init__(self, values: np.ndarray, bounds: np.ndarray) -> None:
-        """values: (K,), the numbers of all lists. bounds: (n + 1,) int64: where each list begins, the last one ends."""
+        """values: (K,), the numbers of all lists. bounds: (n + 1,) int64: start of each list, then the end."""
         self.values, self.bounds = values, bounds
 
     @classmethod
     def of(cls, lists: Iterable[Any], dtype: Any) -> Self:
-        """Join lists of numbers. Raises ValueError if a dtype of integers can't hold one of them as it is."""
+        """Join lists of numbers. Raises ValueError if an integer dtype can't hold one of them exactly."""
         arrays, own = [np.asarray(each) for each in lists], np.dtype(dtype)
         found = np.concatenate([np.zeros(0, own), *arrays])
         values = found.astype(own, copy=False)
         if own.kind in "iu" and values.dtype != found.dtype and not np.array_equal(values, found):
-            raise ValueError(f"a list holds numbers that {own} does not have")
+            raise ValueError(f"a list holds numbers that {own} can't represent")
         ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
         return cls(values, ends)
 
     @property
     def shape(self) -> tuple[int]:
-        """Number of lists, as of an array with a value for each."""
+        """(n,), the number of lists, as for an array with one value for each."""
         return (len(self.bounds) - 1,)
 
     @property
@@ -85,12 +85,12 @@ class Ragged(Sequence[np.ndarray]):
         return self.values[self.bounds[position] : self.bounds[position + 1]]
 
     def misfit(self, dtype: np.dtype) -> str | None:
-        """Return why this is no Ragged of a dtype with lists one after the other; None if it is."""
+        """Return why this is not a Ragged of a dtype with consecutive lists; None if it is."""
         values, bounds = self.values, self.bounds
         if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
             return f"holds {getattr(values, 'dtype', type(values).__name__)}, wanted {dtype}"
         if not isinstance(bounds, np.ndarray) or bounds.ndim != 1 or bounds.dtype.kind != "i" or not len(bounds):
-            return "has bounds that are no array of integers of one dimension, at least one"
+            return "has bounds that are not a non-empty one-dimensional integer array"
         if bounds[0] != 0 or bounds[-1] != len(values) or (np.diff(bounds) < 0).any():
             return f"has bounds that do not rise from 0 to its {len(values)} numbers"
         return None
@@ -107,38 +107,38 @@ class ArrayColumn:
 
     name: str
     dtype: np.dtype
-    """Of its numbers, in memory and in Arrow."""
+    """Dtype of its numbers, in memory and in Arrow."""
     arrow_type: pa.DataType
     along: Along
-    """The tokens that it has a value for: prompt; response; read, which is prompt and response without the last token,
-    since the model reads no further; or row, which is one value for all."""
+    """Tokens that have a value: prompt; response; read, which is prompt and response without the last token, which the
+    model never reads; or row, which is one value for all."""
     num_dimensions: int
     """Dimensions of the array: 1 is a number a token, 2 is k numbers a token; 0 is one number for the row."""
     is_nullable: bool
     ragged: bool = False
-    """Whether the numbers of a token are a list of any length."""
+    """True if the numbers of a token are a list of any length."""
     ascending: bool = False
-    """Whether the numbers of a token, along the last dimension, must rise."""
+    """True if the numbers of a token, along the last dimension, must rise."""
     holds_token: bool = False
-    """Whether the numbers of a sampled token include the token itself; a Ragged along the response."""
+    """True if the numbers of a sampled token include the token itself; a Ragged along the response."""
     fill: Any = None
-    """Value of response tokens that were not sampled, which is checked; None lets any stand there, and an assembled row
-    has 0, or no numbers."""
+    """Value of response tokens that were not sampled, which is checked; None allows any value, and an assembled row has
+    0, or no numbers."""
     null: Any = None
-    """What an absent column means, and what stands in a batch for a row without it; None is NaN, or 0."""
+    """Value in a batch for a row without the array; None is NaN for floats, else 0."""
     lowest: float | None = None
-    """Least number; None is the least finite one of the type."""
+    """Minimum; None is the least finite number of the type."""
     highest: float | None = None
     wanted: str | None = None
     """The range in words, for messages; None is its two numbers."""
     is_token_ids: bool = False
-    """Whether numbers are from 0 to the model's vocabulary."""
+    """True if numbers are from 0 to the model's vocabulary."""
     set_by: SetBy
-    """Who gives the values: the transcript, as it is assembled; the sampler, with each completion; the episode."""
+    """Source of the values: the assembled transcript, the sampler with each completion, or the episode."""
     trained: WhenTrained | None = None
-    """Whether training reads it: always, or when a trainer asks for it; None is never."""
+    """True if training reads it: always, or when a trainer asks for it; None is never."""
     encoding: str | None = None
-    """Of its numbers in Parquet files; None is Parquet's own choice."""
+    """Encoding of its numbers in Parquet files; None is Parquet's default."""
 
     @classmethod
     def of(cls, column: Column) -> Self:
@@ -175,11 +175,11 @@ class ArrayColumn:
 
     @property
     def is_number_a_token(self) -> bool:
-        """Whether it has one number for each of its tokens."""
+        """True if the array has one number for each of its tokens."""
         return self.along != "row" and self.num_dimensions == 1
 
     def length(self, prompt_length: int, response_length: int) -> int:
-        """Return how many tokens it has values for, in a row of these lengths. It must not be along the row."""
+        """Return the number of tokens with values, in a row of these lengths; not for an array along the row."""
         if self.along == "response":
             return response_length
         return prompt_length if self.along == "prompt" else max(0, prompt_length + response_length - 1)
@@ -191,7 +191,7 @@ class ArrayColumn:
         return prompts if self.along == "prompt" else responses
 
     def cut(self, values: Any, prompt_length: int, start: int, stop: int) -> Any:
-        """Return the values of a row whose response is cut to start:stop; what came before is then in its prompt.
+        """Return the values of a row whose response is cut to start:stop; the tokens before then belong to its prompt.
 
         values: of the whole row. prompt_length: before the cut.
         """
@@ -204,9 +204,9 @@ class ArrayColumn:
         return self.concatenate([values, self.unknown(start, like=values)]) if start else values
 
     def unknown(self, num_tokens: int, like: Any = None) -> Any:
-        """Return what stands for the values of tokens that have none: `null`.
+        """Return the values of tokens without values: `null`.
 
-        like: values of another row, whose shape beyond the tokens it takes.
+        like: values of another row; the result takes its shape beyond the tokens.
         """
         if self.ragged:
             return Ragged(np.zeros(0, self.dtype), np.zeros(num_tokens + 1, np.int64))
@@ -227,7 +227,7 @@ class ArrayColumn:
         return Ragged(np.concatenate([each.values for each in parts]), np.append(0, np.cumsum(counts)))
 
     def bounds(self, num_ids: int = NUM_TOKEN_IDS) -> tuple[float, float]:
-        """Return the least and the greatest number that it may hold. num_ids: tokens that the model knows."""
+        """Return the minimum and the maximum of its range. num_ids: size of the model's vocabulary."""
         if self.is_token_ids:
             return 0, num_ids - 1
         limits = np.iinfo(self.dtype) if self.dtype.kind in "iu" else np.finfo(self.dtype)
@@ -289,7 +289,7 @@ class ArrayColumn:
         return f"a NumPy array of {self.dtype} of {wanted}"
 
     def wrong_length(self, values: Any, prompt_length: int, response_length: int) -> str | None:
-        """Return why values are not one for each of their tokens; None if they are. Their type must fit."""
+        """Return why there is not one value for each token; None if there is. The type must fit."""
         if values is None or self.along == "row":
             return None
         wanted = self.length(prompt_length, response_length)
@@ -318,7 +318,7 @@ class ArrayColumn:
             falls = numbers[..., 1:] <= numbers[..., :-1]
             if self.ragged:
                 firsts = values.bounds[(values.bounds > 0) & (values.bounds < len(numbers))]
-                falls[firsts - 1] = False  # the first number of a list follows none
+                falls[firsts - 1] = False  # the first number of a list has no predecessor
             if falls.any():
                 is_bad = np.concatenate([np.zeros((*numbers.shape[:-1], 1), bool), falls], axis=-1)
                 return self._at(values, is_bad, "wanted sorted numbers, each once")
@@ -369,7 +369,7 @@ class ArrayColumn:
         return f"is {found.tolist() if isinstance(found, np.ndarray) else found} at token {tokens[0]}{others}, {wanted}"
 
     def lacks_token(self, values: Any, tokens: np.ndarray, is_sampled: np.ndarray) -> str | None:
-        """Return which sampled tokens are not among their own numbers; None if all are, or need not be.
+        """Describe sampled tokens that are missing among their own numbers; None if there are none.
 
         values: along the response. tokens: (response_length,) int32. is_sampled: (response_length,) bool.
         """
@@ -409,13 +409,13 @@ def with_columns(value: T, **columns: Any) -> T:
 def reasons_against(
     columns: Columns, prompt_length: int, response_length: int, num_ids: int = NUM_TOKEN_IDS
 ) -> Iterator[tuple[str, str]]:
-    """Yield a column of a row or a completion and why its values can't stand there: type, length, or numbers."""
+    """Yield each invalid column of a row or a completion, with the reason: type, length, or numbers."""
     of_catalogue = array_columns()
     for name, values in columns.items():
-        if values is None:  # absent, as where it is left out
+        if values is None:  # None means absent
             continue
         if (column := of_catalogue.get(name)) is None:
-            yield str(name), f"is no array of a row, wanted one of {', '.join(of_catalogue)}"
+            yield str(name), f"is not an array of a row, wanted one of {', '.join(of_catalogue)}"
         elif reason := (
             column.misfit(values)
             or column.wrong_length(values, prompt_length, response_length)

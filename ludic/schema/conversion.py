@@ -2,7 +2,7 @@
 
 The schema drives both directions: a column is the attribute of the same name, a list of structs is a tuple of the
 record in RECORDS, and a run's own columns are in `extra`. No I/O. Expects a validated batch (ludic.schema.validation).
-Raises InvalidBatchError if a rollout is too large for a column, SchemaError if a table is foreign.
+Raises InvalidBatchError if a rollout is too large for a column, SchemaError if a table does not fit its schema.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""docs/schemas.md, from schemas/ and the catalogue of arrays."""
+"""Render docs/schemas.md from schemas/ and the catalogue of arrays."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,8 @@ _INTRODUCTION = """\
 
 Made from `schemas/` by `python -m ludic.schema`, as `make format` does; edit those files instead.
 A minor version adds nullable columns, or renames one: older files read under the new name. Anything else is a new
-major version. Elements of lists and values of maps are never null. Fields of structs follow their column, as `column[].field`.
+major version. Elements of lists and values of maps are never null. Fields of structs follow their column, as
+`column[].field`.
 
 A run may declare columns of its own for rollouts, `x_` and a name, in `extra_columns` of `run.json`; they come last,
 any may be null, and their types are string, int64, double, bool and lists of these.
@@ -58,7 +59,7 @@ does not have. A new array is a new row there, with `"nullable": true`, and a ne
 
 With `"set_by": "sampler"` that row is all it needs: a completion may have the array (`Completion.columns`), and it is
 checked, assembled, stored, vetted, cut, packed and handed to the loss (`terms.columns`) by what its row says, and
-`ludic verify` looks at its length and its range. With another `set_by`, code must give it its values:
+`ludic verify` checks its length and its range. With another `set_by`, code must give it its values:
 `agents/transcript.py` and the episode name the arrays that they set.
 With `"trained": "on request"`, a setting must ask for it, and only `experts` has one.
 
@@ -72,7 +73,7 @@ if it is along the `prompt`; an array along other tokens must come with every ca
 | `ascending` | whether the numbers of a token must rise |
 | `holds_token` | whether the numbers of a sampled token must include its id |
 | `fill` | the value at response tokens that were not sampled; without it, any passes, and a row assembled here has 0 |
-| `null` | what stands in a batch for a row without the array, best outside of the range; by default NaN, or 0 |
+| `null` | value in a batch for a row without the array, best outside of the range; by default NaN, or 0 |
 | `range` | the least and the greatest number, or `token ids`; without it, all finite ones |
 | `wanted` | the range in words, for messages |
 | `set_by` | who gives the values: the `transcript` that is assembled, the `sampler` of each completion, the `episode` |

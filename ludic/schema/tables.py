@@ -33,7 +33,7 @@ _PRIMITIVES: dict[str, pa.DataType] = {
 _STORED_KEYS = ("name", "type", "nullable", "doc")
 
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
-"""Extra columns of a run that has none."""
+"""Extra columns of a run without extra columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +227,9 @@ def _parse_type(spec: Any) -> pa.DataType:
             )
         case {"struct": columns}:
             return pa.struct([_parse_column(column).to_arrow() for column in columns])
-    raise SchemaError(f"unknown type {spec!r} in schemas/; a type is one of {', '.join(_PRIMITIVES)}, or built of them")
+    raise SchemaError(
+        f"unknown type {spec!r} in schemas/; a type is one of {', '.join(_PRIMITIVES)}, or built from them"
+    )
 
 
 def _check_metadata(metadata: Mapping[bytes, bytes], name: str, where: str) -> None:
@@ -317,9 +319,9 @@ SCHEMA_VERSION = load_table("rollouts").version
 """Schema version of the rollouts table, stored in run.json."""
 
 TRACEBACK = "traceback"
-"""Column of rollouts with kilobytes of text in each failed row, which no plan needs in memory."""
+"""Column of rollouts with kilobytes of text in each failed row; plans do not load it."""
 
 SCALAR_COLUMNS = tuple(
     field.name for field in arrow_schema("rollouts") if not pa.types.is_nested(field.type) and field.name != TRACEBACK
 )
-"""Columns of rollouts that are no list, struct or map, without TRACEBACK: all that most SQL plans need."""
+"""Columns of rollouts that are not lists, structs or maps, without TRACEBACK: all that most SQL plans need."""

@@ -1,7 +1,7 @@
 """Find values of rollouts that do not fit the Arrow schema: wrong types, nulls, shapes, lengths and ranges.
 
-Arrow would take some of them: it stores True as 1, and 1e39 as an infinite float. Pure: no I/O. Checks each column as
-a whole, and value by value only if that finds a value that may not fit.
+Arrow itself would convert some of them: it stores True as 1, and 1e39 as an infinite float. Pure: no I/O. Each column
+is checked as a whole first, and value by value only if that check fails.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,14 +41,18 @@ def _extra_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str]
         if rollout.extra is not extras[row]:
             yield row, "extra", f"is {shown(rollout.extra)}, wanted a mapping"
         for name in extras[row].keys() - extra_columns.keys() if extras[row] else ():
-            yield row, str(name), f"is no column of this run, whose extra_columns are {declared}; a new run declares it"
+            yield (
+                row,
+                str(name),
+                f"is not a column of this run, whose extra_columns are {declared}; declare it in a new run",
+            )
     schema = rollouts_schema(extra_columns)
     for name in extra_columns:
         yield from _column_misfits([extra.get(name) for extra in extras], schema.field(name))
 
 
 def _array_misfits(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
-    """Yield arrays of a wrong type or dimensions, and those that are not as long as the tokens that they run along."""
+    """Yield arrays with a wrong type, number of dimensions or length."""
     catalogue, arrays = array_columns(), list[Columns]()
     for row, rollout in enumerate(rollouts):
         is_mapping = isinstance(rollout.columns, Mapping)
@@ -56,7 +60,7 @@ def _array_misfits(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
         if not is_mapping:
             yield row, "columns", f"is {shown(rollout.columns)}, wanted a mapping of arrays by name"
         for name in arrays[row].keys() - catalogue.keys():
-            yield row, str(name), f"is no array of a row, wanted one of {', '.join(catalogue)}"
+            yield row, str(name), f"is not an array of a row, wanted one of {', '.join(catalogue)}"
     prompts, responses = ([_length(each.get(name)) for each in arrays] for name in ("prompt_tokens", "response_tokens"))
     for column in catalogue.values():
         values = [each.get(column.name) for each in arrays]
@@ -127,7 +131,10 @@ def _misfits(value: Any, field: pa.Field, path: str) -> Iterator[Misfit]:
             yield from _misfits(getattr(value, each.name), each, f"{path}.{each.name}")
     elif pa.types.is_string(type_):
         if not _is_utf8(value):
-            yield path, f"is {shown(value)}, which holds half a surrogate pair; wanted text that UTF-8 can hold"
+            yield (
+                path,
+                f"is {shown(value)}, which holds half a surrogate pair; wanted text that can be encoded as UTF-8",
+            )
     elif not pa.types.is_boolean(type_):
         lowest, highest, wanted_number = _bounds(type_)
         # NaN compares as false. float() of a NumPy scalar: comparing the scalar would round `highest` to inf.

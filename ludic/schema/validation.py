@@ -1,7 +1,8 @@
-"""Validate a batch before it is stored, which is refused whole, with every reason; and stored rows before training.
+"""Validate a batch before it is stored, and stored rows before training.
 
 The schema gives types, nullability and ranges; the rules below check the meaning. Pure: no I/O. Raises
-InvalidBatchError. Runs at every append, so it checks whole columns, and searches for bad rows only if there are any.
+InvalidBatchError, which refuses the whole batch and lists the reasons. Runs at every append, so it checks whole columns
+first, and searches for bad rows only if there are any.
 """
 
 from collections import Counter
@@ -42,7 +43,7 @@ LOWEST_LOGPROB, LOGPROB_TOLERANCE = array_columns()["response_logprobs"].bounds(
 in float32, so no sampler draws such a token; vLLM writes -9999 for NaN and minus infinity."""
 
 UNKNOWN_EXPERT: int = array_columns()["experts"].null
-"""In a batch, in place of experts: the model's router chooses for this token."""
+"""Value in a batch for a token without experts: the model's own router chooses."""
 
 PURPOSES: tuple[str, ...] = get_args(Purpose)
 ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
@@ -51,9 +52,9 @@ CAPTURES = (*get_args(Capture), None)
 TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", "time_limit", "budget", None)
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""Value in the name of a folder, env=VALUE, that readers of hive partitions take for null."""
+"""Value in a folder name, env=VALUE, that readers of hive partitions read as null."""
 _LONGEST_ENV = 255 - len("env=")
-"""Bytes of that VALUE, percent-encoded: filesystems refuse a folder with a longer name, however often it is tried."""
+"""Maximum bytes of that VALUE, percent-encoded: filesystems refuse a folder with a longer name."""
 
 
 def _is_flat(column: ArrayColumn) -> bool:
@@ -65,9 +66,9 @@ def _is_other(column: ArrayColumn) -> bool:
 
 
 _FLAT = select(_is_flat)
-"""Arrays that every row has, of one number a token: those of all rows are checked at once."""
+"""Arrays that every row has, with one number a token: all rows are checked at once."""
 _OTHERS = select(_is_other)
-"""All others whose values can be wrong: each row's are checked by themselves."""
+"""All other arrays whose values can be wrong: each row is checked separately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +177,11 @@ def _not_negative(column: str) -> _Rule:
 
 
 _RULES = (
-    _Rule(("env_name",), lambda name: name != NULL_PARTITION, "wanted another: in a folder's name pandas reads null"),
+    _Rule(("env_name",), lambda name: name != NULL_PARTITION, "wanted another: pandas reads this folder name as null"),
     _Rule(
         ("env_name",), lambda name: len(quote(name, safe="")) <= _LONGEST_ENV, f"wanted {_LONGEST_ENV} bytes at most"
     ),
-    _Rule(("policy_version",), lambda version: version < 10**18, "wanted below 10**18, as the names of files hold it"),
+    _Rule(("policy_version",), lambda version: version < 10**18, "wanted below 10**18, the limit of file names"),
     *map(_not_empty, ("rollout_id", "group_id", "episode_id", "env_name", "env_example_id")),
     *map(_not_empty, ("agent_id", "parent_rollout_id", "trajectory_id")),
     *map(_not_negative, ("depth", "segment_index", "policy_version", "num_turns", "temperature")),
@@ -296,15 +297,15 @@ def _bad_unsampled(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
 
 
 def _pretended_logprobs(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
-    """Yield rows that say that nobody kept their logprobs, and have some."""
+    """Yield rows that have logprobs although their `capture` says that none were stored."""
     for row, rollout in enumerate(rollouts):
         if rollout.capture in WITHOUT_LOGPROBS and (num_other := np.count_nonzero(rollout.response_logprobs)):
-            wanted = f"wanted zeros, since capture is {rollout.capture}: nobody kept them"
+            wanted = f"wanted zeros, since capture is {rollout.capture}: no logprobs were stored"
             yield row, "response_logprobs", f"has {num_other} that are not 0, {wanted}"
 
 
 def _bad_others(rollouts: Sequence[Rollout], num_ids: int) -> Iterator[RowProblem]:
-    """Yield rows whose lists of numbers, or numbers that may be absent, can't stand at their tokens."""
+    """Yield rows whose lists of numbers, or optional numbers, do not fit their tokens."""
     for row, rollout in enumerate(rollouts):
         for column in _OTHERS:
             values = rollout.columns.get(column.name)
@@ -317,7 +318,7 @@ def _bad_others(rollouts: Sequence[Rollout], num_ids: int) -> Iterator[RowProble
 def reasons_of_row(
     column: ArrayColumn, values: Any, tokens: np.ndarray, mask: np.ndarray | None, num_ids: int
 ) -> Iterator[str]:
-    """Yield why values, whose type and length fit, can't stand in a row.
+    """Yield the reasons why values whose type and length fit are invalid in a row.
 
     tokens: (response_length,) int32. mask: (response_length,) bool, its action_mask; None if all tokens were sampled.
     """
@@ -367,7 +368,7 @@ class FlatTokens:
 def _group_problems(groups: Iterable[RolloutGroup]) -> Iterator[Problem]:
     for group in groups:
         if not isinstance(group.key, str):
-            yield Problem(where=f"group {group.key!r}", column="group_key", reason="is no text, wanted str")
+            yield Problem(where=f"group {group.key!r}", column="group_key", reason="is not a text, wanted str")
         if not group.rollouts:
             yield Problem(where=f"group {group.key!r}", column="rollouts", reason="is empty, wanted at least one")
             continue
@@ -429,19 +430,19 @@ def _repeated(column: str, values: Iterable[str], of_what: str) -> Iterator[Prob
             yield Problem(where=where, column=column, reason=f"is that of {count} {of_what}, wanted unique")
 
 
-# --- Experts: those that a sampler's router chose, which the trainer sends tokens to ------------------
+# --- Experts chosen by the sampler's router, to which the trainer sends the same tokens ------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """What the routers of a model choose from."""
+    """Layers and experts that the routers of a model choose from."""
 
     layers: tuple[int, ...]
     """Numbers of the decoder layers with experts."""
     chosen: int
-    """Experts that a token is sent to."""
+    """Number of experts that a token is sent to."""
     num_experts: int
-    """Experts of a layer."""
+    """Number of experts of a layer."""
 
 
 def reason_against_experts(experts: np.ndarray, num_read: int, routing: Routing | None = None) -> str | None:
@@ -515,7 +516,7 @@ def _bad_temperatures(column: pa.ChunkedArray) -> Iterator[RowProblem]:
 
 
 def _bad_lengths(rows: pa.Table) -> Iterator[RowProblem]:
-    """Yield lists that are not as long as the row says; a list that is null has no length."""
+    """Yield lists whose length differs from the row's; a null list has no length."""
     prompts, responses = (rows[name].to_numpy() for name in ("prompt_length", "response_length"))
     for row in np.flatnonzero(prompts < 1).tolist():
         yield row, "prompt_tokens", "is empty, wanted at least one token"
@@ -529,7 +530,7 @@ def _bad_lengths(rows: pa.Table) -> Iterator[RowProblem]:
 
 
 def _bad_shapes(found: pa.ChunkedArray, column: ArrayColumn, known: Mapping[int, str]) -> Iterator[RowProblem]:
-    """Yield rows with a null, with lists of unequal lengths, or of another shape than most. known: bad rows."""
+    """Yield rows with a null, with lists of unequal lengths, or of another shape than most rows. known: bad rows."""
     if _is_regular(found, column):
         return
     shapes = dict[int, tuple[int, ...]]()
@@ -591,16 +592,16 @@ def _shape_of_tokens(value: pa.Scalar, column: ArrayColumn) -> tuple[int, ...] |
         return None
     if column.along == "row":
         return tuple(shape) if shape[0] else "is empty, wanted numbers"
-    return tuple(shape[1:]) if shape[0] else None  # the lists of no tokens have no length
+    return tuple(shape[1:]) if shape[0] else None  # without tokens there are no lists to measure
 
 
 def _bad_rows(rows: pa.Table, column: ArrayColumn, num_ids: int, known: Mapping[int, str]) -> Iterator[RowProblem]:
     """Yield rows whose values of a column that may be absent are not sound. known: rows that are bad anyway.
 
-    A list without numbers says nothing of its token: it was drawn from all.
+    An empty list means that its token was drawn from the whole vocabulary.
     """
     indexes, found = list(range(rows.num_rows)), rows[column.name]
-    if known:  # their arrays may be such that NumPy has none like them
+    if known:  # NumPy may not be able to represent their arrays
         indexes = [row for row in indexes if row not in known]
         found = found.take(pa.array(indexes, pa.int64()))
     for row, values in zip(indexes, values_of(column, found), strict=True):

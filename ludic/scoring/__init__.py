@@ -1,1 +1,1 @@
-"""Scores of stored rollouts, by a user's function or an LLM judge, appended to scores/."""
+"""Score stored rollouts with a user's function, a reward model or an LLM judge, and append the scores to scores/."""

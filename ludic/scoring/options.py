@@ -1,4 +1,4 @@
-"""Options of scoring: which scorer scores which rollouts. Imports nothing slow, so that `--help` answers at once."""
+"""Define the options of scoring: the scorer, and the rollouts to score; imports nothing slow, to keep `--help` fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

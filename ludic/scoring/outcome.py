@@ -1,4 +1,4 @@
-"""Results of scoring one rollout: what a user's function may return, and what is stored of it."""
+"""Convert the result of a user's scorer to the values or the failure that is stored for a rollout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def failed(reason: str, **costs: Any) -> Outcome:
 
 
 def to_outcome(result: Any) -> Outcome:
-    """Return the outcome of a scorer's result; a failure if it is not what a scorer may return."""
+    """Return the outcome of a scorer's result; a failure if the result is invalid."""
     costed = result if isinstance(result, CostedScore) else CostedScore(value=result)
     given = costed.value if isinstance(costed.value, Mapping) else {SCORE: costed.value}
     try:

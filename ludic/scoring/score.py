@@ -1,8 +1,8 @@
 """Score stored rollouts and append the scores to scores/.
 
-Reads rollouts/ or evals/, one row group at a time. A rollout that this version of the scorer has scored is left out, so
-a scoring that was interrupted goes on when it is started again. Two at the same time may score a rollout twice; the
-view `scores` counts it once. Raises ConfigError, QueryError, StoreError, and TimeLimitError if the scorer hangs.
+Reads rollouts/ or evals/, one row group at a time. Rollouts that this version of the scorer has scored are skipped, so
+an interrupted scoring continues when it is started again. Two concurrent scorings may score a rollout twice; the view
+`scores` counts it once. Raises ConfigError, QueryError, StoreError, and TimeLimitError if the scorer hangs.
 """
 
 import inspect
@@ -279,7 +279,7 @@ MOST_LOST = 64
 """Calls beyond their time limit that may still run."""
 
 _GRACE_S = 1.0
-"""Seconds beyond its limit that a call has to return by itself, with a better reason than ours."""
+"""Seconds beyond its limit in which a call may still return its own, better reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +300,7 @@ class _Call:
 def score_all(
     rollouts: Iterator[Rollout], score: Callable[[Rollout], Outcome], *, concurrency: int, timeout_s: float
 ) -> Iterator[Scored]:
-    """Yield every rollout's outcome, in the order in which they come. `score` must not raise."""
+    """Yield every rollout's outcome in the order of completion. `score` must not raise."""
     answers: SimpleQueue[tuple[int, Outcome]] = SimpleQueue()
     running: dict[int, _Call] = {}
     num_begun = num_lost = 0
@@ -324,7 +324,7 @@ def score_all(
             if num_lost >= MOST_LOST:
                 raise TimeLimitError(
                     f"{num_lost} calls of the scorer have not returned within {timeout_s:g} s each, so no more are "
-                    "begun; see why it hangs, then score again, which goes on with the rest"
+                    "begun; find out why it hangs, then score again, which continues with the rest"
                 )
 
 
@@ -338,7 +338,7 @@ def _begin(
 
 
 def _next_answer(answers: "SimpleQueue[tuple[int, Outcome]]", until: float) -> tuple[int, Outcome] | None:
-    """Return the next answer; None if none comes before a time of the monotonic clock."""
+    """Return the next answer; None if none arrives before a time of the monotonic clock."""
     try:
         return answers.get(timeout=max(0.0, until - time.monotonic()))
     except Empty:

@@ -1,1 +1,1 @@
-"""Show the state of a run, its statistics, and one rollout or group, as text and in a notebook."""
+"""Show the state of a run, its statistics, and single rollouts or groups, as text, in a notebook and in a viewer."""

@@ -1,4 +1,4 @@
-"""Who waits for whom, trainer or workers, and how many workers would balance. Pure."""
+"""Compute how much trainer and workers wait for each other, and how many workers would balance them. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ludic.schema.tables import Row
 # n = s/b workers keep the trainer busy and are busy themselves.
 
 MOST_WAITING = 0.1
-"""Share of its time that a side may wait without being said to wait."""
+"""Share of its time up to which a side does not count as waiting."""
 _WORK = ("step_s", "publish_s", "checkpoint_s")
 """Seconds of a step in which the trainer does not wait for rollouts."""
 
@@ -23,21 +23,21 @@ class Balance:
     """Shares of time that trainer and workers work, over the same steps."""
 
     trainer_busy: float
-    """Share of the trainer's time that it does not wait for rollouts, from 0 to 1."""
+    """Share of its time in which the trainer does not wait for rollouts, from 0 to 1."""
     worker_busy: float
-    """Share of the workers' time that they sample and do not wait for the budget or for weights, from 0 to 1."""
+    """Share of their time in which workers sample and do not wait for the budget or for weights, from 0 to 1."""
     num_workers: int
     """Number of workers that sampled in this time."""
     num_steps: int
-    """Number of these steps: the newest ones, without those before the first rollouts that are known."""
+    """Number of these steps: the newest ones, without those before the first known rollouts."""
     balanced_workers: float
-    """Number of workers, like the mean of these, that would keep the trainer busy and be busy themselves."""
+    """Number of average workers that would keep the trainer busy and be busy themselves."""
     handoff_s: float
     """Mean seconds of a step in which the trainer waits and no worker samples: weights or rollouts are on their way."""
 
     @property
     def waiting(self) -> Literal["trainer", "workers", "both", "none"]:
-        """Which side waits for more than a tenth of its time."""
+        """The sides that wait for more than a tenth of their time."""
         trainer, workers = (1 - busy > MOST_WAITING for busy in (self.trainer_busy, self.worker_busy))
         if trainer and workers:
             return "both"
@@ -59,11 +59,11 @@ class Balance:
 
 
 def find_balance(steps: Sequence[Row], calls: Iterable[Row]) -> Balance | None:
-    """Return the balance over the steps of the newest attempt; None if no step lies within the calls that are known.
+    """Return the balance over the steps of the newest attempt; None if no step is within the known calls.
 
     steps: rows of gradient steps, in order. calls: rows of workers, oldest first, all since the first of them. Workers'
-    times are clipped to the steps, so a dead worker counts as long as it lived, and a pause of the trainer not at all.
-    Clocks of the machines may differ by less than a step.
+    times are clipped to the steps, so a dead worker counts only for its lifetime, and a pause of the trainer not at
+    all. Clocks of the machines may differ by less than a step.
     """
     spans = list(_spans(calls))
     if not steps or not spans:

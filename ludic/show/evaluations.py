@@ -1,4 +1,4 @@
-"""Show the numbers of evaluations, of a comparison in pairs, and what of evaluated prompts was trained on."""
+"""Show the numbers of evaluations, of a comparison in pairs, and of contamination by trained texts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DIGITS = 4
 _MOST_OVERLAPS = 20
-"""Number of examples with overlap that people see."""
+"""Maximum number of examples with overlap that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -91,7 +91,7 @@ class Comparison(Result):
 
     compared: Compared
     difference: float
-    """The difference that should be found."""
+    """The difference to detect."""
     confidence: float
 
     @cached_property
@@ -106,7 +106,7 @@ class Comparison(Result):
 
     @property
     def warnings(self) -> list[str]:
-        """What should be equal on both sides and is not."""
+        """Properties that should be equal on both sides and are not."""
         return list(self.compared.warnings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Comparison(Result):
         }
 
     def parts(self) -> Iterator[Part]:
-        """A table of differences, what limits them, and warnings."""
+        """A table of differences, their limits, and warnings."""
         rows = self.compared.rows
         yield f"baseline {rows[0]['a']}, paired on the same examples; means are over these examples"
         columns = ("side", "env_name", "measure", "estimate_a", "estimate_b", "difference")
@@ -151,7 +151,7 @@ def measure_title(row: Mapping[str, Any]) -> str:
 
 
 def interval_text(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
-    """Return the interval of a row, or why there is none."""
+    """Return the interval of a row, or the reason why there is none."""
     if row["low"] is not None:
         return f"{number(row['low'], digits)} to {number(row['high'], digits)}"
     return TOO_FEW if 0 < row["num_examples"] < FEWEST_EXAMPLES else NOT_ESTIMATED
@@ -218,7 +218,7 @@ class Contamination(Result):
 
     @property
     def num_absent(self) -> int:
-        """Those of them whose text is not in these roots, and so was not compared."""
+        """Those without text in these roots, which were not compared."""
         return self.overlaps.num_absent
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Find one rollout or one group by its id, with its uses in training and the code that scored it.
+"""Find a rollout or a group by its id, with its uses in training and the code that scored it.
 
 Reads the rollout's file (ludic.store.files) and the ledger; for part of an id also all ids of the run. Raises
 UnknownIdError if the id matches nothing or several ids.
@@ -57,7 +57,7 @@ def look_up(
         broken = [footer.name for folder in TABLES for footer in read_footers(root, folder) if footer.problem]
         if not broken:
             raise
-        logger.warning("left out what can't be read: %s", ", ".join(broken))
+        logger.warning("left out files that can't be read: %s", ", ".join(broken))
         found = _look_up(connect(root, without=broken), root, part, addresses, kinds)
     if found.kind not in kinds:
         raise UnknownIdError(f"{part!r} is a {found.kind}, wanted a {kinds[0]}; use Run.{found.kind} for it")
@@ -71,7 +71,7 @@ def _look_up(
     if not addresses:
         match = _find(con, root, part, kinds)
         id_, addresses = match["id"], find_rows(root, match["id"], match["version"])
-    if not addresses:  # deleted since the view of rollouts was made
+    if not addresses:  # deleted since the view of rollouts was created
         raise _unknown(root, part)
     rows, records = _read(root, addresses)
     kind: LookupKind = "rollout" if rows[0]["rollout_id"] == id_ else "group"
@@ -110,7 +110,7 @@ def _code_of(
             {"worker_id": row["worker_id"], "env_name": row["env_name"], "attempts": attempts},
         )
     except QueryError as error:
-        logger.warning("the code that scored is left out: %s", error)
+        logger.warning("left out the code that scored: %s", error)
         return []
 
 

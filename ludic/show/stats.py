@@ -1,4 +1,4 @@
-"""Summarize a root, from run.json to the last gradient step.
+"""Compute the statistics of a run, from run.json to the last gradient step.
 
 Reads footers and scalar columns, no tokens. Files that can't be read, or were quarantined, are listed and left out.
 """
@@ -193,7 +193,7 @@ def _folders_with(sizes: dict[str, int], file: str) -> list[str]:
 def describe_run(stats: Mapping[str, Any], *, is_recorded: bool) -> dict[str, str]:
     """Return a run's main settings as texts by title. stats: root, run_id, run and steps, as in `Stats.facts`.
 
-    is_recorded: of another program's run, which says little of itself; its batches are those of the ledger.
+    is_recorded: of another program's run, which stores few settings; its batches are those of the ledger.
     """
     run = stats["run"]
     about = {
@@ -217,7 +217,7 @@ def describe_run(stats: Mapping[str, Any], *, is_recorded: bool) -> dict[str, st
 def describe_sampling(values: Mapping[str, Any], *, is_recorded: bool) -> str:
     """Return the settings of SAMPLING and the seed in words. values: by name, of a run or of a row of rollouts.
 
-    is_recorded: of another program's run, whose seed is not known, and which may not have said what is a default.
+    is_recorded: of another program's run, whose seed is unknown, and whose values may be defaults.
     """
     unsaid = {each.name: each.default for each in fields(RunConfig)} if is_recorded else {"top_p": 1.0}
     shown = [name for name in SAMPLING if values[name] is not None and values[name] != unsaid.get(name)]
@@ -226,7 +226,8 @@ def describe_sampling(values: Mapping[str, Any], *, is_recorded: bool) -> str:
 
 
 def _batches(steps: Mapping[str, Any]) -> str:
-    """Return what the steps considered: groups and rollouts, from the fewest to the most; "" without steps."""
+    """Return the numbers of groups and rollouts that steps considered, from the fewest to the most; "" without
+    steps."""
     if not steps["last_step"]:
         return ""
     groups, rollouts = (
@@ -237,12 +238,13 @@ def _batches(steps: Mapping[str, Any]) -> str:
 
 
 def describe_lost(life: Mapping[str, Any]) -> str:
-    """Return what a recorder could not store in a sentence. life: a row of the report `lost`."""
+    """Describe the losses of a recorder in a sentence. life: a row of the report `lost`."""
     return f"{life['worker_id']}: {convert(decode_json(life['lost'].encode()), Lost)}"
 
 
 def describe_superseded(steps: Mapping[str, Any]) -> str:
-    """Return what later attempts trained again, in words; "" if nothing. steps: the row of the report `steps`."""
+    """Describe the steps that later attempts trained again; "" if there are none. steps: the row of the report
+    `steps`."""
     if not steps["num_superseded_steps"]:
         return ""
     num_steps, num_rollouts = (steps[name] for name in ("num_superseded_steps", "num_superseded"))
@@ -277,7 +279,7 @@ def describe_trainer(settings: Mapping[str, Any], last_step: int | None) -> dict
 
 
 def _other_settings(trainer: OtherTrainer) -> dict[str, str]:
-    """Return the settings of another program's trainer in one text; TRL has 150, of which most say nothing."""
+    """Return the settings of another program's trainer in one text; of TRL's 150 most are empty."""
     shown = [f"{name} {cell(value).plain}" for name, value in trainer.settings.items() if not _is_unset(value)]
     num_left = len(trainer.settings) - len(shown)
     left = f" ({num_left} that are null, false or empty are left out)" if num_left else ""
@@ -285,7 +287,7 @@ def _other_settings(trainer: OtherTrainer) -> dict[str, str]:
 
 
 def _is_unset(value: Any) -> bool:
-    return value is None or value is False or value in ("", [], {})  # 0 is a setting
+    return value is None or value is False or value in ("", [], {})  # 0 is a value, not an empty setting
 
 
 def _folders(stats: Mapping[str, Any]) -> Frame:
@@ -308,7 +310,7 @@ def _folders(stats: Mapping[str, Any]) -> Frame:
 
 
 def _captures(totals: Mapping[str, Any]) -> Iterator[Sentence]:
-    """Yield how many rollouts lack logprobs of their sampling, if any does."""
+    """Yield the number of rollouts without logprobs of the sampler, if there are any."""
     num_without, num_texts = totals["num_without_logprobs"], totals["num_from_text"]
     if num_without:
         share = num_without / totals["num_rollouts"]

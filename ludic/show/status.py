@@ -1,6 +1,6 @@
 """The state of a run at one moment: trainer, newest steps, rates, policy, diagnostics; and its panel. Pure.
 
-`ludic.show.watch` reads it. The panel is at most 120 columns wide, and no wider than the terminal.
+`ludic.show.watch` reads the state. The panel is at most 120 columns wide, and never wider than the terminal.
 """
 
 import itertools
@@ -75,9 +75,9 @@ class EvalMeans:
     env_name: str
     num_rollouts: int
     reward_mean: float | None
-    """None if none is scored."""
+    """Mean reward; None if no sample is scored."""
     accuracy: float | None
-    """Share of correct answers; None if of none it is known."""
+    """Share of correct answers; None if it is known of no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -98,11 +98,11 @@ class RunStatus(Result):
     newest_calls: list[Row] = field(default_factory=list)
     """Newest calls of the workers' engines, of any age, oldest first."""
     history: History = field(default_factory=dict)
-    """By environment, what the workers sampled with each version that is known."""
+    """Samples of the workers by environment, with each known version."""
     evals: Sequence[EvalMeans] = ()
-    """Of the newest version with stored evaluations, by environment."""
+    """Means of the newest version with stored evaluations, by environment."""
     unreadable: Sequence[str] = ()
-    """Problems of damaged files, without which the rest is shown."""
+    """Problems of damaged files, which are left out."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values; the root by its place."""
@@ -124,7 +124,7 @@ class RunStatus(Result):
 
     @property
     def balance(self) -> "Balance | None":
-        """Who waits for whom over at most 20 newest steps, and how many workers would balance; None if unknown."""
+        """Balance of trainer and workers over at most 20 newest steps; None if unknown."""
         calls = self.calls if len(self.calls) > len(self.newest_calls) else self.newest_calls
         return find_balance(self.steps[-_BALANCE_STEPS:], calls)
 
@@ -154,7 +154,7 @@ _SHORTEST_BAR = 6
 _SHORTEST_CURVE = 20
 """Columns of the narrowest curve or bar that has text beside it."""
 _SHORTEST_NAME, _LONGEST_NUMBER = 12, 10
-"""Columns of an environment's name, if it is longer, and of its newest reward."""
+"""Maximum columns of an environment's name, and of its newest reward."""
 _STARTING_S = 120.0
 """Seconds after the creation of a run in which its trainer may still be loading a model."""
 _RECENT_STEPS = 20
@@ -163,10 +163,10 @@ _UNEVEN = 1.05
 """Ratio of the fullest rank's tokens to the mean of all ranks from which the panel mentions it."""
 _STATES = {
     "alive": ("renews its lease", "green"),
-    "silent": ("silent for {unchanged}, longer than its lease: dead or cut off", "bold red"),
+    "silent": ("silent for {unchanged}, longer than its lease: dead or disconnected", "bold red"),
     "ended": ("has ended", "dim"),
     "dead": ("its process is gone", "bold red"),
-    "unknown": ("not watched long enough to tell if it lives", "yellow"),
+    "unknown": ("not watched long enough to know whether it is alive", "yellow"),
 }
 # Parts of step_s, in the order of a step; the remaining seconds are "other".
 _PARTS = ("reference", "forward", "backward", "collectives", "optimizer")
@@ -310,7 +310,7 @@ def _progress(status: RunStatus, width: int) -> RenderableType:
 
 
 def _seconds_left(status: RunStatus) -> float | None:
-    """Return the seconds to the last step at the pace of the newest steps; None if it is not known, or no trainer runs.
+    """Return the seconds to the last step at the pace of the newest steps; None if unknown, or if no trainer runs.
 
     The pace is that of one attempt, with its waits, checkpoints and published versions.
     """
@@ -464,7 +464,7 @@ def _policy(status: RunStatus) -> str:
 
 
 def _publishing(recent: Sequence[Row], calls: Sequence[Row]) -> str:
-    """Format what a version costs: its bytes, and the seconds until workers sample with it; empty if not known."""
+    """Format the cost of a version: its bytes, and the seconds until workers sample with it; empty if unknown."""
     parts = []
     if any(row["publish_bytes"] is not None for row in recent):
         num_bytes, write_s = _mean(recent, "publish_bytes"), _mean(recent, "publish_write_s")
@@ -477,7 +477,7 @@ def _publishing(recent: Sequence[Row], calls: Sequence[Row]) -> str:
 
 
 def _waited_for(calls: Sequence[Row]) -> str:
-    """Format what workers waited for, if they ran no episode for a good part of the time; else empty."""
+    """Format the reason of the workers' waits, if they ran no episode for a large part of the time; else empty."""
     waits: defaultdict[str, float] = defaultdict(float)
     for row in calls:
         if row["waited_for"] is not None:
@@ -491,13 +491,13 @@ def _waited_for(calls: Sequence[Row]) -> str:
 
 
 def _most_at_risk(calls: Sequence[Row]) -> int:
-    """Return the most episodes that a worker ran, by its newest row."""
+    """Return the maximum number of episodes of a worker, by its newest row."""
     newest = {row["worker_id"]: row["num_running"] or 0 for row in calls}
     return max(newest.values(), default=0)
 
 
 def _drops(recent: Sequence[Row], of: int) -> str:
-    """Format the drops of the newest steps. of: number of all steps that are shown."""
+    """Format the drops of the newest steps. of: number of all shown steps."""
     drops: Counter[str] = Counter()
     for row in recent:
         drops.update(dict(row["drops"] or {}))
@@ -578,7 +578,8 @@ def by_worker(status: RunStatus, width: int) -> RenderableType:
 
 
 def rates(calls: Sequence[Row], at: datetime) -> dict[str, float]:
-    """Return num_rollouts and num_tokens per minute, since the begin of the first call or over WINDOW, if shorter."""
+    """Return num_rollouts and num_tokens per minute, since the beginning of the first call or over WINDOW, if
+    shorter."""
     if not calls:
         return {"num_rollouts": 0.0, "num_tokens": 0.0}
     first_s = _seconds_since(calls[0], at) + (calls[0]["step_s"] or 0.0)
@@ -631,7 +632,7 @@ def _grouped(rows: Iterable[Row], column: str) -> dict[str, list[Row]]:
 
 
 def _seconds_since(row: Row, at: datetime) -> float:
-    """Return the seconds since a row was written, at least 0: the writer's clock may differ from ours."""
+    """Return the seconds since a row was written, at least 0: the writer's clock may differ from this machine's."""
     return max(0.0, (at - row["created_at"]).total_seconds())
 
 

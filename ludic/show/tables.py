@@ -1,6 +1,7 @@
-"""Write a query's result: as JSON, CSV or Parquet, or its first rows as a table.
+"""Write the result of a query as JSON, CSV or Parquet, or its first rows as a table.
 
-The rows of a table stand side by side or, if they are too wide, one below the other.
+A row of a table is one line, or, if it is too wide, one line per column. Raises ConfigError if the output can't be
+written.
 """
 
 import io
@@ -37,7 +38,8 @@ def write_rows(result: pa.RecordBatchReader, format: str, out: Path | None, max_
 
 
 class _Printable(io.RawIOBase):
-    """The terminal, which must not obey control characters in the data; a file or a pipe gets them as they are."""
+    """Output for a terminal, which must not obey control characters in the data; a file or a pipe gets them
+    unchanged."""
 
     def __init__(self, terminal: BinaryIO) -> None:
         self._terminal = terminal
@@ -48,7 +50,7 @@ class _Printable(io.RawIOBase):
 
 
 def print_table(result: pa.RecordBatchReader, console: Console, max_rows: int) -> None:
-    """Print the first rows and the number of all; row by row if the columns do not fit side by side."""
+    """Print the first rows and the number of all rows; row by row if the columns do not fit side by side."""
     first, num_rows = _take_first(result, max_rows)
     rows = [list(row.values()) for row in first.to_pylist(maps_as_pydicts="lossy")]
     if not result.schema.names:

@@ -1,4 +1,4 @@
-"""One rollout or one group as people read it: reward and wanted answer, conversation, tokens in colours, training.
+"""Print a rollout or a group for people: reward and wanted answer, conversation, coloured tokens, training.
 
 Tokens are shown as text by tokenizer.json of the newest published policy that has one, or else of the run's first
 model; without a tokenizer, as ids.
@@ -39,7 +39,7 @@ TokenReader = Callable[[Sequence[int]], list[str]]
 
 _TOKENIZER = "tokenizer.json"
 _EMPTY = "(empty)"
-"""What is shown of a text without visible characters."""
+"""Placeholder for a text without visible characters."""
 _ID_DIGITS = 12
 _EXCERPT = 300
 _TREE_EXCERPT = 100
@@ -59,7 +59,7 @@ class PrintOptions:
     full: bool = False
     """Print long texts and responses whole."""
     to_see_all: str = "--full shows them"
-    """What shows a text that is left out."""
+    """Advice on how to show omitted text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -92,7 +92,7 @@ class Lookup(Result):
     def tokens(self) -> "pl.DataFrame":
         """Return a row per response token: rollout_id, index, token_id, text, logprob (nats), reward and sampled.
 
-        sampled is false for tokens that the environment or a tool inserted; logprob is null if nobody kept it. Text
+        sampled is false for tokens that the environment or a tool inserted; logprob is null if it was not stored. Text
         needs the tokenizer of a published policy or of the first model; without one it is the id.
         """
         import polars as pl
@@ -205,7 +205,7 @@ def _response(
 
 
 def _summary(row: dict[str, Any], uses: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return what a reader looks at before the text: reward, advantage, the wanted answer, and the episode's end."""
+    """Return the summary above the text: reward, advantage, the wanted answer, and the episode's end."""
     components = ", ".join(f"{name} {number(value)}" for name, value in row["reward_components"].items())
     reward = "not scored" if row["episode_reward"] is None else number(row["episode_reward"])
     advantage = uses[0]["advantage"] if uses else None
@@ -230,7 +230,7 @@ def _cause(row: Row) -> str | None:
 
 
 def _other_causes(row: Row) -> list[str]:
-    """Return what is wrong with answers besides the end: what could not be parsed, and what was cut before the last."""
+    """Return problems of answers besides the end: parse failures, and cut answers before the last."""
     if row["incomplete_completion"]:
         return [] if _cause(row) == MAX_TOKENS else ["an answer was cut at max_tokens"]
     return ["parse error"] if row["parse_error"] else []
@@ -247,10 +247,10 @@ def _end_in_full(row: Row) -> str:
 
 _CAPTURES = {
     "trainer": "of a trainer's forward pass with the weights that sampled",
-    "ids": "nobody kept the sampler's; the token ids are its own",
-    "text": "nobody kept the sampler's; the token ids were made from the recorded text",
+    "ids": "the sampler's were not stored; the token ids are its own",
+    "text": "the sampler's were not stored; the token ids were encoded from the recorded text",
 }
-"""What is said of a row by its `capture`; nothing of the sampler's own logprobs."""
+"""Note on the logprobs of a row by its `capture`; none for the sampler's own logprobs."""
 
 
 def _origin(row: dict[str, Any], *, is_recorded: bool) -> dict[str, str]:
@@ -309,7 +309,7 @@ def _call_text(call: Row, options: PrintOptions) -> str:
 
 
 def _with_answer(call: Row, shorten: Callable[[str], str]) -> str:
-    """Return a call with its answer; a call of a file has none, but messages of role tool behind it."""
+    """Return a call with its answer; a call from a file has none, but messages of role tool after it."""
     answer = f"error: {call['error']}" if call["error"] else call["result"]
     shown = "" if answer is None else f" -> {shorten(str(answer))}"
     return printable(f"{call['name']}({shorten(call['arguments'])}){shown}")
@@ -405,7 +405,7 @@ def _print_group(
     }
     kept = [title for title in titles if is_shown.get(title, True)]
     table = plain_table(*kept)
-    table.collapse_padding = True  # else all columns need more than 80 characters
+    table.collapse_padding = True  # otherwise all columns need more than 80 characters
     table.columns[kept.index("rollout (its end)")].no_wrap = True  # ids are copied
     for row in rows:
         line = dict(zip(titles, _group_line(row, use_of.get(row["rollout_id"])), strict=True))
@@ -455,7 +455,7 @@ def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
     return [cell(value, most=30) for value in values]
 
 
-# --- An episode of several rows as a tree: agents, their tools, the tasks that they handed on, and credit ------------
+# --- An episode of several rows as a tree: agents, their tools, delegated tasks, and credit ------------
 
 
 def episode_tree(rows: Sequence[Row], shown_id: str, advantages: Mapping[str, float | None]) -> Tree:
@@ -561,7 +561,7 @@ class TokenRow:
     token_id: int
     text: str
     logprob: float | None
-    """In nats; None if nobody kept the sampler's."""
+    """Logprob in nats; None if the sampler's was not stored."""
     reward: float
     sampled: bool
     """False for tokens that the environment or a tool inserted."""
@@ -585,7 +585,7 @@ def _newest_tokenizer(root: Root) -> bytes | None:
     published = [name for name in WEIGHT_FILES.listed(root) if name.file == _TOKENIZER]
     if published:
         return root.read(WEIGHT_FILES.name(max(published)))
-    identity = read_identity(root)  # a run whose weights are elsewhere: imported, or recorded of another trainer
+    identity = read_identity(root)  # a run whose weights are elsewhere: imported, or recorded from another trainer
     kept = {} if identity is None else identity.tokenizer
     return read_snapshot(root, {_TOKENIZER: kept[_TOKENIZER]})[_TOKENIZER] if _TOKENIZER in kept else None
 

@@ -1,8 +1,8 @@
 """Follow a run: read its state from files, and show it as a live panel, log lines or a progress bar.
 
-A look costs a handful of small reads and three listings; no file of metrics is read twice. A damaged file is named, and
-the rest is shown. Raises MissingRootError if the run is gone, StoreError if its filesystem fails, ConfigError or
-SchemaError if run.json is damaged.
+Each update costs a handful of small reads and three listings; no file of metrics is read twice. A damaged file is
+named, and the rest is shown. Raises MissingRootError if the run is gone, StoreError if its filesystem fails,
+ConfigError or SchemaError if run.json is damaged.
 """
 
 import itertools
@@ -47,9 +47,9 @@ _MOST_STEPS = 1000
 _NEWEST_CALLS = 256
 """Number of engine calls, of any age, that are searched for diagnostics."""
 _NEWEST_FILES = 64
-"""Number of files of each writer that the first look reads."""
+"""Number of files of each writer that the first update reads."""
 _EVALS_EVERY_S = 10.0
-"""Seconds between two looks for new evaluation rollouts, which cost two listings."""
+"""Seconds between two checks for new evaluation rollouts, which cost two listings."""
 
 
 class Watcher:
@@ -133,7 +133,7 @@ class Watcher:
 
 
 def _if_sound(read: Callable[[], Found | None], unreadable: list[str]) -> Found | None:
-    """Return what `read` returns; None for a damaged file, whose problem is added to `unreadable`."""
+    """Return the result of `read`; None for a damaged file, whose problem is added to `unreadable`."""
     try:
         return read()
     except SchemaError as error:
@@ -150,7 +150,7 @@ def stored_diagnostics(root: Root, rows: Iterable[Row]) -> list[Diagnostic]:
 
 
 def _history(sampled: Iterable[VersionSamples], steps: Sequence[Row]) -> History:
-    """Return what was sampled by environment, in order of versions, with the step that each version took."""
+    """Return the samples by environment, in order of versions, with the step that trained each version."""
     versions = [row["policy_version"] for row in steps]
     reached = list(itertools.accumulate(versions, max))  # a later attempt may begin with an earlier version
     history: dict[str, list[VersionSamples]] = {}
@@ -191,7 +191,7 @@ class _EvalTail:
 
 
 def _eval_means(version: int, rows: pa.Table) -> list[EvalMeans]:
-    from ludic.sql.reports import means_of_evaluation  # imports DuckDB, which workers do without
+    from ludic.sql.reports import means_of_evaluation  # imports DuckDB, which workers do not need
 
     return [
         EvalMeans(
@@ -233,10 +233,10 @@ _LOGGED_CALLS = 16
 _TICK_S = 0.1
 _INTERVAL_S = 0.5
 _NOTEBOOK_INTERVAL_S = 2.0
-"""Seconds between two looks: each sends the whole panel to the browser."""
+"""Seconds between two updates: each sends the whole panel to the browser."""
 
 Update = Callable[[], None]
-"""Refreshes a view if the last look is old enough; may be called often. Raises MissingRootError."""
+"""Refreshes a view if the last update is old enough; may be called often. Raises MissingRootError."""
 
 
 def open_view(watcher: Watcher) -> AbstractContextManager[Update]:
@@ -259,7 +259,7 @@ def live_panel(watcher: Watcher, console: Console, interval_s: float = _INTERVAL
 
 @contextmanager
 def notebook_panel(watcher: Watcher, interval_s: float = _NOTEBOOK_INTERVAL_S) -> Iterator[Update]:
-    """Show the panel as an output of the notebook's cell, which is replaced at each look."""
+    """Show the panel as an output of the notebook's cell, which is replaced at each update."""
     from IPython.display import HTML, display
 
     output = display(HTML(""), display_id=True)
@@ -274,7 +274,7 @@ def notebook_panel(watcher: Watcher, interval_s: float = _NOTEBOOK_INTERVAL_S) -
 
 
 def _look_and_draw(watcher: Watcher, width: Callable[[], int], show: Callable[[RenderableType], None]) -> Update:
-    """Return a function that looks at the run and shows its panel."""
+    """Return a function that reads the state of the run and shows its panel."""
     last: RunStatus | None = None
 
     def poll() -> None:
@@ -291,7 +291,7 @@ def _look_and_draw(watcher: Watcher, width: Callable[[], int], show: Callable[[R
 
 @contextmanager
 def log_shown() -> Iterator[None]:
-    """Show ludic's log on stderr while the block lasts, if there is no panel and this program shows no log itself."""
+    """Show ludic's log on stderr during the block, if there is no panel and the program shows no log itself."""
     log = logging.getLogger("ludic")
     if can_draw(open_console(stderr=True)) or log.hasHandlers():
         yield
@@ -336,7 +336,7 @@ def step_log(watcher: Watcher, interval_s: float = _INTERVAL_S) -> Iterator[Upda
 
 
 def watch(watcher: Watcher, console: Console, interval_s: float) -> None:
-    """Print the state of a run until Ctrl-C: a live panel in a terminal, else one panel per look.
+    """Print the state of a run until Ctrl-C: a live panel in a terminal, else one panel per update.
 
     Raises MissingRootError if the run is deleted.
     """
@@ -382,7 +382,7 @@ def _incomplete(status: RunStatus) -> str:
 
 @contextmanager
 def training_progress(num_steps: int | None) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
-    """Give a function that shows a step and its metrics. num_steps: the last step, None if it is not known."""
+    """Yield a function that shows a step and its metrics. num_steps: the last step, None if unknown."""
     columns = (
         TextColumn("step"),
         MofNCompleteColumn(),
@@ -404,7 +404,7 @@ def training_progress(num_steps: int | None) -> Iterator[Callable[[int, Mapping[
 
 @contextmanager
 def sampling_progress(num_groups: int | None) -> Iterator[Callable[[RolloutBatch], None]]:
-    """Give a function that shows a batch. num_groups: groups to sample, None if it is not known."""
+    """Yield a function that shows a batch. num_groups: groups to sample, None if unknown."""
     columns = SpinnerColumn(), TextColumn("{task.completed} groups  {task.description}")
     console = open_console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not can_draw(console)) as progress:

@@ -16,7 +16,7 @@ _MOST_ROWS = 10
 _ID_DIGITS = 12
 _TITLES = {"rollout": "rollout (its end)", "mean_abs_difference": "diff.", "sign_flips": "flips"}
 """Titles that leave room for the others in 80 columns."""
-_DERIVED = {"rollout": lambda row: row["rollout_id"][-_ID_DIGITS:]}  # ids that were made together begin alike
+_DERIVED = {"rollout": lambda row: row["rollout_id"][-_ID_DIGITS:]}  # ids created together begin alike
 _LISTS = ("old_credit", "new_credit", "token_advantages", "new_token_advantages")
 
 
@@ -35,7 +35,7 @@ class WhatIf(Result):
 
     @property
     def is_ledger(self) -> bool:
-        """Whether every plan equals the ledger in every bit."""
+        """True if every plan equals the ledger in every bit."""
         return self.rerun.is_ledger
 
     @property
@@ -45,11 +45,11 @@ class WhatIf(Result):
 
     @property
     def rows(self) -> "pl.DataFrame":
-        """Every considered rollout, as it was and with the prefix new_ by the other rules."""
+        """Every considered rollout, as planned, and with the prefix new_ by the other rules."""
         return self.rerun.rows
 
     def reasons(self) -> "pl.DataFrame":
-        """Number of rollouts for each pair of what happened and what would have happened."""
+        """Number of rollouts for each pair of actual and hypothetical fate."""
         import polars as pl
 
         return (
@@ -85,7 +85,7 @@ class WhatIf(Result):
         }
 
     def parts(self) -> Iterator[Part]:
-        """What would have been used or dropped, then differences of credit by step and the largest ones."""
+        """Rollouts used or dropped by the other rules, then differences of credit by step and the largest ones."""
         if self.rerun.other_trainers:
             kept = "" if "advantage" in self.given else " Its advantages are kept."
             yield f"Happened: as {' and '.join(self.rerun.other_trainers)} used them.{kept}"
@@ -108,7 +108,7 @@ class WhatIf(Result):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Bisection(Result):
-    """The step at which a predicate turns true, and the steps that were looked at. Prints well."""
+    """The step at which a predicate turns true, and the checked steps. Prints well."""
 
     url: str
     found: Bisected
@@ -120,14 +120,14 @@ class Bisection(Result):
 
     @property
     def probes(self) -> tuple[Probe, ...]:
-        """Steps that the search looked at, in order."""
+        """Steps that the search checked, in order."""
         return self.found.probes
 
     def to_dict(self) -> dict[str, Any]:
         return {"root": self.url, **asdict(self.found)}
 
     def parts(self) -> Iterator[Part]:
-        """The answer in a sentence, then the steps that were looked at."""
+        """The answer in a sentence, then the checked steps."""
         yield self._answer()
         yield Frame(
             "looks",
@@ -147,7 +147,7 @@ class Bisection(Result):
         answer = f"({self.found.predicate}) turns true at step {self.step}; it is not at step {self.found.before}."
         num_probed = len({probe.step for probe in self.probes if probe.step < self.step})
         is_whole = num_probed >= self.step - first
-        looked = f"The search takes it to turn true once, and looked at {num_probed} of the steps before."
+        looked = f"The search assumes that it turns true once, and checked {num_probed} of the earlier steps."
         return answer if is_whole else f"{answer} {looked}"
 
 
@@ -162,7 +162,7 @@ class CutOut(Result):
         return {"root": self.url, **asdict(self.cut)}
 
     def parts(self) -> Iterator[Part]:
-        """What the folder holds, and the command that replays it."""
+        """Contents of the folder, and the command that replays it."""
         made = self.cut
         one = made.first_step == made.step
         policy = "pruned" if made.policy_version is None else f"version {made.policy_version}"

@@ -1,4 +1,4 @@
-"""DuckDB over the files of a run. The only layer that uses DuckDB."""
+"""Query the files of a run with DuckDB; the only layer that uses DuckDB."""
 
 from ludic.sql.connect import connect, refresh
 from ludic.sql.library import (

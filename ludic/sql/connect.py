@@ -98,8 +98,8 @@ def connect(
     policies, metrics, reference, token_stats, mismatch, scores and more; the files in ludic/sql/views/ describe them.
     The table `roots` has a row for each run.
 
-    rollouts and evals, and so groups and steps, stay as they were when a query first asked for them, until
-    `refresh`. without: names below each root of Parquet files to leave out, such as those that can't be read.
+    rollouts and evals, and so groups and steps, stay as they were at the first query that reads them, until `refresh`.
+    without: names below each root of Parquet files to leave out, such as those that can't be read.
     sealed: DuckDB opens files of these roots and no others, loads no extension and keeps its settings. A statement can
     still write into the roots, by COPY or ATTACH, for example: `check_only_reads` refuses such statements.
     """
@@ -107,7 +107,7 @@ def connect(
     con = open_duckdb()
     snapshots = [Snapshot(root, without) for root in opened]
     urls = create_views(con, opened, snapshots, without)
-    # Refresh last: DuckDB asks for the files when it creates a view, although it needs only the columns.
+    # Refresh last: DuckDB requests the files when it creates a view, although it needs only the columns.
     for snapshot in snapshots:
         snapshot.refresh()
     _snapshots[con] = snapshots
@@ -138,7 +138,7 @@ class Connections:
 
 def seal(con: duckdb.DuckDBPyConnection, folders: Iterable[str] = ()) -> None:
     """Restrict the connection to files of these folders (or URLs), and lock its settings."""
-    # DuckDB compares the patterns that it is given, and then the files that they match.
+    # DuckDB checks patterns first, and then the files that they match.
     allowed = dict.fromkeys(name for folder in folders for name in (f"{folder}/", escape_glob(f"{folder}/")))
     con.execute(f"set allowed_directories = {quote_list(allowed)}")
     con.execute("set enable_external_access = false")
@@ -185,7 +185,7 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
     con = duckdb.connect()
     con.execute("set TimeZone = 'UTC'")
     con.execute("set python_enable_replacements = false")
-    # DuckDB would draw its bar into results on stdout, and over the terminal viewer.
+    # DuckDB would draw its progress bar into results on stdout, and over the terminal viewer.
     with suppress(duckdb.InvalidInputException):  # in a notebook without ipywidgets, where it draws none
         con.execute("set enable_progress_bar = false")
     # Files never change, and reading the footers of a million rollouts takes a third of the time of their advantages.

@@ -1,8 +1,8 @@
-"""Make the rows of the ledger from what a plan's SQL has found: used rows in training order, then dropped rows.
+"""Build the ledger rows of a planned batch: used rows in training order, then dropped rows. Reads no files.
 
-The rules' SQL says which rows are dropped, which groups are chosen, and what the advantages are. What follows from that
-is the same for all rules, and is done here in Arrow: DuckDB plans a statement of so many columns and joins anew each
-time, which takes 10 ms for a batch of 64 rows, and this 1 ms. Reads no files.
+The rules' SQL decides which rows are dropped, which groups are chosen, and what the advantages are. The remaining work
+is the same for all rules and is done here in Arrow, in 1 ms for a batch of 64 rows: DuckDB would plan a statement with
+that many columns and joins again for each batch, in 10 ms.
 """
 
 import numpy as np
@@ -16,13 +16,13 @@ FOR_LEDGER = (
     *("arrival", "prompt_length", "response_length", "episode_reward", "num_uses", "truncated", "truncation_reason"),
     "scorer_versions",
 )
-"""Columns of pending rollouts that the ledger is made of, or sorted by."""
+"""Columns of pending rollouts that the ledger contains or is sorted by."""
 
 _ADDRESS = ("rollout_id", "group_id", "file", "row_group", "row", "prompt_length", "response_length")
 
 
 def planned_groups(judged: pa.Table, chosen: pa.Table) -> pa.Array:
-    """Return the groups of a plan: those chosen, and those of which filters drop every row.
+    """Return the groups of a plan: those chosen, and those whose rows are all dropped by filters.
 
     judged: group_id and reason of each pending row. chosen: group_id, in the order of the selection.
     """
@@ -41,11 +41,11 @@ def rows_to_train_on(rows: pa.Table, chosen: pa.Table) -> pa.Table:
     """Return the addresses of the chosen rows that no filter drops. rows: FOR_LEDGER, and reason."""
     is_used = pc.and_(pc.is_in(rows["group_id"], _array(chosen["group_id"])), pc.is_null(rows["reason"]))
     used = rows.select(_ADDRESS).filter(is_used)
-    return used.append_column("root", pa.nulls(used.num_rows, pa.string()))  # all are rows of this run
+    return used.append_column("root", pa.nulls(used.num_rows, pa.string()))  # all rows are of this run
 
 
 def whole_pairs(estimated: pa.Table, judged: pa.Table) -> pa.Array:
-    """Return the pair_ids of which no filter drops a side. estimated: rollout_id, pair_id."""
+    """Return the pair_ids with both sides left after the filters. estimated: rollout_id, pair_id."""
     kept = judged.filter(pc.is_null(judged["reason"]))["rollout_id"]
     pair_ids = estimated.filter(pc.is_in(estimated["rollout_id"], _array(kept)))["pair_id"].drop_null()
     counts = pair_ids.value_counts()
@@ -106,16 +106,16 @@ def ledger_rows(
     return conform(ledger.append_column("batch_index", pa.array(range(ledger.num_rows), pa.int32())), "batches")
 
 
-_TEXT_NULL = pa.nulls(1, pa.string())[0]  # pa.scalar looks for pandas, which takes a third of a second to import
+_TEXT_NULL = pa.nulls(1, pa.string())[0]  # pa.scalar imports pandas if it is installed, which takes a third of a second
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column in one piece, as `is_in` and `index_in` want what they look in."""
+    """Return a column as one contiguous array, as `is_in` and `index_in` need for their value set."""
     return column.combine_chunks()
 
 
 def _look_up(keys: pa.ChunkedArray, known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the value of each key; null for a key that is not known."""
+    """Return the value of each key; null for an unknown key."""
     return values.take(pc.index_in(keys, _array(known)))
 
 
@@ -134,8 +134,8 @@ def _is_longer(rows: pa.Table, max_seq_len: int | None) -> pa.ChunkedArray | pa.
 def _training_order(rows: pa.Table, position: pa.ChunkedArray, used: pa.ChunkedArray) -> np.ndarray:
     """Return (num_rows,) int64: indexes of the used rows in the order of the selection, then of the dropped rows.
 
-    Dropped rows go by the arrival of their groups: by policy version, oldest first, then in order of reading. Within
-    a group, rows go by their address.
+    Dropped rows are sorted by the arrival of their groups: by policy version, oldest first, then in order of reading.
+    Within a group, rows are sorted by address.
     """
     files = rows["file"].combine_chunks().dictionary_encode()
     rank_of_file = np.argsort(pc.sort_indices(files.dictionary).to_numpy())

@@ -52,11 +52,11 @@ class SqlText:
     defaults: Mapping[str, Any]
     """Default values of optional parameters."""
     history: int = 0
-    """Number of rows of earlier batches that an advantage wants to see."""
+    """Number of rows of earlier batches that an advantage reads."""
     is_packaged: bool = False
-    """Whether it is one of ludic's files."""
+    """True if the text is one of ludic's files."""
     function: Callable[..., pa.Table] | None = None
-    """Function of an advantage in Python, whose `text` is its file; None for SQL."""
+    """Function of a Python advantage, whose `text` is its file; None for SQL."""
 
     def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return a value for each of this text's parameters. Raises QueryError if one has no value and no default."""
@@ -166,7 +166,7 @@ def make_table(
 ) -> pa.Table:
     """Keep the rows of a SELECT as the temporary table `name`, and return them. Raises QueryError as `run_query`.
 
-    For few rows: DuckDB plans the SELECT once, and in `run_query`, which asks for its columns first, twice.
+    For few rows: DuckDB plans the SELECT once here, but twice in `run_query`, which first requests its columns.
     """
     try:
         con.execute(f"create or replace temp table {name} as\n{sql}", dict(params) if params else None)
@@ -176,7 +176,7 @@ def make_table(
 
 
 def has_rows(con: duckdb.DuckDBPyConnection, sql: str) -> bool:
-    """Return whether a SELECT finds any row. If not, it takes half the time of `run_query`, which binds views twice.
+    """Return whether a SELECT finds any row. If not, this takes half the time of `run_query`, which binds views twice.
 
     Raises QueryError with DuckDB's reason in one line if it fails.
     """
@@ -200,15 +200,16 @@ _UNKNOWN_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
 
 
 _MOST_OF_A_PATH = 4096
-"""Bytes of the longest path that Linux takes; macOS takes 1024."""
+"""Maximum bytes of a path on Linux; macOS allows 1024."""
 _ESCAPED = {letter: f"[{letter * _MOST_OF_A_PATH}]" for letter in "[*?"}
 
 
 def escape_glob(path: str) -> str:
-    """Return a pattern of DuckDB that matches this path only, and is the name of no file.
+    """Return a DuckDB pattern that matches this path only and can't be the name of a file.
 
-    DuckDB compares patterns with the folders that a sealed connection may read, and takes a pattern that matches
-    nothing for a name. So a file with the name of an allowed pattern could be read: the pattern is longer than a path.
+    DuckDB compares patterns with the folders that a sealed connection may read, and treats a pattern without matches as
+    a file name. So a file named like an allowed pattern could be read; a pattern that is longer than any path prevents
+    that.
     """
     return "".join(_ESCAPED.get(letter, letter) for letter in path)
 
@@ -229,7 +230,7 @@ _ADVANTAGE_WANTED = (
     "and with an advantage of pairs pair_id (string)"
 )
 _SELECT_ALL = "select * from (\n{}\n)"
-# DuckDB does not look for the table, which a connection may lack, unless the text reads it.
+# A connection may lack the table; DuckDB looks it up only if the text reads it.
 _THEIR_SCORES = "scores as (select * from main.scores where rollout_id in (select rollout_id from rollouts))"
 _ALL_ROLLOUTS = "select * from main.rollouts"
 # Far fewer rows are dropped than kept, so an anti join builds the smaller hash table.
@@ -290,7 +291,7 @@ def advantages(
     baseline was computed over whole groups. Raises QueryError if a parameter is missing, DuckDB refuses the SQL, or it
     returns other columns.
     """
-    create_macros(con)  # a user's own connection lacks them
+    create_macros(con)  # a user's own connection does not have them
     text = load_advantage(advantage) if isinstance(advantage, str) else advantage
     drops = [load_filter(filter_) if isinstance(filter_, str) else filter_ for filter_ in filters]
     return pa.concat_tables([_advantages_over(con, over, text, drops, params) for over in _runs(con)])
@@ -353,7 +354,7 @@ _VIEWS = ("trajectory_rows", "trajectories", "rewards_of_peers")
 
 
 def _views_of(text: str) -> list[str]:
-    """Return the views that a text reads as parts of a WITH, over the rollouts that an advantage sees.
+    """Return the views that a text reads, as parts of a WITH over the rollouts that an advantage sees.
 
     The others are left out, so that DuckDB need not parse them in each plan.
     """
@@ -528,19 +529,19 @@ def run_selection(
 
 
 # --- Measures of evaluations ---------------------------------------------------------------------------
-# A value for each episode, or for each example, of which an evaluation reports the mean.
+# A measure gives each episode or each example a value, whose mean an evaluation reports.
 #
 # A measure is one SELECT over `eval_episodes` that returns evaluation, policy_version, env_name, env_example_id and
 # value (a number; NULL is left out and counted), and `part` if it measures several things. A measure is a share if all
-# its values are 0 or 1. The column `num_trials` says otherwise: the number of independent trials that a value between 0
-# and 1 stands for, or NULL for what is never a share, such as a count.
+# its values are 0 or 1. The column `num_trials` overrides this: the number of independent trials behind a value between
+# 0 and 1, or NULL for values that are never a share, such as a count.
 
 _MEASURE_WANTED = (
     "wanted one SELECT over eval_episodes that returns evaluation, policy_version, env_name, env_example_id and value "
     "(a number), and may return part (text) if it measures several things, and num_trials (an integer)"
 )
 MEASURE_KEYS = ("evaluation", "policy_version", "env_name", "part")
-"""Columns that tell figures of one measure apart."""
+"""Columns that distinguish the figures of one measure."""
 _ONE_IF_BINARY = "if(value in (0, 1), 1, null)"
 _BY_EXAMPLE = """
 with eval_episodes as (
@@ -604,11 +605,11 @@ def run_measure(con: duckdb.DuckDBPyConnection, measure: SqlText, params: Mappin
 
 _columns_of_packaged: dict[str, Sequence[str]] = {}
 """Columns of packaged measures that have run, by their text: they are the same in all runs, unlike those of a user's
-SELECT of a star."""
+`select *`."""
 
 
 def _columns(con: duckdb.DuckDBPyConnection, measure: SqlText, values: Mapping[str, Any], over: str) -> Sequence[str]:
-    """Return the columns of a measure. Raises QueryError for others than wanted."""
+    """Return the columns of a measure. Raises QueryError if they are not the wanted ones."""
     if measure.text in _columns_of_packaged:
         return _columns_of_packaged[measure.text]
     sql = f"with eval_episodes as (\n{over}\n)\nselect * from (\n{measure.text}\n) limit 0"
@@ -623,8 +624,8 @@ def _columns(con: duckdb.DuckDBPyConnection, measure: SqlText, values: Mapping[s
 
 # --- Data checks, and notes on harmless facts ----------------------------------------------------------
 # Each check is a SQL file in ludic/sql/checks/ that returns the offending rows; none means that the data is sound. It
-# reads the views of `ludic.connect`, with token lists; `connect(root, without=...)` leaves out a broken file.
-# One is made from the catalogue of arrays: it looks at those that unequal_lengths.sql does not name.
+# reads the views of `ludic.connect`, with token lists; `connect(root, without=...)` leaves out a broken file. One check
+# is generated from the catalogue of arrays: it covers those that unequal_lengths.sql does not name.
 
 
 def load_checks() -> dict[str, str]:
@@ -635,7 +636,7 @@ def load_checks() -> dict[str, str]:
 
 
 def _array_check(columns: Sequence[ArrayColumn]) -> str:
-    """Return the check of arrays by their rows of the catalogue: as long as their tokens, and numbers in range."""
+    """Return the check that arrays are as long as their tokens and their numbers in range, from the catalogue."""
     return (
         "-- unsound_arrays: an array that is not as long as its tokens, or has a number out of its range\n"
         "-- grain: one row per such rollout_id and array | reads: rollouts | the variable vocab_size, if it is known\n"
@@ -644,7 +645,7 @@ def _array_check(columns: Sequence[ArrayColumn]) -> str:
 
 
 def _unsound_rows(column: ArrayColumn) -> str:
-    """Return the SELECT of rows whose array is unsound. DuckDB takes NaN for the greatest number."""
+    """Return the SELECT of rows whose array is unsound. DuckDB treats NaN as the greatest number."""
     numbers, wanted = f'"{column.name}"', "null::bigint"
     for _ in range(column.num_dimensions - 1):
         numbers = f"flatten({numbers})"

@@ -1,8 +1,8 @@
-"""Try the rules of a batch on made-up rows, so that a mistake in the user's SQL shows before a run starts.
+"""Try the rules of a batch on synthetic rows, to find mistakes in the user's SQL before a run starts.
 
-The rows are as a run's own may be: groups of different rewards, a group of equal rewards, a failed episode, a reward
-that is NaN, a truncated episode. Rewards are above 0 and at most 1, so that a logarithm of them is a number. Rules that
-read columns which only real rows fill, such as reward_components, or scores, are not tried. Raises QueryError and
+The rows cover the cases of a run: groups of different rewards, a group of equal rewards, a failed episode, a NaN
+reward, a truncated episode. Rewards are above 0 and at most 1, so that their logarithm is finite. Rules that read
+scores, or columns that only real rows fill, such as reward_components, are not tried. Raises QueryError and
 ConfigError, as the planner does.
 """
 
@@ -31,7 +31,7 @@ _GROUPS: Mapping[str, Callable[[int, float], dict[str, Any]]] = {
         | ({} if index else {"truncated": True, "truncation_reason": "max_steps", "terminated": False})
     ),
 }
-"""Values of an episode of each made-up group, by its index and a reward that differs within the group."""
+"""Values of an episode of each synthetic group, by its index and a reward that differs within the group."""
 
 
 def try_rules(
@@ -42,10 +42,10 @@ def try_rules(
     env_name: str = "made_up",
     is_weighted: bool = True,
 ) -> str:
-    """Plan a batch of made-up rows; returns what was found, in words.
+    """Plan a batch of synthetic rows; return a sentence with the result.
 
-    group_size: of the run. is_weighted: whether the loss multiplies by the advantage, so that one of 0 trains nothing.
-    Raises QueryError if a rule fails or an advantage is no finite number, ConfigError if the advantage compares the
+    group_size: of the run. is_weighted: whether the loss multiplies by the advantage, so that an advantage of 0 trains
+    nothing. Raises QueryError if a rule fails or an advantage is not finite, ConfigError if the advantage compares the
     rollouts of a group and group_size is 1.
     """
     rules = replace(rules, groups_per_batch=len(_GROUPS))
@@ -53,10 +53,10 @@ def try_rules(
     others = [name for name in planner.columns if name not in SCALAR_COLUMNS]
     if others or rules.scorers:
         read = ", ".join(others) or "scores"
-        return f"advantage {rules.advantage} loads; not tried on made-up rows, since the rules read {read}"
+        return f"advantage {rules.advantage} loads; not tried on synthetic rows, since the rules read {read}"
     ledger = _plan(planner, min(group_size, _MOST_IN_GROUP), env_name)
     if ledger is None:
-        return f"advantage {rules.advantage} loads; filters and selection leave no made-up row to try it on"
+        return f"advantage {rules.advantage} loads; not tried, since filters and selection leave no synthetic row"
     if group_size == 1 and is_weighted and _is_zero(ledger):
         several = _plan(Planner(rules, extra_columns), _MOST_IN_GROUP, env_name)
         if several is not None and not _is_zero(several):
@@ -66,7 +66,7 @@ def try_rules(
                 "reinforce, which does not compare"
             )
     num_used = pc.sum(ledger["used"]).as_py()
-    return f"advantage {rules.advantage} gives {num_used} of {ledger.num_rows} made-up rollouts a finite number"
+    return f"advantage {rules.advantage} gives {num_used} of {ledger.num_rows} synthetic rollouts a finite number"
 
 
 def _plan(planner: Planner, group_size: int, env_name: str) -> pa.Table | None:
@@ -74,7 +74,7 @@ def _plan(planner: Planner, group_size: int, env_name: str) -> pa.Table | None:
     try:
         return planner.plan(step=1, attempt_id=1, trainer_version=0, at_least=1)
     except QueryError as error:
-        raise QueryError(f"{error} (tried on made-up rows, in groups such as {', '.join(_GROUPS)})") from error
+        raise QueryError(f"{error} (tried on synthetic rows, in groups such as {', '.join(_GROUPS)})") from error
 
 
 def _is_zero(ledger: pa.Table) -> bool:

@@ -1,4 +1,4 @@
-"""Plan the next batch from the scalars of pending rollouts: which rows are used, and why other rows are dropped.
+"""Plan the next batch from the scalars of pending rollouts: the rows to use, and the reason for each dropped row.
 
 Reads no files: the trainer adds rows as they arrive and writes the plan to the ledger. The SQL of advantages and
 filters also runs on `ludic.connect`. Raises QueryError if SQL fails, before training if possible, and ConfigError if
@@ -65,22 +65,22 @@ class BatchRules:
     advantage: str = "rloo"
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
     needs_logprobs: bool = True
-    """Whether the loss takes a ratio to the sampler; a row whose logprobs nobody kept is then dropped."""
+    """True if the loss takes a ratio to the sampler; rows without stored logprobs are then dropped."""
     computes_logprobs: bool = False
-    """Whether training computes logprobs that nobody kept, where it can. The caller of `add` gives these rows the
-    capture `trainer`."""
+    """True if training computes missing logprobs where it can. The caller of `add` gives these rows the capture
+    `trainer`."""
     loss_unit: LossUnit = "row"
-    """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
-    make each trajectory count once, by the sampled tokens of all its rows."""
+    """Unit that the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of
+    rows make each trajectory count once, by the sampled tokens of all its rows."""
     filters: tuple[str, ...] = ()
     """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first filter that hits."""
     where: str | None = None
-    """Predicate over a row of rollouts. A group in which it is true of no row is never pending; in other groups, the
-    filter `where` drops rows of which it is not true."""
+    """Predicate over a row of rollouts. A group without a row for which it is true is never pending; in other groups,
+    the filter `where` drops rows for which it is not true."""
     selection: str = "fifo"
     """Order of groups: a name in ludic/sql/selections/, or the path of a .sql file."""
     max_uses: int = 1
-    """Number of steps that may train on a group; it is pending again after each of them but the last."""
+    """Number of steps that may train on a group; it is pending again after each step but the last."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Values of the $parameters of advantage, filters and selection; KNOWN_PARAMS need no values."""
     seed: int = 0
@@ -90,8 +90,8 @@ class BatchRules:
     groups_per_batch: int
     """Number of groups in a batch; each has at least one row that no filter drops."""
     max_seq_len: int | None = None
-    """Length at which the trainer cuts sequences, recorded in the ledger. A row without a sampled token up to there is
-    dropped as no_tokens."""
+    """Length at which the trainer cuts sequences, recorded in the ledger. A row without a sampled token within this
+    length is dropped as no_tokens."""
     scorers: tuple[str, ...] = ()
     """Scorers, SCORER or SCORER@VERSION, whose scores each rollout needs; SQL reads them from the table `scores`."""
     reward_scorer: str | None = None
@@ -121,7 +121,7 @@ class BatchRules:
 # --- Planner -------------------------------------------------------------------------------------------
 
 UNTRAINABLE = "untrainable"
-"""Reason for a drop: the row can't be trained on, as was found when a plan had chosen it; see plan/judge.sql."""
+"""Reason for a drop: a check of the chosen rows found that the row can't be trained on; see plan/judge.sql."""
 
 ADDED = pa.schema(
     [
@@ -132,7 +132,7 @@ ADDED = pa.schema(
         ("refusal", pa.string()),
     ]
 )
-"""Columns that a reader adds to a row, and that `add` wants: the row's address, the order of reading, and `refusal`,
+"""Columns that a reader adds to a row, and that `add` needs: the row's address, the order of reading, and `refusal`,
 the reason why no rules may train on the row (ludic.store.reader); it is null for most rows."""
 
 _ADVANTAGE_COLUMNS = {
@@ -195,7 +195,7 @@ _HAS_A_ROW_THAT_FITS = """arrived.group_id in (
     )
 )"""
 
-# Where groups are used once, half of the time of plan/unplanned.sql.
+# For groups that are used once: takes half of the time of plan/unplanned.sql.
 _FORGET_PLANNED = "create or replace table rollouts as from rollouts anti join planned using (group_id)"
 
 _MASK = "action_mask"
@@ -205,12 +205,12 @@ case
     when action_mask is null then greatest({most} - prompt_length, 0)
     else coalesce(list_sum(action_mask[:greatest({most} - prompt_length, 0)]::integer[]), 0)
 end"""
-"""Sampled tokens of a row that max_seq_len leaves."""
+"""Number of a row's sampled tokens within max_seq_len."""
 
 
 FindUntrainable = Callable[[pa.Table], Sequence[str]]
-"""Returns the rollout_ids of rows that can't be trained on. It is given rows that a plan has chosen: rollout_id,
-group_id, the address (file, row_group, row, and root, which is null), prompt_length and response_length."""
+"""Returns the rollout_ids of rows that can't be trained on. Its argument has the rows that a plan has chosen:
+rollout_id, group_id, the address (file, row_group, row, and root, which is null), prompt_length and response_length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +218,7 @@ class Shortage:
     """The reason why there is no batch yet."""
 
     ready_groups: int
-    """Number of groups that the selection returns, of those with a row that no filter drops."""
+    """Number of groups with a row that no filter drops, and that the selection returns."""
     wanted_groups: int
     num_pending_rollouts: int
     drops: Mapping[str, int]
@@ -229,13 +229,13 @@ class Shortage:
     num_waiting_groups: int = 0
     """Number of groups that wait for scores."""
     waits_for: str | None = None
-    """The scores that they wait for, as a part of a sentence."""
+    """The missing scores, as a part of a sentence."""
 
     def describe(self) -> str:
         """Return one sentence for the log."""
         parts = [f"{self.ready_groups} of {self.wanted_groups} groups are ready"]
         if self.num_passed_over:
-            parts.append(f"selection {self.selection} passes over {self.num_passed_over} more")
+            parts.append(f"selection {self.selection} leaves out {self.num_passed_over} more")
         if self.waits_for is not None:
             parts.append(self.waits_for)
         if self.drops:
@@ -270,12 +270,12 @@ class Planner:
             needed.add(_MASK)
             self._num_trained_tokens = _TOKENS_WITHIN.format(most=int(rules.max_seq_len))
         self.columns = [name for name in schema.names if name in needed]
-        """Columns of rollouts that `add` wants, in addition to ADDED."""
+        """Columns of rollouts that `add` needs, in addition to ADDED."""
         self._schema = pa.schema([*map(schema.field, self.columns), *ADDED])
         predicates = ", ".join(f"coalesce((\n{text.text}\n), false)" for text in self._filters)
         self._judge_sql = Template(read_packaged("plan", "judge")).safe_substitute(predicates=predicates)
         self._con = open_duckdb()
-        # On a few thousand rows threads do not pay: a plan takes 27 ms on two threads, 17 ms on one.
+        # Threads do not help for a few thousand rows: a plan takes 27 ms on two threads, 17 ms on one.
         self._con.execute("set threads = 1")
         seal(self._con)
         with self._registered("arrived", self._schema.empty_table()):
@@ -318,7 +318,7 @@ class Planner:
 
     @property
     def scorers(self) -> list[str]:
-        """Names of the scorers whose scores `add_scores` wants."""
+        """Names of the scorers whose scores `add_scores` expects."""
         return [] if self._gate is None else self._gate.scorers
 
     def drop_untrainable(self, rollout_ids: Sequence[str]) -> None:
@@ -337,9 +337,9 @@ class Planner:
 
     @property
     def num_pending_groups(self) -> int:
-        """Number of pending groups, without refused ones, which will be dropped whatever the rules are.
+        """Number of pending groups, without refused ones, which are dropped under any rules.
 
-        Groups that wait for scores count.
+        Groups that wait for scores are included.
         """
         num_waiting = 0 if self._gate is None else self._gate.num_waiting_groups
         return num_waiting + self._fetch("select count(distinct group_id) from rollouts where refusal is null")[0][0]
@@ -393,7 +393,7 @@ class Planner:
             unplanned = f"create or replace table rollouts as\n{read_packaged('plan', 'unplanned')}"
             self._con.execute(unplanned, {"max_uses": self._rules.max_uses})
         elif self._judged.num_rows == ledger.num_rows:
-            self.forget()  # all of them are in the plan: a quarter of the time that it takes to find the others
+            self.forget()  # all of them are in the plan; this takes a quarter of the time of finding the others
             return
         else:
             with self._registered("planned", pa.table({"group_id": ledger["group_id"].unique()})):
@@ -544,8 +544,8 @@ class Planner:
             self._con.unregister(name)
 
 
-# --- Checks of what an advantage gives -----------------------------------------------------------------
-# source: the advantage's file, for errors. used: rows of the ledger that the step trains on.
+# --- Checks of the advantages ----------------------------------------------------------------- source: the advantage's
+# file, for errors. used: rows of the ledger that the step trains on.
 
 
 def check_advantages(source: str, used: pa.Table) -> None:

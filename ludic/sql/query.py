@@ -1,6 +1,6 @@
-"""Run SQL over runs: a user's query, which may only read, a user's predicate, and ludic's own; explain DuckDB's errors.
+"""Run SQL over runs: users' queries, which may only read, users' predicates, and ludic's own queries.
 
-Ctrl-C interrupts a user's query at once.
+Ctrl-C interrupts a user's query at once. Raises QueryError with DuckDB's reason in one line.
 """
 
 import re
@@ -34,7 +34,7 @@ _SEALED = re.compile(r"disabled (by|through) configuration|configuration has bee
 def open_result(
     roots: Sequence[Root], query: str, params: Params = (), *, rows_a_batch: int = _ROWS_A_BATCH, unsafe: bool = False
 ) -> Iterator[pa.RecordBatchReader]:
-    """Give the result as a stream, open until the block ends. Raises QueryError, also if reading the stream fails.
+    """Yield the result as a stream, open until the block ends. Raises QueryError, also if reading the stream fails.
 
     A query may only read, and only the files of these runs. unsafe: run any statement; it may read and write files.
     """
@@ -55,7 +55,7 @@ def result_of(
     rows_a_batch: int = _ROWS_A_BATCH,
     unsafe: bool = False,
 ) -> Iterator[pa.RecordBatchReader]:
-    """Give the result of a query on a connection of `connect(roots, sealed=True)`, as `open_result` does."""
+    """Yield the result of a query on a connection of `connect(roots, sealed=True)`, as `open_result` does."""
     try:
         with interrupted_by_ctrl_c(con):
             if not unsafe:
@@ -109,7 +109,7 @@ def to_frame(reader: pa.RecordBatchReader) -> "pl.DataFrame":
         frame = pl.from_arrow(table)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # pyo3's PanicException is no Exception
+    except BaseException as error:  # pyo3's PanicException is not an Exception
         raise QueryError(f"Polars can't hold the result: {type(error).__name__}; cast columns of rare types") from error
     assert isinstance(frame, pl.DataFrame)
     return frame
@@ -157,7 +157,7 @@ def interrupted_by_ctrl_c(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
             pass
         if number:
             pressed.set()
-            # Repeatedly: a query that has not begun yet does not notice an interrupt.
+            # Repeat, since a query that has not begun yet ignores an interrupt.
             while not done.wait(_INTERRUPT_EVERY_S):
                 con.interrupt()
 
@@ -165,7 +165,7 @@ def interrupted_by_ctrl_c(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
     thread.start()
     try:
         yield
-    except (duckdb.Error, RuntimeError):  # DuckDB also looks for signals, and raises "Query interrupted"
+    except (duckdb.Error, RuntimeError):  # DuckDB also checks for signals, and raises "Query interrupted"
         if pressed.is_set():
             raise KeyboardInterrupt from None
         raise
@@ -234,7 +234,7 @@ class Predicate:
     def _run(self, rows: pa.Table) -> pa.Table:
         self._con.register(self._table, rows)
         try:
-            # The text is one expression (where_filter), over a connection that reaches nothing but this table.
+            # The text is one expression (where_filter), on a connection that can access only this table.
             return run_query(self._con, f"select (\n{self.text}\n) as hit from {self._table}")  # noqa: S608
         except QueryError as error:
             raise QueryError(f"({self.text}): {error}") from error

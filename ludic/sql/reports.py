@@ -1,4 +1,4 @@
-"""Figures of a run: SQL files of ludic/sql/figures/, and the reports of `Run.stats`.
+"""Compute the figures of a run from the SQL files of ludic/sql/figures/, and the reports of `Run.stats`.
 
 Each file is one SELECT; its first comment says what it gives. Raises QueryError if a file of the run can't be read
 (`connect(root, without=...)` leaves it out).
@@ -25,7 +25,7 @@ def figure(name: str) -> str:
 def means(keys: str, rows: Folder) -> str:
     """Return the SQL of counts, means and fractions. keys: columns to group by, joined by commas.
 
-    Rollouts count alike; of evaluations, examples do, however many samples they have.
+    Rollouts have equal weight; in evaluations examples have, whatever their number of samples.
     """
     text = figure("means_of_examples") if rows == "evals" else figure("means")
     return Template(text).substitute(keys=keys)
@@ -49,7 +49,7 @@ def steps_by_environment(con: duckdb.DuckDBPyConnection, root: Root, after_step:
     """Return means of each gradient step after a step, by environment, over the rollouts that it considered.
 
     Columns: step, env_name, reward_mean, response_length_mean (tokens), signal (share of groups whose rewards differ),
-    truncated_fraction, error_fraction. Report and trackers show these series; a value that is not known is None.
+    truncated_fraction, error_fraction. Report and trackers show these series; an unknown value is None.
     """
     return ask(con, root, figure("steps_by_environment"), {"after_step": after_step})
 

@@ -61,7 +61,7 @@ _ROWS = {row.kind: row for row in FILE_KINDS}
 _STORED = {row.view: row for row in FILE_KINDS if row.view is not None}
 """The row whose files a view shows, by view."""
 _VIEWS = (*(view for view in _STORED if view not in _WITH_SQL), *_WITH_SQL)
-"""All views; those without SQL of their own are the stored rows as they are."""
+"""All views; a view without its own SQL shows the stored rows unchanged."""
 ROOT_COLUMN = "root"
 """Column of views and scans: the URL of a row's root, as the user gave it."""
 # The ledger has a column `root`: the location of a rollout that is not in the ledger's own root.
@@ -96,7 +96,7 @@ def create_views(
 
 @dataclass(frozen=True)
 class _Sql:
-    """What is created for one root; apart from names that `connect` is to leave out, nothing of it says which root."""
+    """SQL that is created for one root; it depends on the root only by the names that `connect` leaves out."""
 
     tables: tuple[str, ...]
     """Statements that create the empty tables."""
@@ -105,8 +105,8 @@ class _Sql:
 
 
 def _create_all(con: duckdb.DuckDBPyConnection, sql: Sequence[_Sql]) -> None:
-    # DuckDB binds a view, and all views below it, when it creates it. Until all views are there, an empty table stands
-    # for each, so that each view is bound twice, and not with every other.
+    # DuckDB binds a view, and all views that it reads, when it creates it. An empty table replaces each view until all
+    # exist, so that each is bound twice, not once for every other view.
     for number, of_root in enumerate(sql):
         con.execute(f"create schema empty_{number}")
         con.execute(f"create schema root_{number}")
@@ -118,15 +118,15 @@ def _create_all(con: duckdb.DuckDBPyConnection, sql: Sequence[_Sql]) -> None:
     _join_views(con, len(sql))
     for number, of_root in enumerate(sql):
         with _schema_of(con, number):
-            for view, query in reversed(of_root.views):  # while empty tables still stand for those that it reads
+            for view, query in reversed(of_root.views):  # the views that it reads are still empty tables
                 con.execute(f"drop table {view}")
                 con.execute(f"create view {view} as\n{query}")
 
 
 class _KeptViews:
-    """Tables and views as this process has created them before, in files of DuckDB without rows, by their SQL.
+    """Tables and views that this process has created before, kept in DuckDB files without rows, by their SQL.
 
-    To copy them takes a fifth of the time, since DuckDB does not bind what it copies.
+    Copying them takes a fifth of the time, since DuckDB does not bind copies.
     """
 
     def __init__(self) -> None:
@@ -147,12 +147,12 @@ class _KeptViews:
         if file is not None and self._copy(con, file):
             return
         _create_all(con, sql)
-        with self._lock, suppress(duckdb.Error, OSError):  # a full disk: the next connection creates them anew
+        with self._lock, suppress(duckdb.Error, OSError):  # such as a full disk; the next connection creates them again
             if sql not in self._files and len(self._files) < _MOST_KEPT:
                 self._files[sql] = self._keep(con)
 
     def _copy(self, con: duckdb.DuckDBPyConnection, file: Path) -> bool:
-        """Return whether it could be copied: somebody may have deleted the file."""
+        """Return whether it could be copied; the file may have been deleted."""
         with suppress(duckdb.Error), _attached(con, file, "(read_only)"):
             con.execute("copy from database kept to memory (schema)")
             return True
@@ -217,7 +217,7 @@ def _create_functions(
     sound: set[str] = set()
     """Files with a record that could be read; they never change."""
     warned: set[str] = set()
-    """Problems that the log has."""
+    """Problems that were logged already."""
 
     def segments_of(folder: Folder) -> list[str]:
         return [escape_glob(str(path)) for path in snapshot.stored(folder).segments]
@@ -229,7 +229,7 @@ def _create_functions(
         if not snapshot.has_begun:
             return []  # a view's creation needs its columns only
         row = _ROWS[kind]
-        if not root.is_local:  # a name alone would cost a request for its size
+        if not root.is_local:  # a name without its size would cost a request for it
             return [f"{url}/{row.glob}"]
         # DuckDB's own listing stops at a name with a backslash, follows links that lead out of the root, and opens
         # named pipes.
@@ -352,7 +352,7 @@ def _record_problem(root: Root, row: Records[Any, Any], name: str) -> str | None
 
 
 def _schema_of_record(row: Records[Any, Any]) -> pa.Schema:
-    """Return the columns of a view of records; what is neither a number, a text nor a time is JSON text."""
+    """Return the columns of a view of records; values other than numbers, texts and times become JSON text."""
     hints = get_type_hints(row.record, include_extras=True)
     return pa.schema(
         [(each.name, _type_of(hints[each.name])) for each in fields(row.record) if each.name not in row.hidden]
@@ -404,13 +404,13 @@ def _columns_by_address(root: Root, number: int) -> str:
 def _local_folder(root: Root) -> str:
     """Return the path of a local root, whose files DuckDB reads itself. Raises QueryError for a backslash."""
     if "\\" in root.path:
-        raise QueryError(f"{root.path}: DuckDB takes a backslash for a separator; move the run to a folder without one")
+        raise QueryError(f"{root.path}: DuckDB treats a backslash as a separator; move the run to a folder without one")
     return root.path
 
 
 # --- DuckDB's names of types ---------------------------------------------------------------------------
-# DuckDB names them itself when it reads an Arrow table, but imports pandas for that, in a third of a second. Names of
-# columns and fields are quoted, not escaped: they are of ludic's schemas.
+# DuckDB derives them itself when it reads an Arrow table, but imports pandas for that, which takes a third of a second.
+# Names of columns and fields are quoted, not escaped: they come from ludic's schemas.
 
 _TYPES = {
     pa.bool_(): "BOOLEAN",
@@ -459,7 +459,7 @@ class RangedFileSystem(AbstractFileSystem):
         super().__init__()
         self._fs, self.protocol, self._folder = fs, protocol, folder
         self.url = f"{protocol}://{_IN_PATTERNS.sub('_', folder)}"
-        """The folder's name in DuckDB, in which nothing stands for other names."""
+        """The folder's name in DuckDB, with pattern characters escaped."""
         self._sizes: dict[str, int] = {}
 
     def glob(self, path: str, **_: Any) -> list[str]:
@@ -471,7 +471,7 @@ class RangedFileSystem(AbstractFileSystem):
         matches = re.compile(glob_translate(name)).match
         try:
             found = self._fs.find(f"{self._folder}/{name[: first.start()].rpartition('/')[0]}", detail=True)
-        except FileNotFoundError:  # a listing of a folder that is not there, on some filesystems
+        except FileNotFoundError:  # some filesystems raise it for a missing folder
             return []
         sizes = {file[len(self._folder) + 1 :]: info["size"] for file, info in found.items()}
         self._sizes |= (matching := {file: size for file, size in sizes.items() if matches(file)})

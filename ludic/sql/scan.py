@@ -19,7 +19,7 @@ from ludic.store.files import current_files
 
 _PARTITION = pa.schema([("version", pa.int64()), ("env", pa.string())])
 _CAPTURE = pl.coalesce("capture", pl.when(pl.col("metadata").map.get("logprobs") == "absent").then(pl.lit("text")))
-"""As the macro capture_of has it for rows that were imported before rollouts 1.8."""
+"""Value of `capture` by the macro capture_of, for rows that were imported before rollouts 1.8."""
 
 
 def scan(*roots: RootLike | Iterable[RootLike]) -> pl.LazyFrame:
@@ -37,7 +37,7 @@ def _scan(root: Root) -> pl.LazyFrame:
     schema = rollouts_schema(root.extra_columns)
     paths = [
         f"{root.path}/{file.name}" for file in current_files(root)
-    ]  # listed, so none is behind a link that leads out
+    ]  # listed, so no file is behind a link that leads out
     if not paths:
         return _empty_frame(pa.schema([*schema, *_PARTITION])).lazy()
     # For a list of files, Polars reads every folder=value of a path as a key, also folders above the root.

@@ -1,8 +1,9 @@
-"""Hold groups of a planner back until scorers have scored them; then give SQL their scores.
+"""Hold back a planner's groups until their scorers have scored them, then pass the scores to SQL.
 
-A group is released when every scorer has answered for all its rollouts, failures included, or when its time is over.
-Rows without a value are then dropped as `unscored`; a group whose rows were scored by different versions of a scorer is
-dropped as `mixed_scorers`, unless versions may be mixed. Reads no files. Raises ConfigError for a bad reference.
+A group is released when every scorer has returned a score or a failure for all its rollouts, or when its waiting time
+ends. Rows without a value are then dropped as `unscored`; a group whose rows were scored by different versions of a
+scorer is dropped as `mixed_scorers`, unless versions may be mixed. Reads no files. Raises ConfigError for a bad
+reference.
 """
 
 import re
@@ -52,7 +53,7 @@ class ScorerReference:
 def parse_references(
     scorers: Sequence[str], reward_scorer: str | None
 ) -> tuple[dict[str, str], ScorerReference | None]:
-    """Return the version, or its first digits, that is wanted of each scorer, and the scorer of the reward.
+    """Return the wanted version of each scorer, or its first digits, and the scorer of the reward.
 
     Raises ConfigError if a reference is malformed, or if two name different versions of a scorer.
     """
@@ -83,7 +84,7 @@ def open_gate(
 
 @contextmanager
 def names_missing_scorers() -> Iterator[None]:
-    """Say what to set if SQL reads the table `scores` of a planner without scorers. Raises QueryError."""
+    """Raise QueryError with the setting to change if SQL reads the table `scores` of a planner without scorers."""
     try:
         yield
     except QueryError as error:
@@ -123,7 +124,7 @@ class ScoreGate:
         return list(self._versions)
 
     def is_read_by(self, text: SqlText | None) -> bool:
-        """Return whether a predicate may read what a row has only after it was scored."""
+        """Return whether a predicate may read values that a row has only after it was scored."""
         columns = ["scores", *(["episode_reward"] if self._reward["reward_scorer"] else [])]
         return text is not None and bool(required_columns([text], columns))
 
@@ -148,9 +149,9 @@ class ScoreGate:
         self._has_news = True
 
     def release(self) -> bool:
-        """Move the groups whose wait has ended into `rollouts`, their scores into `scores`; return if there are any.
+        """Move groups whose wait has ended into `rollouts`, their scores into `scores`; return whether there were any.
 
-        Takes no time if nothing was added and no group's time is over.
+        Takes no time if nothing was added and no group's waiting time ended.
         """
         now_s = time.monotonic()
         is_due = self._oldest is not None and self._wait_s is not None and self._oldest + self._wait_s <= now_s
@@ -174,7 +175,7 @@ class ScoreGate:
         self._con.execute(_FORGET)
 
     def describe(self) -> str | None:
-        """Say for which scores groups wait, as a part of a sentence; None if none waits."""
+        """Describe the scores that groups wait for, as a part of a sentence; None if no group waits."""
         if self._oldest is None:
             return None
         rows = run_query(self._con, read_packaged("plan", "waiting"), {"scorers": self.scorers}).to_pylist()

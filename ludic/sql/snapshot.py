@@ -38,7 +38,8 @@ from ludic.temporary import folder_of_object
 logger = logging.getLogger(__name__)
 
 FEW_FILES = 64
-"""Up to this many files are read again for each connection, in 0.1 s, so that a small run leaves no cache behind."""
+"""Up to this number of files are read again for each connection, in 0.1 s, so that a small run leaves no cache
+behind."""
 
 _MOST_LISTINGS = 10
 _MOST_NAMES = 3
@@ -59,7 +60,7 @@ class Snapshot:
     def __init__(self, root: Root, without: Collection[str] = ()) -> None:
         """Create an empty snapshot, until the first `refresh`. without: names of files to leave out."""
         self.has_begun = False
-        """Whether files are listed at all."""
+        """True if the snapshot lists files at all."""
         self._root, self._without = root, frozenset(without)
         self._lock = threading.Lock()
         self._stored: dict[Folder, Stored] = {"rollouts": Stored(), "evals": Stored()}
@@ -90,7 +91,9 @@ class Snapshot:
             if not scalars.gone:
                 if broken := sorted(scalars.broken):
                     names = ", ".join([*broken[:_MOST_NAMES], *(["..."] if len(broken) > _MOST_NAMES else [])])
-                    logger.warning("left out what can't be read: %s; `ludic verify %s` says why", names, self._root.url)
+                    logger.warning(
+                        "left out files that can't be read: %s; `ludic verify %s` shows why", names, self._root.url
+                    )
                 return Stored(scalars.segments, [file for file in files if file.is_compacted])
         raise StoreError(f"{self._root.url}: files keep vanishing while they are read, such as {scalars.gone[0]}")
 
@@ -102,7 +105,7 @@ class Snapshot:
             except StoreError:
                 raise
             except OSError as error:
-                logger.warning("can't keep scalars in %s, so each connection reads them again: %s", shared, error)
+                logger.warning("can't cache scalars in %s, so each connection reads them again: %s", shared, error)
         return update_segments(self._root, files, self._private_folder() / folder)
 
     def _private_folder(self) -> Path:
@@ -250,7 +253,11 @@ def _scalar_rows(
                 del left[name]
             yield names, table
     if len(left) > _MANY_FILES:
-        logger.info("reading the scalars of %d new files of %s; the next time they are here", len(left), root.url)
+        logger.info(
+            "reading the scalars of %d new files of %s; the next connection finds them in the cache",
+            len(left),
+            root.url,
+        )
     if len(left) > MANY_FILES:
         for small in read_small_files(root, list(left.values()), _own_columns(schema)):
             for file in small.files:
@@ -334,7 +341,7 @@ def _forget_replaced(folder: Path, in_use: set[Path]) -> None:
             if path not in in_use and time.time() - path.stat().st_mtime > _IN_USE_S:
                 path.unlink()
         except OSError:
-            continue  # another process deleted the file, or we may not delete it
+            continue  # another process deleted the file, or this user may not
 
 
 # --- Lists: values read by address ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files on any fsspec filesystem: the root of a run and everything in it. The only layer that touches files.
+"""Read and write the root of a run and all files below it, on any fsspec filesystem; no other layer touches files.
 
 Chapters, each on those before it: filesystem (over local and s3, with failures), records, catalogue, root; parquet,
 files, writer, tables; claims, weights, attempts, policies; reader, tombstones, ledger; evaluations.

@@ -1,4 +1,4 @@
-"""Write the list of a root's files into a page, or check that it is there: `python -m ludic.store PAGE [--check]`."""
+"""Write the table of a root's files into a page of the docs, or check it: `python -m ludic.store PAGE [--check]`."""
 
 import sys
 from pathlib import Path

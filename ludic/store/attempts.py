@@ -1,4 +1,4 @@
-"""Attempts of a trainer, and the checkpoints that they resume from: attempts/, checkpoints/ and cut.json."""
+"""Record the attempts of a trainer, and find the checkpoint to resume from: attempts/, checkpoints/ and cut.json."""
 
 import contextlib
 import logging
@@ -32,8 +32,8 @@ from ludic.store.weights import MANIFEST, check_folder
 # --- Attempts -------------------------------------------------------------------------------------------------
 # Attempts: attempts/N.json records the Nth start of a trainer on a root.
 #
-# The trainer with the newest claim owns the root; an older trainer stops at its next write. So does a trainer whose own
-# claim is no longer stored: the root was deleted, and perhaps made again, and has nothing to do with it any more.
+# The trainer with the newest claim owns the root; an older trainer stops at its next write. A trainer whose own claim
+# is no longer stored stops too: the root was deleted, and may hold another run by now.
 #
 # An attempt names its parent, the attempt and step of the checkpoint that it resumed from. The chain
 # of parents from the newest attempt is the effective ledger; steps off the chain are superseded.
@@ -53,7 +53,7 @@ def start_attempt(
 ) -> Attempt:
     """Take ownership of the root and fence every earlier attempt, alive or not.
 
-    Its lease is released from the start, so the next trainer doesn't wait either.
+    Its lease counts as released from the start, so the next trainer does not wait for it.
     """
     lease, newest = None, newest_claim(root)
     while lease is None:
@@ -135,8 +135,8 @@ def other_trainer_of(root: Root) -> OtherTrainer | None:
 def check_not_recorded(root: Root) -> None:
     """Raise OwnedError if the steps of this root are those of another program's trainer (docs/record.md).
 
-    ludic's own trainer would go on from no checkpoint of it, so that all its steps would be superseded; and rollouts of
-    ludic's workers would reach no trainer.
+    ludic's own trainer has no checkpoint of that program to resume from, so it would supersede all its steps. Rollouts
+    of ludic's workers would reach no trainer.
     """
     other = other_trainer_of(root)
     if other is not None:
@@ -291,10 +291,10 @@ def last_checkpoint(
 def checkpoint_to_resume(
     root: Root, attempt: Attempt | None, verdicts: MutableMapping[str, bool] | None = None
 ) -> CheckpointInfo | None:
-    """The last checkpoint whose files match their digests; None to start from the first weights.
+    """Return the last checkpoint whose files match their digests; None to start from the first weights.
 
-    One that does not match is passed over with a warning. verdicts: whether a checkpoint is sound, by name; one that
-    is in there is not read again, others are added.
+    A checkpoint that does not match is skipped with a warning. verdicts: by name, whether a checkpoint is sound;
+    checkpoints in it are not read again, others are added to it.
     """
     verdicts = {} if verdicts is None else verdicts
 
@@ -313,7 +313,7 @@ def _is_sound(root: Root, name: str) -> bool:
     except FileNotFoundError:  # another trainer has pruned it in between
         return False
     except SchemaError as error:
-        logger.warning("%s; the checkpoint is passed over", error)
+        logger.warning("%s; this checkpoint is skipped", error)
         return False
     return True
 
@@ -332,7 +332,7 @@ def _is_of_run(root: Root, info: CheckpointInfo) -> bool:
     if info.run_id in (None, root.run_id):
         return True
     logger.warning(
-        "%s/%s is of run %s, which was deleted here; the checkpoint is passed over, delete it",
+        "%s/%s is of run %s, which was deleted here; this checkpoint is skipped: delete it",
         root.url,
         folder_of(info),
         info.run_id,
@@ -371,25 +371,27 @@ def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | N
     old += map(checkpoint_folder, incomplete)
     check_not_fenced(root, attempt)
     for name in old:
-        # The marker first, so that a deletion cut short leaves nothing that counts; then what lists the other files.
+        # Delete the marker first, so that an interrupted deletion leaves no valid checkpoint; then the list of the
+        # other files.
         for first in (f"{name}/{MARKER}", f"{name}/{MANIFEST}", name):
             root.delete(first)
     return old
 
 
 # --- Cuts -----------------------------------------------------------------------------------------------------
-# cut.json: says that a root is a cut, the part of a run that replays some steps, and which weights must come out.
+# cut.json marks a root as a cut, the part of a run that replays some steps, and holds the digests of the expected
+# weights.
 #
 # A cut has one attempt, 1: the batches of its steps and the checkpoint before them. Written by ludic.what_if.cut.
 
 
 def read_cut(root: Root) -> CutRecord | None:
-    """Return cut.json; None if the root is no cut. Raises SchemaError if it is damaged."""
+    """Return cut.json; None if the root is not a cut. Raises SchemaError if it is damaged."""
     return CUT.read(root)
 
 
 def find_cut(root: Root) -> CutRecord | None:
-    """Return cut.json; None if the root is no cut, or if the file is damaged, which `ludic verify` names."""
+    """Return cut.json; None if the root is not a cut, or if the file is damaged, which `ludic verify` names."""
     with suppress(SchemaError):
         return read_cut(root)
     return None

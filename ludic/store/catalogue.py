@@ -1,9 +1,9 @@
-"""The catalogue of a root: one row for each kind of file below it. What a root holds is said here and nowhere else.
+"""The catalogue of a root: one row for each kind of file below it, and the only index that defines these files.
 
-A row says how names are spelled, what a file holds, how files are numbered, put, kept and shown. From it follow
-names and their parser, listings, claims (ludic.store.claims), the checks of `ludic verify`, the stored rows of each
-SQL view, what `ludic expire` takes, and the list of files in docs/storage.md. The fields of a name are those of a
-NamedTuple. A field that is also a column of the table, or a field of the record, must agree with it.
+A row defines how names are spelled, what a file holds, and how files are numbered, written, kept and shown. Names and
+their parser, listings, claims (ludic.store.claims), the checks of `ludic verify`, the stored rows of each SQL view, the
+files that `ludic expire` may delete, and the list of files in docs/storage.md are derived from it. The fields of a name
+are those of a NamedTuple. A field that is also a column of the table, or a field of the record, must agree with it.
 """
 
 import re
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How one field stands in a name. `read` raises ValueError for a text that `write` never makes."""
+    """How one field is written in a name. `read` raises ValueError for a text that `write` never returns."""
 
     pattern: str
     read: Callable[[str], Any] = str
     write: Callable[[Any], str] = str
     is_path: bool = False
-    """Whether it may hold further folders."""
+    """True if it may hold further folders."""
 
 
 NUMBER = f"({DIGITS})"
-"""The same as a group."""
+"""`pattern` as a capturing group."""
 
 _NUMBER = re.compile(DIGITS)
 
@@ -105,7 +105,7 @@ Partition = Annotated[str, Spelling(_PARTITIONS, is_path=True)]
 
 
 class Only(NamedTuple):
-    """Of a file that a root has once."""
+    """Fields of a file that a root has at most once: none."""
 
 
 class RolloutsName(NamedTuple):
@@ -218,25 +218,25 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class FileKind(Generic[F]):
-    """One kind of file of a root. Its subclasses say what the files hold; this one, text or anything."""
+    """One kind of file of a root. Subclasses define the content; files of this class hold text or any bytes."""
 
     kind: str
-    """Its name in texts; of a table also in SQL."""
+    """Name of the kind in messages; for a table also its name in SQL."""
     fields: type[F]
     template: str
     """Path below the root, with the fields of the name in braces."""
     about: str
     numbered: str = ""
-    """What tells the files of the kind apart, for the docs."""
+    """What distinguishes the files of this kind, for the docs."""
     put: Literal["once", "once, then by its owner", "replaced"] = "once"
     completes: bool = False
-    """Whether the file is put last into its folder, which counts from then on."""
+    """True if the file is written last into its folder and makes the folder valid."""
     kept: Literal["always", "expire", "pruned", "while its owner lives", "a cache", "not the run's"] = "always"
     """What deletes the files: nothing, `ludic expire`, the trainer, their owner, anybody, or other programs."""
     view: str | None = None
     """SQL view of the rows as they are stored."""
     rest: bool = False
-    """Whether it takes the files of a folder whose named files have rows of their own."""
+    """True if it takes the files of a folder whose named files have rows of their own."""
 
     @cached_property
     def _spellings(self) -> dict[str, Spelling]:
@@ -254,7 +254,7 @@ class FileKind(Generic[F]):
 
     @cached_property
     def _writers(self) -> Sequence[tuple[int, Callable[[Any], str]]]:
-        """Of the fields that are not written as they are, with their places."""
+        """The `write` functions of fields that are not written as they are, with their positions."""
         writers = (spelling.write for spelling in self._spellings.values())
         return [(index, write) for index, write in enumerate(writers) if write is not str]
 
@@ -275,7 +275,7 @@ class FileKind(Generic[F]):
 
     @property
     def ends_with_path(self) -> bool:
-        """Whether the last part of the names may be a path, so that a folder may have such a name."""
+        """True if the last part of the names may be a path, so that a folder may have such a name."""
         return any(spelling.is_path and f"{{{name}}}" in self.file for name, spelling in self._spellings.items())
 
     def name(self, of: F) -> str:
@@ -345,8 +345,8 @@ class Table(FileKind[F]):
 
     table: str = field(kw_only=True)
     most_rows: int = field(kw_only=True)
-    """Most rows of a file that ludic reads, far above what it writes: millions of equal rows take few bytes of a file,
-    and gigabytes of memory."""
+    """Maximum rows of a file that ludic reads, far more than it writes: millions of equal rows take few bytes in a file
+    but gigabytes of memory."""
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,7 @@ class Records(FileKind[F], Generic[F, R]):
 
     record: type[R] = field(kw_only=True)
     noun: str = field(kw_only=True)
-    """What a file is, in an error."""
+    """Noun for a file of this kind in errors."""
     remedy: str = ""
     """What to do about a broken file, in an error."""
     first: int | None = None
@@ -388,7 +388,7 @@ CUT = Records(
     "cut",
     Only,
     "cut.json",
-    "in a cut: which step it replays, and what must come out",
+    "in a cut: the step that it replays, and digests of the expected weights",
     record=CutRecord,
     noun="record of a cut",
 )
@@ -428,7 +428,7 @@ REQUESTS = Table(
     "requests",
     SequenceName,
     "requests/{worker_id}-{sequence}.parquet",
-    "when each group of the schedule began, and how it ended",
+    "start and end of each group of the schedule",
     table="requests",
     most_rows=1 << 23,  # a compacted file of 128 MB has some millions
     numbered="a worker's sequence",
@@ -698,7 +698,7 @@ QUARANTINED = FileKind(
     "quarantined",
     MovedName,
     "quarantine/{name}",
-    "a broken file, moved to where no reader looks",
+    "a broken file, moved out of the readers' way",
     put="replaced",
 )
 QUARANTINE = Records(
@@ -739,7 +739,7 @@ def _foreign(folder: str, about: str) -> FileKind[FileName]:
 
 
 UNFINISHED = _foreign(SCRATCH, "files that are not complete yet, of a local root")
-INPUTS = _foreign("inputs", "what else `ludic.fit` was given: the rewards, which code/ has too, and imported rows")
+INPUTS = _foreign("inputs", "other inputs of `ludic.fit`: the rewards, which code/ has too, and imported rows")
 LOGS = _foreign("logs", "output of local processes")
 TENSORBOARD = _foreign("tensorboard", "events for TensorBoard")
 DELTA_LOGS = {
@@ -750,7 +750,7 @@ PICTURE = FileKind(
     "picture", Only, "reward.png", "curve of the reward, drawn by a demo", put="replaced", kept="not the run's"
 )
 FOREIGN: tuple[FileKind[Any], ...] = (UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG, PICTURE)
-"""What lies in a root and is not the run's: not checked, copied or counted."""
+"""Files in a root that do not belong to the run: not checked, copied or counted."""
 
 FILE_KINDS: tuple[FileKind[Any], ...] = (
     *(RUN, MODEL, IDENTITY, ROLLOUTS, EVALS, BATCHES, POLICIES, WEIGHT_FILES, WEIGHTS, DELTAS, LATEST, STATE_FILES),

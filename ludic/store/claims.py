@@ -1,7 +1,8 @@
-"""Claims: numbers that one of several processes gets, and that the others see.
+"""Claim a number for a process, such as an attempt or a slot, which no other process can then get.
 
-A register numbers records without gaps. Two are claims that processes hold: attempts/N.lease, of the trainer that owns
-the root, and workers/slot=S/N.json, of the worker that samples a slot of the schedule.
+A register numbers its records without gaps. Two registers hold claims of live processes: attempts/N.lease of the
+trainer that owns the root, and workers/slot=S/N.json of the worker that samples a slot of the schedule. Raises
+OwnedError, FencedError, SlotTakenError or ReplacedRootError for a claim that another process holds.
 """
 
 import itertools
@@ -98,7 +99,7 @@ def owner_name(pid: int | None = None) -> str:
 #
 # Putting the file if absent claims the root, and fences attempt N - 1. The owner then replaces it three times per lease
 # length, with a higher count, and marks it as released when it ends. Before each of these writes it reads the file:
-# only a lease with its own claim_id is its own, since the root may have been deleted and made again. A trainer that
+# only a lease with its own claim_id is its own, since the root may have been deleted and created again. A trainer that
 # starts watches the newest lease: if it changes, its owner is alive; if it stays the same for its whole length, it has
 # expired. Only the watching machine's monotonic clock counts. An expired lease does not stop a trainer; a newer claim
 # does.
@@ -150,7 +151,7 @@ def read_lease(root: Root, attempt_id: int) -> Lease | None:
 def check_claim(root: Root, attempt_id: int, claim_id: str) -> None:
     """Check that an attempt's lease is the one with this claim_id, by one read.
 
-    Raises ReplacedRootError if not: leases are never deleted, so the root was, and perhaps made again.
+    Raises ReplacedRootError if not: leases are never deleted, so the root was deleted, and perhaps created again.
     """
     try:
         lease = read_lease(root, attempt_id)
@@ -164,7 +165,8 @@ def check_claim(root: Root, attempt_id: int, claim_id: str) -> None:
         )
     if lease.claim_id != claim_id:
         raise ReplacedRootError(
-            f"{root.url} was deleted and made again: attempt {attempt_id} is of {lease.owner} since {lease.since}, and "
+            f"{root.url} was deleted and created again: attempt {attempt_id} is of {lease.owner} since "
+            f"{lease.since}, and "
             "not of this trainer; this trainer stops, and leaves the new run as it is"
         )
 
@@ -180,7 +182,7 @@ def await_free(root: Root, stop: threading.Event) -> int | None:
     if first is None or has_ended(first):
         return newest
     logger.warning(
-        "%s: attempt %d of %s, since %s, has not ended by itself; watching for %.0f s whether it lives",
+        "%s: attempt %d of %s, since %s, has not released its lease; watching it for %.0f s to see whether it is alive",
         *(root.url, newest, first.owner, first.since, first.lease_s),
     )
     deadline = time.monotonic() + first.lease_s
@@ -240,26 +242,29 @@ def _renew(
             logger.log(level, "%s", error)
             return on_fenced()
         except LudicError as error:
-            logger.log(level, "the lease of attempt %d is not renewed, trying again: %s", lease.attempt_id, error)
+            logger.log(level, "the lease of attempt %d could not be renewed, trying again: %s", lease.attempt_id, error)
     try:
         _replace(root, replace(lease, released=True))
     except ReplacedRootError as error:
         logger.log(level, "%s", error)
     except LudicError as error:
         logger.log(
-            level, "the lease of attempt %d is not released, the next trainer waits: %s", lease.attempt_id, error
+            level,
+            "the lease of attempt %d could not be released, so the next trainer waits: %s",
+            lease.attempt_id,
+            error,
         )
 
 
 def _replace(root: Root, lease: Lease) -> None:
-    """Put a new content of a lease. A put can't depend on the read before it, so the two follow at once."""
+    """Replace the content of a lease. A put can't depend on an earlier read, so it follows the read immediately."""
     check_claim(root, lease.attempt_id, lease.claim_id)
     root.put(LEASES.name_of(lease), encode_record(lease))
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """State of a lease's owner, as far as repeated looks at the lease show."""
+    """State of a lease's owner, from repeated reads of the lease."""
 
     state: Literal["alive", "silent", "ended", "dead", "unknown"]
     """silent: not renewed for its whole length. dead: proven, on this machine. unknown: not watched for long enough."""
@@ -268,7 +273,8 @@ class LeaseState:
 
 
 class LeaseWatch:
-    """Judges a lease from repeated looks as `await_free` does: by its changes, never by other machines' clocks."""
+    """Decides from repeated reads of a lease whether its owner is alive: by changes of the lease, not by other
+    machines' clocks."""
 
     def __init__(self) -> None:
         self._lease: Lease | None = None
@@ -276,7 +282,7 @@ class LeaseWatch:
         self._was_renewed = False
 
     def poll(self, lease: Lease) -> LeaseState:
-        """Take the lease as read now, and return its owner's state."""
+        """Record the lease as just read, and return its owner's state."""
         if lease != self._lease:
             known = self._lease
             self._was_renewed = known is not None and known.claim_id == lease.claim_id
@@ -340,11 +346,11 @@ def is_dead(process: str) -> bool:
 # --- Slots of workers -----------------------------------------------------------------------------------------
 # workers/slot=S/N.json: one claim for each life of a worker. The newest life holds its slot of the schedule.
 #
-# A life claims the slot before it reads what earlier lives committed, and checks for a newer claim before each
-# append, also of the requests that it has started, which are written within seconds. So a worker that was stopped or
-# cut off, and then replaced, soon ends. If it commits a group before it can check, the reader drops the duplicate: it
-# delivers a request once (ludic.store.reader). Claims have no gaps, so one read by name finds a newer claim. Claims
-# are never deleted.
+# A life claims the slot before it reads what earlier lives committed, and checks for a newer claim before each append,
+# also of the requests that it has started, which are written within seconds. So a worker that was paused or
+# disconnected, and replaced meanwhile, soon ends. If it commits a group before it can check, the reader drops the
+# duplicate: it delivers a request once (ludic.store.reader). Claims have no gaps, so one read by name finds a newer
+# claim. Claims are never deleted.
 
 
 def is_over(claim: SlotClaim) -> bool:
@@ -418,9 +424,11 @@ def held_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str,
         try:
             change_claim(root, claim, ended_at=datetime.now(UTC).isoformat(timespec="seconds"))
         except ReplacedRootError:
-            logger.info("%s/%s is another worker's by now, and is left as it is", root.url, WORKERS.name_of(claim))
+            logger.info(
+                "%s/%s belongs to another worker by now, and is left unchanged", root.url, WORKERS.name_of(claim)
+            )
         except LudicError as error:
-            logger.warning("the claim of slot %d does not say that this worker has ended: %s", slot, error)
+            logger.warning("the end of this worker could not be recorded in the claim of slot %d: %s", slot, error)
 
 
 def code_before(root: Root, claim: SlotClaim) -> Sequence[Mapping[str, Any]]:
@@ -445,4 +453,4 @@ def _check_own(root: Root, claim: SlotClaim) -> None:
     stored = WORKERS.read(root, claim.slot, claim.life)
     if stored is None or stored.worker_id != claim.worker_id:
         name = WORKERS.name_of(claim)
-        raise ReplacedRootError(f"{root.url}: {name} is not of this worker: the root was deleted or made again")
+        raise ReplacedRootError(f"{root.url}: {name} is not of this worker: the root was deleted or created again")

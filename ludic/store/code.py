@@ -1,12 +1,12 @@
-"""code/: the texts of users' files that a run uses, and the lists of them. Nothing here runs a text.
+"""Store the users' files that a run uses in code/, and lists of their names; run none of them.
 
 Each text is stored once, and a list maps file names to texts.
 
     code/{sha256}.py, .sql    a text, named by the digest of its bytes
     code/N.json               list N: file names as in the settings, each with its digest and path
 
-Each list holds all files of the one before it. Which text runs, and who must agree to that, says ludic.code.kept.
-Raises SchemaError if a text or a list is damaged, StoreError if a text is gone.
+Each list holds all files of the list before it. ludic.code.kept decides which text runs, and who must consent. Raises
+SchemaError if a text or a list is damaged, StoreError if a text is gone.
 """
 
 import logging
@@ -81,9 +81,11 @@ def _read_text(root: Root, entry: TextEntry, suffix: str) -> UserFile:
     try:
         file = UserFile(path=Path(entry.path), source=root.read(name))
     except FileNotFoundError:
-        raise StoreError(f"{root.url}/{name} is gone, the text of {entry.path!r}; --update-code puts it back") from None
+        raise StoreError(
+            f"{root.url}/{name}, the text of {entry.path!r}, is missing; --update-code puts it back"
+        ) from None
     if file.sha256 != entry.sha256:
-        raise SchemaError(f"{root.url}/{name} has sha256 {file.sha256}, not that of its name: it is damaged")
+        raise SchemaError(f"{root.url}/{name} is damaged: its sha256 is {file.sha256}, wanted the one in its name")
     return file
 
 
@@ -139,7 +141,7 @@ def to_dicts(records: Iterable[CodeRecord]) -> list[dict[str, Any]]:
 
 
 def from_dicts(values: Sequence[Any]) -> list[CodeRecord]:
-    """Parse the records that `to_dicts` wrote. Skips values that are no such records: a root may hold anything."""
+    """Parse the records that `to_dicts` wrote. Skips other values: a root may hold anything."""
     records = []
     for value in values:
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Evaluations of a run: what each one samples, and which process samples which block of it."""
+"""Store the settings of evaluations, and claim the blocks that a process samples: evaluations/ and evaluators/."""
 
 import json
 import logging
@@ -93,11 +93,11 @@ def stored_blocks(root: Root, evaluation: str, version: int) -> list[SampleBlock
 #
 # A process puts its file with a block's name before it samples the block, and then reads the files of the others: if
 # one of them names the block too, it takes its own claim back. It replaces the file three times per lease length, and
-# deletes it when it ends. A file counts no more if its process is proven dead, or if it has not changed for a lease
-# length while this process looked; as for leases of trainers, only the looking machine's monotonic clock counts.
+# deletes it when it ends. A file is ignored once its process is proven dead, or if it has not changed for a lease
+# length while this process watched; as for leases of trainers, only the watching machine's monotonic clock counts.
 #
-# Claims only save work. If two processes sample a block after all, such as one that was frozen and one that took its
-# block over, the first one that stores it wins.
+# Claims only save work. If two processes sample the same block, for example because one was frozen and lost its claim,
+# the first to store it wins.
 
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class BlockClaims:
     """This process's claims of blocks, and those of others. `release` may be called while `take` runs in a thread."""
 
     def __init__(self, root: Root, lease_s: float = LEASE_S) -> None:
-        """lease_s: seconds without a change after which another process's claims count no more."""
+        """lease_s: seconds without a change after which another process's claims expire."""
         self._root, self._uuid, self._lease_s = root, UuidName(new_id()), lease_s
         self._name = EVALUATORS.name(self._uuid)
         self._own = Evaluator(owner=owner_name(), process=describe_process(os.getpid()), blocks=())
@@ -134,7 +134,9 @@ class BlockClaims:
         try:
             self._change(drop=self._own.blocks)
         except LudicError as error:
-            logger.warning("%s is not deleted; others wait until its lease is over: %s", self._name, error)
+            logger.warning(
+                "%s could not be deleted; other processes wait until its lease expires: %s", self._name, error
+            )
 
     def of_others(self) -> set[str]:
         """Return the blocks that other living processes have claimed. Raises StoreError."""
@@ -179,10 +181,10 @@ class BlockClaims:
             except ReplacedRootError:
                 return  # the next block is not stored either, which says so
             except LudicError as error:
-                logger.warning("%s is not renewed, trying again: %s", self._name, error)
+                logger.warning("%s could not be renewed, trying again: %s", self._name, error)
 
     def _blocks_of(self, name: str, of: UuidName) -> Sequence[str]:
-        """Return the blocks in another process's file; none if it counts no more."""
+        """Return the blocks in another process's file; none if the process is dead or its lease expired."""
         try:
             found = EVALUATORS.read(self._root, *of)
         except SchemaError as error:

@@ -1,4 +1,4 @@
-"""Failures of filesystems: retry the transient ones, and explain the others with their cause and advice.
+"""Retry filesystem operations that fail for a transient reason, and explain other failures with cause and advice.
 
 Reads no file. Recognizes the errors of the operating system, botocore (s3fs), aiohttp and Google (gcsfs), Azure (adlfs)
 and obstore by their attributes and texts alone, so that none of these packages needs to be installed.
@@ -31,17 +31,17 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 RETRY_LIMIT = "LUDIC_RETRY_S"
-"""Environment variable: seconds after which a failed operation is not tried again; 0 never tries again."""
+"""Environment variable: seconds for which a failed operation is retried; 0 disables retries."""
 _DEFAULT_RETRY_S = 30.0
 FIRST_WAIT_S = 0.2
-"""The most seconds to wait after the first failure; they double with each failure, up to `_LONGEST_WAIT_S`."""
+"""Maximum seconds to wait after the first failure; doubles with each failure, up to `_LONGEST_WAIT_S`."""
 _LONGEST_WAIT_S = 8.0
 _SILENT_ATTEMPTS = 2
 """Number of first failures that are not logged."""
 
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _UNREACHABLE = "Unreachable"
-"""Our own code for a request without an answer, which obstore reports only in its text."""
+"""ludic's code for a request without a response, which obstore reports only in its message."""
 _TRANSIENT_CODES = {
     "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "ServerBusy",
     "InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted",
@@ -84,7 +84,7 @@ class FilesystemFailure:
     def cause(self) -> str:
         """The message on one line, without secrets.
 
-        Made when it is asked for: most failures are files that are not there yet, and nobody reads what they say.
+        Computed on first access: most failures are files that do not exist yet, and their messages are never read.
         """
         text = " ".join(mask(self.said).split("\n\n")[0].split()).rstrip(".")
         return text if len(text) <= 400 else f"{text[:400]}..."
@@ -137,8 +137,8 @@ def explain(error: BaseException, where: str, *, writing: bool) -> str:
         failure = replace(failure, code="NoSuchBucket")
     advice = _advice(failure, where, "write to" if writing else "read")
     if advice is None and is_transient(error):
-        tried = f"tried again for {limit_s:g} s ({RETRY_LIMIT}); " if (limit_s := retry_limit_s()) else ""
-        advice = f"{tried}see the network and the endpoint{' (AWS_ENDPOINT_URL)' * where.startswith('s3')}"
+        tried = f"retried for {limit_s:g} s ({RETRY_LIMIT}); " if (limit_s := retry_limit_s()) else ""
+        advice = f"{tried}check the network and the endpoint{' (AWS_ENDPOINT_URL)' * where.startswith('s3')}"
     cause = failure.cause.removesuffix(f": '{where}'")
     return f"{where}: {cause}; {advice}" if advice else f"{where}: {cause}"
 
@@ -149,11 +149,11 @@ def retry_limit_s() -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{RETRY_LIMIT} is {text!r}, wanted a number of seconds; 0 never tries again") from None
+        raise ConfigError(f"{RETRY_LIMIT} is {text!r}, wanted a number of seconds; 0 disables retries") from None
 
 
 def retried(operation: Callable[[], Result], where: str, stop: threading.Event | None = None) -> Result:
-    """Return the result of an operation, which is retried for `retry_limit_s` while its failures are transient.
+    """Return the result of an operation; retry it for `retry_limit_s` while its failures are transient.
 
     Raises the last failure. Setting `stop` ends the waiting at once.
     """
@@ -219,7 +219,7 @@ def _from_text(error: BaseException) -> FilesystemFailure | None:
         return _failure(code[1] if code else "", message[1] if message else "", int(status[1]))
     if _REDIRECT in text:
         return _failure("PermanentRedirect", "", 301)
-    # Two searches: one pattern of both would look for the kind behind each request of a long text.
+    # Two searches are faster: a joint pattern would search for the kind after each request of a long text.
     request = _REQUEST.search(text)
     if request and (unanswered := _UNANSWERED.search(text, request.end())):
         reason = _REASON.search(text)
@@ -258,10 +258,10 @@ def _is_lost_connection(error: BaseException) -> bool:
 _ADVICE: Mapping[frozenset[str], str] = {
     frozenset({"NoSuchBucket", "ContainerNotFound"}): "create bucket {bucket}, or correct the URL or the endpoint",
     frozenset({"AccessDenied", "AllAccessDisabled", "AuthorizationPermissionMismatch", "403"}): (
-        "these credentials may not {act} bucket {bucket}: ask for the right, or choose others (AWS_PROFILE)"
+        "these credentials may not {act} bucket {bucket}: get the permission, or use other credentials (AWS_PROFILE)"
     ),
     frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed", "InvalidToken", "401"}): (
-        "the credentials are wrong: see AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE in ~/.aws"
+        "the credentials are wrong: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE in ~/.aws"
     ),
     frozenset({"ExpiredToken", "TokenRefreshRequired"}): "the credentials have expired: log in again",
     frozenset({"RequestTimeTooSkewed"}): "this machine's clock is wrong: set it",
@@ -277,9 +277,9 @@ _ADVICE: Mapping[frozenset[str], str] = {
     frozenset({"EROFS"}): "the disk is mounted read-only: mount it for writing, or choose another root",
     frozenset(
         {"EACCES", "EPERM"}
-    ): "this user may not {act} the folder: see its owner and mode, or choose another root",
-    frozenset({"ENOTDIR"}): "a file stands where a folder is wanted: move it away, or choose another root",
-    frozenset({"EISDIR"}): "a folder stands where a file is wanted: move it away, or choose another root",
+    ): "this user may not {act} the folder: check its owner and mode, or choose another root",
+    frozenset({"ENOTDIR"}): "a file is in the place of a folder: move it away, or choose another root",
+    frozenset({"EISDIR"}): "a folder is in the place of a file: move it away, or choose another root",
     frozenset({"EOPNOTSUPP", "ENOTSUP"}): "without put-if-absent files would be overwritten: choose another disk",
     frozenset({"EMFILE", "ENFILE"}): "too many files are open: raise `ulimit -n`",
 }

@@ -1,8 +1,8 @@
-"""Files of rollouts and requests: their names and listings, what compaction moved where, and how to find rows.
+"""List the files of rollouts and requests, resolve files that compaction has moved, and find rows by id.
 
-A group whose rollouts differ in policy_version, because weights changed while it was sampled, lies in the partition
-of the oldest version. Compaction writes files under a worker_id that no worker may have; their footers name
-the sources that they replace.
+A group whose rollouts differ in policy_version, because weights changed while it was sampled, is in the partition of
+the oldest version. Compaction writes files under a worker_id that no worker may have; their footers name the sources
+that they replace. Raises SchemaError if a compacted file does not name its sources, StoreError if the filesystem fails.
 """
 
 import json
@@ -49,7 +49,7 @@ _SLOT = re.compile(rf"w{NUMBER}-")
 
 
 class SourceFile(NamedTuple):
-    """Name of the rows that a worker committed as one file; readers count by it, whatever file holds the rows now."""
+    """Identity of the rows that a worker committed as one file, whatever file holds them now; readers count by it."""
 
     worker_id: str
     sequence: int
@@ -58,12 +58,12 @@ class SourceFile(NamedTuple):
 def parse_source(worker_id: object, sequence: object) -> SourceFile:
     """Parse a source that a file names. Raises ValueError if no worker commits such a source."""
     if not isinstance(worker_id, str) or not isinstance(sequence, int) or sequence < 0:
-        raise ValueError(f"[{worker_id!r}, {sequence!r}] is no worker_id with a sequence")
+        raise ValueError(f"[{worker_id!r}, {sequence!r}] is not a worker_id with a sequence")
     return SourceFile(check_worker_id(worker_id), sequence)
 
 
 class _Appended:
-    """What the names of appended and compacted files have in common."""
+    """Common part of the names of appended and compacted files."""
 
     __slots__ = ()
     worker_id: str
@@ -106,7 +106,7 @@ class RolloutFile(_Appended):
 
     @classmethod
     def parse(cls, name: str) -> "RolloutFile | None":
-        """Parse a file's path below the root; returns None if neither a worker nor compaction writes such a name."""
+        """Parse a file's path below the root; returns None for a name that workers and compaction never write."""
         folder: Folder = "evals" if name.startswith("evals/") else "rollouts"
         found = _ROWS[folder].parse(name)
         return None if found is None else cls(*found, folder)
@@ -129,7 +129,7 @@ class RequestsFile(_Appended):
 
     @classmethod
     def parse(cls, name: str) -> "RequestsFile | None":
-        """Parse a file's path below the root; returns None if neither a worker nor compaction writes such a name."""
+        """Parse a file's path below the root; returns None for a name that workers and compaction never write."""
         found = REQUESTS.parse(name)
         return None if found is None else cls(*found)
 
@@ -144,7 +144,7 @@ def output_of(file: AppendedFile, plan: int, index: int) -> AppendedFile:
 
 
 def parse_file(name: str) -> AppendedFile | None:
-    """Parse a path below the root; returns None if neither a worker's append nor compaction writes such a name."""
+    """Parse a path below the root; returns None for a name that workers and compaction never write."""
     return RolloutFile.parse(name) or RequestsFile.parse(name)
 
 
@@ -152,8 +152,8 @@ def check_worker_id(worker_id: str) -> str:
     """Return the id. Raises ConfigError if it is not safe in a file name."""
     if not WORKER_ID.fullmatch(worker_id):
         raise ConfigError(
-            f"worker_id {worker_id!r} is no file name; wanted letters, digits, '-', '.' and '_', at most 200, "
-            f"the last two not in front, and not {COMPACTED!r}"
+            f"worker_id {worker_id!r} is not a file name; wanted at most 200 letters, digits, '-', '.' and '_', not "
+            f"beginning with '.' or '_', and not {COMPACTED!r}"
         )
     return worker_id
 
@@ -229,7 +229,9 @@ def sources_of(parquet: pq.ParquetFile, file: AppendedFile) -> list[SourceFile]:
         pairs = json.loads((parquet.metadata.metadata or {})[SOURCES_KEY])
         return [parse_source(worker_id, sequence) for worker_id, sequence in pairs]
     except (KeyError, ValueError, TypeError) as error:
-        raise SchemaError(f"{file.name} does not name its sources in its footer; no compaction wrote it") from error
+        raise SchemaError(
+            f"{file.name} does not name its sources in its footer, so ludic's compaction did not write it"
+        ) from error
 
 
 def find_sources(root: Root, file: AppendedFile) -> list[SourceFile] | None:
@@ -369,8 +371,8 @@ def _hidden(root: Root, files: Sequence[RolloutFile]) -> list[RolloutFile]:
 # Find a rollout or a group by its id: the addresses of its rows, and the rows.
 #
 # Reads a listing, footers, and the ids of row groups whose statistics may include the id. Ludic's ids are uuid7 and so
-# grow with time, as versions and sequences do. The search begins with the files where that order puts the id, and goes
-# on to all others, so clocks that disagree and foreign ids only cost time. Files that can't be read are skipped.
+# grow with time, as versions and sequences do. The search begins with the files where that order puts the id and
+# continues with all others, so clock skew and foreign ids only cost time. Files that can't be read are skipped.
 
 
 _ID_COLUMNS = ("rollout_id", "group_id")
@@ -427,7 +429,7 @@ def _search(root: Root, files: Sequence[RolloutFile], wanted: str) -> list[Addre
 
 
 def _likeliest_first(root: Root, files: Sequence[RolloutFile], wanted: str) -> list[RolloutFile]:
-    """Sort the files by time as far as their names show it, then outwards from where a bisection puts the id.
+    """Sort the files by time as far as names show it, then by distance from the position where a bisection puts the id.
 
     The bisection reads a few footers.
     """
@@ -517,7 +519,7 @@ def _whole_batches(
                 for table in _row_groups_with(parquet, schema, wanted, where):
                     yield from table.to_batches()
         except FileNotFoundError:
-            raise StoreError(f"{where} was deleted meanwhile, by a compaction or an expiry; try again") from None
+            raise StoreError(f"{where} was deleted meanwhile by a compaction or an expiry; try again") from None
         except SchemaError as error:
             logger.warning("left out: %s", error)
 

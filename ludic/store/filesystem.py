@@ -1,12 +1,11 @@
-"""Files below one URL of any fsspec filesystem: the operations of a Root that do not need its run.json.
+"""Read, write and list files below one URL of any fsspec filesystem, without knowledge of runs.
 
-A visible file is complete: creation is put-if-absent, replacement is atomic. Names are
-relative to the URL, with forward slashes. An operation that fails for a transient reason is retried
-for about 30 s. Other failures raise StoreError, which names the URL, the cause and what to do. Reading a file that
-does not exist raises FileNotFoundError. No operation follows a symbolic link that leads out of a local folder, and none
-opens what is no regular file, such as a named pipe: a listing passes over both with a warning, all others raise
-SchemaError (`Storage.at`, `Storage.file_for_others`, ludic.store.local). So do listings of an object store with keys
-that are no paths.
+A visible file is complete: creation is put-if-absent, replacement is atomic. Names are relative to the URL, with
+forward slashes. An operation that fails for a transient reason is retried for about 30 s. Other failures raise
+StoreError, which names the URL, the cause and what to do. Reading a file that does not exist raises FileNotFoundError.
+No operation follows a symbolic link that leads out of a local folder or opens anything but a regular file: a listing
+skips both with a warning, all other operations raise SchemaError (`Storage.at`, `Storage.file_for_others`,
+ludic.store.local). The same holds for keys of an object store that are not paths.
 """
 
 import builtins
@@ -42,8 +41,8 @@ Result = TypeVar("Result")
 
 _COMPARED_BYTES = 16 << 20
 _LOCAL_PAUSE_S, _LOCAL_GROWTH = 0.005, 1.02
-"""Shortest pause between two looks for a file on a local disk, where a look takes 0.15 ms and costs no request; and
-their growth, by which a pause is 2% of the wait so far."""
+"""Shortest pause between two checks for a file on a local disk, where a check takes 0.15 ms and costs no request; and
+the growth of the pauses: each is 2% of the wait so far."""
 
 # memory:// checks and stores in two steps, and several threads of a process put files.
 _memory_lock = threading.Lock()
@@ -65,7 +64,7 @@ class Storage:
     def connect(cls, url: str, fs: fsspec.AbstractFileSystem | None = None) -> "Storage":
         """Connect to a URL.
 
-        Raises ConfigError if it is empty, holds a secret or is no UTF-8, StoreError if no filesystem serves it.
+        Raises ConfigError if it is empty, holds a secret or is not UTF-8, StoreError if no filesystem supports it.
         """
         url = str(url)
         if not url.strip():
@@ -83,10 +82,10 @@ class Storage:
         return isinstance(self.fs, LocalFileSystem)
 
     def pauses(self, shortest_s: float, longest_s: float, *, least_s: float = 0.0) -> Iterator[float]:
-        """Yield the seconds between looks for a file that another process puts.
+        """Yield the seconds between checks for a file that another process writes.
 
-        They grow while the file does not come, on a local disk slowly. shortest_s: on an object store, where each look
-        costs requests. least_s: of every pause, also on a local disk.
+        They grow while the file is missing, more slowly on a local disk. shortest_s: on an object store, where each
+        check costs requests. least_s: of every pause, also on a local disk.
         """
         if self.is_local:
             return back_off(max(_LOCAL_PAUSE_S, least_s), longest_s, growth=_LOCAL_GROWTH)
@@ -115,10 +114,10 @@ class Storage:
         return name
 
     def folder_for_others(self, name: str) -> Path:
-        """Return a folder of a local URL for a program that reads or writes in it by itself.
+        """Return a folder of a local URL for another program that reads or writes in it.
 
-        Raises SchemaError if the folder is, or any entry below it, a symbolic link that leads out of the URL, or what
-        is no regular file.
+        Raises SchemaError if the folder or any entry below it is a symbolic link that leads out of the URL, or is
+        neither a folder nor a regular file.
         """
         assert self.is_local
         folder = Path(self.at(name))
@@ -127,9 +126,9 @@ class Storage:
         return folder
 
     def file_for_others(self, name: str) -> str:
-        """Return the path of a file within `fs` for a program that opens it by itself, which waits for nobody.
+        """Return the path of a file within `fs` for another program, which can open it without blocking.
 
-        Raises SchemaError as `at` does, and for what is no regular file on a local disk, such as a named pipe.
+        Raises SchemaError as `at` does, and on a local disk for anything but a regular file, such as a named pipe.
         """
         path = self.at(name)
         if self.is_local:
@@ -157,7 +156,7 @@ class Storage:
         def read() -> bytes:
             data = self._cat(name, start, end)
             if len(data) != end - start:
-                raise ConnectionError(f"{len(data):,} of {end - start:,} bytes came")
+                raise ConnectionError(f"{len(data):,} of {end - start:,} bytes were received")
             return data
 
         return self._try(name, read)
@@ -189,7 +188,7 @@ class Storage:
 
     @property
     def _counts_from_the_end(self) -> bool:
-        """True if cat_file takes a negative start; adlfs does not."""
+        """Return whether cat_file accepts a negative start; adlfs does not."""
         protocols = [self.fs.protocol] if isinstance(self.fs.protocol, str) else self.fs.protocol
         return not {"s3", "gs", "file", "memory"}.isdisjoint(protocols)
 
@@ -199,14 +198,14 @@ class Storage:
     def refuse_lost_folders(self, names: Collection[str]) -> None:
         """Raise SchemaError if a folder directly below a local URL is a symbolic link that leads out of it.
 
-        Also if one of `names` is there and is no folder.
+        Also if one of `names` exists and is not a folder.
         """
         if self.is_local:
             for path in sorted(Path(self.path).iterdir()):
                 if path.is_dir():
                     self.at(path.name)
                 elif path.name in names:
-                    raise SchemaError(f"{self.url}/{path.name} is no folder, wanted one; move it out of the run")
+                    raise SchemaError(f"{self.url}/{path.name} is not a folder, wanted one; move it out of the run")
 
     def exists(self, name: str) -> bool:
         """Return whether there is a file or folder; not one behind a symbolic link that leads out or nowhere."""
@@ -242,16 +241,16 @@ class Storage:
         return path[len(self.path) + 1 :]
 
     def _find(self, name: str) -> dict[str, dict[str, Any]]:
-        """Return the files below a folder, with the filesystem's info about each, without keys that are no paths."""
+        """Return the files below a folder, with the filesystem's info about each, without keys that are not paths."""
         found = self._find_all(name)
         for file in itertools.filterfalse(is_path, found):
             _warn(f"{self.url}/{file}")
         return {file: info for file, info in found.items() if is_path(file)}
 
     def _find_all(self, name: str) -> dict[str, dict[str, Any]]:
-        """Return the files below a folder, with the filesystem's info about each; no markers of folders.
+        """Return the files below a folder, with the filesystem's info about each, without folder markers.
 
-        Consoles of object stores make empty objects whose keys end in "/", so that an empty folder shows.
+        Consoles of object stores create empty objects whose keys end in "/" to show empty folders.
         """
         try:
             found = self._try(name, lambda: self.fs.find(self.at(name).rstrip("/"), detail=True))
@@ -261,7 +260,7 @@ class Storage:
         return {file: info for file, info in files.items() if file and not file.endswith("/")}
 
     def strays(self) -> dict[str, str]:
-        """Return why listings pass over a file, by name, for each such file below the folder."""
+        """Return the reason why listings skip a file, by name, for each such file below the folder."""
         if self.is_local:
             return self._try("", lambda: local.strays(self.path))
         return {file: _NO_PATH for file in sorted(self._find_all("")) if not is_path(file)}
@@ -315,7 +314,7 @@ class Storage:
     def delete(self, name: str) -> None:
         """Delete a file, or a folder with all files below it; does nothing if it does not exist.
 
-        Of a symbolic link the link itself is deleted.
+        A symbolic link is deleted itself, not its target.
         """
         path = self._path(name)
         try:
@@ -330,16 +329,17 @@ class Storage:
         if not has_magic(path):
             self.fs.rm(path, recursive=True)
             return
-        # fsspec's rm takes a path with [, * or ? for a pattern, and would delete what it matches: other runs.
+        # fsspec's rm treats a path with [, * or ? as a pattern, and would delete all matches: other runs.
         for file in self.fs.find(path) or [path]:
             self.fs.rm_file(file)
 
     @contextmanager
     def scratch_folder(self) -> Iterator[Path]:
-        """Make an empty local folder of this user, deleted at the end, which nobody else can write in or swap.
+        """Create an empty local folder that no other user can write in or replace; deleted at the end.
 
-        For a local URL it is on its disk where readers don't look, unless other users could put another folder in its
-        place there and the system is not Linux. Raises StoreError if the machine's temporary folder is as open.
+        For a local URL it is on the same disk, where readers don't look, unless other users could replace it there and
+        the system is not Linux. Raises StoreError if other users could replace it in the machine's temporary folder,
+        too.
         """
         if not self.is_local:
             with _private_folder() as path:
@@ -392,7 +392,7 @@ class Storage:
         """
         for name, relative in names.items():
             if ".." in relative.parts or relative.is_absolute():
-                raise StoreError(f"{self.url}/{name} leads out of the folder that is copied; delete that file")
+                raise StoreError(f"{self.url}/{name} leads out of the copied folder; delete that file")
         folder.mkdir(parents=True, exist_ok=True)
         for name, relative in names.items():
             target = folder / relative
@@ -416,7 +416,7 @@ class Storage:
         except FileExistsError:
             return
         raise StoreError(
-            f"{self.url}: {type(self.fs).__name__} overwrites files although it was asked to create only; ludic needs "
+            f"{self.url}: {type(self.fs).__name__} overwrites existing files even in create-only mode; ludic needs "
             "put-if-absent: use a local folder, S3, Google Cloud Storage or Azure (docs/storage.md has a table)"
         )
 
@@ -488,7 +488,7 @@ def _private_folder() -> Iterator[Path]:
         path = opened.path_for_others()
         if path is None:
             raise StoreError(
-                f"other users can rename folders of {folder.parent}, so nothing is written there; set TMPDIR to a "
+                f"other users can rename folders of {folder.parent}, so ludic writes nothing there; set TMPDIR to a "
                 "folder of your own"
             )
         yield path
@@ -505,7 +505,9 @@ def _connect(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         # Other processes add files; a cached listing would hide them.
         return fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
-        raise StoreError(f"{url}: {error}; `pip install 'ludic-rl[s3]'`, gcsfs or adlfs, as the URL wants") from error
+        raise StoreError(
+            f"{url}: {error}; `pip install 'ludic-rl[s3]'`, gcsfs or adlfs, depending on the URL"
+        ) from error
     except (ValueError, OSError) as error:
         raise StoreError(f"{url}: {error}") from error
 
@@ -513,7 +515,7 @@ def _connect(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 def _refuse_secrets(url: str) -> None:
     if has_secret(url):
         raise ConfigError(
-            f"{public_url(url)} was given with a user, a password or a key, which logs would show; "
+            f"{public_url(url)} contains a user, a password or a key, which logs would show; "
             "put them into the environment or into fsspec's configuration files"
         )
 
@@ -521,17 +523,19 @@ def _refuse_secrets(url: str) -> None:
 def check_inside(name: str, url: str) -> str:
     """Return the name. Raises SchemaError if it leads out of the root: a damaged or hostile file holds such a name."""
     if ".." in name.split("/") or "\0" in name:
-        raise SchemaError(f"{url}: a file of the run names {name!r}, which leads out of the run; it is not touched")
+        raise SchemaError(
+            f"{url}: a file of the run names {name!r}, which leads out of the run; ludic does not touch it"
+        )
     return name
 
 
-_NO_PATH = "is a key with an empty part, '.' or '..', which no path leads to; ludic passes over it: delete it"
+_NO_PATH = "is a key with an empty part, '.' or '..', which is not a valid path; ludic skips it: delete it"
 
 
 @lru_cache(maxsize=1024)
 def _warn(where: str) -> None:
-    """Say once in a process that a key is passed over."""
-    logger.warning("passed over: %s %s", where, _NO_PATH)
+    """Log once per process that a key is skipped."""
+    logger.warning("skipped: %s %s", where, _NO_PATH)
 
 
 @contextmanager
@@ -546,7 +550,7 @@ def _refusal_named(target: str) -> Iterator[None]:
 
 
 # --- Files without a local path -------------------------------------------------------------------------------
-# Random reads of files that no local path names: remote ones by ranged requests, and ones in memory.
+# Random reads of files without a local path: remote files by ranged requests, and files in memory.
 
 
 TAIL_BYTES = 1 << 20

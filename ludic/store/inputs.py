@@ -1,10 +1,10 @@
-"""The data set that a run was given as values: a file in inputs/ of its root, which the root finds wherever it is.
+"""Store the data set that a run was given as Python values in inputs/ of its root, and find it from any machine.
 
     inputs/questions-{digest}.jsonl    its rows; the digest is of the content, so the file never changes
 
-Environments know nothing of the store. So `located_options` gives them, as options, the path of this file, and what
-identifies an example in this root. Of a root that is not on a disk of this machine, the file is copied to the user's
-cache.
+Environments know nothing of the store, so `located_options` passes them the path of this file, and how this root
+identifies an example, as options. If the root is not on a disk of this machine, the file is copied to the user's cache.
+Raises StoreError if the file is missing or damaged.
 """
 
 import re
@@ -28,7 +28,7 @@ _OLD_NAME = re.compile(rf"{QUESTIONS}(?:.*/)?inputs/(?:[0-9a-f]{{16}}/)?question
 
 
 def is_questions(env: str) -> bool:
-    """Return whether an environment is qa/SOURCE, and no class in a folder of that name."""
+    """Return whether an environment is qa/SOURCE, not a class in a folder of that name."""
     return env.startswith(QUESTIONS) and python_file_of(env) is None
 
 
@@ -49,10 +49,10 @@ def stored_options(options: Any) -> dict[str, Any]:
 
 
 def located_options(env: Iterable[str], env_options: Mapping[str, Any], root: Storage) -> dict[str, Any]:
-    """Return options that name data of the root by a path on this machine, and say what identifies an example.
+    """Return options with the path of the root's data on this machine, and with the identification of examples.
 
-    They are for making environments, not for storing. root: a Root, or the storage of one that is about to be made.
-    Raises ConfigError for a name that is none of the root's data, StoreError if the data is gone or damaged,
+    They are for making environments, not for storing. root: a Root, or the storage of a root that is about to be
+    created. Raises ConfigError for a name that is not data of the root, StoreError if the data is gone or damaged,
     SchemaError for a link that leads out.
     """
     example_ids = root.example_ids if isinstance(root, Root) else EXAMPLE_IDS[0]
@@ -60,7 +60,7 @@ def located_options(env: Iterable[str], env_options: Mapping[str, Any], root: St
     for name in filter(is_questions, env):
         given = options.get(name, {})
         if not isinstance(given, Mapping):
-            continue  # make_environment says what is wrong
+            continue  # make_environment reports the error
         data = data_of(name, given)
         if data is None and "stored" in given:
             raise ConfigError(
@@ -94,7 +94,9 @@ def _local_path(root: Storage, name: str, *, must_exist: bool) -> Path | None:
         if is_whole:
             return Path(cache.at(copy)).absolute()
     if must_exist:
-        raise StoreError(f"{root.url}/{name}, the rows of the run's data set, is gone; copy it back from where it was")
+        raise StoreError(
+            f"{root.url}/{name}, the rows of the run's data set, is missing; copy it back from where it was"
+        )
     return None
 
 
@@ -103,11 +105,11 @@ def _check(root: Storage, name: str, digest: str) -> None:
         raise StoreError(f"{root.url}/{name} {_OTHER_ROWS}")
 
 
-_OTHER_ROWS = "does not hold the rows that its name says; copy it back from where it was"
+_OTHER_ROWS = "is damaged: its rows do not match the digest in its name; copy it back from where it was"
 
 
 def _holds(data: bytes, name: str) -> bool:
-    """Return whether data is what its name says."""
+    """Return whether data matches the digest in its name."""
     return _is_of(sha256(data).hexdigest(), name)
 
 
@@ -117,7 +119,7 @@ def _is_of(digest: str, name: str) -> bool:
 
 
 def cache_name(root: Storage) -> str:
-    """Return the folder below the user's cache for inputs of a root that is on no disk of this machine."""
+    """Return the folder below the user's cache for inputs of a root that is not on a disk of this machine."""
     return f"{INPUTS.folder}/{sha256(root.url.encode()).hexdigest()[:16]}"
 
 
@@ -140,4 +142,4 @@ def check_data(root: Root) -> Iterator[tuple[str, str]]:
         data = data_of(env, options)
         # An older ludic left the data of some roots on the machine that began the run.
         if data is not None and stored_options(options) and not root.exists(data):
-            yield data, f"is gone, the rows of {env}; copy it back from where it was"
+            yield data, f"is missing, the rows of {env}; copy it back from where it was"

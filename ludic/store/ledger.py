@@ -1,7 +1,8 @@
-"""The ledger in batches/: what each gradient step trained on, and what follows from it.
+"""Write and read the ledger, the rollouts that each gradient step used and dropped: batches/.
 
-It is the authoritative record of the rollouts that a step trained on and dropped. From it come the rows of a step, and
-what a cursor has forgotten.
+The ledger is the authoritative record. The rows of a step, and the parts that a reader's cursor has forgotten, are
+restored from it. Raises FencedError if a newer attempt owns the root, SchemaError if a file is broken, StoreError if
+planned rollouts are gone.
 """
 
 from collections import Counter, defaultdict
@@ -145,7 +146,7 @@ def _groups_of_step(root: Root, attempt_id: int, step: int) -> tuple[list[str], 
 
 
 def newest_rows(root: Root, checkpoint: CheckpointId, num_rows: int, *, of_groups: bool) -> Iterator[pa.Table]:
-    """Yield scored ledger rows of steps up to a checkpoint, newest step first, until there are num_rows of them.
+    """Yield scored ledger rows of steps up to a checkpoint, newest step first, up to num_rows rows.
 
     A rollout is in the table of the newest step that used it. of_groups: whole groups that were used, not only their
     used rows.
@@ -234,7 +235,7 @@ def read_rollouts(
         for (url, name), of_file in rows_of.items()
     ]
     order = np.argsort([index for of_file in rows_of.values() for index in of_file])
-    # Decoding limits reads from a disk, so one thread per core is enough; reads from a server mostly wait.
+    # Reads from a disk are limited by decoding, so one thread per core is enough; reads from a server mostly wait.
     num_threads = min(_CONCURRENT_READS, pa.cpu_count()) if root.is_local else _CONCURRENT_READS
     table = take_rows(pa.concat_tables(_read_all(reads, num_threads)), order.tolist())
     release_memory(table.get_total_buffer_size())
@@ -242,7 +243,7 @@ def read_rollouts(
 
 
 _other_root = lru_cache(maxsize=64)(Root.open)
-"""Opens another root once: run.json never changes."""
+"""Open another root, once: run.json never changes."""
 
 
 def _read_all(reads: Sequence[Callable[[], pa.Table]], num_threads: int) -> list[pa.Table]:
@@ -286,7 +287,7 @@ def _read_file(
 def _read_planned(root: Root, name: str, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     addresses = list(zip(rows.column("row_group").to_pylist(), rows.column("row").to_pylist(), strict=True))
     table = read_rows(root, name, addresses, _with_id(columns))
-    assert table["rollout_id"].equals(rows["rollout_id"]), f"{name} is not what was planned"
+    assert table["rollout_id"].equals(rows["rollout_id"]), f"{name} does not hold the planned rollouts"
     return table.select(columns)
 
 
@@ -295,7 +296,7 @@ def _replacement_of(root: Root, name: str) -> str:
     replacement = find_replacement(root, file) if file is not None else None
     if replacement is None:
         raise StoreError(
-            f"{root.url}/{name} was planned for a step and is gone; start the trainer again to make a new plan"
+            f"{root.url}/{name} was planned for a step and is missing; start the trainer again to make a new plan"
         )
     return replacement.name
 
@@ -316,8 +317,7 @@ def _read_moved(root: Root, name: str, rows: pa.Table, columns: Sequence[str]) -
         moved = [row_of[rollout_id] for rollout_id in rows.column("rollout_id").to_pylist()]
     except (FileNotFoundError, KeyError) as error:
         raise StoreError(
-            f"{root.url}/{name} should hold rollouts that were planned for a step, and does not; "
-            "start the trainer again to make a new plan"
+            f"{root.url}/{name} lacks rollouts that were planned for a step; start the trainer again to make a new plan"
         ) from error
     return table.take(moved).select(columns)
 

@@ -1,10 +1,10 @@
-"""Files below a folder of a local disk: created whole or not at all, replaced atomically, listed without many stats.
+"""Create, replace and list files below a folder of a local disk, atomically and without following links out of it.
 
 A file is written and synced below SCRATCH, a folder that no reader looks into, then linked or renamed to its name. No
 file is written, moved or deleted through a symbolic link that leads out of the folder: each change goes through a
 descriptor of the file's folder, which is opened part by part without following links. Only regular files are listed and
-read: named pipes, sockets, devices and links that lead nowhere are passed over. Raises the operating system's errors;
-FileExistsError if a name is taken; SchemaError for a link that leads out, and for what is read and is no regular file.
+read: named pipes, sockets, devices and broken links are skipped. Raises the operating system's errors; FileExistsError
+if a name is taken; SchemaError for a link that leads out, and when anything but a regular file is read.
 """
 
 import ctypes
@@ -120,7 +120,7 @@ def refuse_linked_log(*paths: Path) -> None:
     """Raise SchemaError if a log, or the folder of one, is a symbolic link."""
     for path in paths:
         if path.is_symlink():
-            raise SchemaError(f"{path} is a symbolic link, and logs are written through none; delete the link")
+            raise SchemaError(f"{path} is a symbolic link, and ludic writes no logs through links; delete the link")
 
 
 def check_links(root: str, name: str) -> None:
@@ -133,7 +133,7 @@ def check_links(root: str, name: str) -> None:
         path = f"{path}/{part}"
         try:
             is_link = stat.S_ISLNK(os.lstat(path).st_mode)
-        except OSError:  # there is no such file
+        except OSError:  # no such file
             return
         if is_link and _leads_out(root, path):
             raise SchemaError(_refusal(path))
@@ -159,8 +159,8 @@ def _refusal(path: str) -> str:
 
 def _link_out(path: str) -> str:
     return (
-        f"is a symbolic link that leads out of its run, to {os.path.realpath(path)}; ludic follows no such "
-        "link: delete it, and put the files themselves there if they belong to the run"
+        f"is a symbolic link that leads out of its run, to {os.path.realpath(path)}; ludic does not follow it: "
+        "delete it, and put the files themselves there if they belong to the run"
     )
 
 
@@ -177,7 +177,7 @@ _NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 def check_file(path: str) -> None:
-    """Raise SchemaError if a path leads to anything but a regular file, which alone can be opened without waiting.
+    """Raise SchemaError if a path leads to anything but a regular file; opening anything else could block.
 
     Raises FileNotFoundError if there is nothing, not even a link.
     """
@@ -200,7 +200,7 @@ def _file_on_the_way(path: str) -> str:
 
 
 def _no_file(mode: int) -> str:
-    return f"{_KINDS.get(stat.S_IFMT(mode), 'is no regular file')}, {_NOT_READ}"
+    return f"{_KINDS.get(stat.S_IFMT(mode), 'is not a regular file')}, {_NOT_READ}"
 
 
 def read(path: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -238,15 +238,15 @@ def is_there(root: str, name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _warn(path: str, problem: str) -> None:
-    """Say once in a process that an entry of a folder is passed over."""
-    logger.warning("passed over: %s %s", path, problem)
+    """Log once per process that an entry of a folder is skipped."""
+    logger.warning("skipped: %s %s", path, problem)
 
 
 def follow_umask(path: Path) -> None:
     """Give a file or folder the permissions that a new one beside it gets.
 
-    safetensors and tempfile make files and folders that only their owner can read, so that another user's worker on
-    the same disk could not. The umask itself can't be read without changing it for all threads.
+    safetensors and tempfile create files and folders that only their owner can read, not another user's worker on the
+    same disk. The umask itself can't be read without changing it for all threads.
     """
     kind = os.O_DIRECTORY if path.is_dir() else 0
     with opened(path.parent) as folder:
@@ -274,13 +274,13 @@ def _follow_umask(found: int, folder: int) -> None:
 def walk(root: str, name: str) -> Iterator[os.DirEntry[str]]:
     """Return the regular files below a folder of `root`, unordered; none if it does not exist. Skips what vanishes.
 
-    Passes over all else with a warning: links that lead out of `root` or nowhere, named pipes, sockets and devices.
+    Skips all else with a warning: links that lead out of `root` or nowhere, named pipes, sockets and devices.
     """
     return _walk(root, f"{root}/{name}" if name else root, _warn)
 
 
 def strays(root: str, name: str = "") -> dict[str, str]:
-    """Return why listings pass over an entry, by name below `root`, for each such entry below a folder of `root`."""
+    """Return the reason why listings skip an entry, by name, for each such entry below a folder of `root`."""
     found: dict[str, str] = {}
     for _ in _walk(root, f"{root}/{name}" if name else root, found.__setitem__):
         pass
@@ -288,7 +288,7 @@ def strays(root: str, name: str = "") -> dict[str, str]:
 
 
 def _walk(root: str, folder: str, pass_over: Callable[[str, str], None]) -> Iterator[os.DirEntry[str]]:
-    # With the real paths of the linked folders on the way, so that a link to a folder above it ends.
+    # Track the real paths of linked folders on the way, so that a link to a parent folder ends.
     pending: list[tuple[str, tuple[str, ...]]] = [(folder, ())] if _is_folder(root, folder, pass_over) else []
     while pending:
         folder, linked = pending.pop()
@@ -307,9 +307,9 @@ def _walk(root: str, folder: str, pass_over: Callable[[str, str], None]) -> Iter
 
 
 def _problem(root: str, entry: os.DirEntry[str]) -> str | None:
-    """Return why a listing passes over an entry; None for a file or a folder, also behind a link that stays inside."""
+    """Return why a listing skips an entry; None for a file or a folder, also behind a link that stays inside."""
     if not entry.is_symlink():
-        with suppress(FileNotFoundError):  # it has vanished since, and is no file that can be read
+        with suppress(FileNotFoundError):  # deleted since it was listed
             return None if entry.is_dir() or entry.is_file() else _no_file(entry.stat().st_mode)
         return None
     if _leads_out(root, entry.path):
@@ -322,7 +322,7 @@ def _problem(root: str, entry: os.DirEntry[str]) -> str | None:
 
 
 def _is_folder(root: str, folder: str, pass_over: Callable[[str, str], None]) -> bool:
-    """Return whether there is a folder to list; passes over what is there instead, and a link that leads out."""
+    """Return whether there is a folder to list; skips anything else, and a link that leads out."""
     if leads_out(root, folder[len(root) + 1 :]):
         pass_over(folder, _link_out(folder))
         return False
@@ -335,7 +335,7 @@ def _is_folder(root: str, folder: str, pass_over: Callable[[str, str], None]) ->
             return False
         is_folder = False
     if not is_folder:
-        pass_over(folder, "is no folder, wanted one: delete it, or move it out of the run")
+        pass_over(folder, "is not a folder, wanted one: delete it, or move it out of the run")
     return is_folder
 
 
@@ -367,7 +367,7 @@ def _folder_of(root: str, name: str, *, make: bool = True) -> Iterator[tuple[int
         with opened(base) as above, _below(above.descriptor, parts, make=make) as descriptor:
             yield descriptor, own
     except OSError as error:
-        if error.filename in (own, *parts):  # of a call by descriptor, which knows no path
+        if error.filename in (own, *parts):  # raised by a call with a descriptor, which has no path
             error.filename = f"{root}/{folder}".rstrip("/")
         raise
 
@@ -451,22 +451,22 @@ def _rename_exclusively(scratch: int, temporary: str, folder: int, own: str) -> 
         code = ctypes.get_errno()
         if code not in (errno.EINVAL, errno.ENOSYS):
             raise OSError(code, os.strerror(code), own)
-    raise OSError(errno.ENOTSUP, "this disk has neither hard links nor a rename that refuses to replace", own)
+    raise OSError(errno.ENOTSUP, "this disk supports neither hard links nor an exclusive rename", own)
 
 
 # --- Folders of other programs -------------------------------------------------------------------------------
-# Libraries write files by path. They do so in a scratch folder; what they wrote is then moved by descriptors.
+# Libraries write files by path. They do so in a scratch folder; their files are then moved by descriptors.
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFolder:
-    """A folder of this machine, held by a descriptor: what later takes the place of its path is not looked at."""
+    """A folder of this machine, held by a descriptor: a later replacement at its path has no effect."""
 
     path: Path
     descriptor: int
 
     def files(self) -> list[str]:
-        """Return the names of all files below the folder. Raises SchemaError for what is neither file nor folder."""
+        """Return the names of all files below the folder. Raises SchemaError for anything but files and folders."""
         found = []
         for where, folders, names, descriptor in os.fwalk(".", onerror=_fail, dir_fd=self.descriptor):
             for name in (*folders, *names):
@@ -482,7 +482,7 @@ class OpenFolder:
     def file(self, name: str) -> Iterator[tuple[int, int, str]]:
         """Yield descriptors of a file below the folder and of the file's own folder, and its name there.
 
-        The file gets the permissions of a new one. Raises SchemaError for a link, and for what is no file.
+        The file gets the permissions of a new one. Raises SchemaError for a link, and for anything but a file.
         """
         *parts, own = name.split("/")
         with _below(self.descriptor, parts, make=False) as above:
@@ -496,13 +496,13 @@ class OpenFolder:
                 os.close(found)
 
     def path_for_others(self) -> Path | None:
-        """Return a path by which libraries reach this very folder; None if other users can write in it or swap it.
+        """Return a path by which libraries reach this folder; None if other users can write in it or replace it.
 
-        That is its own path if nobody else can rename a part of it, else the one that Linux gives a descriptor.
+        It is the folder's own path if no other user can rename a part of it, else Linux's path of the descriptor.
         """
         found = os.fstat(self.descriptor)
         if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return None  # a disk that knows no modes, or maps users to others
+            return None  # a disk without modes, or with mapped users
         real = Path(os.path.realpath(self.path))
         for path in (real, _DESCRIPTORS / str(self.descriptor)):
             with suppress(OSError):
@@ -530,7 +530,7 @@ def opened(folder: str | Path) -> Iterator[OpenFolder]:
 
 @contextmanager
 def scratch_folder(root: str) -> Iterator[OpenFolder]:
-    """Make an empty folder of mode 0700 below SCRATCH, deleted at the end, whatever has taken its place by then."""
+    """Create an empty folder of mode 0700 below SCRATCH; delete it at the end, even if its path was replaced."""
     own = f"ludic-{uuid4().hex}"
     with _folder_of(root, f"{SCRATCH}/{own}") as (parent, _):
         os.mkdir(own, 0o700, dir_fd=parent)
@@ -539,7 +539,9 @@ def scratch_folder(root: str) -> Iterator[OpenFolder]:
             folder = OpenFolder(Path(root, SCRATCH, own), descriptor)
             with os.scandir(descriptor) as entries:
                 if next(entries, None) is not None:  # it would be emptied at the end
-                    raise SchemaError(f"{folder.path} was made, and is another folder now: somebody changes {SCRATCH}")
+                    raise SchemaError(
+                        f"{folder.path} was replaced right after its creation: another process changes {SCRATCH}"
+                    )
             try:
                 yield folder
             finally:
@@ -556,4 +558,4 @@ def _fail(error: OSError) -> NoReturn:
 
 
 def _not_taken(path: Path) -> str:
-    return f"{path} is a symbolic link, a pipe or a device, wanted a file; nothing of it is taken into the run"
+    return f"{path} is a symbolic link, a pipe or a device, wanted a file; nothing of the folder is copied into the run"

@@ -1,7 +1,8 @@
-"""Parquet files: digests of their bytes, how they are written, and how they are opened and read.
+"""Write and read Parquet files, with digests of their bytes that every read checks.
 
-Every file that ludic writes holds digests, and every read checks the bytes that it takes. Rollouts are read by row
-groups, rows or columns; other tables whole. Rows that would take far more memory than ludic's own files are refused.
+Every file that ludic writes holds digests, and a read checks the bytes that it uses. Rollouts are read by row groups,
+rows or columns; other tables whole. Raises SchemaError if a file is broken or foreign, or if its rows would take far
+more memory than those of ludic's own files; StoreError if the filesystem fails.
 """
 
 import functools
@@ -33,7 +34,7 @@ from ludic.store.root import Root
 #
 # Parquet readers locate the footer from the end of the file and all else by offsets from its start, so other readers
 # ignore the block in between. The trailer holds the digest of the footer and that of the block itself. The footer's
-# entry `ludic.digests` says that there is a block. So damage to the footer or the block is detected through the other.
+# entry `ludic.digests` marks the block's presence, so damage to the footer or the block is detected through the other.
 # A file without both, from an older ludic or another writer, is read unchecked. Digests are 64-bit XXH3: they detect
 # accidents, not forgery. Only `seal_file` opens a file.
 
@@ -237,9 +238,9 @@ class CheckedFile:
 #      256             7.16                4.4 ms                  9.6 ms    85 M a second
 #    1,024             7.11               10.8 ms                 19.6 ms    92 M a second
 ROW_GROUP_ROWS = 256
-"""Most rows of a row group that several groups share; a larger group has its own row group."""
+"""Maximum rows of a row group that several groups share; a larger group has its own row group."""
 ROW_GROUP_BYTES = 64 << 20
-"""Most bytes in memory of a row group that several groups share, so that long rollouts are read in bounded pieces."""
+"""Maximum bytes in memory of a row group that several groups share: long rollouts are read in bounded pieces."""
 LARGEST_GROUP_BYTES = 512 << 20
 """A larger group is split between rows: pyarrow can't read a row group with 2 GiB of text in messages."""
 
@@ -373,8 +374,8 @@ def row_group_bounds(
 def _pieces(table: pa.Table, max_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Yield start, stop and bytes in memory of each unsplittable piece: a group, or a row of a too large group."""
     starts = group_starts(table).tolist()
-    # Measuring takes 0.1 ms a group (48 columns), so it is left out for a small table. The buffers may hold more than
-    # the table.
+    # Measuring takes 0.1 ms a group (48 columns), so a small table is not measured. The buffers may hold more than the
+    # table.
     is_small = table.get_total_buffer_size() <= max_bytes
     for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True):
         size_bytes = 0 if is_small else table.slice(start, stop - start).nbytes
@@ -432,7 +433,7 @@ def open_parquet(root: Root, name: str, table: str = "rollouts", *, whole: bool 
         except UNREADABLE as error:
             if is_broken(root, name):
                 raise SchemaError(
-                    f"{where}: no Parquet file, or a broken one, of {source.seek(0, io.SEEK_END)} bytes "
+                    f"{where}: not a Parquet file, or a broken one, of {source.seek(0, io.SEEK_END)} bytes "
                     f"({one_line(error)}); "
                     f"it is quarantined; `ludic verify {root.url}` lists all such files"
                 ) from error
@@ -461,7 +462,7 @@ def open_checked(
 def _parse_known(source: BinaryIO, end: bytes, where: str) -> tuple[pq.FileMetaData, Digests | None]:
     """Parse the end of a file with parse_end, unless an equal end was parsed recently.
 
-    In that case this file's block of page digests is not read, and damage to the block is not noticed.
+    If so, this file's block of page digests is not read, and damage to the block is not detected.
     """
     found = _ends.get(end) or parse_end(source, end, where)
     if len(end) <= _LARGEST_END:
@@ -483,21 +484,21 @@ def decode(data: bytes, where: str, table: str) -> pa.Table:
         raise
     except UNREADABLE as error:
         raise SchemaError(
-            f"{where}: no Parquet file, or a broken one, of {len(data)} bytes ({one_line(error)})"
+            f"{where}: not a Parquet file, or a broken one, of {len(data)} bytes ({one_line(error)})"
         ) from error
     check_text(rows, where)
     return rows
 
 
 def check_text(rows: pa.Table | pa.RecordBatch, where: str) -> None:
-    """Raises SchemaError if the text of a column is not UTF-8, which Arrow itself does not check."""
+    """Raise SchemaError if the text of a column is not UTF-8, which Arrow itself does not check."""
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if not _holds_text(column.type):
             continue
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            what = "text that is no UTF-8" if "UTF8" in str(error) else f"a broken {column.type}"
+            what = "text that is not UTF-8" if "UTF8" in str(error) else f"a broken {column.type}"
             raise SchemaError(f"{where}: column {name!r} holds {what} ({one_line(error)})") from error
 
 
@@ -601,10 +602,10 @@ CAPTURE, _METADATA = "capture", "metadata"
 
 
 def with_capture(table: pa.Table) -> pa.Table:
-    """Return rows of rollouts with the column `capture`; rows of an older schema, with what their metadata says of it.
+    """Return rows of rollouts with the column `capture`, which for rows of an older schema follows from their metadata.
 
-    Before rollouts 1.8 an import marked rows whose logprobs nobody kept, whether or not their token ids were recorded,
-    by metadata['logprobs'] = 'absent'; the macro capture_of says the same in SQL.
+    Before rollouts 1.8 an import marked rows without stored logprobs, with or without recorded token ids, by
+    metadata['logprobs'] = 'absent'; the SQL macro capture_of applies the same rule.
     """
     if CAPTURE in table.column_names or _METADATA not in table.column_names:
         return table
@@ -631,17 +632,17 @@ def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str], where
 
 
 MOST_ROW_GROUP_ROWS = 1 << 20
-"""Most rows of a row group that ludic reads; it writes as many as a group has, or 65,536."""
+"""Maximum rows of a row group that ludic reads; it writes as many as a group has, or 65,536."""
 MOST_ROW_GROUP_BYTES = 4 * LARGEST_GROUP_BYTES
-"""Most bytes in memory of the rows of a row group that ludic reads."""
+"""Maximum bytes in memory of the rows of a row group that ludic reads."""
 MOST_FILE_BYTES = 256 << 20
-"""Most bytes in memory of a file that is read whole."""
+"""Maximum bytes in memory of a file that is read whole."""
 
 _MOST_ROWS = {row.table: row.most_rows for row in FILE_KINDS if isinstance(row, Table)}
 _types: tuple[pq.ParquetSchema, Mapping[str, Sequence[tuple[int, str]]]] | None = None
 """The last schema that _types_by_column saw, and what it returned."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}
-"""Bytes in memory of a value by its type in Parquet, of a text those of its offset; 8 of other types."""
+"""Bytes in memory of a value by its Parquet type, for a text those of its offset; 8 for other types."""
 
 
 def _check_rows(metadata: pq.FileMetaData, table: str, where: str) -> None:
@@ -727,7 +728,7 @@ def _check_values(
 
 
 def _types_by_column(schema: pq.ParquetSchema) -> Mapping[str, Sequence[tuple[int, str]]]:
-    """Return index and type of each leaf, by column; kept for the last schema, since schemas are slow to look at."""
+    """Return index and type of each leaf, by column; cached for the last schema, since schemas are slow to inspect."""
     global _types
     known = _types
     if known is None or not known[0].equals(schema):

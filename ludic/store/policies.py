@@ -1,10 +1,11 @@
-"""policies/: weights that the trainer publishes and the workers pick up.
+"""Publish the trainer's weights, and fetch them for workers: policies/.
 
 A publish claims a version by policies/version=V/policy.json, put if absent, so no version is used twice. Then it puts
 the Hugging Face folder beside that file, with digests.json of its files, config.json last. Then it replaces
-policies/LATEST, which names the newest version. So a version with a config.json is complete, and so is the version
-that LATEST names. A version may hold differences to an earlier version instead; then delta.json comes last
-(see below).
+policies/LATEST, which names the newest version. So a version with a config.json is complete, and so is the version that
+LATEST names. A version may hold differences to an earlier version instead; then delta.json comes last (see below).
+Raises SchemaError if a file is broken or differs from the published one, ReplacedRootError if the root was deleted or
+created again.
 """
 
 import logging
@@ -39,14 +40,15 @@ logger = logging.getLogger(__name__)
 def latest_policy(root: Root) -> LatestPolicy | None:
     """Return the content of LATEST; None before the first publish.
 
-    Raises SchemaError if the file can't be parsed, or if a trainer of another run wrote it, which the trainer of this
-    run mends; ReplacedRootError if the root is no longer the run that was opened.
+    Raises SchemaError if the file can't be parsed, or if a trainer of another run wrote it (the next publish of this
+    run replaces it); ReplacedRootError if the root is no longer the run that was opened.
     """
     latest = LATEST.read(root)
     if latest is not None and latest.run_id not in (None, root.run_id):
         root.check_same_run()
         raise SchemaError(
-            f"{root.url}/{LATEST.template} is of run {latest.run_id}, wanted {root.run_id}; a trainer mends it"
+            f"{root.url}/{LATEST.template} is of run {latest.run_id}, wanted {root.run_id}; the next publish "
+            "replaces it"
         )
     return latest
 
@@ -149,16 +151,16 @@ def prune_policies(root: Root, keep: int, latest_version: int) -> None:
     try:
         needed = with_chains(root, range(max(0, oldest_kept), latest_version + 1))
     except SchemaError as error:
-        logger.warning("no old weights are deleted: %s", error)
+        logger.warning("old weights were not deleted: %s", error)
         return
     # Nine versions, not one, so that a successor deletes the versions that a killed trainer left.
     old = with_chains(root, range(max(0, oldest_kept - 9), oldest_kept), strict=False) - needed
-    for version in sorted(old, reverse=True):  # differences before the versions that they need
+    for version in sorted(old, reverse=True):  # delete differences before the versions that they need
         _delete_weights(root, policy_folder(version))
 
 
 def _delete_weights(root: Root, folder: str) -> None:
-    # In this order, so that a reader finds no version rather than a version that lacks files.
+    # This order ensures that a reader finds no version rather than an incomplete one.
     names = [name for name in root.list(folder) if POLICIES.parse(name) is None]
     for name in sorted(names, key=lambda name: not (is_marker(name) or name.endswith(f"/{MANIFEST}"))):
         root.delete(name)
@@ -193,7 +195,7 @@ def policy_folder(version: int) -> str:
 
 
 def is_marker(name: str) -> bool:
-    """Return whether a file of a version is put last, and completes it: of a full one, or of one of differences."""
+    """Return whether a file is written last into a version and completes it, whether full or of differences."""
     return WEIGHTS.parse(name) is not None or DELTAS.parse(name) is not None
 
 
@@ -332,7 +334,7 @@ def _is_sound_copy(cache: Path | None, version: int) -> bool:
         return False
     try:
         check_copy(_cached(cache, version), str(cache))
-    except (SchemaError, FileNotFoundError):  # another process may just delete it
+    except (SchemaError, FileNotFoundError):  # another process may be deleting it
         shutil.rmtree(_cached(cache, version), ignore_errors=True)
         return False
     return True
@@ -341,7 +343,7 @@ def _is_sound_copy(cache: Path | None, version: int) -> bool:
 def _apply(root: Root, delta: Delta, folder: Path) -> None:
     """Turn the files of a version's base, in `folder`, into those of the version, without a check of the result."""
     name = policy_folder(delta.version)
-    with tempfile.TemporaryDirectory(dir=folder) as copy:  # beside it may be no place of this user
+    with tempfile.TemporaryDirectory(dir=folder) as copy:  # this user may not be allowed to write beside it
         root.download(name, copy, leave_out=(POLICIES.file, DELTAS.file))
         check_copy(Path(copy), f"{root.url}/{name}")
         for file in sorted(Path(copy).rglob(f"*{DELTA_SUFFIX}")):
@@ -353,8 +355,8 @@ def _apply(root: Root, delta: Delta, folder: Path) -> None:
 
 
 def _complete(root: Root, delta: Delta, folder: Path) -> None:
-    """Check every file of a version to which all differences were applied, and write its digests.json."""
-    for name in {MANIFEST, POLICIES.file} - delta.files.keys():  # of the base
+    """Check every file of a version after all differences were applied, and write its digests.json."""
+    for name in {MANIFEST, POLICIES.file} - delta.files.keys():  # digests of the base
         (folder / name).unlink(missing_ok=True)
     found = write_manifest(folder)
     differing = sorted(name for name in found.keys() | delta.files.keys() if found.get(name) != delta.files.get(name))
@@ -365,7 +367,7 @@ def _complete(root: Root, delta: Delta, folder: Path) -> None:
 def _misfit(root: Root, delta: Delta, name: str, problem: str) -> str:
     return (
         f"{root.url}/{policy_folder(delta.version)}: the differences of {name} do not fit version {delta.base}: "
-        f"{problem}; wait for the next full version, or put sound copies in the place of both"
+        f"{problem}; wait for the next full version, or replace both by sound copies"
     )
 
 
@@ -388,19 +390,19 @@ class _Version:
     number: int
     folder: Path
     digests: dict[str, str]
-    """By file, as in digests.json."""
+    """Digests by file name, as in digests.json."""
 
 
 class PolicyWriter:
     """Writes the versions of one trainer, one at a time. `close` deletes the local files."""
 
     def __init__(self, root: Root, full_every: int | None = None) -> None:
-        """full_every: one version of so many is full, the others are differences; None: all are full."""
+        """full_every: one in this many versions is full, the others are differences; None: all are full."""
         self._root, self._full_every = root, full_every
         self._stack = ExitStack()
         self._folder: Path | None = None
-        """Local folder of the versions' files, made when it is needed; not below a local root, where it would look like
-        the leftover of a killed writer."""
+        """Local folder of the versions' files, created on demand; not below a local root, where it would look like a
+        leftover of a killed writer."""
         self._last: _Version | None = None
         self._num_deltas = 0
         """Differences since the last full version."""

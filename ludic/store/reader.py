@@ -1,4 +1,4 @@
-"""Read rollouts as they arrive: the reader, the cursor that says what was consumed, and fast reads of small files."""
+"""Deliver each committed group of rollouts once, as it arrives, and keep a cursor of the consumed groups."""
 
 import bisect
 import io
@@ -33,7 +33,7 @@ from ludic.store.root import Root
 # intervals, too. The cursor is stored in the checkpoint.
 #
 # A trainer with a window of versions never reads older versions again, so its cursor forgets their sources. If a later
-# trainer reads them, `recall_sources` finds in the ledger what was consumed.
+# trainer reads them, `recall_sources` restores the consumed groups from the ledger.
 
 
 class Intervals:
@@ -351,7 +351,7 @@ def _bounded(contents: Iterator[_Content]) -> Iterator[list[_Content]]:
 
 def _parse(batch: Sequence[_Content], wanted: pa.Schema) -> pa.Table | None:
     """Return columns of all rows of a batch; returns None if a file has to be read on its own."""
-    import polars as pl  # here, since a run of few files does not need it
+    import polars as pl  # imported here, since a run of few files does not need it
 
     empty = pl.from_arrow(wanted.empty_table())
     assert isinstance(empty, pl.DataFrame)
@@ -383,14 +383,14 @@ def _parse(batch: Sequence[_Content], wanted: pa.Schema) -> pa.Table | None:
 # The reader lists only the requested versions and reads the scalar columns of files that it has not seen. Its caller
 # reports which groups were consumed, and the cursor goes into the trainer's checkpoint. The reader counts by source (a
 # file as a worker committed it): compaction may move rows to another file at any moment, and leave both files for a
-# while. Every poll looks again at gaps in a worker's sequence, and at files that vanished while they were read. A
-# broken file is quarantined with the reason.
+# while. Every poll checks again gaps in a worker's sequence, and files that vanished while they were read. A broken
+# file is quarantined with the reason.
 #
 # Two workers of one slot sample the same request (ludic.store.claims). The group that is delivered first gets the
 # request; later groups are delivered as duplicates, for the planner to drop. Of groups in the same poll, the group
 # sampled first gets it, whatever the order of the listing.
 #
-# A worker that outlives a root that was deleted and made again may commit a last file there. Its rows have another
+# A worker that outlives a root that was deleted and created again may commit a last file there. Its rows have another
 # run_id; they are delivered for the planner to drop, and take no request. A cut, and a root that is only a source of
 # rollouts, may hold rows of any run.
 
@@ -447,7 +447,7 @@ class RolloutReader:
             return None
         arrivals = {file: self._num_arrivals + index for index, file in enumerate(new)}
         self._num_arrivals += len(new)
-        reads = list(self._read(new))  # all of them before the first is delivered: a read that fails loses nothing
+        reads = list(self._read(new))  # read all before the first is delivered, so that a failed read loses nothing
         found = [rows for read in reads if (rows := self._deliver(read, arrivals)).num_rows]
         if not found:
             return None
@@ -535,7 +535,7 @@ class RolloutReader:
                 counts = row_counts(parquet)[: 0 if is_old else None]
                 table = read_row_groups(parquet, range(len(counts)), self._columns, where, self._schema)
             if table.num_rows == 0 and not is_old:
-                raise SchemaError(f"{where} holds no rows; no worker writes such a file")
+                raise SchemaError(f"{where} holds no rows, so no worker wrote it")
         except FileNotFoundError:
             return None
         except SchemaError as error:
@@ -582,8 +582,8 @@ class RolloutReader:
         for run_id in rows.filter(is_foreign)["run_id"].unique().to_pylist():
             of_run = rows.filter(pc.equal(rows["run_id"], run_id))
             logger.warning(
-                "%s: %d rollouts of %s are of another run, %s, and are not trained on; was the root deleted and made "
-                "again while a worker of that run went on?",
+                "%s: %d rollouts of %s are of another run, %s, and are not trained on; was the root deleted and "
+                "created again while a worker of that run continued?",
                 *(self._root.url, of_run.num_rows, ", ".join(of_run["worker_id"].unique().to_pylist()), run_id),
             )
         return is_foreign

@@ -1,7 +1,8 @@
-"""Records: what the JSON files of a root hold, each one dataclass. ludic.store.catalogue says which file holds which.
+"""Define and encode the records in the JSON files of a root; ludic.store.catalogue says which file holds which.
 
 Fields that older files lack have defaults. Unknown keys, which a newer ludic wrote, are ignored when a file is read.
-Plain values only: what is done with a record stands where it is written and read.
+Records hold plain values only; their use is with the code that writes and reads them. Raises SchemaError if a file does
+not hold its record.
 """
 
 import ast
@@ -81,7 +82,7 @@ CHECKPOINT_FORMAT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What the root itself reads of run.json. All settings of a run are ludic.run_config.RunConfig."""
+    """The fields of run.json that the root itself reads; ludic.run_config.RunConfig has all settings of a run."""
 
     run_id: RunId
     """A uuid7, drawn when the run was started."""
@@ -90,7 +91,7 @@ class RunRecord:
     model: str
     env: tuple[str, ...]
     example_ids: ExampleIds = "question"
-    """What identifies an example of questions; a root keeps what it began with. Older files do not say."""
+    """Identification of examples of questions, fixed when the root is created; absent in older files."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     extra_columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -118,7 +119,7 @@ class CodeRecord:
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """SHA-256 by module name; "" is the text itself."""
+        """SHA-256 by module name; "" is the file itself."""
         return {"": self.sha256, **self.imports}
 
 
@@ -172,7 +173,7 @@ class Attempt:
 def other_trainer(config: Mapping[str, Any]) -> OtherTrainer | None:
     """Return the trainer of another program whose steps an attempt records; None if ludic's own trained.
 
-    config: of the attempt. What any program may have left out is empty.
+    config: of the attempt. Fields that the program left out are empty.
     """
     found = config.get(RECORDED)
     if not isinstance(found, Mapping):
@@ -217,11 +218,12 @@ class SlotClaim:
     process: str | None = None
     """Identity of the owner's process among all processes of all machines; None if the system doesn't give it."""
     ended_at: Time | None = None
-    """Time at which the worker ended on its own; None while it lives, or if it was killed."""
+    """Time of the worker's orderly end; None while it runs, or if it was killed."""
     code: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """Source files of its environments, each as a CodeRecord."""
     lost: Mapping[str, Any] | None = None
-    """What a recorder could not store, as ludic.recording.losses.Lost; None if nothing, and for workers."""
+    """Rows that a recorder could not store, as ludic.recording.losses.Lost; None if nothing was lost, and for
+    workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,14 +259,14 @@ class LatestPolicy:
     planned_step: int = 0
     """Newest step whose rollouts are chosen."""
     run_id: str | None = field(default=None, compare=False)
-    """Run whose trainer wrote the file: a worker that outlives its root learns it with the version, without another
-    read. `point_latest` sets it; None in files of older versions."""
+    """Run whose trainer wrote the file: a worker that outlives its root detects that without another read.
+    `point_latest` sets it; None in files of older versions."""
 
     def num_allowed(self, num_unread: int) -> int:
         """Return how many further groups a worker may start. num_unread: its open groups that the trainer has not read.
 
-        It may start one while all would be below the budget if each worker had as many as it has; so the workers
-        together may exceed the budget by less than a group each.
+        It may start another group while the total would be below the budget if every worker had as many open groups as
+        this one; so the workers together exceed the budget by less than one group each.
         """
         free = (self.budget or 0) - self.num_ready - num_unread * self.num_workers
         return max(0, ceil(free / self.num_workers))
@@ -272,7 +274,7 @@ class LatestPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """delta.json: what a version is a difference to, and what it must be after that."""
+    """delta.json: the base version of a difference, and the digests of the resulting files."""
 
     version: StoredCount
     base: StoredCount
@@ -323,7 +325,7 @@ class ModelIdentity:
     config: Mapping[RelativeName, str]
     tokenizer: Mapping[RelativeName, str]
     weights: Mapping[RelativeName, str]
-    """Empty if the weights are not known, as of a model that another program trained."""
+    """Empty if the weights are not known, for example of a model that another program trained."""
 
     def differences(self, other: "ModelIdentity") -> str:
         """Describe in one sentence which files differ in another model; empty if it is the same model.
@@ -343,7 +345,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """What an evaluation samples and scores with; neither the weights, nor the number of examples and samples."""
+    """Settings and code of an evaluation, without the weights and the number of examples and samples."""
 
     evaluation: EvaluationId
     env_name: str
@@ -431,7 +433,7 @@ class CutRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEntry:
-    """Entry for one text in a list of code/."""
+    """Entry of one text in a list of code/."""
 
     sha256: Sha256
     path: CodePath
@@ -440,7 +442,7 @@ class TextEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry(TextEntry):
-    """Entry for one file in a list of code/, with the modules that it imports."""
+    """Entry of one file in a list of code/, with the modules that it imports."""
 
     imports: Mapping[ModuleName, TextEntry]
 
@@ -450,7 +452,7 @@ class CodeList:
     """code/N.json: names of users' files, and their texts; each list holds all of the lists before it."""
 
     files: Mapping[CodeName, FileEntry]
-    """By the name in the settings."""
+    """Entries by the file's name in the settings."""
     owner: str = ""
     """host-pid of the process that put the list, for people."""
     created_at: Time = ""
@@ -487,7 +489,7 @@ class ImportBegun:
     size_bytes: int | None = None
     """Size of the file; None if its filesystem does not say, and in files of older versions."""
     modified: str = ""
-    """When the file was changed last, or its ETag, as its filesystem says; empty as size_bytes is None."""
+    """Time of the file's last change, or its ETag, from its filesystem; empty where size_bytes is None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -509,7 +511,7 @@ class ImportReport:
     num_groups: int
     num_rollouts: int
     num_without_logprobs: int
-    """Number of rollouts of which nobody kept the sampler's logprobs."""
+    """Number of rollouts without the sampler's logprobs."""
     num_unscored: int
     kept_as_metadata: Mapping[str, int]
     """Number of episodes by field, for fields that no column holds and that are kept in metadata."""
@@ -522,9 +524,9 @@ class ImportReport:
     form: str = ""
     """Form of the records, such as ShareGPT; empty if the format has one, and for imports before forms were stored."""
     num_from_text: int = 0
-    """Number of rollouts without logprobs whose tokens were made from texts; 0 in reports before rollouts 1.8."""
+    """Number of rollouts without logprobs whose tokens were encoded from texts; 0 in reports before rollouts 1.8."""
     tokenizer: str = ""
-    """Tokenizer with which the import made tokens of texts; empty if it made none, and before rollouts 1.8."""
+    """Tokenizer with which the import encoded texts; empty if it encoded none, and before rollouts 1.8."""
 
 
 # --- JSON files with a digest of their own text ---------------------------------------------------------------
@@ -589,7 +591,7 @@ def decode_record(data: bytes, record: type[Record]) -> Record:
 def read_record(root: "Storage", name: str, record: type[Record], what: str, advice: str = "") -> Record | None:
     """Return a file as a dataclass, as decode_record does; None if the file does not exist.
 
-    Raises SchemaError, which names the file and says that it is no `what`, why, and what to do (`advice`).
+    Raises SchemaError, which names the file, the wanted record (`what`), the reason and the remedy (`advice`).
     """
     try:
         return decode_record(root.read(name), record)
@@ -614,9 +616,9 @@ _ABOUT = {
     for of in (RelativeName, WorkerId, RunId, EvaluationId, Sha256, ModuleName, CodeName, CodePath)
     for meta in of.__metadata__  # type: ignore[attr-defined]
 }
-"""What a name has to be, by the pattern as msgspec's errors show it."""
+"""Description of the wanted name, by the pattern as msgspec's errors show it."""
 _REFUSED = "Expected `str` matching regex "
-"""Begin of msgspec's error. The pattern follows, then " - at " and the place: `$.runs[0]` or `key` in `$.runs`."""
+"""Beginning of msgspec's error. The pattern follows, then " - at " and the place: `$.runs[0]` or `key` in `$.runs`."""
 _MOST_SHOWN = 200
 
 

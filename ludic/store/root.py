@@ -1,7 +1,9 @@
-"""The root of a run: a folder on any fsspec filesystem whose run.json holds the run's settings.
+"""Open or create the root of a run: a folder on any fsspec filesystem whose run.json holds the run's settings.
 
-The root reads the few of them that ludic.store.records.RunRecord names, and keeps the rest as it is: a root whose
-other settings this ludic does not know opens all the same. ludic.run_json reads them all, and starts runs.
+This module reads only the settings in ludic.store.records.RunRecord and keeps the rest unchanged, so a root with
+settings that this ludic does not know still opens. ludic.run_json reads all settings and starts runs. Raises
+MissingRootError if there is no run, ConfigError for a run.json or URL that ludic can't use, ReplacedRootError if the
+root was deleted or created again.
 """
 
 import inspect
@@ -31,9 +33,9 @@ _MOST_RUNS_BELOW = 10
 
 
 def _where_runs_are(storage: Storage) -> str:
-    """Return the runs directly below a folder that is none itself, in words; without any, what starts one."""
+    """Describe the runs directly below a folder that is none itself; without any, the commands that start one."""
     runs: list[str] = []
-    with suppress(StoreError, OSError):  # it only helps, and the folder may be a file or closed to us
+    with suppress(StoreError, OSError):  # only a hint; the folder may be a file, or not readable
         if not storage.is_local or Path(storage.path).is_dir():
             below = storage.folders("")[:_MOST_RUNS_BELOW]
             runs = [f"{storage.url}/{name}" for name in below if storage.exists(f"{name}/{RUN.template}")]
@@ -44,7 +46,7 @@ def _where_runs_are(storage: Storage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Root(Storage):
-    """An opened root. Cheap to pass around; holds no open files.
+    """An open root; cheap to pass around, holds no open files.
 
     Raises ConfigError if run_json is none of this major version, or one of the record's values is wrong.
     """
@@ -52,7 +54,7 @@ class Root(Storage):
     run_json: bytes = field(kw_only=True, repr=False)
     """Content of run.json, which never changes."""
     record: RunRecord = field(init=False)
-    """What the root itself reads of it."""
+    """The fields of run.json that the root itself reads."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", record_of(self.run_json, f"{self.url}/{RUN.template}"))
@@ -69,9 +71,9 @@ class Root(Storage):
         """Open an existing run.
 
         writable: also check that the filesystem refuses to overwrite, by creating run.json a second time.
-        fs: filesystem to use instead of the URL's own. stop: once set, failed operations are not retried.
-        Raises MissingRootError if there is no run.json, StoreError if the filesystem fails, and for a writable root
-        SchemaError if a folder is a link that leads out of it, or no folder, and ConfigError as `check_scheme`.
+        fs: filesystem to use instead of the URL's own. stop: once set, failed operations are not retried. Raises
+        MissingRootError if there is no run.json, StoreError if the filesystem fails, and for a writable root
+        SchemaError if a folder is a link that leads out of it, or not a folder, and ConfigError as `check_scheme`.
         """
         if writable and fs is None:
             check_scheme(url)
@@ -84,7 +86,7 @@ class Root(Storage):
             ) from None
         root = cls(storage.url, storage.fs, storage.path, stop, run_json=data)
         if writable:
-            # A listing passes over them: a trainer would miss its checkpoints, and begin with the first weights.
+            # Listings skip such folders: a trainer would miss its checkpoints, and begin with the first weights.
             root.refuse_lost_folders({row.folder for row in FILE_KINDS if row.folder})
             root.prove_put_if_absent(RUN.template, data)
         return root
@@ -102,7 +104,7 @@ class Root(Storage):
         fs: fsspec.AbstractFileSystem | None = None,
         stop: Event | None = None,
     ) -> "Root":
-        """Put run.json, or open the run that is there, whatever its settings; ludic.run_json.put_run compares them.
+        """Write run.json, or open an existing run whatever its settings; ludic.run_json.put_run compares them.
 
         fs, stop: as for `open`. Raises ConfigError as `check_scheme`.
         """
@@ -121,7 +123,7 @@ class Root(Storage):
 
     @property
     def example_ids(self) -> ExampleIds:
-        """What identifies an example of questions; a root keeps what it began with."""
+        """Identification of examples of questions, fixed when the root was created."""
         return self.record.example_ids
 
     @property
@@ -132,8 +134,8 @@ class Root(Storage):
     def check_same_run(self) -> None:
         """Check, by one read of run.json, that the root is the run that this process opened; call it before a write.
 
-        Nothing can make a write depend on the answer, so a root that is replaced between the two gets that write.
-        Raises ReplacedRootError if the root was deleted, or made again. A damaged run.json says neither.
+        A write can't be made conditional on this check, so a root that is replaced between the two still gets the
+        write. Raises ReplacedRootError if the root was deleted or created again, not if run.json is damaged.
         """
         try:
             found = run_id_of(self.read(RUN.template))
@@ -143,7 +145,7 @@ class Root(Storage):
             ) from None
         if found is not None and found != self.run_id:
             raise ReplacedRootError(
-                f"{self.url} was deleted and made again: it holds run {found} now, and this process works on run "
+                f"{self.url} was deleted and created again: it holds run {found} now, and this process works on run "
                 f"{self.run_id}; it stops, and leaves the new run as it is"
             )
 
@@ -151,7 +153,7 @@ class Root(Storage):
         """Move all files of a local folder, subfolders included, below `name`; each appears whole, one after the other.
 
         last: the file that is moved last and tells readers that all files are there; if None, a marker must follow.
-        Raises SchemaError, before anything is moved, if the folder holds a link or what else is no file.
+        Raises SchemaError, before anything is moved, if the folder holds a link or anything else that is not a file.
         """
         with local.opened(folder) as opened:
             for file in sorted(opened.files(), key=lambda file: (file == last, file)):
@@ -173,7 +175,7 @@ SCHEMES = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "me
 
 
 _OF_FSSPEC = frozenset(runpy.run_path(inspect.getfile(register_implementation))["known_implementations"])
-"""Schemes of fsspec's own table; the one in memory also has those that programs have registered."""
+"""Schemes of fsspec's static table; its table in memory also has schemes that programs register."""
 
 
 def check_scheme(url: str) -> None:
@@ -186,7 +188,7 @@ def check_scheme(url: str) -> None:
     if not is_url(url) or scheme in SCHEMES or is_users:
         return
     raise ConfigError(
-        f"{public_url(url)}: no run can be at {scheme}://, where files can't be created only if absent; wanted a "
+        f"{public_url(url)}: a run can't be stored at {scheme}://, which has no put-if-absent; wanted a "
         "folder, s3://, gs:// or az:// (docs/storage.md)"
     )
 
@@ -196,16 +198,16 @@ def check_scheme(url: str) -> None:
 
 
 def content_of(settings: Mapping[str, Any], run_id: str, example_ids: ExampleIds = EXAMPLE_IDS[0]) -> bytes:
-    """Return the content of run.json with these settings. Raises ConfigError if JSON can't hold an option."""
+    """Return the content of run.json with these settings. Raises ConfigError if an option does not fit JSON."""
     values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "example_ids": example_ids, **settings}
     try:
         return encode_json(values, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"env_options can't be written to run.json: {error}; wanted what JSON can hold") from error
+        raise ConfigError(f"env_options can't be written to run.json: {error}; wanted JSON values") from error
 
 
 def run_id_of(data: bytes) -> str | None:
-    """Return the run_id, of a run.json of any version; None if the file is damaged."""
+    """Return the run_id in a run.json of any version; None if the file is damaged."""
     try:
         run_id = decode_json(data).get("run_id")
     except ValueError:
@@ -215,7 +217,7 @@ def run_id_of(data: bytes) -> str | None:
 
 @lru_cache(maxsize=64)
 def record_of(data: bytes, where: str) -> RunRecord:
-    """Return what the root reads of run.json.
+    """Return the fields of run.json that the root reads.
 
     Raises ConfigError, naming `where`, if the data is not a run.json of this major version, or identifies examples in a
     way that this ludic does not know.

@@ -1,4 +1,4 @@
-"""S3 behind fsspec's interface: s3fs with fewer requests, and obstore for the calls that the store makes often.
+"""Access S3 through fsspec's interface: s3fs with fewer requests, and obstore for frequent calls.
 
 botocore finds credentials, region and endpoint: in the environment, in ~/.aws and in the machine's role.
 obstore is used if it is installed and fsspec's configuration has no settings for s3, since those are meant for s3fs.
@@ -52,7 +52,7 @@ def _note_fork() -> None:
     _is_forked = True
 
 
-# obstore's threads do not exist in a forked child, so every call there would wait for ever.
+# obstore's threads do not exist in a forked child, so every call there would hang.
 os.register_at_fork(after_in_child=_note_fork)
 
 
@@ -143,7 +143,7 @@ class ObstoreS3(S3):
 
     def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         """Download a file in parts, several at a time."""
-        size = self.info(rpath)["size"]  # self.size would ask through s3fs
+        size = self.info(rpath)["size"]  # self.size would send a request through s3fs
         with Path(lpath).open("wb") as file, ThreadPoolExecutor(8) as pool:
 
             def fetch(start: int) -> None:
@@ -157,7 +157,7 @@ class ObstoreS3(S3):
         with suppress(FileNotFoundError):
             if key:
                 return {"name": path, "size": obstore.head(store, key)["size"], "type": "file"}
-        with suppress(obstore.exceptions.InvalidPathError):  # a key that is no path, so there is one
+        with suppress(obstore.exceptions.InvalidPathError):  # a key that is not a path, so there is one
             if not any(obstore.list(store, key or None)):
                 raise FileNotFoundError(path)
         return {"name": path, "size": 0, "type": "directory"}
@@ -169,7 +169,7 @@ class ObstoreS3(S3):
         bucket = self._split(path)[0]
         try:
             entries = [entry for page in obstore.list(store, key or None, chunk_size=1000) for entry in page]
-        except obstore.exceptions.InvalidPathError:  # a key that is no path, such as a//b, ends obstore's listing
+        except obstore.exceptions.InvalidPathError:  # a key that is not a path, such as a//b, ends obstore's listing
             return super().find(path, **options)
         if not all(entry["size"] for entry in entries):  # ludic stores no empty files
             folders = {str(parent) for entry in entries for parent in PurePosixPath(entry["path"]).parents}
@@ -180,7 +180,7 @@ class ObstoreS3(S3):
         return {name: {"name": name, **facts} for name, facts in found.items()} if options.get("detail") else [*found]
 
     def _is_marker(self, store: Any, key: str, folders: Collection[str]) -> bool:
-        """Return whether an empty object stands for a folder: its key ends in "/", which obstore's listing omits."""
+        """Return whether an empty object marks a folder: its key ends in "/", which obstore's listing omits."""
         if key in folders:
             return True
         try:
@@ -192,7 +192,7 @@ class ObstoreS3(S3):
     def _delete(self, paths: list[str]) -> None:
         if all(map(is_path, paths)):
             obstore.delete(self._store(paths[0])[0], [self._split(path)[1] for path in paths])
-        else:  # obstore takes no such key
+        else:  # obstore does not accept such a key
             super()._delete(paths)
 
     def _find_region(self, bucket: str) -> str:
@@ -242,7 +242,7 @@ def _connect(bucket: str, find_region: Callable[[str], str]) -> Any:
 
 
 def _credentials(session: botocore.session.Session) -> dict[str, Any]:
-    """Return botocore's current credentials, to be asked for again after 10 minutes: botocore renews expiring ones."""
+    """Return botocore's current credentials, valid here for 10 minutes: botocore renews expiring ones."""
     keys = session.get_credentials().get_frozen_credentials()
     return {
         "access_key_id": keys.access_key,

@@ -1,8 +1,8 @@
-"""The tables of a root, all but rollouts: their files are small, put once, and read as they appear.
+"""Append to and read the small tables of a root: metrics, scores, labels, token_stats and reference.
 
-One appender and one tail serve each table; what a table adds stands in its own part below. The steps of the ledger are
-put by ludic.store.ledger, and the requests by RolloutWriter. A file is complete and immutable once listed; a killed
-process loses the rows that wait for its next file.
+All tables share one appender and one tail; sections below add what is specific to a table. ludic.store.ledger writes
+the ledger, and RolloutWriter the requests. A file is complete and immutable once listed; a killed process loses the
+rows that wait for its next file. Raises SchemaError if a file is broken, StoreError if the filesystem fails.
 """
 
 import getpass
@@ -71,7 +71,7 @@ _CONCURRENT_READS = 16
 
 
 def put_table(root: "Storage", row: Table[F], of: F, rows: pa.Table) -> bool:
-    """Put a file unless it is there; returns False if another one has its name. rows: of the table's own schema.
+    """Put a file if absent; returns False if its name is taken by other content. rows: of the table's own schema.
 
     Raises SchemaError for rows of another table, StoreError if the filesystem fails.
     """
@@ -150,9 +150,9 @@ def _in_one_file(table: str, names: Iterator[F], stamp: Row, rows: Sequence[Row]
 class TableTail(Generic[F]):
     """Reads the files of a table that were written since the last poll.
 
-    A listing gets slower as the run grows, so listings take at most a given share of the time. Between listings, files
-    that follow the newest known file of each active writer are requested by name: the last field of a name counts a
-    writer's files, and the others name the writer.
+    Listings get slower as the run grows, so they take at most a given share of the time. Between listings, files that
+    follow the newest known file of each active writer are requested by name: the last field of a name counts a writer's
+    files, and the others name the writer.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ POPULATIONS = {
 }
 """The rollouts of a gradient step whose mean each of these columns holds, for titles and labels.
 
-A reward says how good the policy is, so filters that drop whole groups must not move it; a length says what trained.
+A reward measures the policy, so filters that drop whole groups must not change it; a length describes the trained rows.
 """
 
 
@@ -263,7 +263,7 @@ class MetricsLog(TableLog[Row]):
 
 
 def metrics_row(**values: Any) -> Row:
-    """Return a row of the metrics table, made now; columns that are not given are null, and so are infinities and NaN.
+    """Return a row of the metrics table with the current time; absent columns, infinities and NaN become null.
 
     The map `other` is left without such numbers.
     """
@@ -280,7 +280,7 @@ def _is_not_finite(value: Any) -> bool:
 
 
 class MetricsTail:
-    """Reads the rows that were written since the last poll; for live displays. It lists for a twentieth of the time."""
+    """Reads the rows that were written since the last poll, for live displays. Listings take at most 5% of the time."""
 
     def __init__(self, root: Root, *, newest_files: int | None = None) -> None:
         """newest_files: number of files of each writer that the first poll reads; None reads all."""
@@ -312,7 +312,7 @@ def metrics_file_names(root: Root) -> dict[str, list[str]]:
 
 
 PLAN_COLUMNS = ("rollout_id", "name", "value", "scorer", "scorer_version", "error", "created_at")
-"""Columns of scores that plans of batches use."""
+"""Columns of scores that the plan of a batch uses."""
 
 _FILE_SCORES = 1024
 # A percent-encoded name of a folder, scorer=NAME, has at most 255 bytes on common filesystems.
@@ -443,13 +443,13 @@ def round_to_11_bits(values: np.ndarray) -> np.ndarray:
 
 
 LABEL = "label"
-"""Name of a label whose author gave it no other."""
+"""Default name of a label."""
 
 
 def put_label(
     root: Root, rollout_id: str, value: float | str | None, note: str | None, *, name: str = LABEL, author: str | None
 ) -> None:
-    """Store one label. value: a number, or a mark in words. Without value and note, it withdraws an earlier label."""
+    """Store one label. value: a number or a text. Without value and note, the label withdraws an earlier one."""
     is_text = isinstance(value, str)
     number = None if is_text or value is None else float(value)
     if number is not None and not math.isfinite(number):
@@ -473,7 +473,7 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError) as error:  # a container may have a user without a name
-        raise ConfigError("the user of this machine has no name, and a label needs its author; give one") from error
+        raise ConfigError("the user of this machine has no name, and a label needs an author; give one") from error
 
 
 # --- reference/ -----------------------------------------------------------------------------------------------
@@ -536,7 +536,7 @@ def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarra
     except (FileNotFoundError, StoreError, SchemaError):
         raise
     except UNREADABLE as error:
-        raise SchemaError(f"{root.url}/{name}: can't be read any more: {error}; delete it, it is a cache") from error
+        raise SchemaError(f"{root.url}/{name}: can't be read any more: {error}; delete it: it is a cache") from error
     sizes = np.diff(ends, prepend=0)
     # First row of each row group that was read, in the file and in the table.
     in_file, in_table = ends - sizes, np.zeros_like(ends)
@@ -546,7 +546,7 @@ def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarra
 
 
 class ReferenceIndex:
-    """Which stored logprobs of rollouts several roots hold, and where."""
+    """Index of the stored reference logprobs of rollouts in one or several roots."""
 
     def __init__(self) -> None:
         self._roots: dict[str, Root] = {}
@@ -567,7 +567,7 @@ class ReferenceIndex:
         self._rows |= other._rows
 
     def has(self, rollout_id: str, temperature: float, response_length: int) -> bool:
-        """Return whether the logprobs of so many response tokens are stored, for this temperature."""
+        """Return whether the logprobs of this number of response tokens are stored, for this temperature."""
         if rollout_id not in self._rows:
             return False
         _, address = self._rows[rollout_id]
@@ -617,7 +617,7 @@ def _read_index(root: Root, name: str) -> pa.Table:
     except StoreError:
         raise
     except UNREADABLE as error:
-        logger.warning("%s/%s is passed over, and computed again: %s", root.url, name, error)
+        logger.warning("skipped %s/%s, whose logprobs are computed again: %s", root.url, name, error)
         return _index(arrow_schema("reference").empty_table(), "")
 
 

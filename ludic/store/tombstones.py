@@ -1,4 +1,4 @@
-"""Take files of rollouts away: delete those that are no longer needed, and move broken ones to quarantine/."""
+"""Delete files of rollouts that are no longer needed, with a tombstone, and move broken files to quarantine/."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -219,9 +219,9 @@ def quarantine(root: Root, name: str, reason: str) -> str | None:
     Does nothing if the file was moved before. Readers then see a gap in its worker's sequence and continue, and the
     next worker in that slot makes the requests of the file again.
     """
-    assert file_kind_of(name) not in (QUARANTINED, OLD_QUARANTINED), f"{name} is in quarantine"
+    assert file_kind_of(name) not in (QUARANTINED, OLD_QUARANTINED), f"{name} is in quarantine already"
     target = QUARANTINED.name(MovedName(name))
-    assert QUARANTINED.parse(target), f"{name} would be taken for a note"
+    assert QUARANTINED.parse(target), f"{name} ends like a note of quarantine/"
     try:
         # First check that the file exists: a note alone would describe a file that never existed.
         if root.exists(name):

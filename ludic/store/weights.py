@@ -1,4 +1,4 @@
-"""Folders of weights: digests of their files, differences between two versions, and the run's first model."""
+"""Check folders of weights by digests, encode differences between two versions, and keep the run's first model."""
 
 import hashlib
 import json
@@ -77,7 +77,7 @@ def _problems(open_file: Callable[[str], BinaryIO], names: set[str]) -> Iterator
     except ValueError as error:
         yield MANIFEST, f"can't be read: {error}"
         return
-    # A folder without config.json does not count, so its readers report that file.
+    # A folder without config.json is not valid, so its readers report that file.
     for name in sorted(wanted.keys() - names - {"config.json"}):
         yield name, f"is missing, though {MANIFEST} lists it"
     known = sorted(names & wanted.keys())
@@ -174,8 +174,8 @@ def write_delta(old: Path, new: Path, target: Path) -> None:
 def apply_delta(delta: Path, file: Path) -> None:
     """Turn `file`, in place, from the old version into the new one.
 
-    Raises ValueError if the difference is damaged or does not fit the file. The result must be checked by its digest:
-    a difference to other content of the same length also applies.
+    Raises ValueError if the difference is damaged or does not fit the file. Check the result by its digest: a
+    difference also applies to other content of the same length.
     """
     with file.open("r+b") as target, pa.OSFile(str(delta)) as source, pa.ipc.open_stream(source) as stream:
         if stream.schema != _SCHEMA:
@@ -254,14 +254,14 @@ def _apply(row: dict[str, Any], file: BinaryIO) -> None:
     else:
         positions = np.cumsum(_unpack(row["gaps"], num_changed, _GAP_BYTES).astype(np.int64) + 1) - 1
     if num_changed and positions[-1] >= segment.num_words:
-        raise ValueError(f"it changes a word behind the end of the segment at byte {segment.start:,}")
+        raise ValueError(f"it changes a word beyond the end of the segment at byte {segment.start:,}")
     words[positions] += differences
     file.seek(segment.start)
     file.write(words.tobytes())
 
 
 def _zigzag(differences: np.ndarray) -> np.ndarray:
-    """Map words that stand for 0, -1, 1, -2, ... to 0, 1, 2, 3, ..., so that small differences have zero high bytes."""
+    """Map two's-complement words 0, -1, 1, -2, ... to 0, 1, 2, 3, ...: small differences get zero high bytes."""
     sign_bits = 8 * differences.itemsize - 1
     signed = differences.view(f"<i{differences.itemsize}")
     return ((signed << 1) ^ (signed >> sign_bits)).view(differences.dtype)
@@ -279,10 +279,10 @@ def _pack(words: np.ndarray) -> bytes:
 
 
 def _unpack(data: bytes, num_words: int, word_bytes: int) -> np.ndarray:
-    """Return (num_words,) unsigned words. Raises ValueError if the data are not those of so many words."""
+    """Return (num_words,) unsigned words. Raises ValueError if the data does not hold this number of words."""
     try:
         planes = pa.decompress(data, num_words * word_bytes, codec="zstd", asbytes=True)
-    except OSError as error:  # pyarrow's error of a codec
+    except OSError as error:  # pyarrow's error from a codec
         raise ValueError(f"its words can't be decompressed: {error}") from error
     by_word = np.frombuffer(planes, np.uint8).reshape(word_bytes, num_words).T
     return np.ascontiguousarray(by_word).reshape(-1).view(f"<u{word_bytes}")
@@ -323,7 +323,7 @@ def identify(
 ) -> ModelIdentity:
     """Return the identity of the model in a local folder, reading each file once. at: ModelIdentity.folder.
 
-    with_weights: if false, weights are neither wanted nor read, and those of the identity are not known.
+    with_weights: if False, weights may be missing and are not read, and the identity has none.
     """
     weights = weight_files(folder) if with_weights else []
     if (with_weights and not weights) or not (folder / "config.json").is_file():
@@ -404,7 +404,7 @@ def copy_snapshot(source: Root, target: Root) -> None:
 
 
 def check_same(root: Root, found: ModelIdentity) -> None:
-    """Raises ModelError, naming the differences, if `found` is not the model that the run began with."""
+    """Raise ModelError, naming the differences, if `found` is not the model that the run began with."""
     kept = read_identity(root)
     differences = kept.differences(found) if kept else ""
     if differences:

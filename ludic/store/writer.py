@@ -1,7 +1,8 @@
-"""The writer of rollouts, and the thread that writes the files of every table.
+"""Append rollout batches to partitioned Parquet files, and write the files of every table in a thread.
 
-Rollout batches go to partitioned Parquet, and before them what became of their groups to requests/. RolloutWriter is
-the only writer of rollouts in ludic; ludic.store.tables has the writers of the other tables.
+RolloutWriter is the only writer of rollouts in ludic; before each batch it writes the starts and ends of the batch's
+groups to requests/. ludic.store.tables has the writers of the other tables. Raises InvalidBatchError for a bad batch;
+StoreError or NameTakenError, at the next call, for a failed write, which is tried again.
 """
 
 import itertools
@@ -28,10 +29,10 @@ from ludic.store.root import Root
 # --- Files written by a thread --------------------------------------------------------------------------------
 # Write files in a background thread, so that sampling and training need not wait for a write.
 #
-# Items are buffered until there are enough of them, or the oldest is old enough, or the caller flushes.
-# A file that could not be written stays first in the queue. The next call raises its error, and
-# the write is tried again, so nothing is lost while the process lives. Nothing is written into a root that was
-# deleted, or made again, since it was opened.
+# Items are buffered until there are enough of them, or the oldest is old enough, or the caller flushes. A file that
+# could not be written stays first in the queue. The next call raises its error, and the write is tried again, so
+# nothing is lost while the process lives. Nothing is written into a root that was deleted or created again since it was
+# opened.
 
 
 Item = TypeVar("Item")
@@ -191,7 +192,7 @@ class BackgroundAppender(Generic[Item]):
                 name, data = self._unwritten[0]
                 commit(self._root, name, data)
                 self._unwritten.popleft()
-        except BaseException as error:  # an extension's panic is no Exception; callers must not wait forever
+        except BaseException as error:  # an extension's panic is not an Exception; callers must not wait forever
             return error
         return None
 
@@ -203,14 +204,14 @@ def commit(root: Root, name: str, data: Content) -> None:
     """
     if not root.put_if_absent(name, data):
         raise NameTakenError(
-            f"{root.url}/{name} exists with other content: two processes use one name; "
-            "give each worker a worker_id of its own, or leave it out"
+            f"{root.url}/{name} exists with other content: two processes use the same name; "
+            "give each worker its own worker_id, or leave it out"
         )
 
 
 # --- requests/ ------------------------------------------------------------------------------------------------
-# RolloutWriter puts requests/{worker_id}-{sequence}.parquet before the rollouts that its rows speak of, so each group
-# of rollouts/ has its end there. If a kill comes between, the next life samples the group again, under a new group_id.
+# RolloutWriter writes requests/{worker_id}-{sequence}.parquet before the rollouts of the same groups, so each group in
+# rollouts/ has its end there. If a kill comes between, the next life samples the group again, under a new group_id.
 
 
 def encode_events(events: Iterable[GroupEvent], *, run_id: str, worker_id: str) -> bytes:
@@ -222,9 +223,9 @@ def encode_events(events: Iterable[GroupEvent], *, run_id: str, worker_id: str) 
 # --- rollouts/ and evals/ -------------------------------------------------------------------------------------
 # Append rollout batches to partitioned Parquet; the only writer of rollouts in ludic.
 #
-# Writes {root}/rollouts/version=*/env=*/{worker_id}-{sequence}.parquet, and before them what became of their groups, as
-# {root}/requests/{worker_id}-{sequence}.parquet.
-# A file is complete and immutable once listed; a crash leaves nothing that a reader sees.
+# Writes {root}/rollouts/version=*/env=*/{worker_id}-{sequence}.parquet, and before them the starts and ends of their
+# groups, as {root}/requests/{worker_id}-{sequence}.parquet. A file is complete and immutable once listed; a crash
+# leaves nothing that a reader sees.
 
 
 FLUSH_GROUPS = 32
@@ -285,7 +286,7 @@ class RolloutWriter:
         self._flush_groups, self._flush_bytes = 1 if file_per_batch else flush_groups, flush_bytes
         self._sequence, self._requests_sequence = itertools.count(), itertools.count()
         self.made: deque[MadeFile] = deque()
-        """Files that were made, committed or about to be, until the caller removes them."""
+        """Files that were encoded, committed or about to be, until the caller removes them."""
         self._appender = BackgroundAppender[_Append](
             root,
             self._make_files,
@@ -372,7 +373,7 @@ def stamped(rows: pa.Table, name: str, value: int | str) -> pa.Table:
 
 def encode_rows(rows: pa.Table) -> bytes:
     """Return the bytes of a file of rollouts."""
-    release_memory(rows.get_total_buffer_size())  # before as well: encoding takes the most memory
+    release_memory(rows.get_total_buffer_size())  # also before, since encoding takes the most memory
     data = encode(rows)
     release_memory(rows.get_total_buffer_size())
     return data

@@ -1,4 +1,4 @@
-"""Training: the batch stream, the gradient step, checkpoints and the trainer's loop."""
+"""Train on rollouts: the trainer's loop, the gradient step, losses, checkpoints and publishes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ __all__ = ["BatchConfig", "BatchStream", "TrainConfig"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import BatchStream on first use, since it imports torch, which `--help` must not wait for."""
+    """Import BatchStream on first use, since it imports torch, which would delay `--help`."""
     if name == "BatchStream":
         from ludic.batches.stream import BatchStream
 

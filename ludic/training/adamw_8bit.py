@@ -1,9 +1,10 @@
-"""AdamW whose moments take 8 bits a weight, of torchao, and their tensors in checkpoints.
+"""Create torchao's AdamW with 8-bit moments, and convert its moments for checkpoints.
 
 Moments of a weight matrix are codes, uint8, and one float32 scale for each block of 256 codes (Dettmers et al. 2022,
-arXiv 2110.02861). Small tensors keep moments in float32. A checkpoint holds two tensors for each in 8 bits, NAME.codes
-with the weight's shape and NAME.scale, so that a resume repeats every bit. Where a resumed optimizer holds a moment in
-the other form (another number of ranks, or of another optimizer), the moment is converted.
+arXiv 2110.02861). Small tensors keep moments in float32. A checkpoint holds two tensors for each 8-bit moment,
+NAME.codes with the weight's shape and NAME.scale, so that a resume is bit-identical. If a resumed optimizer holds a
+moment in the other form (another number of ranks, or another optimizer), the moment is converted. Raises ConfigError if
+torchao is missing.
 """
 
 import importlib
@@ -18,9 +19,9 @@ from torch.optim import Optimizer
 from ludic.errors import ConfigError
 
 BLOCK = 256
-"""Moments that share a scale."""
+"""Number of moments that share a scale."""
 _FEWEST = 4096
-"""Weights of a rank from which their moments take 8 bits, as in torchao."""
+"""Minimum weights of a rank for 8-bit moments, as in torchao."""
 CODES, SCALE = ".codes", ".scale"
 
 
@@ -29,7 +30,7 @@ def adamw_8bit(groups: Iterable[Mapping[str, Any]], **options: Any) -> Optimizer
     base: Any = _torchao().AdamW8bit
 
     class AdamW8bit(base):
-        """Decides for the whole weight, so that all ranks hold its moments in one form; torchao decides by rank."""
+        """Chooses the form of moments per weight, so that all ranks use the same one; torchao chooses by rank."""
 
         def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
             if is_quantized(p):
@@ -50,7 +51,7 @@ def _torchao() -> Any:
 
 
 def is_quantized(weight: Tensor) -> bool:
-    """Return whether the moments of a weight take 8 bits: every rank's shard must be whole blocks."""
+    """Return whether the moments of a weight take 8 bits: every rank's shard must consist of whole blocks."""
     rows, num_shards = (weight.shape[0] if weight.ndim else 1), 1
     if isinstance(weight, DTensor):
         num_shards = weight.device_mesh.size()
@@ -61,7 +62,7 @@ def is_quantized(weight: Tensor) -> bool:
 
 
 def split_moments(moments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's tensors with two in the place of each in 8 bits: NAME.codes and NAME.scale.
+    """Return an optimizer's tensors, with each 8-bit tensor replaced by NAME.codes and NAME.scale.
 
     Both have the weight's shape and sharding; scales, float32, are repeated for each code.
     """
@@ -101,12 +102,12 @@ def _local(tensor: Any) -> Any:
 
 
 def to_file(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return whole tensors of `split_moments` as a file holds them: one scale for each block."""
+    """Return whole tensors of `split_moments` in the form of files: one scale for each block."""
     return {name: t.flatten()[::BLOCK].clone() if name.endswith(SCALE) else t for name, t in moments.items()}
 
 
 def from_file(stored: MutableMapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Return a file's tensors as whole tensors of `split_moments`, in the form that these names want.
+    """Return a file's tensors as whole tensors of `split_moments`, in the form that these names imply.
 
     Raises ConfigError if a moment must be converted and torchao is not installed.
     """
@@ -123,7 +124,7 @@ def from_file(stored: MutableMapping[str, Tensor], wanted: Iterable[str]) -> dic
 def _repeated(stored: Mapping[str, Tensor], name: str) -> Tensor:
     codes = stored.get(name.removesuffix(SCALE) + CODES)
     repeated = stored[name].repeat_interleave(BLOCK)
-    # Otherwise a caller finds that the shape is not the weight's.
+    # Otherwise the caller reports that the shape is not the weight's.
     return repeated.view(codes.shape) if codes is not None and codes.numel() == repeated.numel() else repeated
 
 

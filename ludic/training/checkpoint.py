@@ -1,4 +1,4 @@
-"""Write and load checkpoints: trainer state on the root, complete or invisible. Any number of ranks can resume.
+"""Write and load checkpoints of the trainer's state, which are complete or invisible; any number of ranks can resume.
 
 Writes checkpoints/attempt=A/step=S/:
     config.json, model*.safetensors*   weights, as a Hugging Face folder; with LoRA peft's adapter_config.json and
@@ -96,9 +96,9 @@ def write_checkpoint(
 ) -> None:
     """Write a snapshot, its marker last; call it in any thread of rank 0. Raises StoreError or NameTakenError.
 
-    max_shard_size: see `save_weights`. check: raises if the root is not this trainer's any more; called before the
-    files are uploaded and before the marker is put, since to write a large model takes minutes. before_marker: waits
-    for what else a successor expects of this step.
+    max_shard_size: see `save_weights`. check: raises if the root no longer belongs to this trainer; called before the
+    files are uploaded and before the marker is written, since writing a large model takes minutes. before_marker: waits
+    for other data of this step that a successor expects.
     """
     info = replace(snapshot.info, run_id=root.run_id)
     name = folder_of(info)
@@ -114,15 +114,15 @@ def write_checkpoint(
     before_marker()
     check()
     if not root.put_if_absent(f"{name}/{MARKER}", encode_record(info)):
-        raise NameTakenError(f"{root.url}/{name} is there with other content; another trainer has this attempt")
+        raise NameTakenError(f"{root.url}/{name} exists with other content: another trainer uses this attempt")
 
 
 def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, optimizer: Optimizer) -> None:
     """Load a checkpoint into a sharded model, its optimizer and the random generators.
 
-    Every rank must call it; there may be more or fewer ranks than wrote it. A rank that the
-    checkpoint knows nothing of keeps its generators. Raises, on every rank, SchemaError for a file that does not
-    match its digest, ModelError for one that can't be read or does not fit the model.
+    Every rank must call it; there may be more or fewer ranks than wrote it. A rank that the checkpoint does not contain
+    keeps its generators. Raises, on every rank, SchemaError for a file that does not match its digest, ModelError for
+    one that can't be read or does not fit the model.
     """
     # An optimizer that never stepped creates its moments when they are read, but only if there are no gradients.
     optimizer.zero_grad()
@@ -142,7 +142,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
             moments.update(from_file(_read_tensors(folder / "optimizer.safetensors", where), wanted_moments))
             _check_fit(_shapes(weights), wanted_weights, f"{where}/{weights_file}")
             _check_fit(_shapes(moments), wanted_moments, f"{where}/optimizer.safetensors")
-            _read_tensors(folder / "random.safetensors", where)  # here, before anything is changed
+            _read_tensors(folder / "random.safetensors", where)  # checked here, before anything is changed
             return (folder / "random.safetensors").read_bytes()
 
     random_states = bytes_from_main(read)
@@ -154,7 +154,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
 
 
 def _sync(folder: Path) -> None:
-    """Sync the files to disk: the marker is synced when put, and must not survive a power cut without its files."""
+    """Sync the files to disk: the marker is synced when written, and must not survive a power cut without its files."""
     for file in folder.iterdir():
         with file.open("rb") as opened:
             os.fsync(opened.fileno())

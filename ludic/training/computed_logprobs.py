@@ -1,7 +1,7 @@
-"""Compute the logprobs of stored rollouts whose token ids alone were kept, before a ratio is taken to them. Collective.
+"""Compute the logprobs of stored rollouts that have only token ids, for importance ratios. Collective.
 
-Runs each row under the weights of its own policy_version, and keeps the logprobs under reference/ of the trained root
-(ludic.training.reference), where the batches read them. Raises ModelError or StoreError on every rank if a version
+Each row is run under the weights of its own policy_version. The logprobs are stored under reference/ of the trained
+root (ludic.training.reference), where batches read them. Raises ModelError or StoreError on every rank if a version
 can't be loaded.
 """
 
@@ -48,7 +48,7 @@ _ROWS_AT_ONCE = 256
 def compute_logprobs(
     root: Root, model: str | None, config: TrainConfig, mesh: DeviceMesh, find_rows: Callable[[], pa.Table]
 ) -> ReferenceIndex:
-    """Compute what is missing, and return where the logprobs of all rows are.
+    """Compute missing logprobs, and return the index of the logprobs of all rows.
 
     model: another location of the run's first model. find_rows: called on rank 0; returns the rows as
     OfflineSource.rows_to_compute.
@@ -95,7 +95,7 @@ def _compute_under(
 
 
 def _missing(rows: pa.Table, index: ReferenceIndex, most: int | None) -> pa.Table:
-    """Return the rows whose logprobs are not stored, as far as max_seq_len, `most`, leaves their responses."""
+    """Return the rows without stored logprobs for their responses, cut to max_seq_len (`most`)."""
     columns = (rows[name].to_pylist() for name in ("rollout_id", "temperature", "prompt_length", "response_length"))
     is_missing = []
     for rollout_id, temperature, prompt, response in zip(*columns, strict=True):
@@ -109,7 +109,7 @@ def _never(_: object) -> list[torch.Tensor]:
 
 
 def _name_of(source: Root, version: int, config: TrainConfig) -> str:
-    """Return what names a version's logprobs in reference/: a version never changes, so nothing need be read."""
+    """Return the name of a version's logprobs in reference/; a version never changes, so no file is read."""
     run = run_of(source)
     facts = {
         "run": source.run_id,

@@ -1,11 +1,11 @@
-"""Settings that follow the device: what None means in `dtype`, `compile` and the others of ON_CPU.
+"""Choose the settings that follow the device: the values of `dtype`, `compile` and others of ON_CPU that are None.
 
 The trainer resolves them once, at its start, and records the result in attempts/N.json. So a later trainer, also on
-another device, goes on as it was. On the CPU the values are those of ON_CPU.
+another device, uses the same values. On the CPU the values are those of ON_CPU.
 
-On CUDA, the tokens of a micro-batch and of a chunk of logits are the most whose memory, as ludic.training.memory
-estimates it, fits into what is free when the trainer starts. `ludic plan` chooses by the same function. Imports no
-store.
+On CUDA, the tokens of a micro-batch and of a chunk of logits are the maximum whose memory, as estimated by
+ludic.training.memory, fits into the free memory at the trainer's start. `ludic plan` chooses by the same function.
+Imports no store.
 """
 
 import importlib.util
@@ -39,24 +39,24 @@ logger = logging.getLogger(__name__)
 USABLE = 0.9
 """Share of a GPU's memory that is planned for; the rest is for fragments, NCCL and cuBLAS. vLLM's own default, too."""
 _CHUNKS_SHARE = 0.125
-"""Share of the memory beside the state that a chunk of logits may take."""
+"""Share of the memory not used by the state that a chunk of logits may take."""
 _STEP = 1024
 """Both numbers of tokens are multiples of this, and at least this."""
 _LARGEST_CHUNK = 8192
 """At 8,192 rows the head's products take ten times as long as adding its gradient to memory (Qwen3-8B, H100)."""
 _LARGEST_MICRO_BATCH = 65_536
-"""More tokens in a pass make a GPU no faster."""
+"""Maximum tokens of a pass; more do not make a GPU faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A rank's GPU, as far as settings follow it."""
+    """Facts about a rank's GPU that settings depend on."""
 
     free: int
     """Bytes that the rank may take."""
     has_bfloat16: bool = True
     has_triton: bool = True
-    """Whether layers can be compiled."""
+    """True if layers can be compiled."""
 
 
 def follow_device(
@@ -132,7 +132,7 @@ class _Memory:
 
     @property
     def state(self) -> int:
-        """Bytes beside the passes of a micro-batch."""
+        """Bytes apart from the passes of a micro-batch."""
         return self._total(Activations(kept=0, more=0))
 
     def of(self, num_tokens: int) -> int:
@@ -149,7 +149,7 @@ class _Memory:
         )
 
     def most_tokens(self, limit: float) -> int:
-        """Return the most tokens that fit; the least if none do. Takes about five passes on the meta device."""
+        """Return the maximum tokens that fit; the minimum if none do. Takes about five passes on the meta device."""
         low, high = _STEP, _LARGEST_MICRO_BATCH
         at_high = self.of(high)
         if at_high <= limit:
@@ -158,7 +158,7 @@ class _Memory:
         if at_low > limit:
             return low
         while high - low > _STEP:
-            # Memory is piecewise linear in the tokens, and steeper for more: so a chord finds tokens that fit.
+            # Memory is piecewise linear and convex in the tokens, so a chord finds tokens that fit.
             share = (limit - at_low) / (at_high - at_low)
             tokens = low + int(share * (high - low)) // _STEP * _STEP
             tokens = min(max(tokens, low + _STEP), high - _STEP)
@@ -176,7 +176,7 @@ class _Memory:
 
 
 def _chosen(config: TrainConfig, run: RunConfig, model: PreTrainedConfig, free: int) -> dict[str, Any]:
-    """Return values for the settings that are None, by what the GPU and the installed packages can do."""
+    """Return values for the settings that are None, by the abilities of the GPU and the installed packages."""
     gpu = Gpu(
         free=free,
         has_bfloat16=torch.cuda.is_bf16_supported(including_emulation=False),

@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step, and peak FLOPs of devices.
+"""Compute the floating-point operations of a training step, and look up the peak FLOPs of devices.
 
 Model FLOPs of PaLM (Chowdhery et al. 2022, appendix B): 6 per token and weight that multiplies it (2 for the forward
 pass, 2 for the gradient of the input, 2 for the gradient of the weight), and 12 x layers x heads x head size per pair
@@ -7,8 +7,8 @@ checkpoints, the logits of the backward pass) is not counted, and the masked hal
 step a sequence attends only to itself, and the head counts only for tokens that have logits. The forward pass of a
 reference is not counted.
 
-Of a layer's experts, those count that a token uses. What layers with a state compute besides their matrices is not
-counted, nor is what a window or chunk saves.
+Only the experts that a token uses are counted. Not counted are the operations of layers with a state apart from their
+matrices, and the savings of a window or chunk.
 """
 
 # Shapes: S = sequences of a step, of all ranks.

@@ -1,7 +1,8 @@
-"""Settings of the next trainer: those given now, of a preset, of the run's last one, or of the run that it replays.
+"""Compute the next trainer's settings from those given now, a preset, the run's last trainer and a replayed run.
 
 Reads attempts/ of the root, and attempts/ and checkpoints/ of a run to replay, whose settings the replay must have.
-Settings given now override an algorithm's preset, and this overrides earlier settings. Imports no torch.
+Settings given now override an algorithm's preset, which overrides earlier settings. Raises ConfigError for settings
+that contradict each other. Imports no torch.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ def next_config(
     given = without_tables(given, {each.name: each for each in settings_of(TrainConfig)})
     earlier = earlier_settings(root_url, given, online=online)
     stored = as_given(earlier, f"earlier settings of {root_url}", "stored")
-    # A trainer of an older ludic goes on as it was: what it has not recorded, it did as on the CPU.
+    # Settings that an older ludic did not record had the values for the CPU.
     stored = {**ON_CPU, **stored} if stored else stored
     config = to_config({**stored, **preset, **given})
     if given.get("replay_batches") is None:
@@ -50,7 +51,7 @@ def next_config(
 
 
 def _log_changes(root_url: str, earlier: Mapping[str, Any], config: TrainConfig) -> None:
-    """Say which settings differ from those of the run's last trainer, besides the number of steps."""
+    """Log the settings that differ from those of the run's last trainer, except the number of steps."""
     mine = json.loads(json.dumps(config.flat()))
     changes = [
         f"{name} {earlier[name]!r} becomes {mine[name]!r}"
@@ -58,7 +59,7 @@ def _log_changes(root_url: str, earlier: Mapping[str, Any], config: TrainConfig)
         if name in earlier and earlier[name] != mine[name] and name != "num_steps"
     ]
     if changes:
-        logger.warning("%s goes on with other settings than its last trainer had: %s", root_url, ", ".join(changes))
+        logger.warning("%s continues with other settings than its last trainer: %s", root_url, ", ".join(changes))
 
 
 def to_config(settings: Mapping[str, Any]) -> TrainConfig:
@@ -91,7 +92,7 @@ def _stored_settings(root_url: str) -> Mapping[str, Any]:
 
 _FREE = frozenset(
     [
-        # Choice of batches; the ledger decides it here.
+        # Choice of batches, which the ledger determines here.
         *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
         *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
         *("scorers", "reward_scorer", "mixed_scorers", "wait_for_scores_s"),
@@ -117,7 +118,7 @@ def replay_settings(url: str) -> dict[str, Any]:
     """Return the settings of a run that its replay must share. Raises ConfigError if the run has no checkpoint."""
     other = Root.open(url)
     attempt_id, _ = _end_of(other)
-    # A run that was trained on a CPU is replayed on a CPU, even if there is CUDA.
+    # A run trained on a CPU is replayed on a CPU, even if CUDA is available.
     numerics = read_attempt(other, attempt_id).numerics
     on_cpu = numerics is not None and numerics.get("device") == "cpu"
     return _settings_of(other, attempt_id) | ({"device": "cpu"} if on_cpu else {})

@@ -1,10 +1,10 @@
-"""Logprobs of a model on packed tokens (ludic.training.packed): logits are computed in chunks of rows.
+"""Compute a model's logprobs on packed tokens (ludic.training.packed), with logits in chunks of rows.
 
 A causal model's head turns hidden states into logits, which at a vocabulary of 150,000 are a hundred times as large.
 Here a chunk of logits is computed, reduced to one number per row, and dropped; the backward pass computes each chunk
 again. So peak memory grows with the chunk, not with the micro-batch (benchmarks/logprobs_memory.py).
 
-Pure tensor code. Raises ModelError if a model's head is of a kind that this module does not support.
+Pure tensor code. Raises ModelError if a model's head is not supported.
 """
 
 # Shapes: A = response tokens of a micro-batch, C = rows of a chunk, H = hidden size, V = vocabulary. Nats.
@@ -83,8 +83,8 @@ def check_head(model: PreTrainedModel, source: str) -> None:
         if (found - wanted).abs().max() <= 2**-7 * wanted.abs().max():
             return
     raise ModelError(
-        f"{source}: {type(model).__name__} makes its logits in a way that ludic does not know (neither a linear head "
-        "alone, nor one whose logits are capped or scaled); add it to ludic.training.logprobs"
+        f"{source}: {type(model).__name__} computes its logits in an unsupported way (supported: a linear "
+        "head, also with capped or scaled logits); add it to ludic.training.logprobs"
     )
 
 
@@ -124,7 +124,7 @@ def _token_logprobs(
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """Return the part of a model that makes hidden states; some models name themselves."""
+    """Return the part of a model that computes hidden states; for some models that is the model itself."""
     decoder = model.get_decoder()
     if decoder is not model:
         return decoder
@@ -163,9 +163,9 @@ def linear_logprobs(
     """Return logprobs of targets, and entropies, under softmax(logits / temperature), logits = hidden weight^T + bias.
 
     hidden: (A, H) and weight: (V, H), of one float dtype; bias: (V,) or None. targets: (A,) int64. temperatures: (A,)
-    above 0. kept: tokens that the softmax is over, where there are any. softcap: bound c of the logits, as
-    c tanh(logits / c). Both results are (A,), float32 or float64.
-    Logits are computed in the dtype of hidden, and everything after them in the dtype of the results.
+    above 0. kept: tokens of the softmax, where there are any. softcap: bound c of the logits, as c tanh(logits / c).
+    Both results are (A,), float32 or float64. Logits are computed in the dtype of hidden, and everything after them in
+    the dtype of the results.
     """
     return _LinearLogprobs.apply(
         hidden, weight, bias, targets, temperatures, kept, softcap, max(1, chunk_tokens), entropy_gradient

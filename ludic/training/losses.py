@@ -1,10 +1,10 @@
-"""Loss of a micro-batch from an objective over its response tokens. Pure tensor code.
+"""Compute the loss of a micro-batch from an objective over its response tokens. Pure tensor code.
 
 The importance ratio is trainer over sampler, per token. It uses the logprobs stored by the sampler, not a second
 forward pass. docs/algorithms.md has papers and formulas.
 
-Each objective is to be maximised at each token. It takes its own settings (ludic.training.config), and returns its
-values, and where the ratio was clipped, capped or gated off; both (A,).
+An objective is maximised at each token. It gets its own settings (ludic.training.config), and returns its values and a
+mask of the tokens whose ratio was clipped, capped or gated off; both (A,).
 """
 
 # Shapes: A = response tokens of a micro-batch. Logprobs, log ratios and KLs are in nats.
@@ -85,10 +85,10 @@ class TermColumns(Mapping[str, Any]):
     """Arrays of the rows of a batch, as in MicroBatch.columns, for an objective that needs more than the terms.
 
     Those along the response and along the row are 0 at tokens that were not sampled, like the terms; they must not be
-    ragged. All others are as they are. The names are the same in all micro-batches of a step, on every rank, so that
-    no rank waits for one that takes another way; any other name is a KeyError (MicroBatch.column). Where no row of a
-    micro-batch has a column, it has one unknown value a token. Such a value has as many numbers as the rank's other
-    rows of the step; on a rank without any, 1 in each dimension: an objective must not need k of them.
+    ragged. All others are unchanged. The names are the same in all micro-batches of a step, on every rank, so that all
+    ranks take the same path; any other name is a KeyError (MicroBatch.column). Where no row of a micro-batch has a
+    column, it has one unknown value a token. Such a value has as many numbers as the rank's other rows of the step; on
+    a rank without any, 1 in each dimension: an objective must not need k of them.
     """
 
     def __init__(self, batch: MicroBatch) -> None:
@@ -118,9 +118,9 @@ class TokenTerms:
     logprobs: Tensor
     """The trainer's logprobs, with gradient."""
     sampler_logprobs: Tensor
-    """NaN at tokens of rows whose logprobs nobody kept, which only objectives without needs_logprobs are given."""
+    """NaN at tokens of rows without stored logprobs, which only objectives without needs_logprobs get."""
     log_ratio: Tensor
-    """log(trainer / sampler), with gradient, clamped to MAX_LOG_RATIO; NaN where sampler_logprobs is."""
+    """log(trainer / sampler), with gradient, clamped to MAX_LOG_RATIO; NaN where sampler_logprobs is NaN."""
     advantages: Tensor
     mask: Tensor
     """bool: sampled tokens."""
@@ -441,7 +441,7 @@ def clipped_tokens(
 
 
 def _apply_objective(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """Return the objective at each token, and where the ratio was clipped, capped or masked; both (A,)."""
+    """Return the objective at each token, and a mask of clipped, capped or masked ratios; both (A,)."""
     chosen = config.objective
     objective, clipped = OBJECTIVES[chosen.name](_with_kl_reward(terms, config), chosen)
     if not isinstance(chosen, OffPolicy):

@@ -1,13 +1,13 @@
-"""Memory of a training step, a publish, a checkpoint and a sampler, from a model's configuration and the settings.
+"""Estimate the memory of a training step, a publish, a checkpoint and a sampler from configuration and settings.
 
-Nothing is loaded and nothing is computed. The model is built on PyTorch's meta device, whose tensors have shapes and no
-memory. States (weights, gradients, moments) follow from the number of weights. Activations do not follow from a formula
-that holds for every family, so forward and backward pass of a micro-batch run on the meta device, through the code that
-trains, and the bytes of all living tensors are added up, of one repetition of layers for all. benchmarks/plan.py
-compares the figures with measured peaks. `ludic plan` shows these figures, and a trainer's default numbers of tokens
-follow from them (ludic.training.device_defaults).
+Nothing is loaded or computed: the model is built on PyTorch's meta device, whose tensors have shapes but no memory. The
+bytes of states (weights, gradients, moments) follow from the number of weights. No formula for activations holds for
+every family, so forward and backward pass of a micro-batch run on the meta device with the training code, and the bytes
+of all live tensors are added up, for one repetition of layers that stands in for all. benchmarks/plan.py compares the
+figures with measured peaks. `ludic plan` shows them, and they determine a trainer's default numbers of tokens
+(ludic.training.device_defaults).
 
-All figures are bytes. Settings that follow the device count as on the CPU if they are None. Imports no store. Raises
+All figures are bytes. Settings that follow the device have their CPU values if they are None. Imports no store. Raises
 ModelError if transformers can't make the model.
 """
 
@@ -46,7 +46,7 @@ PROMPT_TOKENS = 1024
 
 DeviceKind = Literal["cpu", "cuda"]
 Place = Literal["none", "device", "host"]
-"""Where the weights of a reference model are, if it is a model of its own."""
+"""Location of a reference model's weights, if it is a separate model."""
 Parts = dict[str, int]
 """Bytes by part; their sum is the peak."""
 
@@ -75,7 +75,7 @@ def moment_bytes(sizes: "ModelSizes", optimizer: OptimizerConfig) -> int:
 
 
 def longest_sequence(config: PreTrainedConfig, run: RunConfig, train: TrainConfig) -> int:
-    """Return the tokens of the longest sequence, as far as settings tell. config: of the model."""
+    """Return the tokens of the longest sequence, as far as settings determine it. config: of the model."""
     limit = max_positions(config, run.longrope)
     longest = run.max_sequence_tokens or train.batch.max_seq_len or PROMPT_TOKENS + run.max_tokens
     return min(limit, longest)
@@ -134,9 +134,9 @@ _known: dict[Any, Any] = {}
 def _remembered(
     measure: Callable[Concatenate[PreTrainedConfig, _Params], _Result],
 ) -> Callable[Concatenate[PreTrainedConfig, _Params], _Result]:
-    """Measure each configuration once in a process with the same settings: a pass takes a third of a second.
+    """Cache the result per configuration and settings in this process, since a pass takes a third of a second.
 
-    The folder that it was read from is part of it only if the folder's code makes the model.
+    The folder of the configuration is part of the key only if the folder's code makes the model.
     """
 
     @wraps(measure)
@@ -182,7 +182,7 @@ def _on_meta(config: PreTrainedConfig, settings: ModelConfig) -> Any:
             model = make_model(config, dtype=torch.float32, attention=_COUNTED)
     except ModelError:
         raise
-    except Exception as error:  # each configuration checks its values in its own way
+    except Exception as error:  # each configuration class checks its values differently
         raise ModelError(f"{config.model_type}: transformers can't make the model: {one_line(error)}") from error
     model.tie_weights()
     if settings.lora_rank is not None:
@@ -223,11 +223,11 @@ class Activations:
     """Bytes that the forward and backward pass of one micro-batch take beside weights and gradients."""
 
     kept: int
-    """What the decoder's forward pass keeps for the backward pass."""
+    """Bytes that the decoder's forward pass keeps for the backward pass."""
     more: int
-    """What is added to it at the peak: logits of a chunk, gradients on their way, a layer that is computed again."""
+    """Further bytes at the peak: logits of a chunk, gradients in transit, a recomputed layer."""
     is_exact: bool = True
-    """Whether the passes ran in this dtype; if not, the figures are estimates, and rather too large."""
+    """True if the passes ran in this dtype; if not, the figures are estimates, probably too large."""
 
 
 @_remembered
@@ -251,7 +251,7 @@ def activations(
         model = _on_meta(config, replace(settings, dtype=dtype, publish_dtype=None))
         try:
             found = _run_on_meta(model, settings, **size, device=device, float32_head=float32_head)
-        except Exception:  # such as experts that are multiplied together, which run in bfloat16 alone
+        except Exception:  # such as grouped products of experts, which run in bfloat16 only
             continue
         if dtype == _dtype(settings):
             return found
@@ -263,7 +263,7 @@ def _run_on_meta(
     model: Any, settings: ModelConfig, *, num_tokens: int, length: int, device: DeviceKind, float32_head: bool
 ) -> Activations:
     for weight in model.parameters():
-        # Gradients are counted by their number; here each lives until it would be added to the others.
+        # Gradients are counted separately; here each exists until it would be added to the others.
         if weight.requires_grad:
             weight.register_post_accumulate_grad_hook(_drop_gradient)
     for layer in decoder_layers(model) if settings.activation_checkpointing else ():
@@ -298,9 +298,9 @@ def _run_on_meta(
 def _count_bytes(model: Any, run: Callable[["_Living"], int]) -> tuple[int, int]:
     """Return the bytes that `run` returns, of tensors that it keeps, and those at its peak.
 
-    Only the first layers run if the others repeat them: each repetition keeps as much as the one before. The peak is
-    the largest of several moments, each of whose bytes grow by at most that much with a repetition. So once the peak
-    has grown by as much, it does so with all further ones.
+    Only the first layers run if the others repeat them: each repetition keeps as many bytes as the previous one. The
+    peak is the largest of several moments, each of which grows by at most that amount with a repetition. So once the
+    peak has grown by that amount, it does so with all further repetitions.
     """
     layers, config = decoder_layers(model), model.config.get_text_config(decoder=True)
     whole = dict(layers._modules)
@@ -316,7 +316,7 @@ def _count_bytes(model: Any, run: Callable[["_Living"], int]) -> tuple[int, int]
 
     period, first = _repetition([_kind(layer, config, number) for number, layer in enumerate(layers)])
     count = first + period + (len(whole) - first - period) % period
-    # A model that can't run with fewer layers, as it splits a tensor among them, fails.
+    # Fails for a model that can't run with fewer layers, for example if it splits a tensor among them.
     with suppress(Exception):
         found, num_run = run_first(count), count
         while num_run + count + period < len(whole):
@@ -329,7 +329,8 @@ def _count_bytes(model: Any, run: Callable[["_Living"], int]) -> tuple[int, int]
 
 
 def _repetition(kinds: Sequence[Any]) -> tuple[int, int]:
-    """Return after how many layers the kinds repeat themselves up to the last layer, and the first layer that does."""
+    """Return the period with which the kinds of layers repeat up to the last layer, and the first layer of the
+    repetition."""
     found = len(kinds), 0
     for period in range(1, len(kinds) // 2 + 1):
         first = len(kinds) - period
@@ -340,7 +341,7 @@ def _repetition(kinds: Sequence[Any]) -> tuple[int, int]:
 
 
 def _kind(layer: nn.Module, config: PreTrainedConfig, number: int) -> Any:
-    """Return what decides which tensors a layer makes: equal for layers of one kind."""
+    """Return a key of a layer that is equal for layers that make the same tensors."""
     listed = [value[number] for value in vars(config).values() if _is_list_of(value, config.num_hidden_layers)]
     parts = [
         (name, type(part), [value for value in sorted(vars(part).items()) if _is_setting(*value)])
@@ -393,7 +394,7 @@ def _batch(num_tokens: int, length: int) -> Any:
 
 
 class _Living(TorchDispatchMode):
-    """Adds up the storages that operations make, as long as each lives."""
+    """Adds up the storages that operations create, for as long as each exists."""
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         """known: tensors that are not counted."""
@@ -435,7 +436,7 @@ def _counted_attention(
     score_length: int | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Take the memory of ludic.training.logprobs.packed_attention, and compute nothing.
+    """Allocate the memory of ludic.training.logprobs.packed_attention, without computing.
 
     query: (1, H, T, D), key, value: (1, K, T, D); returns (1, T, H, D). has_kernel: whether one kernel runs over all
     sequences. score_length: tokens whose scores are kept for each token; None keeps none.
@@ -608,7 +609,7 @@ libraries are larger and whose staging buffers are pinned, assumed."""
 def host_memory(
     sizes: ModelSizes, config: TrainConfig, *, ranks: int, rank: int, device: DeviceKind, reference: Place = "none"
 ) -> Parts:
-    """Return the bytes by part of a rank's host memory, without what `rank_memory` counts if the device is the CPU.
+    """Return the bytes by part of a rank's host memory, without those that `rank_memory` counts on the CPU.
 
     Rank 0 gathers whole weights for a publish, and whole weights and moments for a checkpoint; when both are due at a
     step they exist together, while threads write them. safetensors writes tensors without another copy.
@@ -630,7 +631,7 @@ def host_memory(
     if published != "float32" and settings.publish_lora == "merged":
         parts[f"the same in {published}"] = word_bytes(published) * sizes.num_weights
     parts["weights and moments, for a checkpoint"] = checkpoint_bytes(sizes, config.optimizer)
-    if device == "cpu" and ranks > 1:  # what is gathered there is copied once more (ludic.training.model.detached)
+    if device == "cpu" and ranks > 1:  # gathered tensors are copied once more there (ludic.training.model.detached)
         parts["moments, while they are copied"] = moment_bytes(sizes, config.optimizer)
     return parts
 

@@ -1,4 +1,4 @@
-"""Hugging Face causal language models: load, shard with FSDP2, run on packed tokens, save.
+"""Load Hugging Face causal language models, shard them with FSDP2, run them on packed tokens, and save them.
 
 Reads and writes local folders in Hugging Face form. Raises ModelError, which names the folder and the problem, if a
 model is missing, incomplete or of another shape.
@@ -98,7 +98,8 @@ def load_model(
 
 
 def check_trainable(folder: str, source: str) -> bool:
-    """Raise ModelError if packed models of a folder's configuration get wrong logprobs; returns whether it knows."""
+    """Raise ModelError if packed models of a folder's configuration get wrong logprobs; return whether that was
+    tested."""
     return check_family(folder, source, _packed, attention=PACKED_ATTENTION, what=_WHAT)
 
 
@@ -131,14 +132,15 @@ def packed_logprobs(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> 
 
 
 _KERNEL_TOLERANCE = 0.02
-"""Nats, and share of the gradient: kernels round to less, and a lost border changes some tokens by far more."""
+"""Tolerance in nats, and as a share of the gradient: rounding of kernels is smaller, and a lost border changes some
+tokens far more."""
 
 
 def kernels_keep_borders(config: PreTrainedConfig, device: torch.device) -> bool:
-    """Return whether the installed kernels of layers with a state begin anew at the borders of packed sequences.
+    """Return whether the installed kernels of layers with a state reset it at the borders of packed sequences.
 
     Tried on a small random model on the device: one pass over the pack must give the logprobs and the gradient of one
-    sequence after the other. transformers drops borders in silence where a kernel does not take them, as its own
+    sequence after the other. transformers silently drops borders if a kernel does not accept them, like its own
     functions on a CPU.
     """
     try:
@@ -150,7 +152,7 @@ def kernels_keep_borders(config: PreTrainedConfig, device: torch.device) -> bool
         wanted = _logprobs_and_gradient(model)
         run_at_once(model)
         found = _logprobs_and_gradient(model)
-    except Exception as error:  # a kernel refuses shapes, dtypes or names in its own way
+    except Exception as error:  # each kernel refuses shapes, dtypes or names differently
         logger.debug("kernels of %s do not run on a whole pack: %s", config.model_type, one_line(error))
         return False
     of_gradient = (found[1] - wanted[1]).norm() / wanted[1].norm()
@@ -267,7 +269,7 @@ def shard(
 ) -> None:
     """Shard the parameters over the mesh in place: one FSDP2 unit per decoder layer and one for the rest.
 
-    One rank that neither converts nor off-loads has nothing to shard: its model moves to the device and stays whole.
+    A single rank that neither converts nor off-loads shards nothing: its model moves to the device and stays whole.
     FSDP2 would make its steps up to a half slower (benchmarks/one_rank.py).
 
     compute_dtype: dtype of parameters and activations in forward and backward; None computes in the parameters' dtype.
@@ -293,7 +295,7 @@ def shard(
         if compile_layers:
             layer.forward = torch.compile(layer.forward, dynamic=True)
         if activation_checkpointing:
-            # Hugging Face's own switch does nothing in eval mode.
+            # Hugging Face's own switch has no effect in eval mode.
             contexts = partial(checkpoint_contexts, layer)
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
         make_unit(layer)

@@ -1,4 +1,4 @@
-"""Numerics of an attempt: threads, versions and processors, which change the last bits of weights.
+"""Record and compare what changes the last bits of weights: threads, versions and processors of an attempt.
 
 Reads attempts/. Each attempt records its numerics. A resume uses the number of threads of the attempt that wrote its
 checkpoint, a replay that of the run that it repeats. A warning names all other differences.
@@ -28,7 +28,7 @@ from ludic.training.packed import PACKED_ATTENTION
 
 logger = logging.getLogger(__name__)
 
-# Each variable was seen to change weights on a CPU, or is documented to choose another kernel.
+# Each variable was observed to change weights on a CPU, or is documented to choose another kernel.
 _VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA"),
     *("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO"),

@@ -1,4 +1,4 @@
-"""Take ownership of a root: agree on the checkpoint, claim the root, resume, and open the state of rank 0.
+"""Take ownership of a root for a trainer: choose the checkpoint, claim the root, resume, open the state of rank 0.
 
 Reads attempts/ and checkpoints/, writes attempts/. `agree_on_...` and `open_source` are collective; the other functions
 run on rank 0. While this trainer renews its lease, another one that starts on the same root is refused (OwnedError);
@@ -93,7 +93,7 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> PlanS
     """Open the source of plans on rank 0; None on other ranks. Raises its errors on every rank.
 
     Offline training reads the scalars of all sources. Raises ConfigError if a source has no rollouts to train on, or
-    if the run to replay began with another model or other settings; MissingRootError if a source is no root.
+    if the run to replay began with another model or other settings; MissingRootError if a source is not a root.
     """
 
     def open_() -> PlanSource:
@@ -179,7 +179,8 @@ def open_ownership(
             if publisher is not None:
                 publisher.repair_latest()
 
-        # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
+        # Renewed from the claim on, since reading a checkpoint, or the ledger of a large root, may take longer than a
+        # lease.
         stack.enter_context(held(root, lease, on_fenced=stop.set, also=repair_latest))
         attempt, resumed = _take(root, config, lease, found, numerics, code)
         keep, full_every = config.checkpoint.keep_policies, config.checkpoint.full_version_every
@@ -209,7 +210,7 @@ def open_ownership(
 
 
 class StepLog:
-    """Writes the trainer's rows of the metrics table, and says when a step's row is stored.
+    """Writes the trainer's rows of the metrics table, and waits until a step's row is stored.
 
     No later attempt writes the row of a step before its checkpoint, so the row has to be there first.
     """
@@ -235,7 +236,7 @@ class StepLog:
         self._log.flush()
 
     def end(self) -> None:
-        """Say that no row follows."""
+        """Mark that no row follows."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -256,13 +257,13 @@ def _take(
     numerics: Mapping[str, Any],
     code: Sequence[CodeRecord],
 ) -> tuple[Attempt, CheckpointInfo | None]:
-    """After the claim, choose the checkpoint to go on from, and record the attempt; see ludic.store.attempts."""
+    """After the claim, choose the checkpoint to resume from, and record the attempt; see ludic.store.attempts."""
     previous = newest_attempt(root, before=lease.attempt_id)
     resumed = checkpoint_to_resume(root, previous, found.verdicts)
     parent = (resumed.attempt_id, resumed.step) if resumed else None
     if previous and previous.parent and (parent is None or parent < previous.parent):
         logger.warning(
-            "%s: attempt %d began from %s, which is gone; going on from %s",
+            "%s: attempt %d began from %s, which was deleted; resuming from %s",
             *(root.url, previous.attempt_id, checkpoint_folder(previous.parent)),
             folder_of(resumed) if resumed else "the first weights",
         )

@@ -1,4 +1,4 @@
-"""Packed sequences, kept apart: attention within each sequence, and layers with a state that begin anew at each one.
+"""Keep packed sequences independent: attention stays within each sequence, and layers with a state reset at each one.
 
 transformers separates packed sequences by a dense mask of all tokens by all tokens, whose cost grows with the square
 of the micro-batch. ludic passes the sequences' lengths instead of a mask. The cost grows with the sum of their squared
@@ -6,8 +6,8 @@ lengths (benchmarks/packing.py).
 
 On CUDA, half-precision models run PyTorch's variable-length attention, one kernel for all sequences. Otherwise causal
 attention, which needs no mask, runs on one sequence after the other. Lengths stay on the CPU, so no layer waits for the
-device. Windows, chunks and sinks of attention are known; what else a family does is found by a probe when its model is
-loaded (ludic.models.families).
+device. Windows, chunks and sinks of attention are supported; other features of a family are found by a probe when its
+model is loaded (ludic.models.families).
 
 A token mixer with a state (gated delta nets, Mamba, short convolutions, linear attention) runs on one sequence after
 the other, within its layer, so that ranks with FSDP2 gather each layer once. After `run_at_once` it runs on the whole
@@ -40,7 +40,7 @@ PACKED_ATTENTION = "ludic_packed"
 
 
 def packed_arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """Return the arguments that tell a decoder how long its packed sequences are; make them once per micro-batch.
+    """Return the arguments with the lengths of a decoder's packed sequences; create them once per micro-batch.
 
     attention_mask is (1, 1, 1, S) int64 on the CPU: transformers passes a 4-D mask on to the layers unchanged.
     """
@@ -114,7 +114,7 @@ def _is_lengths(attention_mask: Tensor) -> bool:
 
 
 def _chunk_size(module: nn.Module) -> int | None:
-    """Return how many tokens an attention layer sees at once, where it sees chunks as Llama 4's do."""
+    """Return the chunk size of an attention layer that sees chunks, as in Llama 4."""
     config: Any = getattr(module, "config", None)
     kinds, number = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
     is_chunked = kinds is not None and number is not None and kinds[number] == "chunked_attention"
@@ -303,7 +303,7 @@ def keep_apart(model: PreTrainedModel) -> None:
 
 
 def run_at_once(model: PreTrainedModel) -> None:
-    """Let token mixers with a state run on a whole pack at once: their kernels must begin anew at its borders."""
+    """Let token mixers with a state run on a whole pack at once; their kernels must reset the state at its borders."""
     for module in by_sequence(model):
         setattr(module, _AT_ONCE, _has_state(module))
 
@@ -320,7 +320,7 @@ def _has_state(module: nn.Module) -> bool:
 
 
 def _counts_tokens(module: nn.Module) -> bool:
-    """Return whether an attention layer takes positions from the order of its tokens, as Llama 4's do."""
+    """Return whether an attention layer derives positions from the order of its tokens, as in Llama 4."""
     return bool(getattr(module, "attn_temperature_tuning", False))
 
 
@@ -330,7 +330,7 @@ def _run_by_sequence(module: nn.Module, forward: Callable[..., Any], *args: Any,
     lengths = _lengths.get()
     if lengths is None:
         return forward(*args, **kwargs)
-    # What packs sequences is replaced: an attention layer gets one sequence's length, others need none.
+    # Arguments for packed sequences are replaced: an attention layer gets one sequence's length, others need none.
     has_state = _has_state(module)
     others = {"attention_mask": None} if "attention_mask" in kwargs else {}
     kwargs = {name: value for name, value in kwargs.items() if name not in _PACKING}
@@ -345,7 +345,7 @@ def _run_by_sequence(module: nn.Module, forward: Callable[..., Any], *args: Any,
         outputs.append(forward(*map(cut, args), **{name: cut(value) for name, value in kwargs.items()}, **alone))
     if isinstance(outputs[0], Tensor):
         return torch.cat(outputs, dim=1)
-    # What follows the hidden states is a state or a matrix of scores, which training does not read.
+    # After the hidden states come a state or a matrix of scores, which training does not read.
     return torch.cat([output[0] for output in outputs], dim=1), *[None] * (len(outputs[0]) - 1)
 
 
@@ -355,14 +355,14 @@ def _device_of(*values: Any) -> torch.device:
 
 @lru_cache(maxsize=1)
 def _all_borders(lengths: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
-    """Made once for all layers of a pack."""
+    """Return `_borders`, computed once for all layers of a pack."""
     numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     starts = flash_arguments(lengths, device)["cu_seq_lens_q"]
     return {"cu_seq_lens_q": starts, "seq_idx": numbers.int()[None].to(device, non_blocking=True)}
 
 
 def _borders(forward: Callable[..., Any], lengths: Sequence[int], device: torch.device) -> dict[str, Tensor]:
-    """Return the borders of packed sequences under the names by which mixers of transformers hand them to kernels.
+    """Return the borders of packed sequences under the names by which transformers' mixers pass them to kernels.
 
     cu_seq_lens_q: (S + 1,) int32, for gated delta rules. seq_idx: (1, T) int32, the number of each token's sequence,
     for convolutions and Mamba 2.

@@ -1,10 +1,11 @@
-"""Publish weights and the budget of open groups that workers keep to. On rank 0 only.
+"""Publish weights, and the budget of open groups for workers, on rank 0.
 
 A thread writes a version's files while the next steps train. LATEST names a version after its files are complete, so
-workers see nothing half-written. The next publish, checkpoints and the end of the run wait for this thread.
+workers never see a half-written version. The next publish, checkpoints and the end of the run wait for this thread.
 
 A fenced trainer may pass its last check, sleep, and then point LATEST at an older version. All versions of its
-successor are higher, so the successor notices this and points LATEST back.
+successor are higher, so the successor notices this and points LATEST back. Raises FencedError if a newer attempt owns
+the root, StoreError if the filesystem fails.
 """
 
 import contextlib
@@ -71,10 +72,11 @@ class Publisher:
     def begin(self, save: Callable[[Path], None], *, step: int, num_ready_groups: int) -> int:
         """Publish the weights that training starts from, and wait; returns the version that has them.
 
-        num_ready_groups: read and not planned; an earlier trainer left them.
+        num_ready_groups: groups that an earlier trainer left, read and not planned.
 
-        If the newest version has them already, as after a restart, nothing is published: a new version would make the
-        stored rollouts of these weights a step off-policy. Then LATEST only gets the budget. Raises as `publish`.
+        If the newest version has these weights already, as after a restart, nothing is published: a new version would
+        make the stored rollouts of these weights a step off-policy. Then LATEST only gets the budget. Raises as
+        `publish`.
 
         A fenced trainer that may still point LATEST at a version has claimed it before this attempt began. So if a
         version above the newest is claimed, one above it is published: see the top of this file.
@@ -93,7 +95,7 @@ class Publisher:
     def start(self, save: Callable[[Path], None], *, step: int) -> int:
         """Claim the next version and begin to publish it in a thread, which calls `save`; returns the version.
 
-        Waits for the version before. Raises FencedError if a newer attempt owns the root.
+        Waits for the previous version. Raises FencedError if a newer attempt owns the root.
         """
         self.finish()
         check_not_fenced(self._root, self._attempt)
@@ -137,25 +139,25 @@ class Publisher:
             self._lock.release()
 
     def note_arrivals(self, rows: pa.Table, num_ready_groups: int) -> None:
-        """Note rows that were read; see Budget."""
+        """Record rows that were read; see Budget."""
         with self._lock:
             self._budget.note_arrivals(rows, num_ready_groups)
 
     def note_plan(self, step: int, num_ready_groups: int) -> None:
-        """Note that a step is planned; workers learn it with the next version."""
+        """Record that a step is planned; workers see it with the next version."""
         with self._lock:
             self._budget.on_plan(step, num_ready_groups)
 
     def note_wait(self, num_ready_groups: int, num_missing_groups: int, idle_s: float, *, version: int) -> None:
-        """Note that a step waits for groups, and let workers start more if some that arrived can't be used.
+        """Record that a step waits for groups, and let workers start more if some arrived groups can't be used.
 
-        Until `version` is published, they are told by that publish. Raises the error of a publish that failed, since
-        the groups waited for will not come.
+        Until `version` is published, that publish tells the workers. Raises the error of a failed publish, since the
+        awaited groups will not arrive.
         """
         self.finish(wait=False)
         with self._lock:
             is_published = self.version is not None and self.version >= version
-            # What is sampled with a version can't be late before the version is out.
+            # Rollouts of a version can't be late before the version is published.
             self._budget.on_wait(num_ready_groups, num_missing_groups, idle_s if is_published else 0.0)
             if is_published and self._budget.has_room:
                 check_not_fenced(self._root, self._attempt)
@@ -164,8 +166,8 @@ class Publisher:
     def _write(self, save: Callable[[Path], None], version: int, step: int) -> None:
         """Write the files, then LATEST, in the thread.
 
-        Checks again, before the first file, that the root is still there, and that it is this trainer's before LATEST
-        names the version: writing weights may take minutes.
+        Checks before the first file that the root still exists, and before LATEST names the version that the root still
+        belongs to this trainer: writing weights may take minutes.
         """
 
         def save_and_check(folder: Path) -> None:
@@ -197,7 +199,7 @@ class Publisher:
     def _holds(self, version: int, save: Callable[[Path], None], step: int) -> bool:
         """Return whether a version is the newest claimed, is stored, and has the files that `save` writes.
 
-        Compares digests; files are only written for that if the version is of the same step.
+        Compares digests; files are written for the comparison only if the version is of the same step.
         """
         try:
             policy, above = (read_policy(self._root, number) for number in (version, version + 1))

@@ -1,4 +1,4 @@
-"""Logprobs under a reference model, for the KL in the loss. Collective.
+"""Compute logprobs under a reference model, for the KL in the loss. Collective.
 
 With a cache, reads and writes reference/ under the root, see ludic.store.tables; files that can't be read are
 computed again. Raises StoreError on every rank if the filesystem fails.
@@ -39,7 +39,7 @@ Reference = Callable[[Sequence[MicroBatch]], list[Tensor]]
 """Function from a step's micro-batches, the same number on every rank, to (A,) float32 nats each, without gradient."""
 
 _CONCURRENT_READS = 16
-# Entries that transformers adds to a configuration and that are no settings of the model.
+# Entries that transformers adds to a configuration and that are not settings of the model.
 _NO_SETTINGS = ("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype")
 
 
@@ -102,7 +102,7 @@ class _Packed:
     response_length: int
     temperature: float
     is_cut: bool
-    """Whether its logprobs are over the tokens that the sampler kept. These are not stored: an objective without a
+    """True if its logprobs are over the sampler's kept tokens. Such logprobs are not stored: an objective without a
     ratio needs them over all tokens."""
 
 
@@ -115,7 +115,7 @@ class CachedReference:
         """Read the index of stored logprobs; collective. model: the fingerprint. device: of the results."""
         self._reference, self._root, self._model, self._device = reference, root, model, device
         self.index = ReferenceIndex()
-        """Where stored logprobs are, of all ranks."""
+        """Index of the stored logprobs of all ranks."""
         for holder in {holder.url: holder for holder in (*sources, root)}.values():
             index = bytes_from_main(partial(_index_bytes, holder, model))
             self.index.note(holder, table_from_bytes(index))
@@ -124,7 +124,7 @@ class CachedReference:
         packed = [list(_sequences(batch)) for batch in micro_batches]
         stored = run_on_all(lambda: self._read(chain.from_iterable(packed)))
         is_missing = _on_any_rank([any(s.rollout_id not in stored for s in sequences) for sequences in packed])
-        # A forward pass needs every rank: a micro-batch is computed if any rank lacks a sequence of its own.
+        # A forward pass needs every rank: a micro-batch is computed if any rank lacks logprobs of its part.
         missing = [batch for batch, is_ in zip(micro_batches, is_missing, strict=True) if is_]
         computed = iter(self._reference(missing) if missing else [])
         results = [

@@ -1,4 +1,4 @@
-"""Losses of the routers of a mixture of experts: load balancing and the z-loss, and how evenly experts are chosen.
+"""Compute the losses of mixture-of-experts routers (load balancing, z-loss), and the imbalance of experts.
 
 Both are for routers that choose the largest softmax probabilities. A family is known if transformers has the balancing
 loss for it, and its routers are where transformers records their logits. The balancing loss couples all tokens of a
@@ -56,8 +56,8 @@ def keep_router_logits(model: PreTrainedModel, source: str) -> None:
     if not hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func") or _has_bias(model):
         raise ModelError(
             f"{source}: router_balance_weight and router_z_weight are for mixtures whose routers choose by softmax "
-            f"alone, such as qwen3_moe, gpt_oss and mixtral; {model.config.model_type} is none, or is balanced by a "
-            "bias; leave both out"
+            f"alone, such as qwen3_moe, gpt_oss and mixtral; {model.config.model_type} is not one, or is balanced "
+            "by a bias; leave both out"
         )
     config = model.config.get_text_config(decoder=True)
     found = list(_find_routers(model))
@@ -90,7 +90,7 @@ def _find_routers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, int]]:
 
 
 def _keep_logits(router: nn.Module, args: Any, output: Any, *, index: int) -> None:
-    # An attribute, which compiled layers can set: a list would be another one in each layer, and compiled anew.
+    # An attribute, which compiled layers can set: a list would differ in each layer, and cause a new compilation.
     setattr(router, _LOGITS, output[index] if isinstance(output, tuple) else output)
 
 
@@ -99,7 +99,7 @@ def checkpoint_contexts(
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return contexts for torch's checkpoint of a decoder layer: those of ludic.training.packed, without router logits.
 
-    Logits of a layer that is computed again are not read, and would keep all of its activations in memory.
+    Logits of a recomputed layer are not read, and would keep all of its activations in memory.
     """
     first, again = checkpoint_lengths()
     return first, _forgetting(layer, again)

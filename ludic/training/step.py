@@ -1,7 +1,7 @@
-"""One gradient step over the micro-batches of all ranks, and what is measured in it. Collective.
+"""Take one gradient step over the micro-batches of all ranks, and measure it. Collective.
 
-The step's parts: advantages that depend on the whole batch, the optimizer, phases by time, quantiles of importance
-ratios, values of each token, and the row of the metrics table.
+Sections: advantages that depend on the whole batch, the optimizer, seconds of phases, quantiles of importance ratios,
+values of each token, and the row of the metrics table. Raises TrainingError if the loss or the gradient is not finite.
 """
 
 # Shapes: A = response tokens of a micro-batch, B = bins of a histogram. Sums over ranks are float64, so that no split
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _HISTOGRAM = "log_ratio_histogram"
 _OF_SAMPLER, _KNOWN = ("ratio", "sampler_kl", "sampler_kl_k1"), "num_known"
-"""Sums over the sampled tokens whose sampler's logprob is known, and the number of these."""
+"""Sums over the sampled tokens with a known sampler's logprob, and the number of these tokens."""
 
 
 def train_step(
@@ -71,7 +71,7 @@ def train_step(
     """
     timer = timer or StepTimer(model.device)
     if not isinstance(config.loss.objective, OffPolicy):
-        # It compares with no sampler, but is about the whole distribution, and the model's own experts.
+        # It is not compared with the sampler: it covers the whole distribution, and the model's own experts.
         micro_batches = [with_columns(batch, kept_tokens=None, experts=None) for batch in micro_batches]
     totals: dict[str, Tensor] = {}
     with timer.device("collectives"):
@@ -178,7 +178,7 @@ def _add_router_losses(
     """Return a micro-batch's share of the loss with those of the routers, and its sums. num_tokens: of all ranks."""
     routed = router_losses(model, batch, config.loss, num_tokens=num_tokens)
     loss = loss + routed.loss
-    # These are no means over action tokens, by which all sums are divided.
+    # These are not means over action tokens, by which all sums are divided.
     shares = {"loss": loss, "router_balance_loss": routed.balance, "router_z_loss": routed.z}
     sums = {name: share.detach() * num_action_tokens for name, share in shares.items()}
     return loss, sums | {EXPERT_TOKENS: routed.expert_tokens}
@@ -201,7 +201,7 @@ def _accumulate(totals: dict[str, Tensor], sums: dict[str, Tensor]) -> dict[str,
 def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, float]:
     """Return means over the action tokens of all ranks, maximum and quantiles of the ratio, and expert_imbalance.
 
-    Those that compare with the sampler are over tokens whose logprob it kept; NaN if there are none.
+    Metrics that compare with the sampler are over tokens with its logprob; NaN if there are none.
     """
     ratio_max, histogram = totals.pop("ratio_max"), totals.pop(_HISTOGRAM)
     tokens = totals.pop(EXPERT_TOKENS, None)
@@ -212,7 +212,7 @@ def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, floa
     names = list(totals)
     num_known, of_all = sums[names.index(_KNOWN)], sums.new_tensor(num_action_tokens)
     numbers = torch.stack([num_known if name in _OF_SAMPLER else of_all for name in names])
-    means = dict(zip(names, (sums / numbers).tolist(), strict=True))  # the one copy of them from the device
+    means = dict(zip(names, (sums / numbers).tolist(), strict=True))  # their only copy from the device
     share_known, num_replayed = means.pop(_KNOWN), means.pop(_REPLAYED)
     if num_replayed > 0:
         means[_OTHER_EXPERTS] /= num_replayed

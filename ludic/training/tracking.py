@@ -1,9 +1,9 @@
-"""Show a run in another program, such as TensorBoard or Weights & Biases, while it trains.
+"""Send a run's metrics and samples to a tracker, such as TensorBoard or Weights & Biases, while it trains.
 
-A thread of rank 0 hands each step to a tracker: its metrics, what its rollouts say by environment and by component of
+A thread of rank 0 sends each step to a tracker: its metrics, figures of its rollouts by environment and by component of
 the reward, a few sampled answers, and the evaluations that other processes have finished. It reads rollouts and
-evaluations from the root. No step waits for it: steps that it can't keep up with are left out and counted. An error of
-the tracker is logged once, ends its log and never the run. Nothing that a tracker shows is missing in the root.
+evaluations from the root. Training never waits for it: steps that it can't keep up with are left out and counted. An
+error of the tracker is logged once and ends its log, never the run. The root holds everything that a tracker shows.
 """
 
 import logging
@@ -86,7 +86,7 @@ class TrackedRun:
     settings: Mapping[str, Any]
     """Settings of run and trainer by name, without secrets; shown with the curves."""
     after_step: int | None = None
-    """Step that training resumes from: later steps that an earlier trainer has shown are trained again. None if
+    """Step that training resumes from; later steps, which an earlier trainer may have sent, are trained again. None if
     nothing is trained."""
 
 
@@ -94,7 +94,8 @@ class Tracker(Protocol):
     """Another program that shows a run; opened on rank 0 only, in a thread of its own."""
 
     def __call__(self, run: TrackedRun) -> AbstractContextManager[TrackerLog]:
-        """Return a log that is sent whole when its block ends. May raise any error, also on entering the block."""
+        """Return a log, which is completely sent when its block ends. May raise any error, also on entering the
+        block."""
         ...
 
 
@@ -133,11 +134,11 @@ def _open(
 # --- A trainer's thread ---------------------------------------------------------------------------------
 
 _MOST_WAITING = 64
-"""Maximum number of steps that wait for the thread; further ones are left out."""
+"""Maximum number of steps that wait for the thread; further steps are left out."""
 _POLL_EVERY_S = 10.0
-"""Seconds between looks for finished evaluations."""
+"""Seconds between checks for finished evaluations."""
 _CLOSE_S = 90.0
-"""Seconds that the end of training waits for what is still to be sent."""
+"""Seconds that the end of training waits for unsent steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,11 +188,11 @@ class Tracking:
                 try:
                     self._steps.put(None, timeout=0.1)
                     break
-                except Full:  # the thread works on them, or it has ended
+                except Full:  # the thread is sending them, or has ended
                     continue
             self._thread.join(max(0.0, deadline - time.monotonic()))
             if self._thread.is_alive():
-                logger.warning("%s has not taken everything within %.0f s; the rest is not sent", log_to, _CLOSE_S)
+                logger.warning("%s did not accept everything within %.0f s; the rest is not sent", log_to, _CLOSE_S)
         if self._num_left_out:
             logger.warning("%s was slower than training: %d steps were not sent", log_to, self._num_left_out)
 
@@ -220,9 +221,9 @@ class Tracking:
 
 
 def send_evaluations(root: Root, config: TrackerConfig) -> None:
-    """Send the evaluations that were finished after the last step of training, when nobody trains or samples any more.
+    """Send the evaluations that were finished after the last step of training, when training and sampling are over.
 
-    Those before were sent by the trainer. Sending one twice does no harm: it has the same values at the same step.
+    The trainer sent the earlier ones. Sending one twice does no harm: it has the same values at the same step.
     """
     if config.log_to not in TRACKERS:
         return
@@ -239,7 +240,7 @@ def _warning_once(log_to: str) -> Iterator[None]:
         yield
     except Exception as error:  # any error of another program
         logger.warning(
-            "%s shows no more of this run, which goes on; the root holds everything: %s: %s",
+            "%s stopped receiving this run, which continues; the root holds everything: %s: %s",
             *(log_to, type(error).__name__, mask(str(error))),
         )
 
@@ -249,7 +250,7 @@ def _warning_once(log_to: str) -> Iterator[None]:
 _GROUPS = 2
 """Number of groups of each environment whose best and worst answers a table has."""
 _MOST_CHARACTERS = 4_000
-"""Longest text of a table; the root holds the whole."""
+"""Maximum characters of a text in a table; the root holds the whole text."""
 _SCALARS = ["rollout_id", "policy_version", "error", "reward_components"]
 _TEXTS = ["rollout_id", "messages", "wanted", "correct", "reward_components"]
 
@@ -275,7 +276,7 @@ class _Sender:
                 self._log.samples(step.step, samples)
 
     def send_evaluations(self, evaluations: "FinishedEvaluations") -> None:
-        """Send those that were finished since the last call."""
+        """Send the evaluations that were finished since the last call."""
         found: list[Row] = []
         with self._reading("evaluations"):
             found = evaluations.new()
@@ -287,7 +288,7 @@ class _Sender:
             yield
         except LudicError as error:
             if not self._has_warned:
-                logger.warning("%s: a tracker gets no %s: %s", self._root.url, what, error)
+                logger.warning("%s: the tracker gets no %s: %s", self._root.url, what, error)
             self._has_warned = True
 
 
@@ -315,7 +316,7 @@ def _by_environment(root: Root, ledger: pa.Table) -> dict[str, float]:
     """Return the figures of a step's rollouts, by environment and by component of the reward."""
     rollouts = read_rollouts(root, ledger, _SCALARS)
     with open_duckdb() as con:
-        con.execute("set threads = 1")  # the others train
+        con.execute("set threads = 1")  # the other threads train
         con.register("batches", ledger)
         con.register("rollouts", rollouts)
         environments, components = steps_by_environment(con, root), components_by_environment(con, root)
@@ -365,16 +366,16 @@ def _short(text: str) -> str:
 # --- Evaluations -----------------------------------------------------------------------------------------
 
 _NEWEST_VERSIONS = 4
-"""Number of newest evaluated versions that are looked at again; older ones are only if they are new here."""
+"""Number of newest evaluated versions that are checked again; older ones only if they are new here."""
 _MARGIN = timedelta(minutes=1)
-"""Largest difference of the clocks of trainer and evaluator that is allowed for."""
+"""Maximum clock difference between trainer and evaluator."""
 
 
 class FinishedEvaluations:
     """Finds the evaluations that other processes have finished.
 
-    One is finished if no living process claims a block of it, or a newer version has samples of it, and if it has the
-    same files as at the look before. One that gets more samples later is found again.
+    An evaluation of a version is finished if no live process claims a block of it, or a newer version has samples, and
+    if its files have not changed since the previous check. One that gets more samples later is found again.
     """
 
     def __init__(self, root: Root) -> None:
@@ -382,14 +383,14 @@ class FinishedEvaluations:
         self._claims = BlockClaims(root)
         self._con: Any = None
         self._seen: dict[int, frozenset[str]] = {}
-        """Files of each version at the last look."""
+        """Files of each version at the last check."""
         self._found: dict[int, frozenset[str]] = {}
         """Files of each version when it was found."""
 
     def new(self, *, is_over: bool = False) -> list[Row]:
         """Return the evaluations that are finished since the last call, in order of versions, each with its step.
 
-        is_over: nobody samples any more, so that all are finished; returns those after the last step of training.
+        is_over: sampling is over, so all are finished; return those after the last step of training.
         """
         files = self._look()
         unfinished = set() if is_over else self._claimed(files)
@@ -420,7 +421,7 @@ class FinishedEvaluations:
         return {v: files for v in sorted(looked) if (files := list_files(self._root, range(v, v + 1), "evals"))}
 
     def _claimed(self, files: Mapping[int, Sequence[RolloutFile]]) -> set[int]:
-        """Return the versions that a living process may still sample: the newest of each evaluation that it claims."""
+        """Return the versions that a live process may still sample: the newest of each evaluation that it claims."""
         blocks = (SampleBlock.parse(text) for text in self._claims.of_others())
         claimed = {block.evaluation for block in blocks if block is not None}
         newest: dict[str, int] = {}
@@ -439,7 +440,7 @@ class FinishedEvaluations:
         return list(ask(self._con, self._root, figure("evaluation_means"), {"versions": versions}))
 
     def _last_step_at(self) -> datetime | None:
-        """Return when the trainer sent its last step, less what it had no time to look at; None before the first."""
+        """Return the time of the trainer's last sent step, minus the time of one check; None before the first."""
         sql = "select max(created_at) as at from metrics where kind = 'train'"
         (row,) = ask(self._con, self._root, sql)
         return None if row["at"] is None else row["at"] - _MARGIN - timedelta(seconds=_POLL_EVERY_S)

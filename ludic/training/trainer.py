@@ -1,4 +1,4 @@
-"""The trainer: stream batches from a root, take gradient steps, publish weights to the root, checkpoint.
+"""Run the trainer's loop: stream batches from a root, take gradient steps, publish weights, write checkpoints.
 
 Runs on every rank. Each rank reads the rows that it trains on and writes its token_stats (keep_token_stats); rank 0
 does the rest of the work on the store. A restarted trainer resumes from the last checkpoint: no group is used twice
@@ -93,10 +93,10 @@ def train(
     Resumes from the newest checkpoint of the chain of attempts; a run that already reached num_steps is not changed.
     The last step is always checkpointed, also if no more rollouts arrive.
 
-    If the newest attempt has not released its lease, the lease is watched, for at most its length, before
-    anything but model/ is written. `replaces` skips this for one attempt, which is known to have ended or is to be
-    fenced. `stop` is also set here when another trainer fences this one. `model`: another location of the run's first
-    model; a different model is refused. `resume`: refuse to start if no checkpoint is sound.
+    If the newest attempt has not released its lease, the lease is watched, for at most its length, before anything but
+    model/ is written. `replaces` skips this for one attempt that is known to have ended, or that must be fenced. `stop`
+    is also set here when another trainer fences this one. `model`: another location of the run's first model; a
+    different model is refused. `resume`: refuse to start if no checkpoint is sound.
 
     Raises OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError, TrainingError or ConfigError on
     every rank.
@@ -110,7 +110,7 @@ def train(
         newest = agree_on_newest(root)
         source = open_source(root, config, stop)
         if newest is not None and newest.step >= agree_on_steps(config, source, newest).num_steps:
-            return newest.step  # without a look at its weights, which may be many GB
+            return newest.step  # without reading its weights, which may be many GB
         found = agree_on_checkpoint(root, required=resume)
         resumed = found.info
         last_step = resumed.step if resumed else 0
@@ -247,7 +247,7 @@ class _Trainer:
         computed: ReferenceIndex | None,
     ) -> None:
         """main: on rank 0 only. last_step: in the weights. version: newest published, -1 before the first. computed:
-        logprobs of rows of which nobody kept them."""
+        logprobs of rows without stored ones."""
         self._root, self._config = root, config
         self._model, self._optimizer, self._reference = model, optimizer, reference
         self._main, self.last_step, self._version, self._stop = main, last_step, version, stop
@@ -316,7 +316,8 @@ class _Trainer:
             self.publish(step)
 
     def publish(self, step: int) -> None:
-        """Begin to publish a copy of the current weights as the next version, after the version before is complete."""
+        """Begin to publish a copy of the current weights as the next version, after the previous version is
+        complete."""
         run_on_main(self._finish_publishing)
         save = self._copy_weights()
 
@@ -348,7 +349,7 @@ class _Trainer:
             self._checkpoint()
 
     def finish_checkpoint(self) -> None:
-        """Wait for the checkpoint of the step before, unless it is to be written while training goes on."""
+        """Wait for the checkpoint of the previous step, unless it is written while training continues."""
         if not self._config.checkpoint.async_checkpoint:
             run_on_main(partial(self._finish_writing, wait=True))
 
@@ -362,7 +363,7 @@ class _Trainer:
         run_on_main(self._finish_publishing)
 
     def close(self) -> None:
-        """Give up the next batch, and wait for files that are being written; they are complete or invisible."""
+        """Abandon the next batch, and wait for files that are being written; they are complete or invisible."""
         with ExitStack() as stack:
             stack.callback(self._writer.shutdown, wait=True)
             if self._main is not None:

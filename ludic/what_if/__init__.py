@@ -1,1 +1,1 @@
-"""Look again at a finished run: other rules for its batches, the first step of a fault, a copy of one step."""
+"""Analyse a finished run: plan its batches by other rules, find the first step of a fault, copy one step."""

@@ -1,6 +1,6 @@
-"""Find the step at which a SQL predicate turns true, by binary search: a run of 200 steps takes 9 looks at most.
+"""Find the step at which a SQL predicate turns true, by binary search: at most 9 checks in a run of 200 steps.
 
-Reads the files of the steps that it looks at: metrics/, batches/, rollouts/, or evals/ with policies/. The search
+Reads only the files of the steps that it checks: metrics/, batches/, rollouts/, or evals/ with policies/. The search
 assumes that the predicate turns true once and stays true; else it finds one of the steps at which it turns true. Raises
 QueryError for a predicate that does not run, ConfigError if no step has rows or rollouts have expired, SchemaError if a
 file is broken.
@@ -28,8 +28,8 @@ from ludic.what_if.rerun import planned_steps, read_considered, read_step
 StepTable = Literal["metrics", "rollouts", "evals", "batches"]
 
 _MOST_EMPTY_ENDS = 3
-"""Steps without rows at the end that are passed over; a trainer plans a step ahead, and a killed one loses a second of
-metrics."""
+"""Maximum steps without rows at the end that are skipped; a trainer plans a step ahead, and a killed one loses a second
+of metrics."""
 
 
 class StepRows(Protocol):
@@ -46,11 +46,11 @@ class StepRows(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One step that the search looked at."""
+    """One step that the search checked."""
 
     step: int
     is_true: bool | None
-    """None: NULL, or no rows; the search takes either as not true."""
+    """Result of the predicate; None for NULL or no rows, which the search treats as not true."""
     num_rows: int
 
 
@@ -96,7 +96,7 @@ def bisect(root: Root, predicate: str, table: StepTable = "metrics") -> Bisected
 
 
 def _first_true(last: int, is_true: Callable[[int], bool]) -> int:
-    """Return the first index up to `last`, which is true, in looks at about log2(last) others."""
+    """Return the first true index up to `last`, which is true, after about log2(last) checks of others."""
     low, high = 0, last
     while low < high:
         middle = (low + high) // 2
@@ -124,7 +124,7 @@ def open_rows(root: Root, table: StepTable) -> StepRows:
 
 
 class _Metrics:
-    """The trainer's row of a step, whose file is found by bisection: the files of an attempt are in order of steps."""
+    """The trainer's row of a step; a bisection finds its file, since the files of an attempt are in order of steps."""
 
     schema = arrow_schema("metrics")
 

@@ -1,7 +1,7 @@
-"""Copy the smallest part of a run that trains one step again bit for bit into a local folder, as a root of its own.
+"""Copy the smallest part of a run that repeats one training step bit for bit into a local folder, as a new root.
 
-Reads the run; writes OUT/, which appears whole, by one rename. It holds run.json, model/, code/, attempts/1.json (the
-settings), the newest checkpoint before the step, the batches from there to the step with their rollouts and cached
+Reads the run; writes OUT/, which appears complete, by one rename. It holds run.json, model/, code/, attempts/1.json
+(the settings), the newest checkpoint before the step, the batches from there to the step with their rollouts and cached
 reference logprobs, the policy that the step started from, cut.json and README.txt. Raises ConfigError, which names what
 is missing.
 """
@@ -114,7 +114,7 @@ def cut(root: Root, step: int, out: str) -> Cut:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """Give a hidden folder beside `folder`, renamed to it at the end: a process that dies leaves no `folder`."""
+    """Yield a hidden folder beside `folder`, renamed to it at the end: a process that dies leaves no `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with temporary_folder("cut", beside=folder.parent) as scratch:
@@ -157,7 +157,7 @@ def _start(root: Root, step: int) -> CheckpointId | None:
 
 
 def _attempt(root: Root, attempt_ids: list[int]) -> Attempt:
-    """Return the attempt of the cut: the settings of the last step's trainer, which those before must share."""
+    """Return the attempt of the cut: the settings of the last step's trainer, which earlier ones must share."""
     found = [read_attempt(root, attempt_id) for attempt_id in dict.fromkeys(attempt_ids)]
     for attempt in found:
         if attempt.other_trainer is not None:
@@ -207,7 +207,7 @@ def _copy_model(root: Root, target: Root, attempt: Attempt, start: CheckpointId 
     with first_model(root) as found, target.scratch_folder() as scratch:
         for name in (*identity.config, *identity.tokenizer, *identity.weights):
             if (found / name).exists():
-                (scratch / name).parent.mkdir(exist_ok=True)  # of additional_chat_templates/
+                (scratch / name).parent.mkdir(exist_ok=True)  # subfolder additional_chat_templates/
                 shutil.copyfile(found / name, scratch / name)
         keep_model(target, scratch, identity, with_weights=True)
 
@@ -343,7 +343,7 @@ class ExpectedWeights:
     """SHA-256 of the weight files of the step's checkpoint, which a replay writes too."""
 
     sha256: Mapping[str, str]
-    """By file name; empty if the run did not keep these weights exactly."""
+    """Digests by file name; empty if the run did not keep these weights exactly."""
     found_in: str
     """Folder of the run that holds them, or the reason why there is none."""
 
@@ -352,7 +352,7 @@ def expected_weights(root: Root, attempt: Attempt, attempt_id: int, step: int) -
     """Return the weights after a step, from its checkpoint, or from the policy that it published.
 
     attempt: settings of the step. attempt_id: attempt that trained it. A policy counts if it holds the trained weights
-    as they are: whole, in float32, without LoRA.
+    unchanged: whole, in float32, without LoRA.
     """
     for link in chain(newest_attempt_id(root), partial(read_parent, root)):
         checkpoint_id = (link.attempt_id, step)
@@ -383,7 +383,7 @@ def _digests(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-# --- README.txt: what a cut holds, the command that replays it, and the weights that must come out -----
+# --- README.txt: contents of a cut, the command that replays it, and digests of the expected weights -----
 
 _NEW_ROOT = "again"
 _SHARD_SIZE = TrainConfig().checkpoint.max_shard_size

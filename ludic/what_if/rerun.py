@@ -32,19 +32,19 @@ from ludic.training.presets import load_algorithm
 _MASK = "action_mask"
 _WITHOUT_RATIO = {each.name for each in get_args(Objective) if not each.needs_logprobs}
 _ROWS_TOGETHER = 1024
-"""Rows of whole steps whose rollouts are read together: from a bucket, several files are read at once."""
+"""Maximum rows of whole steps whose rollouts are read together, since from a bucket several files are read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """What other rules would have made of stored batches."""
+    """Results of other rules on stored batches."""
 
     steps: pl.DataFrame
     """One row per step: counts, and how the credit of tokens differs."""
     rows: pl.DataFrame
     """One row per considered rollout and step; columns of the other rules have the prefix new_."""
     is_ledger: bool
-    """Whether every plan equals the ledger in every bit."""
+    """True if every plan equals the ledger bit for bit."""
     other_trainers: tuple[str, ...] = ()
     """Trainers of other programs that used the rollouts as the ledger says; their rules are not ludic's."""
 
@@ -64,7 +64,7 @@ def rerun(root: Root, given: Mapping[str, Any], steps: str | None = None, track:
         cut_at = None if other is not None else config_of(root, attempt_id, {}).batch.max_seq_len
         most = cut_at, config.batch.max_seq_len
         rules = rules_of_step(root, config, given)
-        if other is not None:  # it trained on its rows, whatever logprobs were stored of them
+        if other is not None:  # that trainer used its rows, whatever logprobs were stored
             rules = replace(rules, needs_logprobs=False)
         replanner = Replanner(root, rules)
         of_attempt = list(group)
@@ -84,7 +84,7 @@ def rerun(root: Root, given: Mapping[str, Any], steps: str | None = None, track:
 
 
 def _as_recorded(root: Root, trainer: str, ledger: pa.Table, plan: pa.Table, *, keeps_advantages: bool) -> pa.Table:
-    """Return the plan of a recorded step, with the trainer's own advantages if no other ones are asked for.
+    """Return the plan of a recorded step, with the trainer's own advantages unless others are requested.
 
     Raises ConfigError if the ledger lacks an advantage that the comparison needs.
     """
@@ -98,7 +98,7 @@ def _as_recorded(root: Root, trainer: str, ledger: pa.Table, plan: pa.Table, *, 
         if own.get(rollout_id, (None,))[0] is None:
             raise ConfigError(
                 f"{root.url}: step {ledger['step'][0]}: rollout {rollout_id} has no advantage of {trainer}"
-                + ("; look at steps that have some, with --steps" if rollout_id in own else "; name --advantage")
+                + ("; choose steps with advantages, by --steps" if rollout_id in own else "; name --advantage")
             )
     if not keeps_advantages:
         return plan
@@ -151,20 +151,21 @@ def config_of(root: Root, attempt_id: int, given: Mapping[str, Any]) -> TrainCon
     earlier = attempt.config
     if earlier.get("replay_batches") and earlier.get("replan_from") is None:
         raise ConfigError(
-            f"{root.url}: attempt {attempt_id} repeats the batches of {earlier['replay_batches']} without rules of its "
-            "own; ask about that run"
+            f"{root.url}: attempt {attempt_id} repeats the batches of {earlier['replay_batches']} without rules of "
+            "its own; run what-if on that run"
         )
     settings = {**as_given(earlier, f"attempt {attempt_id} of {root.url}", "stored"), **given}
     if settings.get("objective") in _WITHOUT_RATIO:
-        settings.pop("compute_logprobs", None)  # which no setting of a what-if could take back
+        settings.pop("compute_logprobs", None)  # which no setting of a what-if could undo
     return to_config(settings)
 
 
 def _config_beside(root: Root, trainer: str, given: Mapping[str, Any]) -> TrainConfig:
-    """Return ludic's defaults with the settings given: of another program's trainer only what it used is known."""
+    """Return ludic's defaults with the settings given, since of another program's trainer only the used rows are
+    known."""
     if not given:
         raise ConfigError(
-            f"{root.url}: {trainer} trained these steps by rules of its own; name others: --advantage, --filters or "
+            f"{root.url}: {trainer} trained these steps by its own rules; name others: --advantage, --filters or "
             "--algorithm"
         )
     return to_config(given)
@@ -180,7 +181,7 @@ def rules_of_step(root: Root, config: TrainConfig, given: Mapping[str, Any]) -> 
     others = rules.uses({use.setting for use in uses if use.setting not in named})
     kept = trusted_files(root, [use for use in others if use.setting not in named])
     rules = replace(rules, files={**kept, **files})
-    # The run's parameters of an advantage or filter that is replaced have no meaning here.
+    # The run's parameters of a replaced advantage or filter have no meaning here.
     wanted = _parameters(rules) | (given.get("sql_params") or {}).keys()
     return replace(rules, params={name: value for name, value in rules.params.items() if name in wanted})
 
@@ -253,7 +254,7 @@ _SIDES = ("used", "reason", "advantage", "weight", "token_advantages")
 """Columns of the ledger that both plans have."""
 _FACTS = ["step", "rollout_id", "group_id", "env_name", "policy_version", "episode_reward", "response_length"]
 _NO_ROW_FITS = "where"
-"""Reason of rows of which the plan knows nothing: `where` is true of no row of their group."""
+"""Reason of rows that the plan does not contain: `where` is true of no row of their group."""
 
 
 def compare_plans(ledger: pa.Table, plan: pa.Table, masks: pa.ChunkedArray, lengths: tuple[Any, Any]) -> pl.DataFrame:
@@ -284,7 +285,7 @@ def compare_plans(ledger: pa.Table, plan: pa.Table, masks: pa.ChunkedArray, leng
 
 
 def summarize(rows: pl.DataFrame) -> dict[str, Any]:
-    """Return the figures of a step. NULL: no rollout is used, or a correlation with credit that is all equal."""
+    """Return the figures of a step. NULL: no rollout is used, or a correlation with constant credit."""
     used = rows.filter(pl.col("used") | pl.col("new_used"))
     old, new = (np.concatenate([np.zeros(0), *used[name].to_list()]) for name in ("old_credit", "new_credit"))
     return {

@@ -236,7 +236,7 @@ def test_what_can_not_heal_is_found_before_the_start(one: str, three: str, tmp_p
             questions(tmp_path, f"model:{model}", scorer_options={f"model:{model}": settings})
     with pytest.raises(ConfigError, match=r"run_in is 'process', and each process would load the scorer model:"):
         questions(tmp_path, f"model:{one}", run_in="process")
-    with pytest.raises(ConfigError, match=r"scorer_options has 'exact', which is no reward model among exact"):
+    with pytest.raises(ConfigError, match=r"scorer_options has 'exact', which is not a reward model among exact"):
         questions(tmp_path, "exact", scorer_options={"exact": {"label": 1}})
     with pytest.raises(ConfigError, match=r"the scorer exact needs a right answer"):
         questions(tmp_path, ["exact", f"model:{one}"], answer=None)

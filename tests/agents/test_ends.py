@@ -148,7 +148,7 @@ ENDS = {
     "an environment that goes on without an observation": End(
         ["a"],
         [Transition(observation=None, reward=0.0, terminated=False)],
-        failed("ValueError: step returned no observation, wanted one since the episode goes on"),
+        failed("ValueError: step returned no observation, wanted one since the episode continues"),
         [("a", None, None, False, False)],
     ),
     "max_seq_len": End(

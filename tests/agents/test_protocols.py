@@ -122,7 +122,7 @@ def test_an_action_without_a_step_belongs_to_the_next(own: str) -> None:
     [
         ("bad_reward", "TypeError: "),
         ("nameless", "TypeError: the id of an agent is None, wanted a str"),
-        ("resigns", "'resigned' is no truncation_reason of docs/schemas.md: no more"),
+        ("resigns", "'resigned' is not a truncation_reason of docs/schemas.md: no more"),
     ],
 )
 def test_what_can_not_be_stored_fails_the_episode(own: str, name: str, error: str) -> None:

@@ -148,7 +148,7 @@ def test_completions_of_a_row_have_as_many_numbers_a_token() -> None:
 
 
 def test_a_name_that_is_no_array_is_refused() -> None:
-    with pytest.raises(ValueError, match="spell of a completion is no array of a row, wanted one of prompt_tokens,"):
+    with pytest.raises(ValueError, match="spell of a completion is not an array of a row, wanted one of"):
         TranscriptBuilder().add_call(ids(1), ids(2), {"spell": np.zeros(1)})
 
 

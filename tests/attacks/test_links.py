@@ -237,7 +237,9 @@ def test_no_log_is_written_through_a_link(started: Root, victim: Path, what: str
     else:
         logs.symlink_to(victim)
     before = state_of(victim)
-    with pytest.raises(SchemaError, match="is a symbolic link, and logs are written through none; delete the link"):
+    with pytest.raises(
+        SchemaError, match="is a symbolic link, and ludic writes no logs through links; delete the link"
+    ):
         ChildProcess(name="trainer", args=lambda: ["this"], log=logs / "a.json").start({})
     assert state_of(victim) == before
 
@@ -260,7 +262,7 @@ def test_the_folder_of_logs_that_another_program_opens_is_no_link(started: Root,
     """Slurm opens its logs by path."""
     (tmp_path / "victim").mkdir()
     Path(started.path, "logs").symlink_to(tmp_path / target)
-    with pytest.raises(SchemaError, match="logs is a symbolic link, and logs are written through none"):
+    with pytest.raises(SchemaError, match="logs is a symbolic link, and ludic writes no logs through links"):
         make_log_folder(log_folder(started))
     assert not (tmp_path / "nowhere").exists()
 

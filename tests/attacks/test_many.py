@@ -92,5 +92,5 @@ def test_a_clock_that_jumps_loses_no_rollout(tmp_path: Path, years: int) -> None
 
 @pytest.mark.parametrize("worker_id", ["", ".", "..", "../x", "a/b", "_x", "compacted.x", "a\x00", "a" * 201, "ä"])
 def test_a_worker_id_that_is_no_file_name_is_refused(worker_id: str) -> None:
-    with pytest.raises(ConfigError, match="is no file name"):
+    with pytest.raises(ConfigError, match="is not a file name"):
         check_worker_id(worker_id)

@@ -152,7 +152,7 @@ def test_what_is_no_file_beside_the_files_changes_no_command_and_is_named(
         caplog.clear()
         found = named(copy)
     assert many.keys() <= found
-    warnings = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
     assert len(warnings) == len(set(warnings))
 
 
@@ -229,7 +229,7 @@ def test_what_stands_in_the_place_of_a_folder_is_named_and_no_trainer_begins_wit
             collect_stats(root)
             Watcher(root.url).poll()
             assert set(FOLDERS) <= named(root)
-        with pytest.raises(SchemaError, match="is no folder, wanted one"):
+        with pytest.raises(SchemaError, match="is not a folder, wanted one"):
             root.writable()
 
 
@@ -310,7 +310,7 @@ def test_keys_that_are_no_paths_end_no_listing(s3_server: str, s3_bucket: str, r
         assert set(root.folders(folder)) - {f"{folder}/a"} == {f"{folder}/version=1"}
         assert root.exists(folder)
     assert root.strays().keys() == weird
-    assert len([record for record in caplog.records if "passed over" in record.getMessage()]) == len(weird)
+    assert len([record for record in caplog.records if "skipped" in record.getMessage()]) == len(weird)
     assert {key for key in weird if not key.startswith(NOT_OURS)} <= named(root)
     root.delete(f"{FOLDERS[0]}/version=1")
     assert root.list(FOLDERS[0]) == []

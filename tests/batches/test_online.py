@@ -191,7 +191,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(new_root, open_source, be
     plan = begin_plan(source, 1)
     while not caplog.records:
         time.sleep(0.01)
-    assert "no new rollouts, and asking again: " in caplog.text
+    assert "no new rollouts, polling again: " in caplog.text
     monkeypatch.undo()
     groups = fill(root, num_files=1, groups_per_file=2)
     assert groups_of(plan.result()) == set(groups)

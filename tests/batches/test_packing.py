@@ -257,7 +257,7 @@ def test_a_prompt_over_the_cap_leaves_nothing_to_train_on():
         ([1], {"kept_tokens": np.zeros(2, np.int32)}, "rollout r1: kept_tokens is ndarray, wanted a Ragged of int32"),
         ([1], {"experts": np.zeros((2, 1), np.int16)}, r"rollout r1: experts is int16 of shape \(2, 1\), wanted a "),
         ([1], {"experts": np.zeros((2, 1, 0), np.int16)}, r"rollout r1: experts has shape \(2, 1, 0\), wanted 2: "),
-        ([1], {"mask": np.ones(2, bool)}, "mask is no array of a row, wanted one of prompt_tokens, "),
+        ([1], {"mask": np.ones(2, bool)}, "mask is not an array of a row, wanted one of prompt_tokens, "),
         ([1], {"advantage": np.zeros(1, np.float32)}, r"rollout r1: advantage has shape \(1,\)"),
         ([1], {"temperature": 0.0}, r"rollout r1: temperature is 0.0"),
         ([], {}, "rollout r1: prompt_tokens is empty"),

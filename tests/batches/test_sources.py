@@ -151,7 +151,7 @@ def test_a_rollout_that_is_gone_is_named_when_the_batch_is_taken(runs, open_stre
         for file in sorted(root.fs.find(f"{rollouts}/rollouts")):
             root.fs.rm(file)
     stream.start_plan(2, 0)
-    with pytest.raises(StoreError, match=r"\.parquet was planned for a step and is gone"):
+    with pytest.raises(StoreError, match=r"\.parquet was planned for a step and is missing"):
         stream.next_batch()
 
 

@@ -212,7 +212,7 @@ def test_a_planned_file_that_is_gone_is_named(new_root, plan_of):
     fill(root, num_files=1)
     rows = used_rows(plan_of(root))
     root.delete("rollouts")
-    with pytest.raises(StoreError, match=r"w0-test-0\.parquet was planned for a step and is gone"):
+    with pytest.raises(StoreError, match=r"w0-test-0\.parquet was planned for a step and is missing"):
         read_sequences(root, rows)
 
 
@@ -222,7 +222,7 @@ def test_a_planned_file_that_is_broken_is_quarantined_so_that_the_next_trainer_p
     rows = used_rows(plan_of(root))
     (name,) = set(rows["file"].to_pylist())
     root.put(name, b"torn")
-    with pytest.raises(StoreError, match=r"w0-test-0\.parquet: no Parquet file.* start the trainer again"):
+    with pytest.raises(StoreError, match=r"w0-test-0\.parquet: not a Parquet file.* start the trainer again"):
         read_sequences(root, rows)
     assert [file.name for file in list_quarantined(root)] == [name]
     assert root.list("rollouts") == []

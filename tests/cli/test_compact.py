@@ -44,7 +44,7 @@ def test_a_finished_run_is_compacted_whole(ludic, filled: Root) -> None:
 
 def test_only_sealed_versions_are_taken_unless_told(ludic, filled: Root) -> None:
     assert ludic("compact", filled.url).out == (
-        "no version is sealed yet: name one with --before, or take --all-versions of a run that is finished\n"
+        "no version is sealed yet: name one with --before, or use --all-versions for a finished run\n"
     )
     start_attempt(filled, config={"max_off_policy_steps": 1})
     point_latest(filled, LatestPolicy(version=2, budget=1))

@@ -139,7 +139,7 @@ def test_a_rollout_is_shown_as_text_with_what_was_kept_of_it(ludic, recorded: st
     assert "cats play <eos>" in of_trainer.out
     assert re.search("sampling +max_tokens 8 *\n", of_trainer.out)
     assert "logprobs of a trainer's forward pass" in " ".join(of_trainer.out.split())
-    assert "logprobs nobody kept the sampler's" in " ".join(of_ids.out.split())
+    assert "logprobs the sampler's were not stored" in " ".join(of_ids.out.split())
     assert re.search(r"'cats'\s+-\s+-\s+0\s+yes", of_ids.out)
 
 
@@ -171,7 +171,7 @@ def test_what_if_compares_with_the_advantages_that_the_trainer_used(ludic, recor
     assert {step["mean_abs_difference"] for step in kept["steps"]} == {0.0}
     refused = ludic("what-if", recorded)
     assert refused.code == 1
-    assert f"{TRAINER} trained these steps by rules of its own; name others: --advantage" in refused.err
+    assert f"{TRAINER} trained these steps by its own rules; name others: --advantage" in refused.err
 
 
 def test_evaluations_of_the_trainer_are_compared(ludic, copied: Path) -> None:
@@ -196,10 +196,8 @@ def test_bisect_reads_the_trainer_s_own_numbers(ludic, recorded: str) -> None:
 def test_bisect_claims_nothing_of_steps_that_it_did_not_look_at(ludic, recorded: str) -> None:
     out = ludic("bisect", recorded, "step in (2, 5, 6, 7, 8)").out
     looked = [4, 6, 5]  # of 8, which is true: the middle of 1 to 8, of 5 to 8, and of 5 to 6
-    assert out.startswith(
-        "(step in (2, 5, 6, 7, 8)) turns true at step 5; it is not at step 4. The search takes it to "
-    )
-    assert f"looked at {len([step for step in looked if step < 5])} of the steps before" in out
+    assert out.startswith("(step in (2, 5, 6, 7, 8)) turns true at step 5; it is not at step 4. The search assumes ")
+    assert f"checked {len([step for step in looked if step < 5])} of the earlier steps" in out
 
 
 @pytest.mark.parametrize(
@@ -212,7 +210,7 @@ def test_bisect_claims_nothing_of_steps_that_it_did_not_look_at(ludic, recorded:
         (["check"], f"records the steps of {TRAINER}"),
         (["cut", "--step", "5", "bug"], f"{TRAINER} trained attempt 1, and only ludic's own steps can be replayed"),
         (["sample", "--prompt", "why"], "records another program's run, so no weights are in it"),
-        (["eval"], "stands for that of a recorded run"),
+        (["eval"], "is the placeholder of a recorded program's environment"),
         (["eval", "compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
         (["export", "--format", "hf", "--out", "weights"], "has no weights of any version"),
     ],
@@ -247,7 +245,7 @@ def test_other_roots_train_on_it_without_what_was_sampled_again(
     )
     assert result.code == 0, result.err
     again = (KILLED_AFTER - RESUMED_AT + 1) * SAMPLES
-    assert f"left out {again} rollouts of superseded steps, which {TRAINER} took again after a resume" in caplog.text
+    assert f"left out {again} rollouts of superseded steps, which {TRAINER} repeated after a resume" in caplog.text
     considered = package.open(str(trained)).sql("select distinct rollout_id, root is not null as other from batches")
     once = package.open(recorded).sql("select distinct rollout_id from batches")
     assert set(considered["rollout_id"]) == set(once["rollout_id"])

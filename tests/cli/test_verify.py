@@ -74,7 +74,7 @@ def test_findings_are_printed_and_counted_and_the_exit_code_is_1(ludic, breakabl
     result = ludic("verify", breakable)
     assert result.code == 1
     assert result.out.splitlines() == [
-        "misnamed: a file whose name does not say what is in it",
+        "misnamed: a file whose name does not match its content",
         "  metrics/notes.txt: ludic writes no file of this name; move it out of the run",
     ]
     assert result.err == f"ludic: {breakable} is not sound: 1 misnamed\n"

@@ -65,7 +65,7 @@ def test_broken_files_are_quarantined_and_the_next_look_finds_a_sound_run(ludic,
     assert all((breakable / "quarantine" / name).exists() for name in torn)
     again = ludic("verify", breakable)
     assert again.code == 0
-    assert again.out.startswith("note, quarantined: a broken file that was moved out of sight\n")
+    assert again.out.startswith("note, quarantined: a broken file that was moved to quarantine/\n")
     assert again.out.endswith(f"{breakable} is sound\n")
 
 
@@ -99,7 +99,7 @@ def test_the_ledger_of_a_step_that_counts_stays(ludic, breakable: Path):
     result = ludic("verify", breakable, "--repair")
     assert result.code == 1
     assert (breakable / LEDGER).exists()
-    assert "put a copy of it here, or move it away" in result.out
+    assert "put a sound copy in its place, or move it away" in result.out
 
 
 def test_the_ledger_of_a_superseded_step_is_quarantined(breakable: Path):

@@ -266,10 +266,10 @@ def test_of_many_workers_some_are_shown_and_the_rest_counted(status: RunStatus) 
 @pytest.mark.parametrize(
     ("lease_state", "words"),
     [
-        (LeaseState("silent", 90.0), "silent for 90 s, longer than its lease: dead or cut off"),
+        (LeaseState("silent", 90.0), "silent for 90 s, longer than its lease: dead or disconnected"),
         (LeaseState("ended", 0.0), "has ended"),
         (LeaseState("dead", 0.0), "its process is gone"),
-        (LeaseState("unknown", 1.0), "not watched long enough to tell if it lives"),
+        (LeaseState("unknown", 1.0), "not watched long enough to know whether it is alive"),
     ],
 )
 def test_a_trainer_that_is_not_seen_to_live_is_said_to_be_what_is_known(

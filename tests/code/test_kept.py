@@ -148,10 +148,10 @@ def test_a_run_made_after_another_gets_its_files_but_no_consent(owned, folder, m
 def test_a_damaged_copy_is_named_and_not_run(owned):
     name = f"code/{digest(CATS)}.py"
     owned.put(name, b"import os\n")
-    with pytest.raises(SchemaError, match=rf"{name} has sha256 .*, not that of its name: it is damaged"):
+    with pytest.raises(SchemaError, match=rf"{name} is damaged: its sha256 is .*, wanted the one in its name"):
         trusted_files(owned, [ENVIRONMENT])
     owned.delete(name)
-    with pytest.raises(StoreError, match=rf"{name} is gone, the text of .*cats\.py'; --update-code puts it back"):
+    with pytest.raises(StoreError, match=rf"{name}, the text of .*cats\.py', is missing; --update-code puts it back"):
         trusted_files(owned, [ENVIRONMENT])
 
 

@@ -89,11 +89,11 @@ LIES: dict[str, tuple[Callable[[Completion], Completion], str]] = {
     ),
     "an array of the transcript": (
         lambda answer: with_columns(answer, action_mask=np.ones(8, bool)),
-        "action_mask is no column that an engine sets, wanted response_logprobs, kept_tokens",
+        "action_mask is not a column that an engine sets, wanted response_logprobs, kept_tokens",
     ),
     "an array that nobody knows": (
         lambda answer: with_columns(answer, guesses=np.ones(8, bool)),
-        "guesses is no column that an engine sets",
+        "guesses is not a column that an engine sets",
     ),
 }
 

@@ -59,7 +59,7 @@ HOSTILE = {
 def test_what_is_no_array_of_integers_is_an_answer_that_cant_be_used(data: bytes) -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(BadAnswerError, match=r"http://a answered with experts that are no array of NumPy: "):
+        with pytest.raises(BadAnswerError, match=r"http://a answered with experts that are not a NumPy array: "):
             Server("http://a", None, 1.0)._experts(data)  # type: ignore[arg-type]
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:

@@ -258,7 +258,7 @@ def test_a_server_that_only_lies_is_an_error_that_says_what_it_answered(
     monkeypatch.setattr(server_pool, "_MOST_ATTEMPTS", 2)
     engine = start(fake)
     fake.faults = [with_token(2**31)] * 2
-    with pytest.raises(EngineError, match=r"used: a number that is no token id .*2147483648 out of bounds"):
+    with pytest.raises(EngineError, match=r"used: a number that is not a token id .*2147483648 out of bounds"):
         one(engine)
 
 
@@ -375,9 +375,9 @@ def test_a_server_of_a_smaller_model_is_refused(fake: FakeVllm, start: StartEngi
     ("urls", "message"),
     [
         ((), "set --server-url http://HOST:8000"),
-        (("node1:8000",), "server_url is node1:8000, which is no URL of a server"),
+        (("node1:8000",), "server_url is node1:8000, which is not the URL of a server"),
         (("ftp://node1",), "wanted one such as http://node1:8000"),
-        (("http://",), "no URL of a server"),
+        (("http://",), "not the URL of a server"),
         (("ftp://me:secret@node1",), "server_url is ftp://node1, which"),
         (("http://me:secret@node1",), "server_url is http://node1, which"),
     ],

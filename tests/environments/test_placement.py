@@ -173,7 +173,9 @@ def test_a_slow_method_moves_the_next_episode_into_a_thread_and_says_so_once(
     assert found == [MAIN] * 3 + [SIDE] * 3
     name = "its constructor" if method == "__init__" else method
     (said,) = (record.getMessage() for record in caplog.records)
-    assert said.startswith(f"environment own: {name} took 50 ms, in which no other episode went on. From now on each")
+    assert said.startswith(
+        f"environment own: {name} took 50 ms, during which all other episodes stopped. From now on each"
+    )
     assert "run_in = 'loop', in the class or among the options of questions, keeps them here" in said
     calls = [call for call in announced if not call.startswith("end") and name in call]
     assert len(calls) == 6

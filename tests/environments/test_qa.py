@@ -472,7 +472,7 @@ def test_a_wrong_column_lists_all_columns_of_every_format(write, wrong, there_ar
 def test_what_is_no_source_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.tsv").write_text("question\tanswer\n")
-    with pytest.raises(ConfigError, match=r"is no source of questions; wanted a file \*\.jsonl, \*\.ndjson, "):
+    with pytest.raises(ConfigError, match=r"is not a source of questions; wanted a file \*\.jsonl, \*\.ndjson, "):
         make(f"qa/{name}")
 
 

@@ -106,7 +106,7 @@ def test_a_storage_that_fails_is_asked_again(
 
     with caplog.at_level(logging.WARNING):
         assert list(due_versions(training.root, 5, is_over, training.stop)) == [0]
-    assert [record.message for record in caplog.records] == ["looking again for new versions: the bucket is away"]
+    assert [record.message for record in caplog.records] == ["checking again for new versions: the bucket is away"]
 
 
 def test_what_was_missed_is_told_by_what_is_stored(training: Training) -> None:

@@ -146,7 +146,7 @@ ONE = '[[entries]]\nname = "a"\n'
         ),
         ("n = 1\nn = 2", r"suite\.toml: Cannot overwrite a value"),
         ("[[entries]", r"suite\.toml: "),
-        (b"name = '\xff'", r"suite\.toml: byte 8 is 0xff, which is no UTF-8"),
+        (b"name = '\xff'", r"suite\.toml: byte 8 is 0xff, which is not UTF-8"),
         ("entries = " + "[" * 100_000, r"suite\.toml: "),
     ],
 )

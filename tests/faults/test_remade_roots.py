@@ -226,7 +226,7 @@ def test_every_function_that_compares_is_tried():
 def test_a_process_of_the_old_run_leaves_the_new_one_as_it_is(root, name):
     act = ACTS[name](root)
     before = contents(remake(root))
-    with pytest.raises(ReplacedRootError, match="was deleted and made again"):
+    with pytest.raises(ReplacedRootError, match="was deleted and created again"):
         act()
     assert contents(root) == before
 
@@ -247,7 +247,7 @@ def test_a_lease_that_another_trainer_holds_is_not_renewed_or_released(root, cap
         new = remake(root)
         before = contents(new)
         assert fenced.wait(60)
-    assert "was deleted and made again: attempt 1 is of" in caplog.text
+    assert "was deleted and created again: attempt 1 is of" in caplog.text
     assert contents(new) == before
     assert read_lease(new, 1).claim_id == read_attempt(new, 1).claim_id
 
@@ -268,7 +268,7 @@ def test_the_end_of_a_worker_does_not_touch_the_claim_of_another(root):
 def test_latest_of_a_run_that_is_gone_is_no_version_of_this_one(root):
     old_id, new = root.run_id, remake(root)
     new.put("policies/LATEST", encode_json({"version": 7, "groups_per_worker": 9, "run_id": old_id}))
-    with pytest.raises(SchemaError, match=f"is of run {old_id}, wanted {new.run_id}; a trainer mends it"):
+    with pytest.raises(SchemaError, match=f"is of run {old_id}, wanted {new.run_id}; the next publish replaces it"):
         latest_policy(new)
 
 

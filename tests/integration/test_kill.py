@@ -247,7 +247,7 @@ def test_zombies_stop_at_their_next_write_and_change_nothing(tmp_path):
             assert re.search(replaced, running.log(f"trainer-{life}"))
         assert last.wait(120) == 0, running.log("last")
     assert "attempt 1 of" in running.log("trainer-2")
-    assert "has not ended by itself; watching" in running.log("trainer-2")
+    assert "has not released its lease; watching" in running.log("trainer-2")
 
     steps = query(root, "select step, count(distinct group_id) from batches where used group by step order by step")
     assert steps == [(step, run_of(root).groups_per_batch) for step in range(1, 33)]

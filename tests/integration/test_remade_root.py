@@ -40,7 +40,7 @@ def test_every_process_of_the_old_run_ends_and_leaves_the_new_one_as_it_is(tmp_p
     _, errors = run.communicate(timeout=120)
     assert run.returncode == 1, errors
     assert contents(new) == before
-    assert errors.rstrip().splitlines()[-1].startswith(f"ludic: {old.url} was deleted and made again")
+    assert errors.rstrip().splitlines()[-1].startswith(f"ludic: {old.url} was deleted and created again")
     assert "Traceback" not in errors
     logs = {log.stem: log.read_text() for log in (tmp_path / "away" / "logs").glob("*.log")}
     assert "was deleted" in logs["trainer"] + logs["worker-0"] + logs["worker-1"]

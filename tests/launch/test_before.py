@@ -65,7 +65,7 @@ def test_each_check_is_a_line_and_no_root_is_made(folder: Path, capsys: pytest.C
     assert list(found) == [*of_settings, "code", *environments, "prompts", "SQL"]
     assert found["settings"][1].startswith("10 steps on ")
     # Six groups of eight; an episode failed, and another one's reward was NaN.
-    assert found["SQL"][1] == "advantage rloo gives 46 of 48 made-up rollouts a finite number"
+    assert found["SQL"][1] == "advantage rloo gives 46 of 48 synthetic rollouts a finite number"
     assert not (folder / "run").exists()
 
 
@@ -169,7 +169,7 @@ def test_settings_that_differ_from_the_last_trainers_are_told(folder: Path, capl
     assert caplog.messages == []
     next_config("run", {"learning_rate": 1e-4}, "dapo")
     (message,) = caplog.messages
-    assert message.startswith("run goes on with other settings than its last trainer had: ")
+    assert message.startswith("run continues with other settings than its last trainer: ")
     assert "learning_rate 1e-06 becomes 0.0001" in message
     assert "objective 'reinforce' becomes 'ppo_clip'" in message
     assert "advantage" not in message.replace("whiten_advantages", "")

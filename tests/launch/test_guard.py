@@ -23,7 +23,7 @@ with guard.guarded(0.1) as announce:
 def test_a_worker_that_hangs_in_c_ends_with_the_name_of_the_call():
     result = subprocess.run([sys.executable, "-c", HANGS, "score on\nexample 'a'"], capture_output=True, text=True)
     assert result.returncode == -signal.SIGABRT
-    assert result.stderr == "ludic: score on example 'a' went on after 0.2 s, so this worker ends\n"
+    assert result.stderr == "ludic: score on example 'a' did not end within 0.2 s, so this worker ends\n"
 
 
 def test_calls_that_go_on_side_by_side_are_all_named():
@@ -32,7 +32,7 @@ def test_calls_that_go_on_side_by_side_are_all_named():
     )
     result = subprocess.run([sys.executable, "-c", script, "score"], capture_output=True, text=True)
     assert result.returncode == -signal.SIGABRT
-    assert result.stderr == "ludic: score and x went on after 0.2 s, so this worker ends\n"
+    assert result.stderr == "ludic: score and x did not end within 0.2 s, so this worker ends\n"
 
 
 def test_any_number_of_calls_goes_on_at_once_in_any_thread():
@@ -43,7 +43,7 @@ def test_any_number_of_calls_goes_on_at_once_in_any_thread():
     )
     result = subprocess.run([sys.executable, "-c", script, "the last"], capture_output=True, text=True)
     assert result.returncode == -signal.SIGABRT
-    assert result.stderr == "ludic: the last went on after 0.2 s, so this worker ends\n"
+    assert result.stderr == "ludic: the last did not end within 0.2 s, so this worker ends\n"
 
 
 @pytest.mark.slow

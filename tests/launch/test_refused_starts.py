@@ -316,7 +316,7 @@ def test_a_protocol_of_the_users_own_may_begin_without_the_prompt_of_the_example
     settings = BASE | {"env": [f"env.py:{name}"], "protocol": f"{tmp_path}/own.py:play"}
     rows = {row["check"]: row for row in ludic.Run.check("run", **settings).rows}  # type: ignore[arg-type]
     assert {row["state"] for row in rows.values()} <= {"ok", "look"}
-    wanted = "the longest of the first prompts" if name == "Env" else "none: no environment gives a first prompt by its"
+    wanted = "the longest of the first prompts" if name == "Env" else "none: no environment gives a first prompt"
     assert rows["prompts"]["found"].startswith(wanted)
 
 

@@ -289,7 +289,7 @@ def test_a_child_aside_that_keeps_dying_never_ends_the_run(aside, tmp_path: Path
     deaths = [record.message for record in caplog.records if "died" in record.message]
     assert deaths[0] == (
         "evaluator died 3 times soon after its start: another worker took slot 0 "
-        f"({tmp_path / 'evaluator.log'} has more); it is started each 1 s, and the others go on"
+        f"({tmp_path / 'evaluator.log'} has more); it is restarted every 1 s, and the others continue"
     )
     # Alone, after the others, it gets three lives, and then its failure is the run's.
     before = num_lives(tmp_path, "evaluator")
@@ -305,7 +305,7 @@ def test_a_child_aside_with_a_lasting_mistake_has_one_life_beside_the_others(asi
     began = time.monotonic()
     evaluator = aside(78, until=lambda: num_lives(tmp_path, "evaluator") and time.monotonic() - began > 1.5)
     said = f"another worker took slot 0 (evaluator ended with 78 and is not started again; {evaluator.log} has more)"
-    assert [record.message for record in caplog.records] == [f"{said}; the others go on"]
+    assert [record.message for record in caplog.records] == [f"{said}; the others continue"]
     assert num_lives(tmp_path, "evaluator") == 1
     with pytest.raises(ProcessDiedError, match="evaluator ended with 78 and is not started again"):
         finish(evaluator, environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)

@@ -245,8 +245,8 @@ def damaged(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda data: data[:-5], "no Parquet file, or a broken one"),
-        (damaged, "no Parquet file, or a broken one"),
+        (lambda data: data[:-5], "not a Parquet file, or a broken one"),
+        (damaged, "not a Parquet file, or a broken one"),
     ],
 )
 @locally
@@ -270,7 +270,7 @@ def test_a_copy_under_another_name_is_left_alone(root, put_file):
     root.put(f"{PARTITION}/copy-0.parquet", root.read(f"{PARTITION}/w0-0.parquet"))
     (skipped,) = compact(root).skipped
     assert skipped == Skipped(
-        f"{PARTITION}/copy-0.parquet", "it holds rows of another worker or sequence; somebody copied it"
+        f"{PARTITION}/copy-0.parquet", "it holds rows of another worker or sequence, so it is a copy under a wrong name"
     )
     assert names_of(root) == ["compacted.0-0.parquet", "copy-0.parquet"]
 

@@ -184,7 +184,7 @@ def test_broken_and_copied_files_are_left_alone_and_named(root: Root) -> None:
     root.put("requests/foreign.parquet", b"foreign")
     skipped = ludic.open(root.url).compact().skipped
     assert [each.name for each in skipped] == ["requests/w0-a-3.parquet", "requests/w2-c-0.parquet"]
-    assert skipped[1].reason == "it holds rows of another worker or sequence; somebody copied it"
+    assert skipped[1].reason == "it holds rows of another worker or sequence, so it is a copy under a wrong name"
     assert root.list("requests") == [COMPACTED, "requests/foreign.parquet", *(each.name for each in skipped)]
 
 

@@ -113,8 +113,8 @@ def test_the_seed_makes_the_adapters_and_leaves_the_random_state(tiny_model):
     [
         (["lm_head"], r"base: lora_targets has 'lm_head', which is the head or the embeddings"),
         (["q_proj", "embed_tokens"], r"lora_targets has 'embed_tokens', which is the head or the embeddings"),
-        (["q_proj", "k_porj"], "lora_targets has 'k_porj', but no layer's name ends so"),
-        (["proj"], "lora_targets has 'proj', but no layer's name ends so"),
+        (["q_proj", "k_porj"], "lora_targets has 'k_porj', but no layer's name ends with it"),
+        (["proj"], "lora_targets has 'proj', but no layer's name ends with it"),
         (["input_layernorm"], r"base: can't be adapted: .*name linear layers in lora_targets"),
     ],
 )

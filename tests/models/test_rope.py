@@ -250,7 +250,7 @@ def test_longrope_of_another_model_is_refused(tmp_path):
     config_of("llama", {"rope_type": "default", "rope_theta": 1e4}).save_pretrained(tmp_path)
     run = run_of(str(tmp_path))
     assert with_longrope(run, tmp_path) == run
-    with pytest.raises(ConfigError, match=f"longrope is long, and {tmp_path} is no longrope model"):
+    with pytest.raises(ConfigError, match=f"longrope is long, and {tmp_path} is not a longrope model"):
         with_longrope(replace(run, longrope="long"), tmp_path)
 
 

@@ -264,12 +264,15 @@ def test_rewards_keep_the_name_that_the_run_began_with() -> None:
 def test_data_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
     root = make_root(str(tmp_path / "run"))
     name = f"inputs/{STORED['stored']}"
-    for content, said in ((b"{}", "does not hold the rows that its name says"), (None, f"is gone, the rows of {ENV}")):
+    for content, said in (
+        (b"{}", "its rows do not match the digest in its name"),
+        (None, f"is missing, the rows of {ENV}"),
+    ):
         root.delete(name) if content is None else root.put(name, content)
         (finding,) = check_root(root).findings
         assert (finding.check, finding.where) == ("data", name)
         assert said in finding.problem
-        with pytest.raises(StoreError, match=r"does not hold the rows that its name says|the run's data set, is gone"):
+        with pytest.raises(StoreError, match=r"do not match the digest in its name|the run's data set, is missing"):
             asked(root)
 
 
@@ -280,7 +283,9 @@ def test_damaged_data_is_not_read_from_a_root_of_any_kind(root_url: str, is_olde
     root.put(f"inputs/{STORED['stored']}", TEXT.replace(b"red", b"rad"))
     for copy in [] if root.is_local else Path(os.environ["LUDIC_CACHE_DIR"]).rglob(STORED["stored"]):
         copy.unlink()
-    with pytest.raises(StoreError, match=rf"/inputs/{STORED['stored']} does not hold the rows that its name says"):
+    with pytest.raises(
+        StoreError, match=rf"/inputs/{STORED['stored']} is damaged: its rows do not match the digest in its name"
+    ):
         located(run_of(root), root)
 
 

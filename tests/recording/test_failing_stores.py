@@ -137,7 +137,7 @@ def test_steps_go_on_while_nothing_can_be_written_and_all_is_there_once_it_can(
     assert not recording.lost
     assert problems_of(url) == []
     [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert "nothing is stored at the moment, and is tried again" in warning
+    assert "storing fails at the moment and is retried" in warning
     assert os.strerror(error.errno or 0).split()[0] in warning
 
 
@@ -149,7 +149,7 @@ def test_what_waits_while_nothing_can_be_stored_is_said_and_is_not_lost_once_it_
         lost = recording.lost
         assert lost
         assert lost.waiting == recording.waiting
-        said = "12 rollouts in 3 groups and the ledger of 3 steps wait, not stored so far: "
+        said = "12 rollouts in 3 groups and the ledger of 3 steps wait to be stored: "
         assert str(lost).startswith(said)
         assert "No space left on device" in str(lost)
         store.error = None
@@ -217,7 +217,7 @@ def test_what_was_not_stored_at_the_end_is_counted_and_named(store: type[Store],
     assert "16 rollouts in 4 groups" in str(lost)
     assert (lost.num_rollouts, lost.num_groups, len(lost.group_ids)) == (16, 4, 4)
     assert (lost.steps, lost.steps_without_metrics) == (((3, 7),), ((2, 7),))
-    assert "lost: 16 rollouts in 4 groups, the ledger of steps 3 to 6, the numbers of steps 2 to 6" in str(lost)
+    assert "lost: 16 rollouts in 4 groups, the ledger of steps 3 to 6, the metrics of steps 2 to 6" in str(lost)
     assert "No space left on device" in str(lost)
     store.error = None
     assert [step for _, step in ledger_of(url)] == [1, 2]
@@ -486,7 +486,7 @@ def test_a_forked_process_is_refused_and_does_not_close_its_parents_recorder(tmp
             try:
                 recording.append([group(9)])
             except ConfigError as error:
-                status = 0 if "was forked from it; call ludic.record there, too" in str(error) else 2
+                status = 0 if "was forked; call ludic.record in each process" in str(error) else 2
             recording.close()
             os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -257,7 +257,7 @@ def test_a_later_life_takes_steps_again_and_rows_of_the_earlier_one_stay(url: st
         earlier.append([group(n)])
         earlier.step(n)
     with ludic.record(url, temperature=0.5) as later:
-        there = "the root has steps up to 5; those that this life takes again are superseded"
+        there = "the root has steps up to 5; steps that this life repeats supersede them"
         assert later.describe() == f"records to {url}, life 1; {there}"
         later.append([group(10)])
         assert rows_after_flush(later, url)[-1]["policy_version"] == 5
@@ -266,7 +266,7 @@ def test_a_later_life_takes_steps_again_and_rows_of_the_earlier_one_stay(url: st
         later.step(3, advantages={first: 1.0})
         assert "this life supersedes steps 3 to 5 of attempt 1" in caplog.text
         assert "attempt 1 of" in caplog.text
-        assert "has not ended by itself; this recorder takes the steps over from it" in caplog.text
+        assert "has not released its lease; this recorder takes over its steps" in caplog.text
         earlier.append([group(20)])
         earlier.step(6)
         later.append([group(12)])

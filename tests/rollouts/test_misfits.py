@@ -44,9 +44,12 @@ def rows_of_three(second: Transition, **settings: Any) -> list[Rollout]:
 @pytest.mark.parametrize(
     ("extra", "error"),
     [
-        ({"x_other": 1}, "x_other is no column of this run, whose extra_columns are x_judge; a new run declares it"),
+        (
+            {"x_other": 1},
+            "x_other is not a column of this run, whose extra_columns are x_judge; declare it in a new run",
+        ),
         ({"x_judge": 1}, "x_judge is 1, wanted str"),
-        ({1: 1}, "1 is no column of this run, whose extra_columns are x_judge; a new run declares it"),
+        ({1: 1}, "1 is not a column of this run, whose extra_columns are x_judge; declare it in a new run"),
     ],
 )
 def test_a_value_that_is_not_the_runs_fails_its_episode_only(extra: dict[Any, Any], error: str) -> None:

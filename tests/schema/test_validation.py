@@ -93,7 +93,11 @@ def test_a_sound_batch_passes():
         ("metadata", {"a": 1}, "is 1, wanted str"),
         ("metadata", "text", "is 'text', wanted Mapping"),
         ("messages", "text", "is 'text', wanted tuple"),
-        ("model", "\ud83d", "is '\\ud83d', which holds half a surrogate pair; wanted text that UTF-8 can hold"),
+        (
+            "model",
+            "\ud83d",
+            "is '\\ud83d', which holds half a surrogate pair; wanted text that can be encoded as UTF-8",
+        ),
         # Meaning
         ("parent_segment_index", 0, "is 0, wanted the segment_index of an earlier row, or null"),
         ("weight_versions", (WeightSpan(version=-1, start=0, end=1),), "is -1, wanted at least 0"),
@@ -199,7 +203,7 @@ def test_a_bad_environment_step_is_refused(change, column, reason):
 @pytest.mark.parametrize("capture", ["ids", "text"])
 def test_logprobs_that_nobody_kept_are_zeros(capture):
     found = problems_of_second(capture=capture, response_logprobs=floats(0, -1, 0, -0.5))
-    wanted = f"wanted zeros, since capture is {capture}: nobody kept them"
+    wanted = f"wanted zeros, since capture is {capture}: no logprobs were stored"
     assert found == [("response_logprobs", f"has 2 that are not 0, {wanted}")]
     assert problems_of_second(capture=capture, response_logprobs=floats(0, 0, 0, 0)) == []
 
@@ -242,7 +246,7 @@ def test_rows_of_a_group_agree(changes, expected):
 def test_a_name_that_hive_partitions_have_for_null_is_refused():
     rows = [replace(rollout, env_name="__HIVE_DEFAULT_PARTITION__") for rollout in GROUP.rollouts]
     assert {(each.column, each.reason) for each in find_problems(batch_of(group_of(*rows)))} == {
-        ("env_name", "is '__HIVE_DEFAULT_PARTITION__', wanted another: in a folder's name pandas reads null")
+        ("env_name", "is '__HIVE_DEFAULT_PARTITION__', wanted another: pandas reads this folder name as null")
     }
 
 
@@ -253,7 +257,7 @@ def test_a_name_that_hive_partitions_have_for_null_is_refused():
         ({"env_name": "\u00fc" * 42}, ("env_name", "wanted 251 bytes at most")),
         (
             {"policy_version": 10**18, "policy_version_last": 10**18},
-            ("policy_version", "is 1000000000000000000, wanted below 10**18, as the names of files hold it"),
+            ("policy_version", "is 1000000000000000000, wanted below 10**18, the limit of file names"),
         ),
     ],
 )
@@ -340,8 +344,8 @@ def test_a_row_of_the_wrong_type_does_not_hide_what_is_wrong_with_others():
 @pytest.mark.parametrize(
     ("extra", "problem"),
     [
-        ({"x_other": 1}, "x_other is no column of this run, whose extra_columns are x_judge, x_score, x_spans"),
-        ({"judge": "gpt"}, "judge is no column of this run"),
+        ({"x_other": 1}, "x_other is not a column of this run, whose extra_columns are x_judge, x_score, x_spans"),
+        ({"judge": "gpt"}, "judge is not a column of this run"),
         ({"x_judge": 1}, "x_judge is 1, wanted str"),
         ({"x_score": "high"}, "x_score is 'high', wanted float"),
         ({"x_score": float("nan")}, "x_score is nan, wanted a finite double"),
@@ -400,7 +404,7 @@ def test_kept_tokens_of_every_token_are_sound():
         (Ragged(tokens(1), np.array([0, 1, 1, 1, 9])), "has bounds that do not rise from 0 to its 1 numbers"),
         (
             Ragged(tokens(1), np.array([0, 1.0])),
-            "has bounds that are no array of integers of one dimension, at least one",
+            "has bounds that are not a non-empty one-dimensional integer array",
         ),
         (kept(*SOUND[:3], []), "at token 3 lacks the sampled token, wanted it among the kept ones"),
         (

@@ -36,8 +36,8 @@ def test_stats_count_them(root: Root) -> None:
 
 def test_a_rollout_says_what_was_kept_of_its_sampling(root: Root) -> None:
     said = {
-        "turns-r0": "nobody kept the sampler's; the token ids are its own",
-        "turns-r0-child": "nobody kept the sampler's; the token ids were made from the recorded text",
+        "turns-r0": "the sampler's were not stored; the token ids are its own",
+        "turns-r0-child": "the sampler's were not stored; the token ids were encoded from the recorded text",
         "single-r2": "of a trainer's forward pass with the weights that sampled",
     }
     assert {

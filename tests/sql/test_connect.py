@@ -247,8 +247,8 @@ def test_a_workers_file_that_can_not_be_read_is_left_out_with_a_warning(root: Ro
     con = ludic.connect(root)
     assert run_query(con, "from rollouts").num_rows == run_query(con, "from rollouts").num_rows == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "left out what can't be read: rollouts/version=0/env=moar_cats/broken-0.parquet; "
-        f"`ludic verify {root.url}` says why"
+        "left out files that can't be read: rollouts/version=0/env=moar_cats/broken-0.parquet; "
+        f"`ludic verify {root.url}` shows why"
     ]
 
 

@@ -532,7 +532,10 @@ def test_a_shortage_says_what_to_do_about_rows_without_logprobs(arrive):
     planner = Planner(BatchRules(groups_per_batch=1))
     planner.add(arrive([[1.0, 0.0, 0.5]], capture=["ids", "text", "ids"]))
     said = planner.shortage(step=1, trainer_version=0).describe()
-    assert "filters drop 3 of 3 rollouts, no_logprobs most (2); no_logprobs: nobody kept the logprobs" in said
+    assert (
+        "filters drop 3 of 3 rollouts, no_logprobs most (2); no_logprobs: their sampling logprobs were not stored"
+        in said
+    )
     assert "; text_capture: their tokens were made later from recorded texts" in said
 
 

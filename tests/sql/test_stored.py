@@ -353,7 +353,7 @@ def test_without_a_folder_to_keep_them_in_all_works_with_a_warning(many: Many, t
     for _ in range(2):
         assert con.sql("select count(*), sum(len(response_tokens)) from rollouts").fetchall() == [(8, 8 * 16)]
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"can't keep scalars in {tmp_path}/file/scalars/")
+    assert record.getMessage().startswith(f"can't cache scalars in {tmp_path}/file/scalars/")
 
 
 def test_many_small_segments_become_one(many: Many, cache_dir: Path, monkeypatch: pytest.MonkeyPatch):

@@ -110,7 +110,7 @@ def test_text_that_is_no_utf8_is_named_with_its_column(tmp_path: Path, run_confi
     pq.write_table(rows, sink, compression="none", use_dictionary=False)
     for text, column in ((b"example-3", "group_key"), (b"cat number", "messages")):
         root.put(NAME, sink.getvalue().replace(text, b"\xff" + text[1:]))
-        with pytest.raises(SchemaError, match=f"w0-0.parquet: column '{column}' holds text that is no UTF-8"):
+        with pytest.raises(SchemaError, match=f"w0-0.parquet: column '{column}' holds text that is not UTF-8"):
             read_columns(root, NAME, [column])
         with pytest.raises(SchemaError, match=f"column '{column}'"):
             read_content(io.BytesIO(root.read(NAME)), NAME)

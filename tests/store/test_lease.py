@@ -70,7 +70,7 @@ def test_a_root_is_refused_while_its_owner_renews_and_free_as_soon_as_it_lets_go
     assert read_lease(root, 1).released
     caplog.clear()
     assert watch(root) == 1
-    assert "has not ended by itself" not in caplog.text
+    assert "has not released its lease" not in caplog.text
 
 
 def test_a_claim_that_was_just_lost_names_the_winner(root):
@@ -85,7 +85,7 @@ def test_an_owner_that_shows_no_life_for_a_lease_is_over(root, caplog):
     began = time.monotonic()
     assert watch(root) == 1
     assert time.monotonic() - began >= LEASE_S
-    assert "has not ended by itself; watching for 1 s whether it lives" in caplog.text
+    assert "has not released its lease; watching it for 1 s to see whether it is alive" in caplog.text
 
 
 def test_an_owner_that_lets_go_while_it_is_watched_is_over_at_once(root):
@@ -141,14 +141,14 @@ def test_a_filesystem_that_fails_for_a_while_ends_no_lease(unreliable_root, capl
         root.fs.failures_before += [OSError("down")] * 3
         wait_until(lambda: read_lease(root, 1).num_renewals >= 2)
         assert not fenced.is_set()
-    assert caplog.text.count("the lease of attempt 1 is not renewed, trying again") == 3
+    assert caplog.text.count("the lease of attempt 1 could not be renewed, trying again") == 3
     assert read_lease(root, 1) == replace(lease, num_renewals=read_lease(root, 1).num_renewals, released=True)
 
 
 def test_a_lease_that_cannot_be_released_is_waited_for(unreliable_root, caplog):
     with owner(unreliable_root, lease_s=60.0):
         unreliable_root.fs.failures_before.append(OSError("down"))
-    assert "the lease of attempt 1 is not released, the next trainer waits" in caplog.text
+    assert "the lease of attempt 1 could not be released, so the next trainer waits" in caplog.text
     assert not read_lease(unreliable_root, 1).released
 
 

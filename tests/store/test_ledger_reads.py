@@ -52,7 +52,7 @@ def test_rows_of_compacted_and_of_other_files_are_read_together(root, planned):
 def test_a_file_that_is_gone_and_was_not_compacted_is_named(root, planned):
     rows, _ = planned
     root.delete(name_of(rows, 1))
-    with pytest.raises(StoreError, match=r"w0-1\.parquet was planned for a step and is gone"):
+    with pytest.raises(StoreError, match=r"w0-1\.parquet was planned for a step and is missing"):
         read_rollouts(root, rows, COLUMNS)
 
 
@@ -60,7 +60,7 @@ def test_a_replacement_that_is_gone_is_named(root, planned):
     rows, _ = planned
     compact(root)
     root.delete("rollouts")
-    with pytest.raises(StoreError, match=r"compacted\.0-0\.parquet should hold rollouts that were planned"):
+    with pytest.raises(StoreError, match=r"compacted\.0-0\.parquet lacks rollouts that were planned"):
         read_rollouts(root, rows, COLUMNS)
 
 
@@ -69,10 +69,10 @@ def test_each_broken_file_is_told_of(root, planned):
     told = {}
     for sequence in (0, 2):
         root.put(name_of(rows, sequence), b"torn")
-    with pytest.raises(SchemaError, match=r"w0-[02]\.parquet: no Parquet file"):
+    with pytest.raises(SchemaError, match=r"w0-[02]\.parquet: not a Parquet file"):
         read_rollouts(root, rows, COLUMNS, on_broken=told.__setitem__)
     assert told.keys() == {name_of(rows, 0), name_of(rows, 2)}
-    assert "no Parquet file" in told[name_of(rows, 0)]
+    assert "not a Parquet file" in told[name_of(rows, 0)]
 
 
 def test_a_broken_replacement_is_told_of_by_its_own_name(root, planned):

@@ -99,7 +99,7 @@ def test_two_logs_of_one_name_lose_nothing_unnoticed(root):
 
 
 def test_a_writer_id_that_is_no_file_name_is_refused(root):
-    with pytest.raises(ConfigError, match="is no file name"):
+    with pytest.raises(ConfigError, match="is not a file name"):
         MetricsLog(root, "train", "a/b")
 
 

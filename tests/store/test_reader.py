@@ -226,11 +226,11 @@ def of_version(version: bytes) -> bytes:
 
 
 BROKEN = [
-    (lambda: b"", "no Parquet file, or a broken one, of 0 bytes"),
-    (lambda: b"PAR1", "no Parquet file, or a broken one, of 4 bytes"),
-    (lambda: b"this is some text, and not short", "no Parquet file, or a broken one, of 32 bytes"),
-    (lambda: a_file()[:-1], "no Parquet file, or a broken one"),
-    (lambda: a_file()[: len(a_file()) // 2], "no Parquet file, or a broken one"),
+    (lambda: b"", "not a Parquet file, or a broken one, of 0 bytes"),
+    (lambda: b"PAR1", "not a Parquet file, or a broken one, of 4 bytes"),
+    (lambda: b"this is some text, and not short", "not a Parquet file, or a broken one, of 32 bytes"),
+    (lambda: a_file()[:-1], "not a Parquet file, or a broken one"),
+    (lambda: a_file()[: len(a_file()) // 2], "not a Parquet file, or a broken one"),
     (lambda: corrupt(a_file(response_length=2000)), "on do not match their digest"),
     (lambda: parquet_of(pa.table({"x": [1]})), "no ludic.table in its metadata"),
     (lambda: of_version(b"2.0"), "rollouts schema 2.0 is newer than this ludic"),

@@ -90,7 +90,7 @@ def test_the_error_comes_after_the_limit_and_says_how_long_was_tried(s3_proxy, s
     monkeypatch.setenv("LUDIC_RETRY_S", "0.5")
     s3_proxy.react = lambda method, path: SLOW_DOWN
     with pytest.raises(
-        StoreError, match=r"there\.bin: SlowDown \(HTTP 503\): Please reduce your request rate; tried .* 0\.5 s"
+        StoreError, match=r"there\.bin: SlowDown \(HTTP 503\): Please reduce your request rate; retried for 0\.5 s"
     ):
         s3_root.read("there.bin")
 

@@ -291,7 +291,7 @@ def test_a_name_that_leads_out_of_the_folder_is_not_copied(unreliable_root, tmp_
     evil = "policies/version=0/../../evil.json"
     unreliable_root.put("policies/version=0/config.json", b"{}")
     unreliable_root.fs.pipe_file(f"{unreliable_root.path}/{evil}", b"{}")
-    with pytest.raises(StoreError, match=r"evil\.json leads out of the folder that is copied"):
+    with pytest.raises(StoreError, match=r"evil\.json leads out of the copied folder"):
         unreliable_root.copy_all({evil: PurePosixPath("../../evil.json")}, tmp_path / "a" / "copy")
     assert not list(tmp_path.iterdir())
     unreliable_root.download("policies/version=0", tmp_path / "a" / "copy")  # a listing passes over it
@@ -344,7 +344,7 @@ def test_nothing_temporary_is_left_or_seen(root):
 
 def test_a_filesystem_that_overwrites_is_refused_when_a_run_starts(run_config):
     fsspec.register_implementation("overwriting", OverwritingFileSystem, clobber=True)
-    with pytest.raises(StoreError, match="OverwritingFileSystem overwrites files although it was asked to create only"):
+    with pytest.raises(StoreError, match="OverwritingFileSystem overwrites existing files even in create-only mode"):
         put_run("overwriting://start", run_config)
 
 

@@ -72,7 +72,7 @@ def test_a_root_with_settings_that_this_ludic_does_not_know_opens_for_all_that_n
     [
         (UNKNOWN["out of range"], "group_size is 0, wanted"),
         (UNKNOWN["of another type"], "sweep"),
-        (UNKNOWN["unknown"], "'mood' is no setting of a run"),
+        (UNKNOWN["unknown"], "'mood' is not a setting of a run"),
     ],
 )
 def test_who_samples_or_trains_is_told_which_setting_is_wrong_and_where(

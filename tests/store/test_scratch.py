@@ -172,7 +172,7 @@ def test_a_folder_that_takes_its_place_before_it_is_opened_is_not_taken(
             (tmp_path / "victim").rename(made)
 
     monkeypatch.setattr(os, "mkdir", swap)
-    with pytest.raises(SchemaError, match=r"was made, and is another folder now"), root.scratch_folder():
+    with pytest.raises(SchemaError, match=r"was replaced right after its creation"), root.scratch_folder():
         raise AssertionError("a folder was given")
     assert [path.read_text() for path in Path(root.path, ".tmp").glob("*/id_rsa")] == ["key"]
 

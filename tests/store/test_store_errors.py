@@ -82,7 +82,9 @@ def test_a_run_is_at_the_schemes_of_the_documentation_and_all_others_are_refused
         assert f"`{scheme}://" in table or scheme in ("local", "s3a", "gcs", "abfss")  # other names of the same
         return
     for call in (lambda: put_run(url, run_config), lambda: Root.open(url, writable=True)):
-        with pytest.raises(ConfigError, match=rf"^{url}: no run can be at {scheme}://, .*; wanted a folder, s3://, gs"):
+        with pytest.raises(
+            ConfigError, match=rf"^{url}: a run can't be stored at {scheme}://, .*; wanted a folder, s3://, gs"
+        ):
             call()
 
 
@@ -102,13 +104,13 @@ def test_a_filesystem_that_cannot_be_reached_is_named():
 
 
 def test_a_password_in_the_url_is_refused_and_not_shown(run_config):
-    with pytest.raises(ConfigError, match=r"gs://host/run was given with a user, a password or a key") as caught:
+    with pytest.raises(ConfigError, match=r"gs://host/run contains a user, a password or a key") as caught:
         put_run(f"gs://me:{SECRET}@host/run", run_config)
     assert SECRET not in str(caught.value)
 
 
 def test_a_secret_in_the_query_is_refused_and_not_shown(run_config):
-    with pytest.raises(ConfigError, match=r"^az://container/run was given with") as caught:
+    with pytest.raises(ConfigError, match=r"^az://container/run contains") as caught:
         put_run(f"az://container/run?sv=2024&sig={SECRET}", run_config)
     assert SECRET not in str(caught.value)
 
@@ -142,7 +144,7 @@ def test_a_folder_of_somebody_else_is_named(tmp_path, run_config, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(StoreError, match=r"run\.json: PermissionError: .*this user may not write to the folder: see"):
+    with pytest.raises(StoreError, match=r"run\.json: PermissionError: .*this user may not write to the folder: check"):
         put_run(str(tmp_path), run_config)
 
 
@@ -150,7 +152,7 @@ def test_a_file_where_a_folder_is_listed_is_named(tmp_path, run_config, caplog):
     root = put_run(str(tmp_path), run_config)
     (tmp_path / "rollouts").write_text("I am no folder")
     assert root.list("rollouts") == []
-    assert f"passed over: {root.path}/rollouts is no folder, wanted one: delete it, or move it" in caplog.text
+    assert f"skipped: {root.path}/rollouts is not a folder, wanted one: delete it, or move it" in caplog.text
 
 
 @pytest.fixture
@@ -190,8 +192,8 @@ REFUSALS = [
         Refuse(403, "AccessDenied", "Access Denied"),
         "these credentials may not (read|write to) bucket ludic-tests: ask",
     ),
-    (Refuse(403, "InvalidAccessKeyId", "No such key."), "the credentials are wrong: see AWS_ACCESS_KEY_ID and"),
-    (Refuse(403, "SignatureDoesNotMatch", "No."), "the credentials are wrong: see AWS_ACCESS_KEY_ID and"),
+    (Refuse(403, "InvalidAccessKeyId", "No such key."), "the credentials are wrong: check AWS_ACCESS_KEY_ID and"),
+    (Refuse(403, "SignatureDoesNotMatch", "No."), "the credentials are wrong: check AWS_ACCESS_KEY_ID and"),
     (Refuse(400, "ExpiredToken", "Too old."), "the credentials have expired: log in again"),
     (Refuse(404, "NoSuchBucket", "No such bucket."), "create bucket ludic-tests, or correct the URL"),
     (
@@ -261,7 +263,7 @@ def test_a_bucket_deleted_under_a_worker_is_named(s3_server, run_config, next_ba
 
 def test_an_endpoint_that_is_down_is_named(s3_proxy, monkeypatch, run_config):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(StoreError, match=r"^s3://bucket/run/run\.json: .*http://127\.0\.0\.1:1.*; see the network"):
+    with pytest.raises(StoreError, match=r"^s3://bucket/run/run\.json: .*http://127\.0\.0\.1:1.*; check the network"):
         put_run("s3://bucket/run", run_config)
 
 
@@ -334,5 +336,5 @@ def test_a_server_that_refuses_without_naming_the_condition_keeps_its_promise(s3
 
 def test_a_server_that_overwrites_is_refused(s3_proxy, s3_bucket, run_config):
     s3_proxy.react = lambda method, path: Reply(200)
-    with pytest.raises(StoreError, match="S3 overwrites files although it was asked to create only"):
+    with pytest.raises(StoreError, match="S3 overwrites existing files even in create-only mode"):
         put_run(f"{s3_bucket}/{uuid.uuid4()}", run_config)

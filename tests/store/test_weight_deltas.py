@@ -120,7 +120,7 @@ def test_bytes_that_no_tensor_has_are_refused(tmp_path):
         ({"num_words": 99}, "the file ends after"),
         ({"start": 10**9}, "the file ends after 0"),
         ({"differences": b"no zstd"}, "can't be decompressed"),
-        ({"gaps": pa.compress(np.array([9], "<u4").tobytes(), codec="zstd", asbytes=True)}, "behind the end"),
+        ({"gaps": pa.compress(np.array([9], "<u4").tobytes(), codec="zstd", asbytes=True)}, "beyond the end"),
     ],
 )
 def test_a_forged_difference_is_refused(tmp_path, changes, problem):

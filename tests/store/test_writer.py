@@ -202,7 +202,7 @@ def test_a_runs_own_columns_are_files_columns(tmp_path, next_batch):
     with never_by_itself(root) as writer:
         writer.append(batch)
         with pytest.raises(
-            InvalidBatchError, match=r"x_mood is no column of this run, whose extra_columns are x_judge"
+            InvalidBatchError, match=r"x_mood is not a column of this run, whose extra_columns are x_judge"
         ):
             writer.append(
                 replace(
@@ -411,7 +411,7 @@ def test_a_bad_row_is_named_and_nothing_of_its_batch_is_written(root, next_batch
 @on_one_filesystem
 @pytest.mark.parametrize("worker_id", ["", ".hidden", "_hidden", "a/b", "a b", "ü", "x" * 201, "w\n"])
 def test_a_worker_id_that_is_no_file_name_or_a_hidden_one_is_refused(root, worker_id):
-    with pytest.raises(ConfigError, match="is no file name"):
+    with pytest.raises(ConfigError, match="is not a file name"):
         RolloutWriter(root, worker_id)
 
 
@@ -420,7 +420,9 @@ def test_two_workers_with_one_name_are_told(root, next_batch):
         first.append(next_batch())
     second = never_by_itself(root)
     second.append(next_batch())
-    with pytest.raises(NameTakenError, match=r"w0-0\.parquet exists with other content: two processes use one name"):
+    with pytest.raises(
+        NameTakenError, match=r"w0-0\.parquet exists with other content: two processes use the same name"
+    ):
         second.flush()
     with pytest.raises(NameTakenError):
         second.close()

@@ -217,7 +217,7 @@ def test_checkpoints_live_on_any_filesystem(run_root, trainer):
 def test_another_trainer_with_this_attempt_is_an_error(run_root, trainer):
     model, optimizer = trainer()
     save(run_root, model, optimizer, policy_version=1)
-    with pytest.raises(NameTakenError, match=r"attempt=0/step=1 is there with other content"):
+    with pytest.raises(NameTakenError, match=r"attempt=0/step=1 exists with other content"):
         save(run_root, model, optimizer, policy_version=2)
 
 

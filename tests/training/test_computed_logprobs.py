@@ -167,7 +167,9 @@ def test_rows_that_a_sampler_cut_from_its_distribution_are_not_computed(tmp_path
     (group,) = kept_as(make_batch(worker_id="cut", num_groups=1, seed=8), "ids").groups
     rows = tuple(replace(row, **kind) for row, kind in zip(group.rollouts, kinds, strict=True))
     append(root, replace(make_batch(worker_id="cut", seed=8), groups=(replace(group, rollouts=rows),)), worker_id="cut")
-    with pytest.raises(ConfigError, match=r"no_logprobs most \(4\); no_logprobs: nobody kept the logprobs"):
+    with pytest.raises(
+        ConfigError, match=r"no_logprobs most \(4\); no_logprobs: their sampling logprobs were not stored"
+    ):
         train_here(root, offline=True, epochs=1, where="worker_id = 'cut'", compute_logprobs=True)
 
 
@@ -227,5 +229,5 @@ def test_a_second_look_at_such_steps_knows_what_was_computed(tmp_path, batches):
         branch_config(twin, 2, {}, from_step=1, num_steps=1)
     assert not branch_config(twin, 2, {"objective": "sft"}, from_step=1, num_steps=1).batch.compute_logprobs
     again = create_root(str(tmp_path / "again"), twin.record.model)
-    with pytest.raises(ConfigError, match="nobody kept the sampler's logprobs of 8 of 8 rows, and a replay"):
+    with pytest.raises(ConfigError, match="the sampler's logprobs of 8 of 8 rows were not stored, and a replay"):
         train_here(again, **replay_settings(twin.url), replay_batches=twin.url)

@@ -184,5 +184,5 @@ def test_a_head_that_scales_its_logits_in_its_own_way_is_refused():
         return output
 
     model.forward = scaled
-    with pytest.raises(ModelError, match="here: LlamaForCausalLM makes its logits in a way that ludic does not know"):
+    with pytest.raises(ModelError, match="here: LlamaForCausalLM computes its logits in an unsupported way"):
         check_head(model, "here")

@@ -303,11 +303,11 @@ def test_the_names_that_an_objective_reads_are_those_of_the_batch_in_every_micro
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("token_reward", "is no array of a row, wanted one of prompt_tokens, "),
+        ("token_reward", "is not an array of a row, wanted one of prompt_tokens, "),
         ("token_rewards", "is not in the batch: training does not read it; give its row in the catalogue"),
         ("experts", "is not in the batch: training reads it on request; start the trainer so that it asks for it"),
-        ("prompt_tokens", "is no column of a batch: its tokens are in input_ids and targets"),
-        ("response_tokens", "is no column of a batch: its tokens are in input_ids and targets"),
+        ("prompt_tokens", "is not a column of a batch: its tokens are in input_ids and targets"),
+        ("response_tokens", "is not a column of a batch: its tokens are in input_ids and targets"),
     ],
 )
 def test_an_array_that_is_never_in_a_batch_is_refused_to_an_objective_by_name(name, reason):

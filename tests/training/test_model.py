@@ -182,7 +182,7 @@ def test_an_extra_weight_is_refused_only_when_strict(model_folder):
     weights = load_file(model_folder / "model.safetensors")
     save_file(weights | {"extra.weight": torch.zeros(3)}, model_folder / "model.safetensors", metadata={"format": "pt"})
     load_model(str(model_folder))
-    with pytest.raises(ModelError, match=r"extra\.weight, which the model has no place for"):
+    with pytest.raises(ModelError, match=r"extra\.weight, which the model does not use"):
         load_model(str(model_folder), strict=True)
 
 

@@ -153,7 +153,7 @@ def test_a_file_that_is_gone_or_broken_is_computed_again(run_root, counting, seq
     assert counting.num_computed == 4
     run_root.put(name, data[:-10])
     CachedReference(counting, run_root, MODEL, CPU)([batch])
-    with pytest.raises(SchemaError, match="delete it, it is a cache"):
+    with pytest.raises(SchemaError, match="delete it: it is a cache"):
         read_reference(run_root, name, [0])
     assert [finding.where for finding in check_root(run_root).findings] == [name]
 

@@ -90,7 +90,7 @@ def test_a_checkpoint_that_fails_stops_the_trainer_before_it_writes_another(new_
     root = new_root()
     fill(root, num_files=4)
     root.put("checkpoints/attempt=1/step=1/checkpoint.json", b"{}")  # as a second trainer of this attempt would
-    with pytest.raises(NameTakenError, match="step=1 is there with other content"):
+    with pytest.raises(NameTakenError, match="step=1 exists with other content"):
         train_here(root, num_steps=3, checkpoint_every=1, async_checkpoint=in_background)
     assert not root.list("checkpoints/attempt=1/step=2")
 
@@ -229,7 +229,7 @@ def test_a_run_whose_last_checkpoint_is_gone_goes_on_from_what_is_left(
     for step in steps_gone:
         root.delete(f"checkpoints/attempt=1/step={step}")
     assert train_here(root, num_steps=6) == 6
-    message = f"attempt 2 began from checkpoints/attempt=1/step=3, which is gone; going on from {goes_on_from}"
+    message = f"attempt 2 began from checkpoints/attempt=1/step=3, which was deleted; resuming from {goes_on_from}"
     assert caplog.text.count(message) == 1
     assert_same_run(root, straight)
 
@@ -296,7 +296,7 @@ def test_a_damaged_checkpoint_is_read_once(killed_at_3, tmp_path, caplog):
     root = copied(killed_at_3, tmp_path / "run")
     root.put("checkpoints/attempt=1/step=3/optimizer.safetensors", b"damaged")
     train_here(root, num_steps=4)
-    assert caplog.text.count("the checkpoint is passed over") == 1
+    assert caplog.text.count("this checkpoint is skipped") == 1
     assert query(root, "select parent_step from attempts where attempt_id = 2") == [(2,)]
 
 

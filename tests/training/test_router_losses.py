@@ -187,7 +187,9 @@ def test_compiled_layers_have_the_gradients_of_plain_ones(mesh, monkeypatch):
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "ernie4_5_moe", "llama4_text", "qwen3"])
 def test_a_family_without_such_routers_is_refused(family):
-    with pytest.raises(ModelError, match=f"choose by softmax alone, .* and mixtral; {family} is none, or is balanced"):
+    with pytest.raises(
+        ModelError, match=f"choose by softmax alone, .* and mixtral; {family} is not one, or is balanced"
+    ):
         keep_router_logits(mixture_of(family), "somewhere")
 
 

@@ -129,7 +129,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_training_goes_on(new_root, mon
     assert train_here(root, num_steps=4, log_to="tensorboard") == 4
     assert {row[0] for row in ledger(root)} == {1, 2, 3, 4}
     told = [record.getMessage() for record in caplog.records if record.name == "ludic.training.tracking"]
-    assert told == [f"tensorboard shows no more of this run, which goes on; the root holds everything: {reason}"]
+    assert told == [f"tensorboard stopped receiving this run, which continues; the root holds everything: {reason}"]
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_training_neither_waits_for_a_tracker_that_hangs_nor_keeps_all_its_steps
     OVER.set()
     told = [record.getMessage() for record in caplog.records if record.name == "ludic.training.tracking"]
     assert told == [
-        "tensorboard has not taken everything within 0 s; the rest is not sent",
+        "tensorboard did not accept everything within 0 s; the rest is not sent",
         "tensorboard was slower than training: 3 steps were not sent",
     ]
 

@@ -81,7 +81,7 @@ def test_a_tensor_of_another_shape_is_named_with_both(model_folder, weights, kin
 def test_a_tensor_too_many_is_named_when_strict(model_folder, weights, kind):
     write(model_folder, saved(weights) | {"extra.weight": torch.zeros(3)}, kind)
     load_model(str(model_folder))
-    with pytest.raises(ModelError, match=r"the weights hold extra\.weight, which the model has no place for"):
+    with pytest.raises(ModelError, match=r"the weights hold extra\.weight, which the model does not use"):
         load_model(str(model_folder), strict=True)
 
 

@@ -283,5 +283,7 @@ def test_expired_rollouts_are_named(tmp_path, trained):
 def test_a_replay_has_no_rules_of_its_own(tmp_path, model, trained):
     again = create_root(str(tmp_path / "again"), model)
     train_here(again, replay_batches=trained.url)
-    with pytest.raises(ConfigError, match=r"repeats the batches of .* without rules of its own; ask about that run"):
+    with pytest.raises(
+        ConfigError, match=r"repeats the batches of .* without rules of its own; run what-if on that run"
+    ):
         rerun(again, given())

@@ -1,1 +1,1 @@
-"""Tools that a model calls: functions, a calculator, a Python interpreter, MCP servers; and formats of calls."""
+"""Run tools that a model calls: functions, a calculator, a Python interpreter and MCP servers; parse tool calls."""

@@ -1,4 +1,4 @@
-"""An exact calculator: arithmetic with fractions, evaluated from Python's syntax tree and never run as code."""
+"""Compute arithmetic expressions exactly, with fractions, from Python's syntax tree and never by running code."""
 
 import ast
 import math
@@ -10,9 +10,9 @@ from typing import Any
 from ludic.errors import ToolError
 
 MAX_CHARS = 1_000
-"""Longest expression, in characters."""
+"""Maximum characters of an expression."""
 MAX_BITS = 4_096
-"""Largest numerator or denominator, in bits, of any value on the way; some 1,230 decimal digits."""
+"""Maximum bits of a numerator or denominator of any intermediate value; about 1,230 decimal digits."""
 MAX_FACTORIAL = 500
 
 BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -77,7 +77,7 @@ def _number(node: ast.Constant, source: str) -> Fraction:
     _, _, exponent = text.lower().partition("e")
     if exponent and abs(int(exponent)) > MAX_BITS:
         raise ToolError(f"{text} is too large or too small")
-    return Fraction(text)  # of the text, since the float 0.1 is not a tenth
+    return Fraction(text)  # from the text, since the float 0.1 is not exactly a tenth
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -139,7 +139,7 @@ def _as_text(value: Fraction) -> str:
     fives = 0
     while rest % 5 == 0:
         fives, rest = fives + 1, rest // 5
-    if rest == 1:  # a decimal number that ends
+    if rest == 1:  # a finite decimal
         digits = max(twos, fives)
         text = str(abs(value.numerator) * 10**digits // value.denominator).rjust(digits + 1, "0")
         return f"{'-' if value < 0 else ''}{text[:-digits]}.{text[-digits:]}"

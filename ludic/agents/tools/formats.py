@@ -26,9 +26,9 @@ from ludic.printable import storable
 from ludic.records import Message, ToolCall
 
 DEFAULT_FORMAT = "hermes"
-"""Format of a run that names none, if the chat template does not tell it."""
+"""Default format, if the chat template does not show one."""
 MAX_UNREADABLE = 3
-"""Unreadable calls after which the rest of a text is not searched: a loop of the model may write thousands of them."""
+"""Unreadable calls after which the rest of a text is not searched: a model in a loop may write thousands of them."""
 
 _TOO_DEEP = "the JSON of the call is nested too deeply"
 _WRITTEN = '{"name": "TOOL", "arguments": {...}}'
@@ -41,7 +41,7 @@ class ParsedCalls:
     calls: tuple[ToolCall, ...]
     """Calls in the order of the text, without results; ids count from 0 in each text."""
     feedback: str | None = None
-    """Message to the model about markup that could not be read; None if all could."""
+    """Message to the model about unreadable markup; None if there is none."""
     rest: str = ""
     """The text around the calls."""
 
@@ -51,10 +51,10 @@ class ToolFormat(Protocol):
 
     @property
     def calls_apart(self) -> bool:
-        """Whether chat templates of the family want calls apart from the text of a message."""
+        """True if chat templates of the family need calls apart from the text of a message."""
 
     def parse(self, text: str, tools: Tools = ()) -> ParsedCalls:
-        """Find the calls in a completion. Never raises. tools: schemas, for formats that do not say a value's type."""
+        """Find the calls in a completion. Never raises. tools: schemas, for formats without types of values."""
 
 
 _Call = tuple[str, str]
@@ -65,7 +65,7 @@ _Read = Callable[[str, int, Tools], tuple[list[_Call], int]]
 
 @dataclass(frozen=True, slots=True)
 class _Markup:
-    """A format given by how its calls start and how they are read from there."""
+    """A format defined by the start of its calls and a function that reads them."""
 
     start: re.Pattern[str]
     read: _Read
@@ -80,7 +80,7 @@ class _Markup:
         while len(problems) < MAX_UNREADABLE and (match := self.start.search(text, position)):
             try:
                 calls, position = self.read(text, match.end(), tools)
-            # RecursionError: of a value that the decoder takes, and the encoder does not.
+            # RecursionError: for a value that the decoder accepts but the encoder does not.
             except (UnreadableError, RecursionError) as error:
                 problems.append(str(error) if isinstance(error, UnreadableError) else _TOO_DEEP)
                 # A start may be an empty match, which the next search would find again.
@@ -130,14 +130,14 @@ _PROBE_SCHEMA = {
 
 
 def format_of_template(tokenizer: Any) -> str | None:
-    """Return the format in which a tokenizer's chat template shows a tool call; None if it shows none that is known.
+    """Return the format in which a tokenizer's chat template shows a tool call; None if it shows no known format.
 
     The template renders a call, which the format reads back.
     """
     call = ToolCall(id="call00000", name="probe", arguments=_json_text(_PROBE))
     question = Message(role="user", content="LUDIC ASKS")
     answer = Message(role="assistant", content="", tool_calls=(call,))
-    result = Message(role="tool", content="LUDIC ANSWERS", name="probe")  # some templates want one after a call
+    result = Message(role="tool", content="LUDIC ANSWERS", name="probe")  # some templates require one after a call
     try:
         text = render_text(tokenizer, [question, answer, result], tools=[_PROBE_SCHEMA], add_generation_prompt=False)
     except ModelError:
@@ -155,12 +155,12 @@ def format_of_template(tokenizer: Any) -> str | None:
 def _is_probe(calls: Sequence[ToolCall]) -> bool:
     try:
         return [(call.name, read_json(call.arguments)) for call in calls] == [("probe", _PROBE)]
-    except (ValueError, RecursionError):  # arguments in a text that is no JSON
+    except (ValueError, RecursionError):  # arguments in a text that is not JSON
         return False
 
 
 def likely_format(tokenizer: Any) -> tuple[str, str | None]:
-    """Return the format of a run that names none, and what is doubtful about it; None if the template shows it."""
+    """Return the default format of a run, and a doubt about it; no doubt (None) if the template shows the format."""
     shown = format_of_template(tokenizer)
     if shown is not None:
         return shown, None
@@ -223,11 +223,11 @@ def _read_xml(text: str, start: int, tools: Tools) -> tuple[list[_Call], int]:
 _PYTHON_TAG = "<|python_tag|>"
 _SEPARATOR = re.compile(r"\s*;\s*")
 _MISTRAL_NAME = re.compile(r"\s*(?P<name>[\w./-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
-# Looks ahead, so that the tag or the brace is read again. Llama begins with any key of a call.
+# A lookahead, so that the tag or the brace is read again. Llama begins with any key of a call.
 _LLAMA_START = re.compile(rf'(?={re.escape(_PYTHON_TAG)}|\{{\s*"(?:name|parameters|arguments|type)"\s*:)')
 _XML_START = re.compile(f"(?={CALL}|{FUNCTION})")
 _WITHOUT_MARKUP = "llama"
-"""The last format: it would read JSON in the markup of the others, too."""
+"""Tried last, since it would also read JSON in the markup of the others."""
 _FORMATS: Mapping[str, _Markup] = {
     "hermes": _tag_format("tool_call"),
     "qwen3_coder": _Markup(_XML_START, _read_xml, EXAMPLE),
@@ -238,7 +238,7 @@ _FORMATS: Mapping[str, _Markup] = {
 
 
 def _calls_of(value: Any, *, strict: bool) -> list[_Call]:
-    """Return the calls that JSON describes. Of anything else: raise UnreadableError if strict, else return none."""
+    """Return the calls that JSON describes. For anything else, raise UnreadableError if strict, else return none."""
     entries = value if isinstance(value, list) else [value]
     try:
         calls = [_call_of(entry) for entry in entries]

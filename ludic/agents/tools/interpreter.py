@@ -1,19 +1,19 @@
-"""A tool that runs Python code of the model in a process of its own, with limits.
+"""Run Python code of the model as a tool, in a separate process with limits.
 
 It protects a run from accidents: endless loops, too much memory, endless output, and secrets in environment variables.
 It is not a sandbox. The code runs as the same user on the same machine, so it can
 
 - use the network, and reach services of this machine,
 - read every file that the user can read (keys and tokens in the home folder, other episodes' temporary folders), and
-  write or delete every file that the user can write; the temporary folder is only where it starts,
+  write or delete every file that the user can write; the temporary folder is only its working directory,
 - see and end other processes of the user, this run's included, and read their environment, with its secrets, in /proc,
 - start processes: each has the memory limit for itself, their number is not limited, and one that leaves the process
   group (setsid) survives the time limit,
 - fill the disk with many files, since the limit is on each file,
 - as root, raise its own limits.
 
-A model in training finds such ways by accident. Run workers with this tool in a container or a virtual machine without
-network, secrets and other people's data.
+A model in training finds these possibilities by accident. Run workers with this tool in a container or a virtual
+machine without network, secrets and other people's data.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ for limit, value in (("AS", memory), ("FSIZE", file_size), ("CORE", 0)):
     resource.setrlimit(getattr(resource, "RLIMIT_" + limit), (int(value), int(value)))
 os.execv(command[0], command)
 """
-# -s, with the -P of all children and an environment that holds nothing else, is -I, which would ignore PYTHONHASHSEED.
+# -s, with -P and a nearly empty environment, equals -I, which would ignore PYTHONHASHSEED.
 _FLAGS = ("-s", "-X", "utf8", "-u")
 _ENVIRONMENT = MappingProxyType(
     {
@@ -56,8 +56,8 @@ _ENVIRONMENT = MappingProxyType(
 _SCRIPT = "main.py"
 
 MAX_PROGRAMS = 16 * (os.cpu_count() or 1)
-"""Programs that run at once in this process, others wait. A start takes 0.1 s of CPU time: hundreds at once would reach
-their time limits before they begin."""
+"""Maximum concurrent programs of this process; others wait. A start takes 0.1 s of CPU time: hundreds at once would
+reach their time limits before they begin."""
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 SCHEMA: Mapping[str, Any] = MappingProxyType(
@@ -81,8 +81,8 @@ SCHEMA: Mapping[str, Any] = MappingProxyType(
 class PythonInterpreter:
     """The tool `python(code)`: one new process for each call, in an empty temporary folder that is deleted afterwards.
 
-    A program that ends with an error, or at a limit, raises ToolError with what it printed. Not a sandbox: see the
-    module's first lines for what it does not protect against.
+    A program that ends with an error, or at a limit, raises ToolError with its output. Not a sandbox: see the module's
+    first lines for its limits.
     """
 
     time_limit_s: float = 10.0

@@ -1,9 +1,9 @@
-"""Tools of an MCP server (Model Context Protocol), by the official `mcp` package, over stdio or HTTP.
+"""Call the tools of an MCP server (Model Context Protocol) with the official `mcp` package, over stdio or HTTP.
 
-A server is connected once for each process and serves all of its episodes, so a server with a state shares it between
-episodes. A program runs as the same user, with HOME, PATH and a few more environment variables, and no others;
-`env TOKEN=$TOKEN program` gives it one of this process. Errors name the program or the host, since the rest of a
-command line or an address may hold secrets.
+Each process connects once to a server for all of its episodes, so a server with a state shares it between episodes. A
+program runs as the same user, with HOME, PATH and a few more environment variables, and no others; `env TOKEN=$TOKEN
+program` passes one from this process. Errors name the program or the host, since the rest of a command line or an
+address may hold secrets.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from ludic.masking import keep_secret, mask
 CONNECT_LIMIT_S = 60.0
 """Seconds for a server to start and to list its tools."""
 CLOSE_LIMIT_S = 10.0
-"""Seconds for a program that did not answer to be ended."""
+"""Seconds for ending a program that did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class McpTool:
 
 
 class McpServer:
-    """A connection to a server. An event loop in a thread of its own keeps it, so calls may come from any event loop.
+    """A connection to a server, kept by an event loop in its own thread, so calls may come from any event loop.
 
     target: a command line, or an http(s) address. Raises ConfigError if the server can't be reached. When the
     connection is lost, calls on their way fail and the next call connects again. It ends with `close`, with this
@@ -55,7 +55,7 @@ class McpServer:
     def __init__(self, target: str) -> None:
         self.target = target
         self._lock = Lock()
-        # Only the newest session is in it. A list, so that `close` finds it without a reference to this object.
+        # Holds only the newest session; a list, so that `close` finds it without a reference to this object.
         self._sessions = [_start(target)]
         self.close = weakref.finalize(self, lambda sessions: sessions[0].stop(), self._sessions)
         try:
@@ -68,13 +68,13 @@ class McpServer:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool and return the text of its result. Raises ToolError if the result is an error.
 
-        The model reads the error, so of others than the server's it has the class only.
+        The model reads the error, so errors that are not the server's show only their class.
         """
         from mcp import MCPError
 
         session = self._session()
         try:
-            # Without the shield, the end of one call's time would end the connection for all that wait for it.
+            # Without the shield, the time limit of one call would end the connection for all waiting calls.
             await asyncio.shield(asyncio.wrap_future(session.ready))
         except Exception as error:
             raise ToolError(f"{_name(self.target)} could not be reached: {type(_first(error)).__name__}") from error
@@ -113,7 +113,7 @@ class _Session:
             try:
                 runner.run(self._serve())
             except BaseException as error:
-                # An error after the connection shows in the calls.
+                # A later error shows in the calls.
                 if not self.ready.done():
                     self.ready.set_exception(error)
             finally:
@@ -189,7 +189,7 @@ def _client_target(target: str) -> Any:
 
 
 def _with_value(word: str) -> str:
-    """Return NAME=$VARIABLE with the value from the environment, any other word as it is."""
+    """Return NAME=$VARIABLE with the value from the environment, any other word unchanged."""
     match = re.fullmatch(r"(\w+=)\$(\w+)", word)
     if match is None:
         return word
@@ -222,7 +222,7 @@ def _unreachable(target: str, error: BaseException) -> str:
 
 
 def _first(error: BaseException) -> Exception:
-    """Return the first error inside of exception groups."""
+    """Return the first error inside exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
-"""Tools by name, `calculator`, `python`, path/to/file.py:name, mcp:COMMAND or mcp:https://ADDRESS; functions as tools.
+"""Find tools by name (calculator, python, path/to/file.py:name, mcp:TARGET), and make tools of functions.
 
-Every failure raises ConfigError, which says what was requested, what was found and what to change.
+Every failure raises ConfigError, which names the request, the value found and the change to make.
 """
 
 import inspect
@@ -57,7 +57,7 @@ def built_in_tool(name: str) -> Tool:
 
 
 def as_tool(found: Callable[..., object] | Tool) -> Tool:
-    """Return a tool as it is, and a function as a tool. Raises ConfigError for a function without a schema."""
+    """Return a tool unchanged, and a function as a tool. Raises ConfigError for a function without a schema."""
     if isinstance(found, Tool) and not isinstance(found, type):
         return found
     return function_tool(found)
@@ -72,7 +72,7 @@ EXAMPLE = (
 _Parts = Mapping[str, tuple[Mapping[str, Any], Any]]
 """Schema and validator of tools by their names."""
 _parts: dict[type, _Parts] = {}
-"""Tools of environments by class: to make them takes longer than an episode of one step."""
+"""Tools of environments by class, cached: making them takes longer than an episode of one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def function_tool(function: Callable[..., Any]) -> FunctionTool:
         raise ConfigError(f"tool {name}: parameter {unnamed[0]} can't be given by name; models give arguments by name")
     try:
         schema = get_json_schema(function)
-    except Exception as error:  # it raises Exceptions of its own, and whatever a hint that can't be evaluated raises
+    except Exception as error:  # it raises its own exceptions, and any error of a hint that can't be evaluated
         raise ConfigError(
             f"tool {name}: no schema could be made: {one_line(error)}; wanted such as {EXAMPLE}"
         ) from error
@@ -121,7 +121,7 @@ def _as_text(result: Any) -> str:
         return result
     try:
         return json.dumps(result, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):  # keys that are no text, or an object that holds itself
+    except (TypeError, ValueError, RecursionError):  # keys that are not texts, or an object that contains itself
         return str(result)
 
 
@@ -144,7 +144,7 @@ class EnvironmentTool:
 def environment_tools(held: HeldEnvironment) -> tuple[list[EnvironmentTool], dict[str, Any]]:
     """Return the tools of an episode's environment, and their validators by name.
 
-    Raises ConfigError for a method of which no schema can be made.
+    Raises ConfigError for a method without a valid schema.
     """
     inner = held.environment.environment if isinstance(held.environment, SingleTurn) else held.environment
     if type(inner) not in _parts:

@@ -1,4 +1,4 @@
-"""Tools of an agent: the protocol, and a toolbox that runs the calls of a model within limits on time and output.
+"""Define the protocol of tools, and run a model's calls of tools within limits of time and output.
 
 `Toolbox.run` returns the call with its result or its error. A tool that fails never ends the episode: the error is text
 that the model reads. Arguments are checked against the tool's JSON schema first.
@@ -24,9 +24,9 @@ from ludic.records import ToolCall
 class Tool(Protocol):
     """Something that a model can call by name with arguments, and that answers with text.
 
-    One instance serves every episode of a process, often several calls at once. A call that fails raises; the message
-    of a ToolError goes to the model as it is, any other error as its class and message. A call is cancelled when its
-    time is over, and must release what it holds.
+    One instance serves every episode of a process, often several calls at once. A call that fails raises; the model
+    reads the message of a ToolError unchanged, and class and message of any other error. A call is cancelled at its
+    time limit, and must release its resources.
     """
 
     @property
@@ -47,8 +47,9 @@ class Tool(Protocol):
 class Toolbox:
     """Tools of one agent, with limits.
 
-    tools: raises ConfigError if two have one name, or if a schema is no JSON schema. time_limit_s: seconds for each
-    call, None is no limit. output_limit: characters of a result or an error; the rest is cut, and the text says so.
+    tools: raises ConfigError if two have the same name, or if a schema is not a JSON schema. time_limit_s: seconds for
+    each call, None is no limit. output_limit: characters of a result or an error; the rest is cut, and the text says
+    so.
     validators: by name, of tools whose schemas were checked before, which takes some time.
     """
 
@@ -89,8 +90,8 @@ class Toolbox:
     ) -> ToolCall:
         """Return the call with either its result or its error. Raises only if this task is cancelled.
 
-        also: names of further tools that the model has, for the error if it calls an unknown one. note: called with
-        what the tool's code raised, unless it is a ToolError.
+        also: names of further tools that the model has, for the error if it calls an unknown one. note: called with the
+        error of the tool's code, unless it is a ToolError.
         """
         try:
             tool, arguments = self._prepare(call, also)
@@ -138,9 +139,9 @@ def _outcome(task: asyncio.Task[str], tool: Tool) -> str:
 # Every problem raises ToolError, with a message that tells the model what to change.
 
 MAX_PROBLEMS = 5
-"""Largest number of problems that one message lists."""
+"""Maximum number of problems that one message lists."""
 MAX_PROBLEM_CHARS = 300
-"""Longest problem in a message; jsonschema prints the whole value that it refuses."""
+"""Maximum characters of a problem in a message; jsonschema prints the whole refused value."""
 
 
 def read_arguments(text: str) -> dict[str, Any]:
@@ -164,13 +165,13 @@ def make_validator(schema: Mapping[str, Any]) -> Any:
     try:
         _validator_class().check_schema(parameters)
     except InvalidSchema as error:
-        raise ConfigError(f"tool {function['name']}: its parameters are no JSON schema: {error.message}") from error
+        raise ConfigError(f"tool {function['name']}: its parameters are not a JSON schema: {error.message}") from error
     # An empty registry: a schema from a server must not make this process fetch addresses.
     return _validator_class()(parameters, registry=Registry())
 
 
 def check_arguments(validator: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise ToolError that lists what does not fit the schema."""
+    """Raise ToolError with the arguments that do not fit the schema."""
     problems = [*_unknown_names(validator.schema, arguments), *map(_describe, validator.iter_errors(arguments))]
     if problems:
         more = len(problems) - MAX_PROBLEMS

@@ -9,8 +9,8 @@
     </tool_call>
 
 The format escapes nothing. A tag in a value is part of it unless it is where a tag of the call is expected: at the
-begin of a line, or for </parameter> also before another tag of the call. The text between the line breaks around it is
-the value. Raises UnreadableError, which names the place; RecursionError for deep JSON.
+beginning of a line, or for </parameter> also before another tag of the call. The text between the line breaks around it
+is the value. Raises UnreadableError, which names the position; RecursionError for deep JSON.
 """
 
 import re
@@ -33,20 +33,21 @@ _TAGS = re.compile("|".join(map(re.escape, (_END_OF_VALUE, _PARAMETER, _END_OF_F
 _AFTER_VALUE = re.compile(rf"\s*(?:{_PARAMETER}|{_END_OF_FUNCTION}|\Z)")
 _AFTER_FUNCTION = re.compile(rf"\s*(?:{END_OF_CALL}|\Z)")
 _WORDS_OF_PYTHON = {"True": True, "False": False, "None": None}
-"""How the templates of the family write these values of JSON."""
+"""Spelling of these JSON values in the templates of the family."""
 
 
 class UnreadableError(Exception):
     """Call markup that can't be read."""
 
     def __init__(self, problem: str, position: int = 0) -> None:
-        """position: index in the text up to which the call was read; 0 if it is not known."""
+        """position: index in the text up to which the call was read; 0 if unknown."""
         super().__init__(problem)
         self.position = position
 
 
 def read_calls(text: str, start: int, tools: Tools) -> tuple[list[tuple[str, dict[str, Any]]], int]:
-    """Read what begins with <tool_call> or <function= at an index; return names with arguments, and the end's index."""
+    """Read the call that begins with <tool_call> or <function= at an index; return names with arguments, and the end's
+    index."""
     is_tagged = text.startswith(CALL, start)
     at = skip_space(text, start + len(CALL)) if is_tagged else start
     calls = []
@@ -105,7 +106,7 @@ def _read_value(text: str, start: int, what: str) -> tuple[str, int]:
 
 
 def _schemas(name: str, tools: Tools) -> Callable[[str], Any]:
-    """Return a function that gives the schema of a tool's parameter; a text for what the tool does not say."""
+    """Return a function that returns the schema of a tool's parameter; a text schema for an undeclared one."""
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
     parameters = next((each.get("parameters") for each in functions if each.get("name") == name), None)
     known = parameters if isinstance(parameters, Mapping) else {}
@@ -115,7 +116,7 @@ def _schemas(name: str, tools: Tools) -> Callable[[str], Any]:
 
 
 def _typed(text: str, schema: Any, what: str, end: int) -> Any:
-    """Return the value of a text: a text if the schema says so, else what it is as JSON."""
+    """Return the value of a text: the text itself if the schema wants one, else its value as JSON."""
     kinds = set(_kinds(schema))
     if kinds == {"string"}:
         return text

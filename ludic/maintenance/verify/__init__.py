@@ -1,4 +1,4 @@
-"""Check that a root is sound: files match their names and schemas, weights and checkpoints are whole, data checks pass.
+"""Verify a root: check files against names and schemas, weights and checkpoints for completeness, and the data.
 
 Reads all files below the root; with `repair`, also quarantines broken files and deletes old temporary files. Each
 problem becomes a Finding. Raises StoreError if the filesystem fails: a file that can't be reached is not reported as
@@ -86,7 +86,7 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
 
 
 def _check_strays(root: Root) -> Iterator[Finding]:
-    """Find what listings pass over, but for what other programs keep; of these only links that lead out."""
+    """Find entries that listings skip; among files of other programs only links that lead out."""
     for name, problem in root.strays().items():
         is_link = root.is_local and leads_out(root.path, name)
         if is_link or not name.startswith(NOT_OURS) or DATA.parse(name) is not None:
@@ -97,14 +97,14 @@ def _check_strays(root: Root) -> Iterator[Finding]:
 
 
 def _at_the_top(root: Root) -> Iterator[Finding]:
-    """Find what lies at the top of a run and is no kind of the catalogue, but for hidden files."""
+    """Find entries at the top of a run that the catalogue does not know, except hidden files."""
     for name in dict.fromkeys(name.partition("/")[0] for name in root.list("")):
         if name not in AT_THE_TOP and not name.startswith("."):
             yield Finding(check="stray", where=name, problem="ludic writes nothing of this name here")
 
 
 def _vocabulary(root: Root) -> int | None:
-    """Return the number of tokens that the run's model knows; None if that is not known: `check_model` says why."""
+    """Return the size of the vocabulary of the run's model; None if it is unknown, which `check_model` reports."""
     with suppress(ModelError, SchemaError):
         return vocabulary_of(root)
     return None
@@ -131,17 +131,17 @@ def _quarantined(root: Root) -> Iterator[Finding]:
 # --- Repairs --------------------------------------------------------------------------------------------------
 # Repair a root without losing data: quarantine broken files, and delete old temporary files.
 #
-# A broken file of rollouts/, evals/ or metrics/, or a broken ledger of a superseded step, is useless and harms queries.
-# The broken ledger of a step that counts is kept: a copy may replace it, and only it says what that step trained on.
-# Attempts, policies and checkpoints are left for people to decide on.
+# A broken file of rollouts/, evals/ or metrics/, or a broken ledger of a superseded step, is useless and breaks
+# queries. The broken ledger of an effective step is kept: it is the only record of that step's rollouts, and a copy may
+# replace it. Attempts, policies and checkpoints are left for people to decide on.
 
 
 _OLD_S = 24 * 3600.0
-"""Age above which a temporary file is deleted: longer than any write, or difference of clocks on a shared disk."""
+"""Age above which a temporary file is deleted: longer than any write or clock difference on a shared disk."""
 
 _ADVICE = (
-    "it is kept, for only it says what a step that counts trained on: put a copy of it here, or move it away; "
-    "training goes on in any case, since checkpoints hold what was consumed"
+    "it is kept as the only record of the rollouts of a step that counts: put a sound copy in its place, or move it "
+    "away; training continues in any case, since checkpoints hold the consumed rollouts"
 )
 
 
@@ -160,7 +160,7 @@ def quarantine_broken(root: Root, findings: Iterable[Finding]) -> tuple[list[Fin
             remaining.append(replace(finding, problem=f"{finding.problem}; {_ADVICE}"))
         else:
             target = quarantine(root, finding.where, finding.problem)
-            now = "somebody has deleted it since" if target is None else f"it is {target} now"
+            now = "it was deleted since" if target is None else f"it is {target} now"
             repaired.append(replace(finding, problem=f"{finding.problem}; {now}"))
     return repaired, remaining
 
@@ -170,7 +170,7 @@ def delete_leftovers(root: Root) -> Iterator[Finding]:
     for leftover in list_leftovers(root):
         if leftover.age_s > _OLD_S:
             root.delete(leftover.name)
-            yield Finding(check="leftover", where=leftover.name, problem="nobody wrote to it for a day; it is deleted")
+            yield Finding(check="leftover", where=leftover.name, problem="unchanged for a day; it was deleted")
 
 
 def _counts(name: str, steps: Mapping[int, int | None] | None) -> bool:

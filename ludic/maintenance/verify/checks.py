@@ -1,4 +1,4 @@
-"""Findings of checks, what each check means, and the checks of ludic/sql/checks/ and ludic/sql/notes/."""
+"""Define findings and the meanings of checks, and run the SQL checks of ludic/sql/checks/ and ludic/sql/notes/."""
 
 import threading
 from collections import Counter
@@ -26,14 +26,14 @@ from ludic.store.attempts import find_cut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One problem, or one thing that is worth a note."""
+    """One problem, or one harmless fact to note."""
 
     check: str
     """A key of MEANINGS, or the name of a file in ludic/sql/checks/ or ludic/sql/notes/."""
     where: str
     """Name of the file or folder below the root; empty if the finding spans files."""
     problem: str
-    """The problem, and what to do."""
+    """The problem and its remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -75,24 +75,24 @@ class VerifyReport(Result):
 MEANINGS = {
     "unreadable": "a file that no reader can use; `ludic verify --repair` moves it to quarantine/",
     "newer_schema": "a file that a newer ludic wrote; upgrade this one",
-    "misnamed": "a file whose name does not say what is in it",
+    "misnamed": "a file whose name does not match its content",
     "link": "a symbolic link that leads out of the run; ludic reads, writes and deletes nothing through it",
-    "no_file": "a name at which ludic reads nothing: a named pipe, a link to nowhere, a key that is no path; delete it",
-    "scattered_groups": "a group whose rows are not adjacent in their file, though readers take them in one piece",
-    "compaction": "a compacted file that does not agree with what it replaces",
-    "note": "a small file about the run that is not as it was written, or that ludic can't read",
+    "no_file": "a name that ludic can't read: a named pipe, a broken link, a key that is not a path; delete it",
+    "scattered_groups": "a group whose rows are not adjacent in their file, as readers require",
+    "compaction": "a compacted file that does not match the files that it replaces",
+    "note": "a record of the run that was changed since it was written, or that ludic can't read",
     "model": "a file of the run's first model that was changed since the run began",
-    "attempt": "a trainer start that can't be read",
+    "attempt": "an attempt of a trainer that can't be read",
     "worker": "a worker's claim of its slot that can't be read",
-    "settings": "settings in run.json with which no worker or trainer starts; queries and upkeep need none of them",
-    "code": "a copy of a user's file, or a list of them, that is not what its name says",
+    "settings": "settings in run.json that stop every worker and trainer; queries and maintenance do not need them",
+    "code": "a copy of a user's file, or a list of them, that does not match its name",
     "policy": "published weights that can't be used",
     "checkpoint": "a checkpoint that no trainer can resume from",
-    "unfinished": "work that was cut short and harms nobody",
+    "unfinished": "interrupted work that does no harm",
     "leftover": "temporary files of writers that were killed",
     "no_digests": "files that an older ludic or another writer made, without digests of their bytes",
-    "quarantined": "a broken file that was moved out of sight",
-    "stray": "a file or a folder at the top of the run that is not the run's; no command reads it",
+    "quarantined": "a broken file that was moved to quarantine/",
+    "stray": "a file or a folder at the top of the run that does not belong to it; no command reads it",
 }
 
 
@@ -112,7 +112,7 @@ def reason_of(error: Exception) -> str:
 # --- Checks of one row at a time ------------------------------------------------------------------------------
 # Run the data checks that look at one rollout at a time, on batches of rows as files are read.
 #
-# On a run's view they would need gigabytes if rollouts are long: DuckDB holds 2,048 lists of tokens at a time.
+# On a view of the run, long rollouts would need gigabytes: DuckDB holds 2,048 lists of tokens at a time.
 
 
 ROW_CHECKS = ("not_finite", "unequal_lengths", "unsound_arrays", "untrainable_tokens")
@@ -129,7 +129,7 @@ class RowChecks:
     """Takes batches of any file, in any order, from several threads; runs the checks on each 32 MB of gathered rows."""
 
     def __init__(self, vocab_size: int | None = None) -> None:
-        """vocab_size: tokens that the run's model knows; None if the root keeps no model."""
+        """vocab_size: tokens in the vocabulary of the run's model; None if the root keeps no model."""
         self._vocab_size = vocab_size
         self._con: duckdb.DuckDBPyConnection | None = None
         self._checks = {name: load_checks()[name] for name in ROW_CHECKS}
@@ -195,10 +195,10 @@ def _in_short(value: object) -> str:
 
 
 _NOT_OF_A_CUT = ("step_gaps", "sequence_gaps")
-"""Checks that a cut (`ludic cut`) fails by design: it lacks the steps before, and files of other steps."""
+"""Checks that a cut (`ludic cut`) fails by design: it lacks earlier steps, and files of other steps."""
 
 _READ_OFTEN = ("all_batches", "batches", "rollouts", "evals", "gone", "attempts", "policies")
-"""Views that several checks read. In a live run, what a row refers to may be younger than the row, so is read later."""
+"""Views that several checks read. In a live run a row may refer to younger rows, so these are read later."""
 _MOST_ROWS = 100_000
 _COLUMNS = "select column_name from duckdb_columns() where schema_name = 'main' and table_name = ? and not internal"
 
@@ -214,7 +214,7 @@ def small_views_as_tables(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
     made: list[str] = []
     try:
         for view in _READ_OFTEN:
-            with suppress(duckdb.Error):  # a file can't be read: each check that reads it says so
+            with suppress(duckdb.Error):  # a file can't be read, which each check that reads it reports
                 # Lists stay out: no such check names one.
                 columns = [name for (name,) in con.execute(_COLUMNS, [view]).fetchall()]
                 chosen = ", ".join(f'"{name}"' for name in mentioned(queries, columns))

@@ -1,4 +1,4 @@
-"""Check what is no table: records, users' code, weights of policies and checkpoints, and the first model."""
+"""Check all files except tables: records, users' code, weights of policies and checkpoints, and the first model."""
 
 import hashlib
 import json
@@ -45,16 +45,16 @@ from ludic.store.weights import digest_file, folder_problems, read_identity, sna
 from ludic.user_files import digest
 
 # --- Records and code -----------------------------------------------------------------------------------------
-# Check that each record can be read, is as it was written, and stands in its own file; and find foreign names.
+# Check that each record can be read, is unchanged since it was written, and is in its own file; and find foreign names.
 #
 # ludic.store.catalogue says which files hold records, and of which type. Files that vanish while they are checked are
 # ignored. Raises StoreError if the filesystem fails.
 
 
 _WITH_THEIR_FILES = (RUN, LATEST, DELTAS, CHECKPOINTS, IDENTITY, CODE, COMPACTIONS)
-"""Records that other checks read, since they say which other files there must be."""
+"""Records that other checks read, since they determine which other files must exist."""
 _CHECKS = {ATTEMPTS.kind: "attempt", LEASES.kind: "attempt", WORKERS.kind: "worker", POLICIES.kind: "policy"}
-"""Name of the check, by kind; of the others it is note."""
+"""Name of the check, by kind; `note` for other kinds."""
 _FOLDERS = {row.folder for row in FILE_KINDS if row.folder} - TABLES.keys()
 """Folders whose names are checked here; check_tables finds foreign names among tables."""
 AT_THE_TOP = {row.template.partition("/")[0] for row in FILE_KINDS}
@@ -91,26 +91,26 @@ def check_code(root: Root) -> Iterator[Finding]:
 def _check_code_file(root: Root, name: str) -> Iterator[Finding]:
     parsed = parse_name(name)
     if parsed is None:
-        return  # check_records names it
+        return  # check_records reports it
     if isinstance(parsed, int):
         try:
             check_list(root, parsed)
         except (SchemaError, StoreError) as error:
             yield Finding(check="code", where=name, problem=reason_of(error))
     elif digest(root.read(name)) != parsed:
-        problem = "is not the text that its name says; --update-code puts the file as it is now"
+        problem = "is damaged: its text does not match the digest in its name; --update-code stores the present file"
         yield Finding(check="code", where=name, problem=problem)
 
 
 def check_inputs(root: Root) -> Iterator[Finding]:
-    """Check the data sets that the root holds: each is what its name says, and those that the run names are there."""
+    """Check the data sets of the root: each matches the digest in its name, and those that the run names exist."""
     for name, problem in check_data(root):
         yield Finding(check="data", where=name, problem=problem)
 
 
 def _check_record(root: Root, row: Records[Any, Any], name: str) -> Iterator[Finding]:
     of = row.parse(name)
-    assert of is not None, f"{name} is none of {row.kind}"
+    assert of is not None, f"{name} is not a name of {row.kind}"
     try:
         record = row.read(root, *of)
     except SchemaError as error:
@@ -149,7 +149,7 @@ def check_weights(root: Root) -> Iterator[Finding]:
     yield from _check_latest(root, complete)
     checkpoints = root.sizes(STATE_FILES.folder)
     for name in checkpoints:
-        if CHECKPOINTS.parse(name) is not None:  # without it a checkpoint is incomplete, and no trainer reads it
+        if CHECKPOINTS.parse(name) is not None:  # a checkpoint without it is incomplete, and no trainer reads it
             folder = name.rpartition("/")[0]
             yield from _unless_gone(
                 _findings("checkpoint", root, folder, _checkpoint_problems(root, folder, checkpoints))
@@ -223,7 +223,7 @@ def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
     try:
         parent = read_parent(root, attempt_id)
     except _UNREADABLE:
-        return  # the attempt has a finding of its own
+        return  # the broken attempt is a finding of its own
     cut = find_cut(root)
     if cut is not None and step < cut.first_step:
         return
@@ -265,7 +265,7 @@ def _tensor_problems(root: Root, name: str, sizes: Mapping[str, int]) -> Iterato
         header = json.loads(root.read_range(name, 8, 8 + length))
         ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
     except _UNREADABLE as error:
-        yield f"{file} is no safetensors file: {reason_of(error)}"
+        yield f"{file} is not a safetensors file: {reason_of(error)}"
         return
     wanted = 8 + length + max(ends, default=0)
     if sizes[name] != wanted:

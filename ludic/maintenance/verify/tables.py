@@ -1,4 +1,4 @@
-"""Check the Parquet files of a root: read each to its last page, and compare it with its name and its schema.
+"""Check the Parquet files of a root: read each file completely, and compare it with its name and its schema.
 
 Memory is bounded: four files are read at a time, and of each file a compressed row group and about 8 MB of its rows
 are in memory. A file counts as broken only if it can't be read from memory either: network errors raise StoreError.
@@ -40,7 +40,7 @@ _BATCH_BYTES, _BATCH_ROWS = 8 << 20, 1 << 14
 _MOST_NAMES = 3
 FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
 NOT_OURS = tuple(row.template.partition("{")[0] for row in FOREIGN)
-"""Where other programs write, such as the logs of Delta exports beside the files that they register."""
+"""Folders where other programs write, such as the logs of Delta exports beside the files that they register."""
 _OF_ROLLOUTS = ["run_id", "group_id", "policy_version", "env_name", "worker_id", "sequence"]
 
 
@@ -209,7 +209,7 @@ def _check_nulls(batch: pa.RecordBatch, table: str, name: str) -> None:
 
 
 def _keys_of(row: Table[Any]) -> list[str]:
-    """Return the columns that say where rows belong: those that the name has, too, and the run."""
+    """Return the columns that determine the file of a row: those in the file's name, and the run."""
     if row.table == "rollouts":
         return _OF_ROLLOUTS
     return [column for column in arrow_schema(row.table).names if column in (*row.fields._fields, "run_id")]
@@ -231,7 +231,7 @@ def _homes(keys: pa.Table, row: Table[Any], name: str) -> set[str]:
 
 
 def _committed(name: str) -> str:
-    """Return the name of a source of a compacted file, as its rows tell it.
+    """Return the name of a source of a compacted file, from its rows.
 
     Rows of requests/ do not hold the sequence of their file, so it is *: the rows are compared by worker_id.
     """
@@ -255,7 +255,7 @@ def _scattered(groups: Sequence[str]) -> set[str]:
 def _disagreements(root: Root, name: str, content: _Content) -> Iterator[Finding]:
     """Find rows of a file that do not agree with its name or its footer."""
     others = sorted(content.runs - {root.run_id})
-    if others and find_cut(root) is None:  # a cut holds what its steps trained on, of any run
+    if others and find_cut(root) is None:  # a cut holds all rows of its steps, of any run
         yield Finding(check="misnamed", where=name, problem=f"holds rows that belong in another run ({others[0]})")
         return
     wanted = {name}
@@ -303,7 +303,7 @@ def check_compactions(root: Root, stored: Sequence[CheckedTable]) -> Iterator[Fi
     plans = read_plans(root)
     for plan in plans:
         if not plan.outputs:
-            problem = "is no plan that ludic can read, so it counts as one that replaces nothing"
+            problem = "is not a plan that ludic can read, so it counts as a plan that replaces nothing"
             yield Finding(check="compaction", where=plan.name, problem=problem)
     planned = _planned(plans)
     holders: dict[str, str] = {}
@@ -320,12 +320,12 @@ def check_compactions(root: Root, stored: Sequence[CheckedTable]) -> Iterator[Fi
 
 
 def unfinished_compactions(root: Root, stored: Sequence[CheckedTable]) -> Iterator[Finding]:
-    """Find the leftovers of killed compactors: outputs not made yet, and replaced files not deleted yet."""
+    """Find the leftovers of killed compactors: outputs not written yet, and replaced files not deleted yet."""
     names = {file.name for file in stored}
     held = {file.name: _source_names(file) for file in stored}
     for output, sources in _planned(read_plans(root)).items():
         if output not in names and sources & names:
-            problem = f"was to replace {first_names(sources & names)}, and is not made yet; {_RUN_COMPACT}"
+            problem = f"should replace {first_names(sources & names)}, but is not written yet; {_RUN_COMPACT}"
             yield Finding(check="unfinished", where=output, problem=problem)
         elif held.get(output, set()) & names:
             problem = f"replaces {first_names(held[output] & names)}, to be deleted; {_RUN_COMPACT}"

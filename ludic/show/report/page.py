@@ -1,4 +1,4 @@
-"""A run, its stored evaluations and a comparison as one HTML file.
+"""Render a run, its stored evaluations and a comparison as one HTML file.
 
 Stored text is hostile: the template escapes every value, control characters are spelt out, and the page's policy
 forbids scripts and requests. Figures are aggregated in SQL (ludic/sql/figures/). Raises ConfigError for versions or
@@ -57,7 +57,7 @@ class Report(Result):
 
     html: str
     location: str | None
-    """The written file; None if none was asked for."""
+    """The written file; None if none was requested."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the place and size of the page."""
@@ -87,7 +87,7 @@ def make_report(
         raise ConfigError(f"{path} is a folder, wanted a file such as {path / 'report.html'}")
     if path is not None and path.exists() and not overwrite:
         raise ConfigError(f"{path} exists; choose another output, or replace it with --overwrite")
-    with nullcontext() if path is None else open_sink(path) as file:  # first: to gather a large run takes minutes
+    with nullcontext() if path is None else open_sink(path) as file:  # first, since gathering a run may take minutes
         html = render(gather(root, versions, sides, measure))
         if file is not None:
             file.write(html.encode())
@@ -125,7 +125,8 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
 
 
 def _facts(con: duckdb.DuckDBPyConnection, root: Root, reports: Mapping[str, Sequence[Row]]) -> dict[str, str]:
-    """Return the settings of the run, of its newest trainer, the engines that sampled, and what recorders lost."""
+    """Return the settings of the run and of its newest trainer, the engines that sampled, and the losses of
+    recorders."""
     lost = "; ".join(map(describe_lost, reports["lost"]))
     attempt = newest_attempt(root)
     engines = [row["engine"] for row in ask(con, root, figure("engines"))]
@@ -150,7 +151,7 @@ def _compare(
         return None
     try:
         return comparison_section(connections, root, [f"{versions[0]}", f"{versions[-1]}"], measure)
-    except ConfigError as error:  # they have no example in common
+    except ConfigError as error:  # the versions have no example in common
         return {"rows": [], "warnings": [str(error)]}
 
 
@@ -181,7 +182,7 @@ def _shown(value: Any) -> Any:
 _NUM_GROUPS = 3
 """Number of best groups, and of worst groups, of each environment."""
 _FEW_ENVIRONMENTS = 4
-"""With more environments, a report has one best and one worst group of each."""
+"""Number of environments above which a report has one best and one worst group of each."""
 _MOST_ERRORS = 8
 _CURVE_WIDTH = 30
 """Characters of a curve in a table."""
@@ -445,7 +446,7 @@ _KEYS = ("a", "b", "env_name", "measure", "k", "part")
 def evaluation_section(
     connections: Connections, root: Root, versions: str | None, config: MeasureConfig
 ) -> dict[str, Any] | None:
-    """Return the figures of stored evaluations; None if none are stored and none are asked for."""
+    """Return the figures of stored evaluations; None if none are stored and none are requested."""
     chosen = stored_versions(connections.to(root), root, versions)
     if not chosen:
         return None
@@ -515,7 +516,7 @@ def _answers(
     url, _, version = row[side].rpartition("@")
     root = roots[url]
     con = connections.to(root)
-    end = "_b" if side == "b" else ""  # both sides may call the environment and its examples otherwise
+    end = "_b" if side == "b" else ""  # the names of the environment and its examples may differ between the sides
     params = {"version": int(version), "env": row[f"env_name{end}"], "evaluation": row[f"evaluation_{side}"] or ""}
     own_ids = [example[f"env_example_id{end}"] for example in examples]
     found = ask(con, root, figure("answers_nearest_mean"), {**params, "examples": own_ids})
@@ -556,7 +557,7 @@ _MOST_MESSAGES = 40
 def read_conversations(
     con: duckdb.DuckDBPyConnection, root: Root, folder: Folder, versions: Mapping[str, int]
 ) -> dict[str, list[MessageValues]]:
-    """Return the messages of rollouts by rollout_id. versions: version of each rollout, which spares other files."""
+    """Return the messages of rollouts by rollout_id. versions: version of each rollout, to read fewer files."""
     if not versions:
         return {}
     params = {"ids": list(versions), "versions": sorted(set(versions.values()))}

@@ -1,4 +1,4 @@
-"""Turn series of numbers into figures: lines in the units of an SVG, ticks, and tables of the same numbers. Pure.
+"""Convert series of numbers to figures: lines in SVG units, ticks, and tables of the same numbers. Pure.
 
 Values that are missing or not finite are left out and counted. Long series are drawn as means of consecutive points.
 """
@@ -40,7 +40,7 @@ class Mark:
     x: float
     label: str
     text: str
-    """What a pointer over it shows."""
+    """Text that a pointer over it shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class PlotLine:
     path: str
     """Points of a polyline."""
     dots: Sequence[tuple[str, str, str]]
-    """x, y, and what a pointer over the dot shows."""
+    """x, y, and the text that a pointer over the dot shows."""
     bars: Sequence[tuple[str, str, str]]
     """x, lower and upper y of each interval."""
 
@@ -75,7 +75,7 @@ class Figure:
     """The numbers that are drawn."""
     notes: Sequence[str]
     is_zero: bool
-    """Whether it has values, and all of them are 0."""
+    """True if the figure has values, and all of them are 0."""
 
 
 def draw(
@@ -154,7 +154,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Return some three to six round numbers of a range."""
+    """Return three to six round numbers of a range."""
     step = _tick_step(low, high)
     step = max(1.0, step) if whole else step
     return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]

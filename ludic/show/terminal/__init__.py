@@ -1,1 +1,1 @@
-"""The terminal viewer of a run, with textual: versions, groups, rollouts, one rollout, two side by side, labels."""
+"""View a run in the terminal with textual: lists of versions, groups and rollouts, single rollouts, and labels."""

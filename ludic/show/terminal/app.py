@@ -1,4 +1,4 @@
-"""The app: its first screen, its keys, and the way from one screen to another."""
+"""Define the viewer's textual app: its first screen, its keys, and the transitions between screens."""
 
 import logging
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from ludic.store.attempts import other_trainer_of
 from ludic.store.policies import latest_policy
 
 _MOVES = {
-    "arrows, page up, page down": "move, and go on to the next page",
+    "arrows, page up, page down": "move, also to the next page",
     "home, end": "first and last row",
 }
 

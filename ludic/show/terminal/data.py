@@ -1,4 +1,4 @@
-"""Data of the screens: lists as SQL over the views of a run, single rollouts, and labels.
+"""Read the data of the viewer's screens: lists by SQL over the views of a run, single rollouts, and labels.
 
 A list selects few columns and no tokens, so that it opens fast; texts are read a page at a time. The user's predicate
 and order may name every column of its relation; they are part of a query that may only read (ludic.sql.query).
@@ -31,7 +31,7 @@ RowLevel = Literal["version", "group", "rollout"]
 
 _END = "ended_by(truncation_reason, finish_reason, parse_error) as ended_by"
 TEXTS = ("prompt", "answer")
-"""Columns of texts, which are read for the rows of a page only: messages are most of what is stored."""
+"""Columns of texts, which are read only for the rows of a page, since messages are most of the stored data."""
 _FIRST_COLUMNS = ("rollout_id", "episode_reward", "correct", "marks")
 _LAST_COLUMNS = (
     *TEXTS,
@@ -219,16 +219,16 @@ def answers(env_name: str, example_id: str, but: str) -> Listing:
 # --- One run ---------------------------------------------------------------------------------------------------------
 
 MOST_ROWS = 200_000
-"""Rows of a list that are held in memory, the first in its order; some 20 MB."""
+"""Maximum rows of a list in memory, the first ones in its order; about 20 MB."""
 
 _MOST_LOG_RATIO = 20.0
 
 
 class RunData:
-    """One run, as the screens see it.
+    """The data of one run for the screens.
 
     Reads the root through one sealed connection, which lets users' predicates only read. Threads may share it; a query
-    waits for the one before. Raises QueryError for a wrong predicate, UnknownIdError, StoreError.
+    waits for the previous one. Raises QueryError for a wrong predicate, UnknownIdError, StoreError.
     """
 
     def __init__(self, root: Root, author: str | None = None) -> None:
@@ -266,7 +266,7 @@ class RunData:
         return self._connection
 
     def diagnostics(self) -> list[str]:
-        """Return what is wrong with the run, and since when, as `ludic watch` words it."""
+        """Return the diagnostics of the run, and since when, in the words of `ludic watch`."""
         with self._lock:
             rows = ask(self._connected(), self.root, figure("newest_metrics"))
         return list(map(str, stored_diagnostics(self.root, rows)))

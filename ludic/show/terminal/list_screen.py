@@ -1,4 +1,4 @@
-"""A list of versions, groups or rollouts: filter, sort, page, open; and the form of a label.
+"""Show a list of versions, groups or rollouts, to filter, sort, page and open; and the form of a label.
 
 Queries run in a thread. A query that fails leaves the rows and the typed text as they were, and shows its error in a
 line below the table. Cells are literal text: data of a run is never read as markup.
@@ -99,7 +99,7 @@ class ListScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="facts")
-        with VerticalScroll(id="warnings"):  # wrapped, since what to do stands at their end
+        with VerticalScroll(id="warnings"):  # wrapped, since the advice is at their end
             yield Static(id="diagnostics")
         yield Static(id="title")
         yield PagedTable()
@@ -123,7 +123,7 @@ class ListScreen(Screen[None]):
     # --- Load ---------------------------------------------------------------------------------------------
 
     def load(self, where: str | None = None, order: Order | None = None) -> None:
-        """Show the rows that a predicate chooses, in an order; by default those of before."""
+        """Show the rows that a predicate chooses, in an order; by default the previous ones."""
         self._view.data.stop()
         self.query_one("#title", Static).update(Text(f"{self._title()}: reading ...", style="bold"))
         self._load(self.where if where is None else where, order or self.order)
@@ -147,7 +147,7 @@ class ListScreen(Screen[None]):
     def _load_diagnostics(self) -> None:
         try:
             diagnostics = self._view.data.diagnostics()
-        except LudicError:  # the list says what can't be read
+        except LudicError:  # the list reports unreadable files
             return
         if not get_current_worker().is_cancelled:
             self.app.call_from_thread(self._show_diagnostics, diagnostics)
@@ -170,7 +170,7 @@ class ListScreen(Screen[None]):
         self._show_title()
 
     def _informative_columns(self, frame: pl.DataFrame) -> list[str]:
-        """Return the columns that say something: not null, nor the same, in all rows."""
+        """Return the informative columns: those whose value is not null or equal in all rows."""
         listing = self.listing
         names = [name for name in listing.columns if name != "prompt" or "group_id" not in listing.params]
         return [name for name in names if name in listing.kept or _says_something(frame, name)]
@@ -182,7 +182,7 @@ class ListScreen(Screen[None]):
     def _load_texts(self, rows: Sequence[dict[str, Any]]) -> None:
         try:
             texts = self._view.data.texts(self.listing, rows)
-        except LudicError:  # the list was left or filtered, or a file is gone: its rows stay without texts
+        except LudicError:  # the list was closed or filtered, or a file was deleted: its rows stay without texts
             return
         if not get_current_worker().is_cancelled:
             self.app.call_from_thread(self._accept_texts, texts)
@@ -322,7 +322,7 @@ class ListScreen(Screen[None]):
         return self.table.row(self.table.position) if self.listing.kind == "rollout" else None
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Hide the keys that mean nothing in this list."""
+        """Hide the keys without a function in this list."""
         kind, names = self.listing.kind, self.listing.columns
         allowed = {
             "all": kind == "group" or (kind == "version" and self.listing.table == "rollouts"),
@@ -369,7 +369,7 @@ class PagedTable(DataTable[Text]):
     """Rows of a DataFrame, page by page. Columns of texts are filled in when a page is there."""
 
     class Turned(Message):
-        """Another page is shown, whose rows may want texts."""
+        """Another page is shown, whose rows may need texts."""
 
         def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
             super().__init__()
@@ -489,7 +489,7 @@ def _cell(column: ColumnFormat, value: Any) -> Text:
 
 
 class LabelForm(ModalScreen[bool]):
-    """Asks for a mark and a note, and stores them. Gives True if it stored a label."""
+    """Asks for a mark and a note, and stores them. Returns True if it stored a label."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
 

@@ -1,4 +1,4 @@
-"""What the viewer shows, and where. Needs no textual."""
+"""Define the options of `ludic view`; imports no textual."""
 
 from dataclasses import dataclass
 from pathlib import Path

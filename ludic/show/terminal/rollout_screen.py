@@ -1,4 +1,4 @@
-"""One rollout: conversation, coloured tokens, steps, tools, children, end, training, labels; and two side by side."""
+"""Show one rollout with its conversation, tokens, steps, tools and training, or two rollouts side by side."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +26,7 @@ COLORS: tuple[Color, ...] = get_args(Color)
 
 
 class RolloutPane(VerticalScroll):
-    """All that is known of one rollout, to scroll through."""
+    """Everything about one rollout, to scroll through."""
 
     def __init__(self, rollout_id: str) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class RolloutScreen(_PaneScreen):
         self._open_list("group_id", "group")
 
     def action_episode(self) -> None:
-        """List the rows of the episode: agents, and those that they handed tasks to."""
+        """List the rows of the episode: agents and their sub-agents."""
         self._open_list("episode_id", "episode")
 
     def _open_list(self, column: str, title: str) -> None:

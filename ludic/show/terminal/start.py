@@ -1,4 +1,4 @@
-"""Start the viewer: in this terminal, in browsers, or for one picture. Raises ConfigError, UnknownIdError."""
+"""Start the viewer in this terminal, in browsers, or for one picture. Raises ConfigError, UnknownIdError."""
 
 import asyncio
 import os

@@ -1,7 +1,8 @@
-"""Serve the viewer to browsers, each with a process of its own, with textual-serve.
+"""Serve the viewer to browsers with textual-serve, in one process per browser.
 
-Answers only requests that name this machine as the user does, and sockets only to the page that it served. Without
-these checks any web page that the user visits could drive the viewer: its own name may point to this machine.
+Answers only requests with the user's own names of this machine, and sockets only from the page that it served. Without
+these checks any web page that the user visits could control the viewer, since the page's own host name may point to
+this machine. Raises ConfigError if the port is taken.
 """
 
 import asyncio
@@ -22,9 +23,9 @@ from ludic.show.terminal.options import LOCAL_HOSTS, ViewOptions
 from ludic.store import Root
 
 _CLOSE_WITHIN_S = 1.0
-"""Seconds in which open pages may close; a browser may never answer."""
+"""Seconds for open pages to close; a browser may never answer."""
 _EVERY_ADDRESS = {"", "0.0.0.0", "::"}
-"""Addresses to listen at that name no machine."""
+"""Addresses to listen at that do not name a machine."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -122,7 +123,7 @@ def _names(options: ViewOptions) -> set[str]:
 
 
 def _own_address(request: web.Request) -> str | None:
-    """Return the address of this machine that the request reached; no name of a page's can look like it."""
+    """Return the address of this machine that the request reached; a page's host name can't equal it."""
     sockname = request.get_extra_info("sockname")
     return None if sockname is None else str(sockname[0])
 

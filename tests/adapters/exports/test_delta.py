@@ -112,7 +112,7 @@ def test_a_broken_file_is_left_out_with_its_reason(filled: Root):
     report = export_delta(filled)
     assert report.num_added == 6
     assert list(report.left_out) == [name]
-    assert "no Parquet file" in report.left_out[name]
+    assert "not a Parquet file" in report.left_out[name]
 
 
 @IN_A_FOLDER

@@ -125,7 +125,7 @@ def test_a_record_may_say_what_was_kept_and_not_more_than_it_has(root: Root, bri
     assert (report.num_without_logprobs, report.num_from_text) == (4, 2)
     assert {refusal.line: refusal.reason for refusal in report.refused} == {
         6: "capture is sampler, and the record has no response_logprobs; wanted ids or text",
-        7: "response_logprobs has 2 that are not 0, wanted zeros, since capture is ids: nobody kept them",
+        7: "response_logprobs has 2 that are not 0, wanted zeros, since capture is ids: no logprobs were stored",
         8: "capture is 'all', wanted sampler or trainer or ids or text or null",
         9: "capture is ids, and the record has texts without token ids; wanted text",
     }

@@ -286,7 +286,7 @@ class Nameless:
 
 
 def test_a_schema_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tool odd: its parameters are no JSON schema: 'objekt'"):
+    with pytest.raises(ConfigError, match="tool odd: its parameters are not a JSON schema: 'objekt'"):
         Toolbox([Nameless()])
 
 
