@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from oracles.present import rollout_of
 
-from ludic.adapters.exports.exporting import ExportOptions, export
-from ludic.defaults import untracked
+from ludic.adapters.exports.text import export_text
 from ludic.maintenance.compact import compact
 from ludic.records import (
     AgentStep,
@@ -276,7 +275,7 @@ def digests_of(name: str, folder: Path) -> dict[str, str]:
     for advantage in ("rloo", "token_returns"):
         found[f"ledger of {advantage}"] = _ledger(root, advantage, attempt_id=1 + (advantage != "rloo"))
     for export_format in ("jsonl", "csv"):
-        export(root, ExportOptions(format=export_format), sink := BytesIO(), untracked)
+        export_text(root, sink := BytesIO(), format=export_format, table="rollouts", where=None, sql=None)
         found[f"export as {export_format}"] = digest(sink.getvalue())
     compact(root)
     compacted = digests_below(root, ("rollouts", "requests"))

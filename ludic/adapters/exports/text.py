@@ -6,6 +6,7 @@ Raises ConfigError if the target exists, QueryError if the SQL fails.
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,6 +57,9 @@ def export_text(
             return _write(result.schema.names, plain_rows(result), format, sink)
     result = whole_rows(root, table, _matching(root, table, where))
     return _write(result.schema.names, _resolved_rows(result), format, sink)
+
+
+jsonl, csv = partial(export_text, format="jsonl"), partial(export_text, format="csv")
 
 
 def _new_sink(target: str | BinaryIO | None, format: str) -> Path | BinaryIO:
