@@ -214,12 +214,19 @@ _WORDS = {
 }
 
 
+_MOST_DESCRIBED = 12
+"""Names of parts that a description lists."""
+
+
 def describe(kind: Any, source: Source = "code") -> str:
     """Describe a type in words: a whole number or None; one of 'a', 'b'; a list, each a text."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         parts = next((each for each in inner[1:] if isinstance(each, Names)), None)
-        return describe(inner[0], source) if parts is None else f"one of {', '.join(map(repr, parts.names()))}"
+        if parts is None or get_origin(inner[0]) is Literal:
+            return describe(inner[0], source)
+        names = parts.names()
+        return f"one of {', '.join(map(repr, names))}" if len(names) <= _MOST_DESCRIBED else "a name"
     if origin in (Union, UnionType):
         return " or ".join(describe(each, source) for each in inner)
     if origin is Literal:

@@ -508,13 +508,18 @@ def packaged_part(kind: Kind, name: str) -> PackagedPart | None:
     Imports nothing, and looks at no entry point for a name of ludic. Raises the kind's error if two packages bring it,
     or if one brings a name that is ludic's or is none.
     """
-    if not kind.entry_points or name in _taken(kind) or not _PLAIN.fullmatch(name):
+    if not can_be_packaged(kind, name):
         return None
     found = [each for each in _packaged_parts(kind) if each.name == name]
     if len(found) > 1:
         packages = " and ".join(each.package for each in found)
         raise kind.error(f"{kind.role} {name!r} is brought by {packages}; uninstall one of them")
     return found[0] if found else None
+
+
+def can_be_packaged(kind: Kind, name: str) -> bool:
+    """Return whether a package may bring a part under a name: it is a plain one, and none of ludic's."""
+    return bool(kind.entry_points) and name not in _taken(kind) and _PLAIN.fullmatch(name) is not None
 
 
 def _taken(kind: Kind) -> set[str]:
