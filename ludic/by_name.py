@@ -1,8 +1,7 @@
 """Find what a text `module:attribute` names; its module is imported only then.
 
-The core finds by name what is slow to import, such as engines, and what it must never import: the adapters to other
-people's programs, in ludic.adapters (import contracts in pyproject.toml). What an adapter must offer is a type of the
-core beside the table that names it.
+Found by name is what is slow to import, such as engines, and what no module may import: the adapters to other people's
+programs, in ludic.adapters (import contracts in pyproject.toml). Most are parts of a kind (ludic.code.kinds).
 """
 
 from functools import cache

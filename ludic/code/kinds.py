@@ -496,7 +496,9 @@ def unknown(
     names = kind.names()
     known, listed = names if known is None else known, names if listed is None else listed
     brought = list(dict.fromkeys(each.name for each in _packaged_parts(kind)))
-    return kind.error(unknown_name(kind.role, name, [*known, *brought], listed=[*listed, *brought], own=kind.own))
+    of_packages = [f"what a package brings as an entry point of {kind.entry_points}"] if kind.entry_points else []
+    own = [*kind.own, *of_packages]
+    return kind.error(unknown_name(kind.role, name, [*known, *brought], listed=[*listed, *brought], own=own))
 
 
 # --- Parts that installed packages bring ------------------------------------------------------------------------------
