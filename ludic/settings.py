@@ -249,6 +249,8 @@ class Setting:
         what = what or self.name
         for text in texts(value) if source != "stored" else ():
             check_url(text, what, _LOGINS.get(self.name))
+        if self.parts is not None and source != "stored":
+            check_utf8(value, what)
         try:
             found = fit(value, self.kind, source)
         except MisfitError as error:

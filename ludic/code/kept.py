@@ -203,7 +203,7 @@ def _check_installed(root: Root, uses: Iterable[CodeUse]) -> None:
         for life in sorted(WORKERS.listed(root), key=lambda each: each.life, reverse=True):
             claim = WORKERS.read(root, life.slot, life.life)
             for record in claim.code if claim is not None else ():
-                if (record["role"], record["name"]) == (use.role, use.setting) and record["package"]:
+                if (record["role"], record["name"]) == (use.role, use.setting) and record.get("package"):
                     name, _, version = record["package"].rpartition(" ")
                     raise KINDS[use.role].error(
                         f"{root.url} names {use.role} {use.setting!r} of {record['package']}, which is not installed "

@@ -120,14 +120,16 @@ def require_account(log_to: str) -> None:
 
 def tracker_uses(root: Root, log_to: str) -> list[CodeUse]:
     """Return the use of a tracker that is not ludic's, which the trainer before may have named in the root."""
-    use = CodeUse(role=TRACKER.role, setting=log_to, named_by_root=log_to in names_in_root(root))
-    return [use] if use.is_users else []
+    if not TRACKER.is_users(log_to):
+        return []
+    return [CodeUse(role=TRACKER.role, setting=log_to, named_by_root=log_to in names_in_root(root))]
 
 
 def _find(root: Root, log_to: str) -> Tracker | None:
     """Return the tracker, None for none. Raises ConfigError, and ConsentError if only the root names it."""
     require_tracker(log_to)
-    trusted_files(root, tracker_uses(root, log_to))
+    if uses := tracker_uses(root, log_to):
+        trusted_files(root, uses)
     found: Tracker | None = find(TRACKER, log_to)
     return found
 
